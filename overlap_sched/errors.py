@@ -1,0 +1,60 @@
+"""Everything that can be wrong with what a user hands us: one class per mistake.
+
+Each message says what is wrong, where, and how to mend it.
+"""
+
+
+class OverlapSchedError(Exception):
+    """Base of all errors that overlap_sched raises on purpose."""
+
+
+class OptionsError(OverlapSchedError, ValueError):
+    """An option has a value that it cannot have."""
+
+
+class ProblemError(OverlapSchedError, ValueError):
+    """A problem breaks one of the rules in :mod:`overlap_sched.problem`."""
+
+
+class EmptyProblemError(ProblemError):
+    """There is not a single node."""
+
+
+class DuplicateNameError(ProblemError):
+    """Two nodes share one name, so an order of names would be ambiguous."""
+
+
+class UnknownIdError(ProblemError):
+    """An id points at a node, storage or group that does not exist."""
+
+
+class CycleError(ProblemError):
+    """Nodes wait for each other in a ring: no order exists."""
+
+
+class OriginalOrderError(ProblemError):
+    """The order in which the nodes are listed breaks one of their own dependencies."""
+
+
+class StorageError(ProblemError):
+    """A storage is allocated twice, never, or only after its first use."""
+
+
+class QuantityError(ProblemError):
+    """A time or size is negative, not finite, or too large to add up."""
+
+
+class MemoryModelError(ProblemError):
+    """The problem was written for another memory model than the one asked for."""
+
+
+class ProblemFileError(OverlapSchedError, ValueError):
+    """A problem file cannot be read: not there, cut short, not gzip, not JSON, or not of our format."""
+
+
+class OrderError(OverlapSchedError, ValueError):
+    """An order is not a permutation of the problem's nodes, or breaks a rule."""
+
+
+class VerificationError(OverlapSchedError, RuntimeError):
+    """``strict=True`` and the emitted order failed verification (or making it raised)."""

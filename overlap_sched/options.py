@@ -1,0 +1,84 @@
+"""What a user may ask for: one frozen dataclass; the command line and the plug-ins take the same names."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from overlap_sched.errors import OptionsError
+from overlap_sched.problem import MemoryModel
+
+Budget = Literal["peak", "profile"]
+Preserve = Literal["none", "group", "all"]
+
+_UNITS = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_HEADROOM = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-z]*)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to schedule.
+
+    Attributes:
+        headroom: How far above the original an order's memory may go: bytes as an integer, or text with a
+            unit: ``"1GiB"``, ``"500MB"``, or ``"5%"`` of the original peak. Default 0: not a byte above.
+        budget: What the headroom is added to. ``"peak"`` (default): the original peak, everywhere.
+            ``"profile"``: the original memory at each position, position by position.
+        memory_model: ``"runtime"`` (default) or ``"tracker"``, see :data:`overlap_sched.problem.MemoryModel`.
+            Graphs are lifted in this model; a problem file is in one model and asking for the other is an error.
+        preserve_collective_order: ``"none"`` (default); ``"group"`` keeps the original launch order within each
+            process group, ``"all"`` across all groups: for ranks whose graphs may differ.
+        effort: How many times, at most, the order is improved by scheduling again from the best one so far
+            (passes, default 4; 0: the first order as it is). Counted, not timed, so that all ranks get one order.
+        strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
+            falls back to the original order.
+
+    Raises:
+        OptionsError: A value is not one of those above.
+    """
+
+    headroom: int | str = 0
+    budget: Budget = "peak"
+    memory_model: MemoryModel = "runtime"
+    preserve_collective_order: Preserve = "none"
+    effort: int = 4
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        headroom_bytes(self.headroom, 0)
+        choices = {
+            "budget": ("peak", "profile"),
+            "memory_model": ("runtime", "tracker"),
+            "preserve_collective_order": ("none", "group", "all"),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise OptionsError(f"{name} is {value!r}; it is one of {', '.join(map(repr, allowed))}.")
+        if isinstance(self.effort, bool) or not isinstance(self.effort, int) or self.effort < 0:
+            raise OptionsError(f"effort is {self.effort!r}; it is a whole number of passes, 0 or more.")
+        if not isinstance(self.strict, bool):
+            raise OptionsError(f"strict is {self.strict!r}; it is True or False.")
+
+
+def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:
+    """Headroom in bytes: ``"1GiB"`` -> 1073741824; percent are of the original peak, rounded down.
+
+    Raises:
+        OptionsError: Not a size, negative, or an unknown unit.
+    """
+    if isinstance(headroom, int) and not isinstance(headroom, bool) and headroom >= 0:
+        return headroom
+    match = _HEADROOM.fullmatch(headroom) if isinstance(headroom, str) else None
+    unit = match[2].lower() if match else ""
+    if match is None or (unit != "%" and unit not in _UNITS):
+        raise OptionsError(
+            f"headroom is {headroom!r}; write bytes (0), a size with a unit (500MB, 1GiB) or percent of the original peak (5%)."
+        )
+    if unit == "%":
+        return math.floor(original_peak_bytes * float(match[1]) / 100)
+    return math.floor(float(match[1]) * _UNITS[unit])

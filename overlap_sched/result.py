@@ -1,0 +1,102 @@
+"""What scheduling returns: figures before and after, the order, and a record of each decision."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from overlap_sched.options import Options
+from overlap_sched.problem import Order, Problem
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One order of one problem, measured by the judges.
+
+    Attributes:
+        step_us: Step time in the replay.
+        exposed_us: Part of it that the compute stream stands still at waits.
+        peak_bytes: Most bytes live at once.
+        peak_at: First position of the order at which they are.
+    """
+
+    step_us: float
+    exposed_us: float
+    peak_bytes: int
+    peak_at: int
+
+
+Reason = Literal["reference", "due", "frees", "fits", "original"]
+"""Why a collective was launched where it was:
+
+- ``reference``: it was the first node still open in the reference order;
+- ``due``: its latest start had come (or would have passed while the next node ran);
+- ``frees``: a reduce_scatter, all_reduce or the like that was ready: sooner done, sooner its input is freed;
+- ``fits``: nothing else could run without standing still;
+- ``original``: the original order was kept.
+"""
+
+Holder = Literal["nothing", "dependency", "memory", "stream"]
+"""What kept a collective from being hidden better: nothing (it is hidden), a dependency (it could not be launched
+sooner), memory (its storage did not fit), or its stream (another collective was still on it)."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where one collective went, why, and what it cost.
+
+    Attributes:
+        collective: Node id.
+        position: Position of its launch in the order. original_position: in the original order.
+        reason: Why it was launched there.
+        launch_us: When the compute stream reached its launch. start_us, finish_us: when it ran on its stream.
+        wait_us: When the compute stream reached its first wait (the end of the step if it has none).
+        hidden_us: Part of its time during which compute ran. exposed_us: standstill at its waits.
+        under: Ids of up to three compute nodes that hide most of it, longest first.
+        held_by: What held it back.
+        held_node: The dependency that finished last, or the collective that was on the stream; else ``None``.
+        over_bytes: By how many bytes the first refused launch would have broken the budget (0: never refused).
+        over_position: At which position of the reference order; ``None``: never refused.
+    """
+
+    collective: int
+    position: int
+    original_position: int
+    reason: Reason
+    launch_us: float
+    start_us: float
+    finish_us: float
+    wait_us: float
+    hidden_us: float
+    exposed_us: float
+    under: tuple[int, ...]
+    held_by: Holder
+    held_node: int | None
+    over_bytes: int
+    over_position: int | None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order that passed the validator, or the original one with the reason in ``fell_back``.
+
+    Attributes:
+        order: Node ids in the order to run.
+        original, scheduled: Figures of the original order and of ``order``.
+        headroom_bytes: The headroom asked for, in bytes. budget_bytes: original peak + headroom.
+        decisions: One record per collective, in the order of launches.
+        fell_back: ``None``, or why the original order was kept.
+        schedule_s: Seconds that it took (for people; nothing depends on it).
+    """
+
+    problem: Problem
+    options: Options
+    order: Order
+    original: Figures
+    scheduled: Figures
+    headroom_bytes: int
+    decisions: tuple[Decision, ...]
+    fell_back: str | None
+    schedule_s: float
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.original.peak_bytes + self.headroom_bytes

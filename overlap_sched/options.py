@@ -77,7 +77,8 @@ def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:
     unit = match[2].lower() if match else ""
     if match is None or (unit != "%" and unit not in _UNITS):
         raise OptionsError(
-            f"headroom is {headroom!r}; write bytes (0), a size with a unit (500MB, 1GiB) or percent of the original peak (5%)."
+            f"headroom is {headroom!r}; write bytes (0), a size with a unit (500MB, 1GiB) "
+            "or percent of the original peak (5%)."
         )
     if unit == "%":
         return math.floor(original_peak_bytes * float(match[1]) / 100)

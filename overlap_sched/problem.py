@@ -73,7 +73,7 @@ class Group(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One step of the graph. (A named tuple, since ten thousand are made within the time limit of a pass.)
+    """One step of the graph (a named tuple: ten thousand are made within the few milliseconds a pass may take).
 
     Attributes:
         name: Unique in the problem.
@@ -187,7 +187,8 @@ def check_problem(problem: Problem) -> None:
     """Raise the error for the first rule that the problem breaks; linear, no recursion."""
     if not problem.nodes:
         raise errors.EmptyProblemError(
-            f"problem {problem.name!r} has no nodes: there is nothing to schedule. Was the graph empty when it was captured?"
+            f"problem {problem.name!r} has no nodes: there is nothing to schedule. "
+            "Was the graph empty when it was captured?"
         )
     if problem.memory_model not in ("runtime", "tracker"):
         raise errors.MemoryModelError(
@@ -205,7 +206,8 @@ def _check_names(problem: Problem) -> None:
         first = seen.setdefault(node.name, v)
         if first != v:
             raise errors.DuplicateNameError(
-                f"nodes {first} and {v} are both named {node.name!r}. Orders are lists of names: give each node its own."
+                f"nodes {first} and {v} are both named {node.name!r}. "
+                "Orders are lists of names: give each node its own."
             )
 
 
@@ -318,7 +320,8 @@ def _check_storages(problem: Problem) -> None:
                 )
             if maker > v:
                 raise errors.StorageError(
-                    f"node {v} ({node.name!r}) uses storage {s} before {nodes[maker].name!r} (node {maker}) allocates it. "
+                    f"node {v} ({node.name!r}) uses storage {s} before {nodes[maker].name!r} (node {maker}) "
+                    "allocates it. "
                     "List the allocating node first."
                 )
 

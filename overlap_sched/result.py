@@ -99,4 +99,5 @@ class Schedule:
 
     @property
     def budget_bytes(self) -> int:
+        """The original peak plus the headroom."""
         return self.original.peak_bytes + self.headroom_bytes

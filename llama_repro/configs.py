@@ -1,0 +1,67 @@
+"""Which models are captured: sizes and the fake world they are sharded over."""
+
+from dataclasses import dataclass
+
+from overlap_sched.errors import OptionsError
+
+MATRICES = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
+"""The matrices of one layer, in the order in which the forward pass multiplies by them."""
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """A Llama and the world it is trained in.
+
+    Attributes:
+        name: What ``--config`` takes.
+        hidden, ffn, layers, heads, kv_heads, vocabulary: The model's sizes.
+        batch, sequence: Sequences per rank and tokens per sequence (before tensor parallelism splits them).
+        fsdp: Ranks over which every parameter is sharded.
+        tp: Ranks of tensor parallelism (1: none). The world has ``fsdp * tp`` ranks.
+    """
+
+    name: str
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    batch: int
+    sequence: int
+    fsdp: int
+    tp: int = 1
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return self.fsdp * self.tp
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+
+CONFIGS = {
+    config.name: config
+    for config in (
+        LlamaConfig("llama1d", 8192, 28672, 32, 64, 8, 128256, 2, 8192, fsdp=64),
+        LlamaConfig("llama3-8b", 4096, 14336, 32, 32, 8, 128256, 2, 8192, fsdp=64),
+        LlamaConfig("llama3-8b-2d", 4096, 14336, 32, 32, 8, 128256, 1, 8192, fsdp=8, tp=8),
+        LlamaConfig("tiny", 256, 512, 2, 8, 4, 512, 2, 128, fsdp=8),
+        LlamaConfig("tiny-2d", 256, 512, 2, 8, 4, 512, 2, 128, fsdp=4, tp=2),
+    )
+}
+"""``llama1d`` has the sizes of the published regression (torch's ``llama1d_bwd``: 290 all_gather, 291 reduce_scatter)."""
+
+
+def find_config(name: str) -> LlamaConfig:
+    """The configuration of that name.
+
+    Raises:
+        OptionsError: There is none; the message lists those there are.
+    """
+    if name not in CONFIGS:
+        raise OptionsError(f"config is {name!r}; it is one of {', '.join(CONFIGS)}.")
+    return CONFIGS[name]

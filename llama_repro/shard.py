@@ -1,0 +1,138 @@
+"""Per-parameter sharding and tensor parallelism by raw functional collectives, so that they all are in the graph.
+
+What fully sharded data parallelism does, spelled out::
+
+    forward    fp32 shard -> bf16 -> all_gather_into_tensor -> wait -> full weight
+    backward   bf16 gradient -> fp32 -> reduce_scatter_tensor (mean) -> wait -> fp32 gradient of the shard
+
+Tensor parallelism shards the tokens between the blocks (sequence parallelism): gathered before a block, reduced and
+scattered after it. Sequences are the first dimension, so that both are single collectives without copies.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from llama_repro.configs import LlamaConfig
+
+_C10D = torch.ops._c10d_functional
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process group, as the functional collectives name it."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The process groups that this rank is in; ``tp`` is ``None`` without tensor parallelism."""
+
+    fsdp: Ranks
+    tp: Ranks | None = None
+
+
+@contextmanager
+def fake_world(size: int) -> Iterator[None]:
+    """A world of ``size`` ranks in which nothing is sent: torch's ``fake`` process group, rank 0.
+
+    Raises:
+        RuntimeError: This process is in a real world already.
+    """
+    if dist.is_initialized():
+        raise RuntimeError(
+            "a process group is initialized already: graphs are captured in a fake world of their own. "
+            "Call torch.distributed.destroy_process_group() first, or capture in a process of its own."
+        )
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def make_mesh(config: LlamaConfig) -> Mesh:
+    """The groups of rank 0: tensor-parallel ranks are neighbours, so that they share a node."""
+    world = dist.group.WORLD
+    assert world is not None, "make_mesh runs inside fake_world"
+    if config.tp == 1:
+        return Mesh(Ranks(world.group_name, config.fsdp))
+    fsdp = dist.new_group(list(range(0, config.world, config.tp)))
+    tp = dist.new_group(list(range(config.tp)))
+    return Mesh(Ranks(fsdp.group_name, config.fsdp), Ranks(tp.group_name, config.tp))
+
+
+def all_gather(x: Tensor, ranks: Ranks) -> Tensor:
+    """Everybody's ``x``, one after the other along the first dimension."""
+    return _C10D.wait_tensor(_C10D.all_gather_into_tensor(x, ranks.size, ranks.name))
+
+
+def reduce_scatter(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+    """This rank's part (along the first dimension) of the reduction of everybody's ``x``."""
+    return _C10D.wait_tensor(_C10D.reduce_scatter_tensor(x.contiguous(), op, ranks.size, ranks.name))
+
+
+def all_reduce(x: Tensor, ranks: Ranks | None, op: str = "sum") -> Tensor:
+    """The reduction of everybody's ``x``; ``x`` itself where there is nobody else."""
+    return x if ranks is None else _C10D.wait_tensor(_C10D.all_reduce(x.contiguous(), op, ranks.name))
+
+
+class GatherWeight(torch.autograd.Function):
+    """fp32 shard in, full bf16 weight out; the gradient is reduced in fp32.
+
+    ``partial`` names the tensor-parallel ranks that hold parts of the gradient of a weight that they share.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, fsdp: Ranks, partial: Ranks | None) -> Tensor:
+        ctx.fsdp, ctx.partial = fsdp, partial
+        return all_gather(shard.to(torch.bfloat16), fsdp)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        gradient = all_reduce(gradients[0].float(), ctx.partial)
+        return reduce_scatter(gradient, ctx.fsdp, "avg"), None, None
+
+
+class EnterBlock(torch.autograd.Function):
+    """This rank's tokens in, all tokens out; backward sums and scatters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tp: Ranks) -> Tensor:
+        ctx.tp = tp
+        return all_gather(x.contiguous(), tp)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(gradients[0], ctx.tp), None
+
+
+class LeaveBlock(torch.autograd.Function):
+    """Every rank's part of the sum in, this rank's tokens of the sum out; backward gathers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tp: Ranks) -> Tensor:
+        ctx.tp = tp
+        return reduce_scatter(x, tp)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return all_gather(gradients[0].contiguous(), ctx.tp), None
+
+
+def enter_block(x: Tensor, tp: Ranks | None) -> Tensor:
+    """Gather the tokens before a tensor-parallel block."""
+    return x if tp is None else EnterBlock.apply(x, tp)
+
+
+def leave_block(x: Tensor, tp: Ranks | None) -> Tensor:
+    """Sum and scatter the tokens after a tensor-parallel block."""
+    return x if tp is None else LeaveBlock.apply(x, tp)

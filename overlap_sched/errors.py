@@ -58,3 +58,11 @@ class OrderError(OverlapSchedError, ValueError):
 
 class VerificationError(OverlapSchedError, RuntimeError):
     """``strict=True`` and the emitted order failed verification (or making it raised)."""
+
+
+class OutputError(OverlapSchedError, OSError):
+    """A result file cannot be written."""
+
+
+class MissingExtraError(OverlapSchedError, ImportError):
+    """What was asked for needs an optional package that is not installed."""

@@ -1,0 +1,46 @@
+"""Writing result files: whole or not at all."""
+
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from overlap_sched.errors import OutputError
+
+
+def write_file(path: str | Path, data: bytes) -> None:
+    """Write a file so that nobody ever sees half of it: a neighbour is written, then takes its name.
+
+    Links are followed. What is not a plain file (``/dev/stdout``, a pipe) is written to directly.
+
+    Raises:
+        OutputError: The folder is missing, the disk is full, or the like.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+            with open(path, "wb") as out:
+                out.write(data)
+            return
+        _replace(target, data)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written ({error.strerror}). Give a file in a folder that exists and is writable."
+        ) from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    neighbour = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with open(neighbour, "wb") as out:
+            out.write(data)
+        if target.exists():
+            shutil.copymode(target, neighbour)
+        os.replace(neighbour, target)
+    except BaseException:  # also on Ctrl-C: leave nothing behind
+        with suppress(OSError):
+            neighbour.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,169 @@
+"""A schedule in words: the figures as data, a table for people, and why each collective is where it is."""
+
+import difflib
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from overlap_sched.bound import lower_bound_us
+from overlap_sched.errors import UnknownIdError
+from overlap_sched.problem import Problem
+from overlap_sched.report.units import change, duration, printable, size
+from overlap_sched.result import Decision, Schedule
+
+_WHY = {
+    "reference": "it was the first node still open in the reference order",
+    "due": "its latest start had come: any later and the compute that needs it would stand still",
+    "frees": "it was ready, and the sooner it is done the sooner its input is freed",
+    "fits": "nothing else could run without standing still",
+    "original": "the original order was kept",
+}
+
+
+def gap_percent(step_us: float, bound_us: float) -> float:
+    """How far a step is above its lower bound; 0 where the bound is 0. Rounding noise below 1e-7 % is 0 too."""
+    gap = 100 * (step_us / bound_us - 1) if bound_us > 0 else 0.0
+    return 0.0 if abs(gap) < 1e-7 else gap
+
+
+def figures(schedule: Schedule) -> dict[str, Any]:
+    """What ``overlap-sched plan --json`` prints: microseconds, bytes, percent, seconds."""
+    bound_us = lower_bound_us(schedule.problem)
+    return {
+        "name": schedule.problem.name,
+        "nodes": len(schedule.problem.nodes),
+        "original_step_us": schedule.original.step_us,
+        "step_us": schedule.scheduled.step_us,
+        "exposed_us": schedule.scheduled.exposed_us,
+        "bound_us": bound_us,
+        "gap_percent": gap_percent(schedule.scheduled.step_us, bound_us),
+        "original_peak_bytes": schedule.original.peak_bytes,
+        "peak_bytes": schedule.scheduled.peak_bytes,
+        "headroom_bytes": schedule.headroom_bytes,
+        "memory_model": schedule.problem.memory_model,
+        "schedule_s": schedule.schedule_s,
+        "fell_back": schedule.fell_back is not None,
+    }
+
+
+def summary(schedule: Schedule) -> Table:
+    """Before, after, and the limit of each: a table for :mod:`rich` to print."""
+    problem, before, after = schedule.problem, schedule.original, schedule.scheduled
+    bound_us = lower_bound_us(problem)
+    groups = len({problem.nodes[v].group for v in problem.collectives})
+    table = Table(
+        title=f"{printable(problem.name)}: {_count(len(problem.nodes), 'node')}, "
+        f"{_count(len(problem.collectives), 'collective')} on {_count(groups, 'process group')}",
+        caption=f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; "
+        f"the memory budget, {_budget(schedule)}. Scheduled in {schedule.schedule_s:.2f} s.",
+        title_style="bold",
+        caption_justify="left",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("")
+    for heading in ("original", "scheduled", "change", "limit"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    step, exposed = (before.step_us, after.step_us), (before.exposed_us, after.exposed_us)
+    peak = (before.peak_bytes, after.peak_bytes)
+    table.add_row("step", *map(duration, step), change(*step), duration(bound_us))
+    table.add_row("exposed", *map(duration, exposed), change(*exposed))
+    table.add_row("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes))
+    table.add_row("step above its limit", *(f"{gap_percent(us, bound_us):.1f} %" for us in step))
+    return table
+
+
+def explanation(schedule: Schedule, collective: str | None = None) -> str:
+    """Why each collective is where it is, the most exposed first; or one of them, by name.
+
+    Raises:
+        UnknownIdError: There is no collective of that name.
+    """
+    decisions = schedule.decisions
+    if collective is not None:
+        wanted = _find(schedule.problem, collective)
+        return "\n".join(_record(schedule, d) for d in decisions if d.collective == wanted)
+    worst_first = sorted(decisions, key=lambda d: (-d.exposed_us, d.position))
+    exposed = sum(d.exposed_us > 0 for d in decisions)
+    head = [
+        f"{printable(schedule.problem.name)}: {_count(len(decisions), 'collective')}, {exposed} exposed for "
+        f"{duration(sum(d.exposed_us for d in decisions))} in all; most exposed first (simulated, "
+        f"{schedule.problem.memory_model} memory model)."
+    ]
+    if schedule.fell_back is not None:
+        head.append(f"The original order was kept: {printable(schedule.fell_back)}.")
+    return "\n\n".join(["\n".join(head), *(_record(schedule, d) for d in worst_first)])
+
+
+def _record(schedule: Schedule, decision: Decision) -> str:
+    """One decision in four lines: what, where and why, when, and what held it back."""
+    problem = schedule.problem
+    node = problem.nodes[decision.collective]
+    group = problem.groups[node.group or ""]
+    lines = [
+        f"{printable(node.name)}: {printable(node.op) or 'collective'} on group {printable(node.group or '')} "
+        f"of {group.size}, {size(node.bytes)}, {duration(node.time_us)}",
+        f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}{_under(problem, decision)}",
+        f"  launched at position {decision.position:,} ({_moved(decision)}), at {duration(decision.launch_us)}: "
+        f"{_WHY[decision.reason]}",
+        f"  ran from {duration(decision.start_us)} to {duration(decision.finish_us)}; "
+        + (
+            f"first waited for at {duration(decision.wait_us)}"
+            if decision.collective in problem.waits
+            else "nothing in this graph waits for it"
+        ),
+        f"  held back by {_held_by(problem, decision)}",
+    ]
+    if decision.over_bytes > 0:
+        lines.append(
+            f"  memory refused an earlier launch: {size(decision.over_bytes)} ({decision.over_bytes:,} bytes) over the "
+            f"budget at position {decision.over_position or 0:,} of the reference order"
+        )
+    return "\n".join(lines)
+
+
+def _under(problem: Problem, decision: Decision) -> str:
+    names = [f"{printable(problem.nodes[v].name)} ({duration(problem.nodes[v].time_us)})" for v in decision.under]
+    return f" under {', '.join(names)}" if names else ""
+
+
+def _moved(decision: Decision) -> str:
+    by = decision.original_position - decision.position
+    if by == 0:
+        return "as originally"
+    return f"originally {decision.original_position:,}: {abs(by):,} {'earlier' if by > 0 else 'later'}"
+
+
+def _held_by(problem: Problem, decision: Decision) -> str:
+    holder = "" if decision.held_node is None else printable(problem.nodes[decision.held_node].name)
+    if decision.held_by == "nothing":
+        return "nothing"
+    if decision.held_by == "dependency":
+        return f"a dependency: {holder} had to run first" if holder else "a dependency"
+    if decision.held_by == "stream":
+        return f"its stream: {holder} was still on it" if holder else "its stream, which was busy"
+    return "memory: launched any sooner, it would not have fitted into the budget"
+
+
+def _find(problem: Problem, name: str) -> int:
+    names = {problem.nodes[v].name: v for v in problem.collectives}
+    if name in names:
+        return names[name]
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        hint = f"Did you mean {' or '.join(map(repr, near))}?"
+    elif names:
+        hint = f"The first ones are {', '.join(map(repr, list(names)[:3]))}."
+    else:
+        hint = "This problem has no collectives."
+    raise UnknownIdError(f"problem {problem.name!r} has no collective named {name!r}. {hint}")
+
+
+def _budget(schedule: Schedule) -> str:
+    base = "the original peak" if schedule.options.budget == "peak" else "the original profile (its peak is shown)"
+    return f"{base} plus {size(schedule.headroom_bytes)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,44 @@
+"""Quantities as people read them; inside the package they are microseconds and bytes."""
+
+
+def time_unit(us: float) -> tuple[float, str]:
+    """(microseconds in the unit, its name) for times around ``us``; ms up to ten seconds."""
+    if us < 1e3:
+        return 1.0, "us"
+    return (1e3, "ms") if us < 1e7 else (1e6, "s")
+
+
+def duration(us: float) -> str:
+    """``12.0 us``, ``3.41 ms``, ``2,281.8 ms`` or ``12.34 s``: microseconds in the unit that fits."""
+    scale, name = time_unit(us)
+    digits = 1 if name == "us" or (us >= 1e5 and name == "ms") else 2
+    return f"{us / scale:,.{digits}f} {name}"
+
+
+def between(before: str, after: str) -> str:
+    """``33.655 → 33.700 GiB``: two quantities with one unit between them, where it is the same."""
+    number, _, unit = before.rpartition(" ")
+    return f"{number if after.endswith(f' {unit}') else before} → {after}"
+
+
+def size(count: int) -> str:
+    """Bytes as ``12 B``, ``1.5 KiB``, ``24.0 MiB`` or ``33.655 GiB``."""
+    if count < 2**10:
+        return f"{count} B"
+    if count < 2**20:
+        return f"{count / 2**10:.1f} KiB"
+    if count < 2**30:
+        return f"{count / 2**20:.1f} MiB"
+    return f"{count / 2**30:,.3f} GiB"
+
+
+def change(before: float, after: float) -> str:
+    """``-36.8 %``: how ``after`` differs from ``before``; a dash where there is nothing to compare with."""
+    if before == after:
+        return "+0.0 %"
+    return f"{100 * (after / before - 1):+.1f} %" if before else "-"
+
+
+def printable(text: str) -> str:
+    """Names come from files: control characters (a terminal would obey them) are shown escaped."""
+    return text if text.isprintable() else ascii(text)[1:-1]

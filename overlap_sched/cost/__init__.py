@@ -1,0 +1,27 @@
+"""How long a step takes: hardware, networks, and the roofline that joins them. Pure numbers, no torch.
+
+>>> from overlap_sched.cost import Compute, Roofline
+>>> Roofline().compute_us(Compute("aten.mm.default", flops=68719476736, bytes=155189248)).__round__(3)
+115.689
+"""
+
+from overlap_sched.cost.device import A100, DEVICES, H100, H200, XEON_8480, Device, device_named
+from overlap_sched.cost.model import Collective, Compute, CostModel, Roofline
+from overlap_sched.cost.network import HGX, Link, Network
+
+__all__ = [
+    "A100",
+    "DEVICES",
+    "H100",
+    "H200",
+    "HGX",
+    "XEON_8480",
+    "Collective",
+    "Compute",
+    "CostModel",
+    "Device",
+    "Link",
+    "Network",
+    "Roofline",
+    "device_named",
+]

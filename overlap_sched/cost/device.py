@@ -1,0 +1,66 @@
+"""Devices: published peak rates, and what part of them a kernel reaches."""
+
+from typing import NamedTuple
+
+from overlap_sched.errors import OptionsError
+
+
+class Device(NamedTuple):
+    """What one accelerator (or CPU socket) can do.
+
+    Attributes:
+        name: For people and for :func:`device_named`.
+        peak_flops_per_s: Dense matrix rate in 16 bits, without sparsity.
+        peak_bytes_per_s: Memory bandwidth.
+        flops_efficiency: Part of ``peak_flops_per_s`` that a large matmul reaches (0 to 1).
+        bytes_efficiency: Part of ``peak_bytes_per_s`` that a streaming kernel reaches (0 to 1).
+        kernel_us: No kernel takes less: launch and tail of an empty one.
+    """
+
+    name: str
+    peak_flops_per_s: float
+    peak_bytes_per_s: float
+    flops_efficiency: float = 0.6
+    bytes_efficiency: float = 0.8
+    kernel_us: float = 2.0
+
+    @property
+    def flops_per_s(self) -> float:
+        """Rate that a large matmul reaches."""
+        return self.peak_flops_per_s * self.flops_efficiency
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth that a streaming kernel reaches."""
+        return self.peak_bytes_per_s * self.bytes_efficiency
+
+
+H100 = Device("H100", 990e12, 3.35e12)
+"""H100 SXM5. NVIDIA H100 data sheet: BF16 1,979 TFLOPS with sparsity, so 990 dense; 3.35 TB/s. With the default
+efficiencies, 594 TFLOPS and 2.68 TB/s: the device of the shared problem files."""
+
+H200 = Device("H200", 990e12, 4.8e12)
+"""H200 SXM. NVIDIA H200 data sheet: the H100's tensor cores; 4.8 TB/s."""
+
+A100 = Device("A100", 312e12, 2.039e12)
+"""A100 SXM 80 GB. NVIDIA A100 data sheet: BF16 312 TFLOPS dense; 2,039 GB/s."""
+
+XEON_8480 = Device("Xeon-8480+", 7.168e12, 307.2e9)
+"""One socket Xeon Platinum 8480+, without AMX. Intel's product page: 56 cores, base 2.0 GHz; two 512-bit FMA units make
+64 single-precision operations a cycle and core; eight channels of DDR5-4800 are 307.2 GB/s."""
+
+DEVICES = (H100, H200, A100, XEON_8480)
+
+
+def device_named(name: str) -> Device:
+    """The device of the table with this name, in any case; ``"cpu"`` is the Xeon.
+
+    Raises:
+        OptionsError: There is none.
+    """
+    wanted = name.lower()
+    for device in DEVICES:
+        if wanted == device.name.lower() or (wanted == "cpu" and device is XEON_8480):
+            return device
+    known = ", ".join(device.name for device in DEVICES)
+    raise OptionsError(f"no device is named {name!r}; known are {known} and cpu. Or make your own: cost.Device(...).")

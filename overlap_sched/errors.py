@@ -66,3 +66,31 @@ class OutputError(OverlapSchedError, OSError):
 
 class MissingExtraError(OverlapSchedError, ImportError):
     """What was asked for needs an optional package that is not installed."""
+
+
+class DumpError(OverlapSchedError, ValueError):
+    """A torch graph dump (``fx_graph_runnable``) cannot be loaded."""
+
+
+class DumpFileError(DumpError):
+    """A dump cannot be read, or is not one that torch wrote."""
+
+
+class DumpSyntaxError(DumpError):
+    """A part of a dump that must be Python is not: cut short, or edited."""
+
+
+class DumpStatementError(DumpError):
+    """A statement of a dump is not one of those that torch writes."""
+
+
+class DumpInputError(DumpError):
+    """What ``load_args`` says of an input is missing, does not fit, or is no tensor metadata."""
+
+
+class DumpShapeError(DumpError):
+    """The shape of a node's result cannot be found: an operator unknown to this torch, or one that refuses its inputs."""
+
+
+class DumpGroupError(DumpError):
+    """The size of a process group is not known, or two sources disagree about it."""

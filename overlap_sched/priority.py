@@ -1,0 +1,101 @@
+"""How urgent each node is: the keys by which the main loop in :mod:`overlap_sched.schedule` chooses.
+
+All of them are measured along one reference order, in microseconds of *compute done* (a coordinate that stalls
+do not advance) or of *time left*:
+
+``place``
+    The compute that stands before the node in the reference order.
+``due``
+    The latest start: how much compute may be done before the node must run for nobody to wait for it. A
+    collective's is packed backward on its group's stream, from when its first user is due::
+
+        compute done   0 ---------------- due(u) -- due(v) ------ place of v's first user
+        group stream                        |== u ==||==== v ====|
+
+    A cheap node that only prepares a launch (a cast before an all_gather) inherits the latest start of what it
+    prepares; an expensive one stays in its place. What frees memory when it is done (reduce_scatter,
+    all_reduce) is due in its place at the latest: a gather of equal urgency takes memory and comes after it.
+``tail``
+    The longest path from the node to the end, communication included. A node whose tail does not fit into the
+    time that is left makes the step longer if anything runs before it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlap_sched.problem import Kind, Problem
+
+CHEAP = 2e-4
+"""A compute node of at most this part of all compute may be moved to prepare a launch."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Per node id, in microseconds; see the module.
+
+    Attributes:
+        compute_us: Time on the compute stream (0 for collectives and waits).
+        total_us: Sum of it.
+        longest_us: Longest path of the graph, communication included.
+    """
+
+    compute_us: list[float]
+    place_us: list[float]
+    due_us: list[float]
+    tail_us: list[float]
+    total_us: float
+    longest_us: float
+
+
+def frees(problem: Problem, v: int) -> bool:
+    """Is v a collective whose result is smaller than its input, so that memory is freed once it is done?
+
+    By what it holds: its waits use its inputs and its output; without waits, by what it uses and allocates.
+    """
+    storages, node = problem.storages, problem.nodes[v]
+    taken = sum(storages[s].bytes for s in node.alloc)
+    held = sum(storages[s].bytes for s in node.use if not storages[s].pinned)
+    return held > taken
+
+
+def keys(problem: Problem, order: Sequence[int]) -> Keys:
+    """All keys along a reference order: one sweep forward, one backward."""
+    nodes, successors = problem.nodes, problem.successors
+    n = len(nodes)
+    compute = [0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us for node in nodes]
+    place, due, tail = [0.0] * n, [0.0] * n, [0.0] * n
+    done = 0.0
+    for v in order:
+        place[v] = done
+        done += compute[v]
+    cheap = CHEAP * done
+    stream_due: dict[str | None, float] = {}  # the latest start of what follows on the group's stream
+    for v in reversed(order):
+        node = nodes[v]
+        if node.kind is Kind.COLLECTIVE:
+            needed, path = stream_due.get(node.group, done), 0.0
+            for w in successors[v]:
+                if nodes[w].collective == v:
+                    needed = min(needed, due[w])
+                    path = max(path, tail[w])
+                else:  # needs the launch only
+                    needed = min(needed, due[w] + node.time_us)
+                    tail[v] = max(tail[v], tail[w])
+            tail[v] = max(tail[v], path + node.time_us)
+            due[v] = stream_due[node.group] = needed - node.time_us
+            if frees(problem, v):
+                due[v] = min(due[v], place[v])
+        else:
+            us = compute[v]
+            needed, path = done, 0.0
+            for w in successors[v]:
+                if due[w] < needed:
+                    needed = due[w]
+                if tail[w] > path:
+                    path = tail[w]
+            tail[v] = path + us
+            if node.kind is Kind.WAIT or us == 0:
+                due[v] = needed
+            else:
+                due[v] = min(place[v], needed - us) if us <= cheap else place[v]
+    return Keys(compute, place, due, tail, done, max(tail))

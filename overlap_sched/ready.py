@@ -1,0 +1,112 @@
+"""The nodes that could run now, sorted by what makes them urgent.
+
+A node sits in every set that concerns it, under keys that never change while it is inside: whoever changes a
+score takes the node out, rescores it and puts it back (a key that changes inside a sorted set corrupts it).
+
+==========  ==============================  ===========================================================
+set         who                             key
+==========  ==============================  ===========================================================
+``free``    views, waits that are finished  reference position
+``work``    other compute                   reference position
+``due``     collectives, and the cheap      latest start; what frees memory first; reference position
+            compute that prepares them
+``late``    collectives, compute            longest path to the end, longest first; reference position
+``flying``  waits that would stall          when their collective finishes; reference position
+``held``    refused by the budget           the position that refused it; reference position
+``held_now``  too large for this very step  bytes that it allocates; reference position
+==========  ==============================  ===========================================================
+
+A refused node leaves all other sets until the obstacle is gone: the position that refused it has been passed or
+its memory has gone down.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sortedcontainers import SortedList
+
+from overlap_sched.completion import THIS_STEP, CompletionProfile
+from overlap_sched.priority import Keys, frees
+from overlap_sched.problem import Kind, Problem
+
+
+class Ready:
+    """The sets above. Keys end in the reference position, so that they are unique and lead back to the node."""
+
+    def __init__(self, problem: Problem, keys: Keys, memory: CompletionProfile) -> None:
+        """Start empty."""
+        self.free: SortedList = SortedList()
+        self.work: SortedList = SortedList()
+        self.due: SortedList = SortedList()
+        self.late: SortedList = SortedList()
+        self.flying: SortedList = SortedList()
+        self.held: SortedList = SortedList()
+        self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
+        self.held_now: SortedList = SortedList()
+        self._members: dict[int, list[tuple[SortedList, Any]]] = {}
+        self._problem, self._keys, self._memory = problem, keys, memory
+        self._rank = [0 if node.kind is Kind.COLLECTIVE and frees(problem, v) else 1 for v, node in enumerate(problem.nodes)]
+
+    def add(self, v: int, finish_us: float = 0.0) -> None:
+        """Node v is ready; a wait that would stall now says when its collective finishes."""
+        keys, node, at = self._keys, self._problem.nodes[v], self._memory.position[v]
+        members: list[tuple[SortedList, Any]]
+        if finish_us > 0:
+            members = [(self.flying, (finish_us, at))]
+        elif node.kind is Kind.WAIT or (
+            node.kind is not Kind.COLLECTIVE and keys.compute_us[v] == 0 and not self._memory.kept_bytes[v]
+        ):
+            members = [(self.free, at)]
+        else:
+            members = [(self.late, (-keys.tail_us[v], at))]
+            if node.kind is not Kind.COLLECTIVE:
+                members.append((self.work, at))
+            if node.kind is Kind.COLLECTIVE or keys.due_us[v] < keys.place_us[v]:
+                members.append((self.due, (keys.due_us[v], self._rank[v], at)))
+        for where, key in members:
+            where.add(key)
+        self._members[v] = members
+        self.rescored += 1
+
+    def remove(self, v: int) -> None:
+        """Node v runs, is refused, or changes its score."""
+        for where, key in self._members.pop(v):
+            where.remove(key)
+
+    def land(self, clock_us: float) -> None:
+        """The clock has moved: waits whose collective has finished no longer stall."""
+        while self.flying and self.flying[0][0] <= clock_us:
+            v = self._memory.order[self.flying[0][1]]
+            self.remove(v)
+            self.add(v)
+
+    def hold(self, v: int) -> None:
+        """The budget has just refused v: keep it out until that obstacle is gone."""
+        obstacle = self._memory.refused[1]
+        if obstacle == THIS_STEP:
+            self.held_now.add((self._memory.alloc_bytes[v], self._memory.position[v]))
+        else:
+            self.held.add((obstacle, self._memory.position[v]))
+        self.remove(v)
+
+    def freed(self, lowered: Iterable[tuple[int, int]]) -> list[int]:
+        """Take out the nodes whose obstacle is gone; the caller adds them again.
+
+        Args:
+            lowered: Ranges of reference positions, end excluded, where the profile went down.
+        """
+        memory = self._memory
+        if self.held:
+            passed = list(self.held.irange(None, (memory.first,)))
+            for low, high in lowered:
+                passed += self.held.irange((max(low, memory.first),), (high,))
+            again = dict.fromkeys(passed)
+            for key in again:
+                self.held.remove(key)
+        else:
+            again = {}
+        nodes = [memory.order[at] for _, at in again]
+        room_bytes = memory.room_bytes()
+        while self.held_now and self.held_now[0][0] <= room_bytes:
+            nodes.append(memory.order[self.held_now.pop(0)[1]])
+        return nodes

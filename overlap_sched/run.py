@@ -1,0 +1,186 @@
+"""One scheduling run: a list scheduler in simulated time that never leaves the memory budget.
+
+The loop is ``list_schedule``; what it asks is in ``choose``; the keys are in :mod:`overlap_sched.priority`, the
+sets in :mod:`overlap_sched.ready`, the admission rule in :mod:`overlap_sched.completion`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from sortedcontainers import SortedList
+
+from overlap_sched.completion import THIS_STEP, CompletionProfile
+from overlap_sched.priority import Keys, keys
+from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.ready import Ready
+from overlap_sched.result import Reason
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one run tries; both as parts of all compute time, so that they fit graphs of every size.
+
+    Attributes:
+        lead: How much earlier than its latest start a collective is launched.
+        slack: How much earlier than its latest start a node of the critical path is moved ahead; negative: later.
+    """
+
+    lead: float
+    slack: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run made.
+
+    Attributes:
+        order: The order, within the budget by construction.
+        step_us: Its step time as simulated.
+        reasons: Per collective, why it was launched where it was.
+        refusals: Per collective that the budget ever refused, the first time: (bytes above, node at whose step).
+        rescored, updates: Nodes put into sorted sets; range queries and updates on the profile.
+    """
+
+    order: Order
+    step_us: float
+    reasons: dict[int, Reason]
+    refusals: dict[int, tuple[int, int]]
+    rescored: int
+    updates: int
+
+
+def list_schedule(
+    problem: Problem,
+    reference: Sequence[int],
+    limit: npt.NDArray[np.int64],
+    policy: Policy,
+    chains: Sequence[tuple[int, int]] = (),
+) -> Run:
+    """Schedule once.
+
+    Args:
+        problem: What to schedule.
+        reference: A valid order within the budget: the fallback at every step.
+        limit: Budget in bytes, a scalar or one value per position.
+        policy: See :class:`Policy`.
+        chains: Extra pairs (before, after) that the order must keep, and that the reference keeps.
+    """
+    state = _State(problem, reference, limit, policy, chains)
+    while len(state.done) < len(reference):
+        v, reason = state.choose()
+        state.run(v, reason)
+    memory, ready = state.memory, state.ready
+    step_us = max([state.clock_us, *state.stream_free_us.values()])
+    return Run(tuple(state.done), step_us, state.reasons, state.refusals, ready.rescored, memory.updates)
+
+
+class _State:
+    """Where a run stands: simulated time, memory, and the nodes that could run now."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        reference: Sequence[int],
+        limit: npt.NDArray[np.int64],
+        policy: Policy,
+        chains: Sequence[tuple[int, int]],
+    ) -> None:
+        self.nodes, self.successors = problem.nodes, problem.successors
+        self.keys: Keys = keys(problem, reference)
+        self.memory = CompletionProfile(problem, reference, limit)
+        self.ready = Ready(problem, self.keys, self.memory)
+        self.lead_us = policy.lead * self.keys.total_us
+        self.slack_us = policy.slack * self.keys.total_us
+        self.done: list[int] = []
+        self.clock_us = 0.0
+        self.computed_us = 0.0  # compute done so far: the clock without the stalls
+        self.finish_us: dict[int, float] = {}  # of the collectives launched
+        self.stream_free_us: dict[str | None, float] = {}
+        self.reasons: dict[int, Reason] = {}
+        self.refusals: dict[int, tuple[int, int]] = {}
+        self.blockers = [len(before) for before in problem.predecessors]
+        self.chained: dict[int, list[int]] = {}
+        for u, v in chains:
+            self.chained.setdefault(u, []).append(v)
+            self.blockers[v] += 1
+        for v in reference:
+            if self.blockers[v] == 0:
+                self._add(v)
+
+    def choose(self) -> tuple[int, Reason]:
+        """The next node, by the first rule that finds one; of several, the most urgent that the budget admits."""
+        # what costs nothing: views, and waits for what has finished (they let go of a collective's input)
+        free = self._admitted(self.ready.free)
+        if free is not None:
+            return free, "fits"
+        step = self._admitted(self.ready.work)  # the next compute in reference order
+        step_us = math.inf if step is None else self.keys.compute_us[step]
+
+        # 1. a collective (or what prepares it) whose latest start would pass while the next compute runs
+        due = self._admitted(self.ready.due, (self.computed_us + step_us + self.lead_us,))
+        if due is not None:
+            return due, "fits" if step is None else "due"
+        # 2. a node of the critical path that would become late if the next compute went first
+        if step is not None:
+            end_us = max(self.keys.longest_us, self.clock_us + self.keys.total_us - self.computed_us)
+            late = self._admitted(self.ready.late, (self.clock_us + step_us + self.slack_us - end_us,))
+            if late is not None and self.keys.tail_us[late] > self.keys.tail_us[step]:
+                return late, "due"
+            # 3. waits are deferred simply by running what does not need them
+            return step, "reference"
+        # 4. all that is left would stall: the wait that ends first
+        wait = self._admitted(self.ready.flying)
+        assert wait is not None, "the first open node of the reference order is always admitted"
+        return wait, "fits"
+
+    def _admitted(self, candidates: SortedList, below: tuple[float] | None = None) -> int | None:
+        """The first candidate, with a key below the one given, that the budget admits; the refused are held."""
+        memory = self.memory
+        while candidates:
+            key = candidates[0]
+            if below is not None and key >= below:
+                return None
+            v = memory.order[key[-1] if isinstance(key, tuple) else key]
+            if memory.admits(v):
+                return v
+            over_bytes, at = memory.refused
+            if self.nodes[v].kind is Kind.COLLECTIVE:
+                where = memory.order[memory.first if at == THIS_STEP else at]
+                self.refusals.setdefault(v, (over_bytes, where))
+            self.ready.hold(v)
+        return None
+
+    def run(self, v: int, reason: Reason) -> None:
+        """Run v now: advance time, memory, and the nodes that become ready."""
+        node = self.nodes[v]
+        self.ready.remove(v)
+        self.done.append(v)
+        if node.kind is Kind.COLLECTIVE:
+            start_us = max(self.clock_us, self.stream_free_us.get(node.group, 0.0))
+            self.finish_us[v] = self.stream_free_us[node.group] = start_us + node.time_us
+            self.reasons[v] = "reference" if self.memory.position[v] == self.memory.first else reason
+        elif node.kind is Kind.WAIT:
+            self.clock_us = max(self.clock_us, self._finish(v))
+        else:
+            self.clock_us += node.time_us
+            self.computed_us += node.time_us
+        lowered = self.memory.run(v)
+        self.ready.land(self.clock_us)
+        for w in self.ready.freed(lowered):
+            self._add(w)
+        for w in (*self.successors[v], *self.chained.get(v, ())):
+            self.blockers[w] -= 1
+            if self.blockers[w] == 0:
+                self._add(w)
+
+    def _finish(self, v: int) -> float:
+        """When the collective that v waits for is finished; 0 for one launched before this graph."""
+        collective = self.nodes[v].collective
+        return 0.0 if collective is None else self.finish_us[collective]
+
+    def _add(self, v: int) -> None:
+        finish_us = self._finish(v) if self.nodes[v].kind is Kind.WAIT else 0.0
+        self.ready.add(v, finish_us if finish_us > self.clock_us else 0.0)

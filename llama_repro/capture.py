@@ -22,6 +22,7 @@ from llama_repro.configs import MATRICES, LlamaConfig
 from llama_repro.model import Weights, llama_loss, weights_of
 from llama_repro.partition import split_joint
 from llama_repro.shard import Mesh, fake_world, make_mesh
+from llama_repro.simplify import simplify
 
 _ATEN = torch.ops.aten
 _FLASH = _ATEN._scaled_dot_product_flash_attention.default
@@ -54,6 +55,7 @@ def captured(config: LlamaConfig) -> Iterator[Captured]:
     started = time.perf_counter()
     with fake_world(config.world):
         joint = trace_joint(config, make_mesh(config))
+        simplify(joint.graph)
         parts = split_joint(joint, 1, SelectiveSaving(joint.graph, config).__contains__)
         for graph_module in (parts.forward, parts.backward):
             move_to_gpu(graph_module)
@@ -95,17 +97,19 @@ class SelectiveSaving:
         saved = {mm for i, mm in enumerate(products) if i % len(MATRICES) % 2 == 0}
         sums = 0
         for node in graph.nodes:
-            if node.target is operator.getitem and node.args[0].target is _FLASH:
+            if (
+                node.target is operator.getitem and node.args[0].target is _FLASH
+            ) or node.target is _ATEN.embedding.default:
                 saved.add(node)
-            elif node.target is _ATEN.embedding.default:
-                saved.add(node)
-            elif node.target is _ATEN.add.Tensor and _is(node, residual, torch.bfloat16) and sums < 2 * config.layers - 1:
+            elif (
+                node.target is _ATEN.add.Tensor and _is(node, residual, torch.bfloat16) and sums < 2 * config.layers - 1
+            ):
                 sums += 1
                 if sums % 2 == 0:
                     saved.add(node)
-            elif node.target is torch.ops._c10d_functional.wait_tensor.default and _is(node, residual, torch.bfloat16):
-                saved.add(node)
-            elif node.target is torch.ops.prims.convert_element_type.default and _is(node, logits, torch.bfloat16):
+            elif (
+                node.target is torch.ops._c10d_functional.wait_tensor.default and _is(node, residual, torch.bfloat16)
+            ) or (node.target is torch.ops.prims.convert_element_type.default and _is(node, logits, torch.bfloat16)):
                 saved.add(node)
         self._saved = saved
 

@@ -7,10 +7,7 @@ recomputation says, in every version of torch. Recomputation is placed where aut
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import fx
-
-_ALIAS = torch.ops.aten.alias.default
 
 
 @dataclass(frozen=True)
@@ -22,23 +19,14 @@ class Partition:
     saved: tuple[str, ...]
 
 
-def drop_aliases(graph: fx.Graph) -> None:
-    """Let users of ``aten.alias`` (what saving for backward leaves behind) use the tensor itself."""
-    for node in graph.find_nodes(op="call_function", target=_ALIAS):
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
-
-
 def split_joint(joint: fx.GraphModule, forward_outputs: int, must_save: Callable[[fx.Node], bool]) -> Partition:
     """Split ``joint``; inputs may always be saved, other values only where ``must_save`` says so.
 
     Args:
-        joint: Graph from AOTAutograd: ``primals_*`` and ``tangents_*`` in; outputs, then gradients out. Changed: its
-            aliases are dropped.
+        joint: Graph from AOTAutograd: ``primals_*`` and ``tangents_*`` in; outputs, then gradients out.
         forward_outputs: How many of its outputs belong to the forward pass.
         must_save: Asked for every node of the forward pass that backward needs.
     """
-    drop_aliases(joint.graph)
     outputs = joint.graph.output_node().args[0]
     assert isinstance(outputs, Sequence)
     losses, gradients = outputs[:forward_outputs], outputs[forward_outputs:]

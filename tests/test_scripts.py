@@ -1,0 +1,209 @@
+"""The set-up scripts, run in a copy of the repository's skeleton with interpreters that only pretend."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ("scripts/setup_env.sh", "scripts/repro.sh", "scripts/test.sh", ".ci/run")
+TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "mkdir", "rm", "touch", "env")
+# Writes down how it is called. Has torch once $BOX/torch exists. Fails where $FAIL is part of its arguments.
+FAKE_PYTHON = """#!/usr/bin/env bash
+echo "$*" >> "$BOX/calls"
+if [ -n "${FAIL:-}" ] && [[ "$*" == *"$FAIL"* ]]; then exit "${FAIL_WITH:-1}"; fi
+case "$*" in
+    "-c import sys; print(sys.prefix)") dirname "$(dirname "$0")" ;;
+    "--version") echo "Python 3.11.9" ;;
+    "-") cat > /dev/null; [ -e "$BOX/torch" ] && cat "$BOX/torch" ;;
+    "-m venv "*) mkdir -p "${!#}/bin"; touch "${!#}/pyvenv.cfg"; cp "$0" "${!#}/bin/python" ;;
+    "-m pip install -q torch=="*) echo 2.13.0 > "$BOX/torch" ;;
+esac
+"""
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Path:
+    """A folder with the scripts in `repo`, a fake python3.11 in `bin`, and nothing else on the PATH but TOOLS."""
+    for name in (*SCRIPTS, "setup.cfg", "pyproject.toml"):
+        target = tmp_path / "repo" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    (tmp_path / "bin").mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found, tool
+        (tmp_path / "bin" / tool).symlink_to(found)
+    write_python(tmp_path / "bin" / "python3.11")
+    return tmp_path
+
+
+def write_python(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(FAKE_PYTHON)
+    path.chmod(0o755)
+
+
+def run(box: Path, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    elsewhere = box / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    return subprocess.run(
+        [box / "repo" / script, *arguments],
+        cwd=elsewhere,
+        env={"PATH": str(box / "bin"), "BOX": str(box), "HOME": str(box), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def calls(box: Path) -> list[str]:
+    """The interesting calls of fake interpreters since the last look."""
+    log = box / "calls"
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return [line for line in lines if line.startswith("-m") and line != "-m pip --version"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_bash_parses_every_script(script: str) -> None:
+    assert subprocess.run(["bash", "-n", ROOT / script], capture_output=True).stderr == b""
+
+
+@pytest.mark.parametrize("script", SCRIPTS[1:])
+def test_scripts_are_executable(script: str) -> None:
+    assert os.access(ROOT / script, os.X_OK)
+
+
+def test_a_bare_machine_gets_torch_first_then_the_package_then_the_run(box: Path) -> None:
+    done = run(box, "scripts/repro.sh", "--config", "tiny")
+    assert done.returncode == 0, done.stderr
+    assert calls(box) == [
+        f"-m venv {box}/repo/.venv",
+        "-m pip install -q torch==2.13.0",
+        "-m pip install -q -e .[torch,plot,test]",
+        "-m llama_repro --config tiny",
+    ]
+
+
+def test_the_second_run_installs_nothing(box: Path) -> None:
+    run(box, "scripts/repro.sh")
+    calls(box)
+    done = run(box, "scripts/repro.sh")
+    assert done.returncode == 0, done.stderr
+    assert calls(box) == ["-m llama_repro"]
+
+
+def test_changed_requirements_are_installed_but_torch_is_kept(box: Path) -> None:
+    run(box, "scripts/repro.sh")
+    calls(box)
+    with open(box / "repo" / "setup.cfg", "a") as setup:
+        setup.write("\n# changed\n")
+    run(box, "scripts/repro.sh")
+    assert calls(box) == ["-m pip install -q -e .[torch,plot,test]", "-m llama_repro"]
+
+
+def test_a_failed_install_is_tried_again(box: Path) -> None:
+    failed = run(box, "scripts/repro.sh", FAIL="-e .[torch")
+    assert failed.returncode == 1
+    assert "FAILED: pip install -e .[torch,plot,test]" in failed.stderr
+    assert "What to do: see pip's message above." in failed.stderr
+    calls(box)
+    assert run(box, "scripts/repro.sh").returncode == 0
+    assert calls(box) == ["-m pip install -q -e .[torch,plot,test]", "-m llama_repro"]
+
+
+def test_torch_of_the_python_found_is_seen_by_the_environment(box: Path) -> None:
+    (box / "torch").write_text("2.12.1\n")
+    done = run(box, "scripts/repro.sh")
+    assert "keeping torch 2.12.1" in done.stderr
+    assert calls(box)[:2] == [
+        f"-m venv --system-site-packages {box}/repo/.venv",
+        "-m pip install -q -e .[torch,plot,test]",
+    ]
+
+
+def test_an_active_environment_with_torch_is_used_as_it_is(box: Path) -> None:
+    (box / "torch").write_text("2.11.0\n")
+    write_python(box / "active" / "bin" / "python")
+    done = run(box, "scripts/repro.sh", VIRTUAL_ENV=str(box / "active"))
+    assert done.returncode == 0, done.stderr
+    assert f"using {box}/active/bin/python, torch 2.11.0" in done.stderr
+    assert calls(box) == ["-m pip install -q -e .[torch,plot,test]", "-m llama_repro"]
+    assert not (box / "repo" / ".venv").exists()
+
+
+def test_an_active_environment_without_torch_is_left_alone(box: Path) -> None:
+    write_python(box / "active" / "bin" / "python")
+    run(box, "scripts/repro.sh", VIRTUAL_ENV=str(box / "active"))
+    assert (box / "repo" / ".venv").exists()
+    assert not (box / "active" / "overlap_sched.stamp").exists()
+
+
+def test_no_python_says_what_to_install(box: Path) -> None:
+    (box / "bin" / "python3.11").unlink()
+    failed = run(box, "scripts/repro.sh")
+    assert failed.returncode == 1
+    assert "FAILED: no Python 3.11 or newer among python3.11 to python3.14, python3 and python" in failed.stderr
+    assert "What to do: install one (Debian and Ubuntu: apt install python3.11 python3.11-venv;" in failed.stderr
+    assert not (box / "repo" / ".venv").exists()
+
+
+def test_a_missing_venv_module_says_what_to_install(box: Path) -> None:
+    failed = run(box, "scripts/repro.sh", FAIL="-m venv")
+    assert failed.returncode == 1
+    assert "-m venv" in failed.stderr
+    assert "What to do: install its venv module (Debian and Ubuntu: apt install python3-venv)" in failed.stderr
+    assert not (box / "repo" / ".venv").exists()
+
+
+def test_no_network_for_torch_says_what_to_do(box: Path) -> None:
+    failed = run(box, "scripts/repro.sh", FAIL="install -q torch==")
+    assert failed.returncode == 1
+    assert "FAILED: pip install torch==2.13.0" in failed.stderr
+    assert "activate a virtual environment that has torch 2.11 to 2.13" in failed.stderr
+
+
+def test_a_folder_of_that_name_that_is_no_environment_is_not_removed(box: Path) -> None:
+    (box / "repo" / ".venv").mkdir()
+    (box / "repo" / ".venv" / "precious").touch()
+    failed = run(box, "scripts/repro.sh")
+    assert failed.returncode == 1
+    assert ".venv exists but is not a virtual environment." in failed.stderr
+    assert (box / "repo" / ".venv" / "precious").exists()
+
+
+def test_an_environment_that_does_not_run_is_made_anew(box: Path) -> None:
+    broken = box / "repo" / ".venv"
+    (broken / "bin").mkdir(parents=True)
+    (broken / "pyvenv.cfg").touch()
+    (broken / "bin" / "python").symlink_to(box / "gone")
+    done = run(box, "scripts/repro.sh")
+    assert done.returncode == 0, done.stderr
+    assert "replacing .venv, which does not run" in done.stderr
+
+
+def test_the_exit_code_of_the_run_passes_through(box: Path) -> None:
+    assert run(box, "scripts/repro.sh", FAIL="-m llama_repro", FAIL_WITH="3").returncode == 3
+
+
+@pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
+def test_tests_run_after_style_and_types(box: Path, script: str) -> None:
+    done = run(box, script, "-m", "not slow")
+    assert done.returncode == 0, done.stderr
+    assert calls(box)[-4:] == ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-m pytest -n 2 -m not slow"]
+
+
+def test_the_exit_code_of_the_tests_passes_through(box: Path) -> None:
+    assert run(box, ".ci/run", FAIL="-m pytest", FAIL_WITH="5").returncode == 5
+
+
+def test_bad_style_fails_after_the_tests_have_run(box: Path) -> None:
+    failed = run(box, "scripts/test.sh", FAIL="-m ruff check")
+    assert failed.returncode == 1
+    assert calls(box)[-1] == "-m pytest -n 2"
+    assert "FAILED: ruff check ." in failed.stderr
+    assert "-m ruff check --fix . &&" in failed.stderr

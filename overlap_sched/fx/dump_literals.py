@@ -1,0 +1,274 @@
+"""Turn an expression of a dump into a value, by looking at its shape: nothing of the file is ever run.
+
+Understood is what ``torch.fx.graph.CodeGen`` writes for arguments: constants, containers, slices, dtypes, layouts,
+memory formats, devices, operators of ``torch.ops``, and names of nodes. Anything else is an error with its place.
+"""
+
+import ast
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import fx
+
+from overlap_sched.errors import DumpStatementError
+
+# where ops of torch itself are registered that are not there after `import torch`
+_REGISTERING_MODULES = {
+    "prims": "torch._inductor.inductor_prims",
+    "_c10d_functional": "torch.distributed._functional_collectives",
+    "_c10d_functional_autograd": "torch.distributed._functional_collectives",
+    "bucketing": "torch._inductor.fx_passes.bucketing",
+    "fsdp": "torch.distributed.fsdp._fully_shard._fsdp_collectives",
+    "symm_mem": "torch.distributed._symmetric_memory",
+    "_dtensor": "torch.distributed.tensor._collective_utils",
+    "inductor": "torch._inductor.inductor_prims",
+    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+    "streams": "torch._dynamo.variables.streams",
+    "rngprims": "torch._prims.rng_prims",
+}
+_CONSTANTS: Mapping[str, Any] = {
+    name: value
+    for name, value in vars(torch).items()
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme)
+}
+_NAMES: Mapping[str, Any] = {"inf": math.inf, "nan": math.nan, "NoneType": type(None)}
+_DEEPEST = 200
+_LARGEST_EXPONENT = 64
+
+
+class UnknownOp:
+    """Stands in a graph for an operator that this torch build does not have; it cannot be called."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = "torch.ops"
+
+    def __repr__(self) -> str:
+        return f"<operator {self.__name__}, unknown to this torch>"
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise NotImplementedError(f"{self.__name__} is not known to this torch build")
+
+
+class Literals:
+    """Reads the expressions of one file.
+
+    Args:
+        path: The file, for messages.
+        names: What a bare name stands for: nodes by name. The caller adds to it as it goes.
+        name_of: Called for names that are not in `names`; symbols of sizes are looked up here.
+    """
+
+    def __init__(self, path: str, names: Mapping[str, Any], name_of: Callable[[str], Any] | None = None) -> None:
+        self.path = path
+        self.names = names
+        self.name_of = name_of
+
+    def read(self, expr: ast.expr, depth: int = 0) -> Any:
+        """The value of `expr`.
+
+        Raises:
+            DumpStatementError: It is something that torch does not write as an argument.
+        """
+        if depth > _DEEPEST:
+            self.fail(expr, "this expression is nested too deeply")
+        deeper = depth + 1
+        match expr:
+            case ast.Constant():
+                return expr.value
+            case ast.Name():
+                return self._name(expr)
+            case ast.Tuple():
+                return tuple([self.read(item, deeper) for item in expr.elts])
+            case ast.List():
+                return [self.read(item, deeper) for item in expr.elts]
+            case ast.Dict() if None not in expr.keys:
+                return {
+                    self.read(k, deeper): self.read(v, deeper) for k, v in zip(expr.keys, expr.values, strict=True) if k
+                }
+            case ast.Slice():
+                parts = (expr.lower, expr.upper, expr.step)
+                return slice(*(None if part is None else self.read(part, deeper) for part in parts))
+            case ast.UnaryOp() | ast.BinOp():
+                return self._arithmetic(expr, deeper)
+            case ast.Attribute():
+                return self._dotted(expr)
+            case ast.Call():
+                return self._call(expr, deeper)
+        self.fail(expr)
+
+    def fail(self, where: ast.AST, what: str = "this is not understood") -> NoReturn:
+        """Raise the error for `where`, with its line and text."""
+        raise DumpStatementError(
+            f"{self.path}, line {getattr(where, 'lineno', '?')}: {what}: `{shorten(where)}`. Only torch.ops calls, "
+            "constants, getitem and tensor metadata are read, as torch writes them; nothing in the file is run. "
+            "Write the dump again with torch, or take this statement out."
+        )
+
+    def _name(self, expr: ast.Name) -> Any:
+        if expr.id in self.names:
+            return self.names[expr.id]
+        if expr.id in _NAMES:
+            return _NAMES[expr.id]
+        if self.name_of is not None and (value := self.name_of(expr.id)) is not None:
+            return value
+        self.fail(expr, f"the name {expr.id!r} is not defined before this line")
+
+    def _arithmetic(self, expr: ast.UnaryOp | ast.BinOp, depth: int) -> Any:
+        if isinstance(expr, ast.UnaryOp):
+            value = self.read(expr.operand, depth)
+            if not isinstance(value, int | float | complex):
+                self.fail(expr)
+            match expr.op:
+                case ast.USub():
+                    return -value
+                case ast.UAdd():
+                    return +value
+            self.fail(expr)
+        left, right = self.read(expr.left, depth), self.read(expr.right, depth)
+        if not (isinstance(left, int | float | complex) and isinstance(right, int | float | complex)):
+            self.fail(expr)
+        return self._binary(expr, left, right)
+
+    def _binary(self, expr: ast.BinOp, left: Any, right: Any) -> Any:
+        try:
+            match expr.op:
+                case ast.Add():
+                    return left + right
+                case ast.Sub():
+                    return left - right
+                case ast.Mult():
+                    return left * right
+                case ast.FloorDiv():
+                    return left // right
+                case ast.Div():
+                    return left / right
+                case ast.Mod():
+                    return left % right
+                case ast.Pow() if abs(right) <= _LARGEST_EXPONENT:
+                    return left**right
+        except (ArithmeticError, TypeError) as error:
+            self.fail(expr, f"this cannot be computed ({error})")
+        self.fail(expr)
+
+    def _dotted(self, expr: ast.Attribute) -> Any:
+        name = dotted(expr)
+        if name is None or not name.startswith("torch."):
+            self.fail(expr)
+        if name.startswith("torch.ops."):
+            return self.operator(expr, name)
+        constant = _CONSTANTS.get(name.removeprefix("torch."))
+        if constant is None:
+            self.fail(expr)
+        return constant
+
+    def operator(self, where: ast.AST, name: str) -> Any:
+        """The operator called `name` (``torch.ops.aten.mm.default``), or an :class:`UnknownOp`."""
+        parts = name.split(".")[2:]
+        if not 2 <= len(parts) <= 3 or any(part.startswith("__") and part.endswith("__") for part in parts[:2]):
+            self.fail(where, "this is not an operator")
+        if parts[0] == "higher_order":
+            found = find_higher_order(parts[1])
+            return found if found is not None and len(parts) == 2 else UnknownOp(".".join(parts))
+        found = find_operator(*parts)
+        return UnknownOp(".".join(parts)) if found is None else found
+
+    def _call(self, expr: ast.Call, depth: int) -> Any:
+        args = [self.read(arg, depth) for arg in expr.args]
+        kwargs = {k.arg: self.read(k.value, depth) for k in expr.keywords if k.arg is not None}
+        if any(isinstance(value, fx.Node) for value in (*args, *kwargs.values())):
+            if dotted(expr.func) == "slice" and not kwargs and 1 <= len(args) <= 3:
+                return slice(*args)
+            self.fail(expr)
+        try:
+            match dotted(expr.func):
+                case "device" | "torch.device":
+                    return torch.device(*args, **kwargs)
+                case "slice" if not kwargs:
+                    return slice(*args)
+                case "torch.Size" if not kwargs:
+                    return torch.Size(*args)
+                case "Max" | "max" if not kwargs:
+                    return max(*args)
+                case "Min" | "min" if not kwargs:
+                    return min(*args)
+                case "FloorDiv" | "CleanDiv" if not kwargs:
+                    return args[0] // args[1]
+                case "Mod" | "PythonMod" if not kwargs:
+                    return args[0] % args[1]
+                case "ModularIndexing" if not kwargs:
+                    return args[0] // args[1] % args[2]
+                case "CeilToInt" | "ceiling" if not kwargs:
+                    return math.ceil(args[0])
+                case "TruncToInt" | "floor" | "FloorToInt" | "Identity" if not kwargs:
+                    return math.floor(args[0])
+                case "IntTrueDiv" | "FloatTrueDiv" if not kwargs:
+                    return args[0] / args[1]
+                case "PowByNatural" if not kwargs and 0 <= args[1] <= _LARGEST_EXPONENT:
+                    return args[0] ** args[1]
+        except (TypeError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:
+            self.fail(expr, f"this cannot be computed ({str(error).splitlines()[0]})")
+        self.fail(expr)
+
+
+def dotted(expr: ast.expr) -> str | None:
+    """``a.b.c`` as text, or None where it is not just names and dots."""
+    parts: list[str] = []
+    while isinstance(expr, ast.Attribute):
+        parts.append(expr.attr)
+        expr = expr.value
+    return ".".join([expr.id, *reversed(parts)]) if isinstance(expr, ast.Name) else None
+
+
+def shorten(where: ast.AST, width: int = 100) -> str:
+    """The text of a piece of the file, on one line."""
+    try:
+        text = re.sub(r"\s+", " ", ast.unparse(where))
+    except (ValueError, RecursionError, AttributeError):
+        text = type(where).__name__
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def find_higher_order(name: str) -> torch._ops.HigherOrderOperator | None:
+    """A higher-order operator of this torch build."""
+    if name.startswith("triton_kernel_wrapper"):
+        import torch._higher_order_ops.triton_kernel_wrap  # noqa: F401
+    elif name.startswith("flex_attention"):
+        import torch._higher_order_ops.flex_attention  # noqa: F401
+    found = getattr(torch.ops.higher_order, name, None)
+    return found if isinstance(found, torch._ops.HigherOrderOperator) else None
+
+
+def find_operator(namespace: str, name: str, overload: str | None = None) -> Any:
+    """An operator of the dispatcher, or None.
+
+    Operators that only TorchScript's interpreter has (``aten::save`` writes files) are not operators here: fake
+    tensors do not guard them.
+    """
+    import importlib
+
+    if namespace in _REGISTERING_MODULES:
+        try:
+            importlib.import_module(_REGISTERING_MODULES[namespace])
+        except ImportError:
+            return None
+    packet = getattr(getattr(torch.ops, namespace, None), name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return None
+    found = packet if overload is None else getattr(packet, overload, None)
+    if not isinstance(found, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return None
+    overloads = packet.overloads() if overload is None else [overload]
+    in_dispatcher = [_in_dispatcher(f"{namespace}::{name}", o) for o in overloads]
+    return found if overloads and all(in_dispatcher) else None
+
+
+def _in_dispatcher(name: str, overload: str) -> bool:
+    try:
+        torch._C._dispatch_find_schema_or_throw(name, "" if overload == "default" else overload)
+    except RuntimeError:
+        return False
+    return True

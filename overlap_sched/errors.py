@@ -8,6 +8,10 @@ class OverlapSchedError(Exception):
     """Base of all errors that overlap_sched raises on purpose."""
 
 
+class OverlapSchedWarning(UserWarning):
+    """The original order was kept where a better one was asked for; the message says why."""
+
+
 class OptionsError(OverlapSchedError, ValueError):
     """An option has a value that it cannot have."""
 
@@ -94,3 +98,15 @@ class DumpShapeError(DumpError):
 
 class DumpGroupError(DumpError):
     """The size of a process group is not known, or two sources disagree about it."""
+
+
+class TorchPassError(OverlapSchedError, RuntimeError):
+    """torch's own overlap pass, run for comparison, is missing or failed."""
+
+
+class InputNameError(OverlapSchedError, ValueError):
+    """A name given as parameter or donated input is not an input of the graph."""
+
+
+class CostError(OverlapSchedError, ValueError):
+    """A cost callable returned something that is not a time."""

@@ -1,0 +1,91 @@
+"""torch's own overlap pass, run on a problem: what the product is measured against.
+
+``schedule_overlap_bucketing`` with bucketing off and every node's time forced to the problem's, so that the two are
+compared on the same costs. Its roofline helpers need a GPU and are replaced for the call; nothing that they return is used.
+"""
+
+import contextlib
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from llama_repro.problem_graph import RebuiltGraph, problem_to_graph
+from llama_repro.shard import fake_world
+from overlap_sched.errors import TorchPassError
+from overlap_sched.problem import Kind, Order, Problem
+
+_DRAM_GBPS = "torch.utils._runtime_estimation.get_gpu_dram_gbps"
+_TFLOPS = "torch.utils._runtime_estimation.get_device_tflops"
+
+
+def torch_order(problem: Problem, headroom: Literal["default", "zero"] = "default") -> tuple[Order, float]:
+    """The order that torch's pass gives, and how many seconds it took.
+
+    Args:
+        problem: What to schedule.
+        headroom: ``"default"``: torch's own caps (1 GB or 5 % of the peak, whichever is more). ``"zero"``: both caps 0.
+
+    Raises:
+        TorchPassError: This torch has no such pass, or it failed; the message says how.
+    """
+    caps = {} if headroom == "default" else {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0}
+    with _groups_of(problem) as names, mock.patch(_DRAM_GBPS, lambda *_: 1e3), mock.patch(_TFLOPS, lambda *_: 1e3):
+        rebuilt = problem_to_graph(problem, names)
+        started = time.perf_counter()
+        try:
+            result = _overlap_pass()(rebuilt.graph_module, custom_runtime_estimation=_times(problem, rebuilt), **caps)
+        except (RuntimeError, AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise TorchPassError(
+                f"torch {torch.__version__}: its overlap pass failed on problem {problem.name!r} with "
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}. "
+                "Leave it out with --no-torch."
+            ) from error
+        seconds = time.perf_counter() - started
+    order = [rebuilt.node_ids[node] for node in result.graph.nodes if node in rebuilt.node_ids]
+    return tuple(order), seconds
+
+
+def _overlap_pass() -> Callable[..., fx.GraphModule]:
+    """The pass with bucketing off; raises where this torch has none that takes our times."""
+    try:
+        from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
+    except ImportError:
+        raise TorchPassError(
+            f"torch {torch.__version__} has no overlap pass (schedule_overlap_bucketing). Use torch 2.13, or --no-torch."
+        ) from None
+    known = inspect.signature(schedule_overlap_bucketing).parameters
+    if "compute_estimator" not in known:
+        raise TorchPassError(
+            f"torch {torch.__version__}: its overlap pass measures on a GPU only (no compute_estimator). "
+            "Use torch 2.13, or --no-torch."
+        )
+    wanted = {"collective_bucketing": False, "compute_estimator": "analytical", "pre_bucketing_fsdp_collectives": False}
+    settings = {name: value for name, value in wanted.items() if name in known}
+
+    def run(graph_module: fx.GraphModule, **options: Any) -> fx.GraphModule:
+        return schedule_overlap_bucketing(graph_module, **settings, **options)
+
+    return run
+
+
+def _times(problem: Problem, rebuilt: RebuiltGraph) -> Callable[[fx.Node, int | None], float | None]:
+    """Milliseconds per FX node, as torch's hook wants them; ``None`` for what takes no time of its own."""
+    timed = (Kind.COMPUTE, Kind.COLLECTIVE)
+    times = {
+        node: problem.nodes[v].time_us / 1e3 for node, v in rebuilt.node_ids.items() if problem.nodes[v].kind in timed
+    }
+    return lambda node, override_size: times.get(node)
+
+
+@contextlib.contextmanager
+def _groups_of(problem: Problem) -> Iterator[dict[str, str]]:
+    """Fake process groups of the problem's sizes, by the problem's names; in a fake world, unless there is a world."""
+    largest = max((group.size for group in problem.groups.values()), default=1)
+    with contextlib.nullcontext() if dist.is_initialized() else fake_world(largest):
+        yield {name: dist.new_group(list(range(group.size))).group_name for name, group in problem.groups.items()}

@@ -1,0 +1,7 @@
+"""Lift FX graphs into problems, hazards included, and put orders back. Imports torch."""
+
+from overlap_sched.fx.costs import Cost
+from overlap_sched.fx.lift import Lifted, lift
+from overlap_sched.fx.reorder import reorder
+
+__all__ = ["Cost", "Lifted", "lift", "reorder"]

@@ -1,0 +1,101 @@
+"""Which operators are collectives and waits: a table from operator objects, made once from ``torch.ops``."""
+
+from collections.abc import Iterator
+from enum import Enum
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.distributed._functional_collectives  # registers the operators; where torch has no distributed, it says so
+
+
+class Role(Enum):
+    """What an operator does with the communication streams."""
+
+    LAUNCH = "launch"
+    """Starts a collective and returns at once; a wait makes its output valid."""
+    WAIT = "wait"
+    """Makes the compute stream wait for the collective whose output it is given."""
+    BLOCKING = "blocking"
+    """Communicates on the compute stream: done when it returns."""
+
+
+class Comm(NamedTuple):
+    """A communication operator.
+
+    Attributes:
+        role: See :class:`Role`.
+        op: Its name without namespace and overload: ``"all_gather_into_tensor"``.
+        point_to_point: Sends or receives: must meet its partner, so it keeps its place among its group's collectives.
+    """
+
+    role: Role
+    op: str
+    point_to_point: bool = False
+
+
+_FUNCTIONAL = (
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
+    "all_gather_into_tensor_out",
+    "all_gather_into_tensor_single",
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_reduce_coalesced_",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_out",
+    "reduce_scatter_tensor_single",
+)
+_POINT_TO_POINT = ("batch_p2p_ops", "irecv", "isend")
+_LAUNCHES = {
+    "_c10d_functional": _FUNCTIONAL + _POINT_TO_POINT,
+    "_c10d_functional_autograd": _FUNCTIONAL,
+    "c10d_functional": _FUNCTIONAL + _POINT_TO_POINT,
+    "symm_mem": ("_low_contention_all_gather", "_low_contention_reduce_scatter"),
+}
+_BLOCKING = {
+    "_dtensor": ("shard_dim_alltoall",),  # waits for its work before it returns (torch/csrc/distributed/c10d/Functional.cpp)
+    "symm_mem": (
+        "fused_all_gather_matmul",
+        "fused_all_gather_scaled_matmul",
+        "fused_matmul_reduce_scatter",
+        "fused_scaled_matmul_reduce_scatter",
+        "multimem_all_gather_out",
+        "multimem_all_reduce_",
+        "multimem_one_shot_all_reduce",
+        "one_shot_all_reduce",
+        "one_shot_all_reduce_copy",
+        "one_shot_all_reduce_out",
+        "reduce_scatter_out",
+        "two_shot_all_reduce_",
+        "two_shot_all_reduce_out",
+    ),
+}
+
+
+def _overloads(namespace: str, name: str) -> Iterator[torch._ops.OpOverload]:
+    """All overloads of an operator; none where this torch does not have it."""
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is not None:
+        for overload in packet.overloads():
+            yield getattr(packet, overload)
+
+
+@cache
+def comm_table() -> dict[object, Comm]:
+    """From operator overload to what it does. Operators that this version of torch lacks are left out."""
+    table: dict[object, Comm] = {}
+    for role, family in ((Role.LAUNCH, _LAUNCHES), (Role.BLOCKING, _BLOCKING)):
+        for namespace, names in family.items():
+            for name in names:
+                for overload in _overloads(namespace, name):
+                    table[overload] = Comm(role, name, name in _POINT_TO_POINT)
+    for namespace in ("_c10d_functional", "c10d_functional"):
+        for overload in _overloads(namespace, "wait_tensor"):
+            table[overload] = Comm(Role.WAIT, "wait_tensor")
+    return table

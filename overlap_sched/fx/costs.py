@@ -1,0 +1,96 @@
+"""What every node costs: operations and bytes from its shapes, times from a cost model or the user's callable."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from torch import fx
+
+from overlap_sched.cost import Collective, Compute, CostModel
+from overlap_sched.errors import CostError
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.facts import NO_CALL
+from overlap_sched.fx.flops import FlopCounter
+from overlap_sched.fx.reading import Reading
+from overlap_sched.problem import Group
+
+Cost = Callable[[fx.Node], float | None]
+"""A user's own times, in microseconds; ``None`` leaves a node to the model."""
+
+
+class Costs(NamedTuple):
+    """Per node: operations, bytes, time (microseconds)."""
+
+    flops: list[int]
+    bytes: list[int]
+    time_us: list[float]
+
+
+def costs_of(
+    reading: Reading, model: CostModel, cost: Cost | None, name_of: Mapping[int, str], groups: Mapping[str, Group]
+) -> Costs:
+    """Costs of all nodes; inputs, waits and outputs are free.
+
+    Bytes of a compute node are those of the tensors that it takes (each node once, expanded dimensions counted) and
+    gives; views, ``getitem`` and ``empty`` are free. Bytes of a collective are the larger of what it takes and gives.
+
+    Raises:
+        CostError: ``cost`` returned something that is not a finite time of 0 or more.
+    """
+    n = len(reading.nodes)
+    result = Costs([0] * n, [0] * n, [0.0] * n)
+    counter = FlopCounter(reading.storages.hint, reading.notes)
+    for v, facts in enumerate(reading.facts):
+        comm = facts.comm
+        if facts is NO_CALL or (comm is not None and comm.role is Role.WAIT):
+            continue
+        if comm is not None:
+            takes = sum([reading.value_bytes[u] for u in reading.inputs[v]])
+            result.bytes[v] = max(takes - reading.overwritten_bytes.get(v, 0), reading.value_bytes[v])
+            us = model.collective_us(Collective(comm.op, result.bytes[v], groups[name_of[v]]))
+        elif _is_free(reading, v):
+            us = 0.0
+        else:
+            flops = result.flops[v] = _flops(reading, v, counter)
+            nbytes = result.bytes[v] = _bytes_moved(reading, v)
+            us = model.compute_us(Compute(facts.op, flops, nbytes))
+        given = None if cost is None else cost(reading.nodes[v])
+        result.time_us[v] = us if given is None else _checked(given, reading.nodes[v])
+    return result
+
+
+def _is_free(r: Reading, v: int) -> bool:
+    """Views and the like: nothing new, nothing written."""
+    if r.facts[v].free:
+        return True
+    root = r.storages.root
+    return v not in r.writes and not any(root[s] == s for s in r.raw_fresh[v])
+
+
+def _bytes_moved(r: Reading, v: int) -> int:
+    takes, gives = sum([r.value_bytes[u] for u in r.inputs[v]]), r.value_bytes[v]
+    overwritten = r.overwritten_bytes.get(v, 0)
+    return takes - overwritten + max(gives, overwritten)
+
+
+def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
+    node, inputs = r.nodes[v], [r.nodes[u] for u in r.inputs[v]]
+    flops = counter.count(node, inputs)
+    if r.facts[v].nested and not flops:
+        module = node.graph.owning_module
+        for n in inputs:
+            inner = getattr(module, str(n.target), None) if n.op == "get_attr" and module is not None else None
+            if isinstance(inner, fx.GraphModule):
+                calls = inner.graph.nodes
+                flops += sum(counter.count(call, call.all_input_nodes) for call in calls if call.op == "call_function")
+    return flops
+
+
+def _checked(given: float, node: fx.Node) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 <= given < math.inf:
+        raise CostError(
+            f"cost() returned {given!r} for node {node.name!r}. Return microseconds, 0 or more, or None for the model's own."
+        )
+    return float(given)
+
+

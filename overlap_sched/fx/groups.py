@@ -1,0 +1,124 @@
+"""Process groups of a graph's collectives: who they are, how many ranks, inside a node or across."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import fx
+
+from overlap_sched.fx.facts import Arg
+from overlap_sched.fx.reading import Reading
+from overlap_sched.problem import Group
+
+
+def groups_of(
+    reading: Reading, launches: Sequence[int], given: Mapping[str, Group] | None, ranks_per_node: int
+) -> tuple[dict[int, str], dict[str, Group]]:
+    """Per collective the name of its group, and per name its size and place.
+
+    A group's size is what ``given`` says; else what its collectives' arguments say; else that of the live process
+    group; else the ratio of output to input; else that of the world (counted in the notes as ``group_size_guessed``).
+    It is inside a node if all its ranks are on one, ``ranks_per_node`` to a node; where its ranks cannot be known, if
+    it is no larger than a node.
+    """
+    name_of: dict[int, str] = {}
+    members: dict[str, list[int]] = {}
+    ranks: dict[str, list[int] | None] = {}
+    for v in launches:
+        name, live = _name_and_group(reading, v)
+        name_of[v] = name
+        members.setdefault(name, []).append(v)
+        if name not in ranks:
+            ranks[name] = _listed_ranks(reading.nodes[v]) or (
+                None if given and name in given else _live_ranks(name if live is None else live)
+            )
+    groups = {
+        name: given[name] if given and name in given else _group(reading, vs, ranks[name], ranks_per_node)
+        for name, vs in members.items()
+    }
+    return name_of, groups
+
+
+def _group(reading: Reading, members: list[int], ranks: list[int] | None, ranks_per_node: int) -> Group:
+    size = next((n for v in members if (n := _argument(reading.nodes[v], "group_size")) is not None), None)
+    if ranks is not None and size in (None, len(ranks)):
+        return Group(len(ranks), len({rank // ranks_per_node for rank in ranks}) == 1)
+    size = size or _size_from_values(reading, members)
+    if size is None:
+        size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else ranks_per_node
+        reading.notes["group_size_guessed"] += 1
+    return Group(int(size), int(size) <= ranks_per_node)
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    """A collective's argument by the name that its schema gives it; ``None`` where it has no such one."""
+    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == name:
+            return Arg((i, name)).of(node.args, node.kwargs)
+    return None
+
+
+def _name_and_group(reading: Reading, v: int) -> tuple[str, Any]:
+    """The name of a collective's group; with the process group itself where the graph carries it."""
+    node = reading.nodes[v]
+    value = _argument(node, "group_name")
+    if value is None:
+        ranks = _listed_ranks(node)
+        return (f"{_argument(node, 'tag') or ''}:{ranks}" if ranks else str(node.target)), None
+    if isinstance(value, fx.Node):  # torch 2.13: the node that looks the group up in its mesh
+        value, node = value.meta.get("val"), value
+    if isinstance(value, str):
+        return value, None
+    for candidate in (value, getattr(value, "real_obj", None), getattr(value, "wrapped_obj", None)):
+        name = getattr(candidate, "group_name", None)
+        if isinstance(name, str):
+            return name, candidate
+    return node.name, None
+
+
+def _listed_ranks(node: fx.Node) -> list[int] | None:
+    """The ranks that the older collectives name in their arguments."""
+    ranks = _argument(node, "ranks")
+    return list(ranks) if ranks else None
+
+
+def _live_ranks(group: Any) -> list[int] | None:
+    """Ranks of a process group of this process, by name or itself; ``None`` where there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    from torch.distributed import distributed_c10d as c10d
+
+    try:
+        if isinstance(group, str):
+            group = c10d._resolve_process_group(group)
+        return list(c10d.get_process_group_ranks(group))
+    except Exception:  # torch raises several types for "no such group"
+        return None
+
+
+def _size_from_values(reading: Reading, members: list[int]) -> int | None:
+    """How much larger one side of a gather or scatter is than the other."""
+    for v in members:
+        into = sum(reading.value_bytes[u] for u in reading.inputs[v])
+        out, facts = reading.value_bytes[v], reading.facts[v]
+        op = facts.comm.op if facts.comm else ""
+        small, large = (into, out) if "gather" in op else (out, into) if "scatter" in op else (0, 0)
+        if small and large % small == 0:
+            return large // small
+    return None
+
+
+def keep_point_to_point(
+    reading: Reading, name_of: Mapping[int, str], after: dict[int, set[int]], notes: Counter[str]
+) -> None:
+    """Sends and receives must meet their partners, whose graphs differ: groups that have any keep their order."""
+    comms = {v: facts.comm for v in name_of if (facts := reading.facts[v]).comm is not None}
+    frozen = {name_of[v] for v, comm in comms.items() if comm is not None and comm.point_to_point}
+    last: dict[str, int] = {}
+    for v, name in name_of.items():
+        if name in frozen:
+            notes["point_to_point"] += 1
+            if name in last:
+                after.setdefault(v, set()).add(last[name])
+            last[name] = v

@@ -1,0 +1,121 @@
+"""Lift an FX graph into a problem: data flow, hazards, storages, times."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from overlap_sched.cost import CostModel, Roofline
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.costs import Cost, costs_of
+from overlap_sched.fx.facts import Keeps
+from overlap_sched.fx.groups import groups_of, keep_point_to_point
+from overlap_sched.fx.hazards import hazards
+from overlap_sched.fx.inputs import Which, kept_inputs
+from overlap_sched.fx.memory import DeviceFilter, memory_of
+from overlap_sched.fx.reading import Reading, read_graph
+from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A problem and the FX nodes that it stands for.
+
+    Attributes:
+        problem: What is to be scheduled.
+        nodes: Per problem id, its FX node: the graph's own order.
+        notes: How often something was not known or not usual, by name:
+            ``unknown_op``: kept as a barrier; ``no_val``: a node without ``meta["val"]``, thought to alias all it takes;
+            ``size_without_hint``: a size that depends on data; ``no_storage``: a tensor without one, counted as 0 bytes;
+            ``flops_failed``: a formula raised; ``undeclared_alias``: an operator that returns what its schema calls new;
+            ``wait_outside``: a wait for a collective that this graph does not launch; ``collective_without_wait``;
+            ``group_size_guessed``; ``point_to_point``: sends and receives, and who shares their group, keep their order;
+            ``fence``: a node that everything keeps its side of; ``hazard``: dependencies that are not data.
+    """
+
+    problem: Problem
+    nodes: tuple[fx.Node, ...]
+    notes: Mapping[str, int]
+
+
+def lift(
+    gm: fx.GraphModule | fx.Graph,
+    *,
+    memory_model: MemoryModel = "runtime",
+    cost: Cost | None = None,
+    parameters: Which | None = None,
+    donated: Which | None = None,
+    name: str | None = None,
+    model: CostModel | None = None,
+    groups: Mapping[str, Group] | None = None,
+    ranks_per_node: int = 8,
+    device_filter: DeviceFilter | None = None,
+) -> Lifted:
+    """Lift a graph whose nodes have ``meta["val"]``. The graph is only read.
+
+    Args:
+        gm: The graph, after AOTAutograd (aten operators).
+        memory_model: See :data:`overlap_sched.problem.MemoryModel`.
+        cost: Microseconds of a node, or ``None`` to leave it to ``model``.
+        parameters: Inputs that are never freed, by name or predicate.
+        donated: Inputs that may be freed after their last use. What neither tells is told by names, see
+            :func:`overlap_sched.fx.inputs.kept_inputs`.
+        name: Name of the problem.
+        model: Cost model; an H100 in nodes of eight by default.
+        groups: Sizes and places of process groups by name, where they are not those of this process.
+        ranks_per_node: Consecutive ranks that share a node.
+        device_filter: Which storages count, by device type; by default all that are not on a CPU, or all where all are.
+
+    Raises:
+        InputNameError, CostError, ProblemError: The arguments do not fit the graph.
+    """
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    reading = read_graph(graph)
+    kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
+    comms = [v for v, f in enumerate(reading.facts) if f.comm is not None and f.comm.role is not Role.WAIT]
+    name_of, group_table = groups_of(reading, comms, groups, ranks_per_node)
+    after = hazards(reading)
+    keep_point_to_point(reading, name_of, after, reading.notes)
+    memory = memory_of(reading, memory_model, kept, device_filter)
+    costs = costs_of(reading, model or Roofline(), cost, name_of, group_table)
+    nodes = []
+    for v, node in enumerate(reading.nodes):
+        facts, deps = reading.facts[v], reading.inputs[v]
+        if v in after:
+            deps = tuple(sorted({*deps, *after[v]}))
+        kind = _kind(reading, v)
+        launch = kind is Kind.COLLECTIVE
+        op = facts.comm.op if facts.comm is not None and launch else facts.op
+        nodes.append(
+            Node(
+                node.name, kind, deps, memory.alloc[v], memory.use[v], costs.time_us[v], op,
+                name_of[v] if launch else None, reading.launch_of.get(v), costs.flops[v], costs.bytes[v],
+            )  # fmt: skip
+        )
+    used = {node.group for node in nodes if node.group is not None}
+    problem = Problem(
+        name or _name(gm), tuple(nodes), memory.storages, {k: g for k, g in group_table.items() if k in used}, memory_model
+    )
+    _count(reading, after)
+    return Lifted(problem, tuple(reading.nodes), {k: n for k, n in sorted(reading.notes.items()) if n})
+
+
+_KIND = {"placeholder": Kind.INPUT, "get_attr": Kind.INPUT, "output": Kind.OUTPUT}
+
+
+def _kind(reading: Reading, v: int) -> Kind:
+    comm = reading.facts[v].comm
+    if comm is None or comm.role is Role.BLOCKING:
+        return _KIND.get(reading.nodes[v].op, Kind.COMPUTE)
+    return Kind.WAIT if comm.role is Role.WAIT else Kind.COLLECTIVE
+
+
+def _name(gm: fx.GraphModule | fx.Graph) -> str:
+    return type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph"
+
+
+def _count(reading: Reading, after: Mapping[int, set[int]]) -> None:
+    waited = set(reading.launch_of.values())
+    reading.notes["collective_without_wait"] = sum(v not in waited for v in reading.launches)
+    reading.notes["hazard"] = sum(len(before.difference(reading.inputs[v])) for v, before in after.items())
+    reading.notes["fence"] = sum(keeps is Keeps.FENCE for keeps in reading.keeps.values())

@@ -1,0 +1,91 @@
+"""The storages behind the values of a graph: who shares which, how large they are, on which device."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+UNBACKED_HINT = 8192
+"""A size that depends on data and has no hint counts as this (torch's own ``unbacked_symint_fallback``)."""
+
+_NUMBERS = (type(None), int, float, bool, str, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Storages:
+    """Storages by number, in the order in which the graph's values show them.
+
+    A *raw* storage is one that ``meta["val"]`` shows. Its *root* is the storage that it is in reality: that of a wait
+    is its collective's, that of an ``out=`` result is the buffer's (their fake kernels allocate anew).
+
+    Attributes:
+        nbytes, device, root: Per raw storage: size, device type, root (itself, but for the cases above).
+        fake: Per raw storage, whether a ``FakeTensor`` showed it: torch's ``MemoryTracker`` sees no other.
+        notes: Counts ``size_without_hint`` and ``no_storage`` (sparse tensors and the like).
+    """
+
+    def __init__(self, notes: Counter[str]) -> None:
+        self.nbytes: list[int] = []
+        self.device: list[str] = []
+        self.root: list[int] = []
+        self.fake: list[bool] = []
+        self.notes = notes
+        self._raw_of: dict[int, int] = {}
+
+    def of_value(self, val: Any) -> tuple[tuple[int, ...], int]:
+        """Raw storages of a value, without repeats, and the bytes that reading its tensors takes."""
+        kind = type(val)
+        if kind is FakeTensor:
+            return (self._of_tensor(val),), self.hint(val.numel()) * val.dtype.itemsize
+        if kind in _NUMBERS:
+            return (), 0
+        leaves = [leaf for leaf in tree_leaves(val) if isinstance(leaf, torch.Tensor)]
+        found: dict[int, None] = {}
+        nbytes = 0
+        for leaf in leaves:
+            for tensor in _unwrapped(leaf):
+                found[self._of_tensor(tensor)] = None
+                nbytes += self.hint(tensor.numel()) * tensor.dtype.itemsize
+        return tuple(found), nbytes
+
+    def _of_tensor(self, tensor: torch.Tensor) -> int:
+        try:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+        except (NotImplementedError, RuntimeError):  # sparse, functorch wrappers: known by the tensor itself
+            storage, key = None, -id(tensor)
+        raw = self._raw_of.get(key)
+        if raw is None:
+            raw = self._raw_of[key] = len(self.root)
+            self.root.append(raw)
+            self.device.append(tensor.device.type)
+            self.fake.append(isinstance(tensor, FakeTensor))
+            self.nbytes.append(0 if storage is None else self.hint(storage.nbytes()))
+            self.notes["no_storage"] += storage is None
+        return raw
+
+    def hint(self, size: int | torch.SymInt) -> int:
+        """A size as a plain number: symbolic ones by their hints, data-dependent ones by a default."""
+        if type(size) is int:
+            return size
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        if size.node.has_hint():
+            return int(size.node.hint)
+        self.notes["size_without_hint"] += 1
+        from torch.fx.experimental import symbolic_shapes
+
+        optimization_hint = getattr(symbolic_shapes, "optimization_hint", None)
+        if optimization_hint is not None:
+            return int(optimization_hint(size, fallback=UNBACKED_HINT))
+        return UNBACKED_HINT
+
+
+def _unwrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors in a tensor subclass (DTensor and the like), nested ones too."""
+    if type(tensor) is FakeTensor or not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [plain for name in names for plain in _unwrapped(getattr(tensor, name))]

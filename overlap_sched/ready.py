@@ -45,7 +45,7 @@ class Ready:
         self.held_now: SortedList = SortedList()
         self._members: dict[int, list[tuple[SortedList, Any]]] = {}
         self._problem, self._keys, self._memory = problem, keys, memory
-        self._rank = [0 if node.kind is Kind.COLLECTIVE and frees(problem, v) else 1 for v, node in enumerate(problem.nodes)]
+        self.frees = [node.kind is Kind.COLLECTIVE and frees(problem, v) for v, node in enumerate(problem.nodes)]
 
     def add(self, v: int, finish_us: float = 0.0) -> None:
         """Node v is ready; a wait that would stall now says when its collective finishes."""
@@ -62,7 +62,7 @@ class Ready:
             if node.kind is not Kind.COLLECTIVE:
                 members.append((self.work, at))
             if node.kind is Kind.COLLECTIVE or keys.due_us[v] < keys.place_us[v]:
-                members.append((self.due, (keys.due_us[v], self._rank[v], at)))
+                members.append((self.due, (keys.due_us[v], not self.frees[v], at)))
         for where, key in members:
             where.add(key)
         self._members[v] = members

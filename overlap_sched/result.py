@@ -28,15 +28,16 @@ Reason = Literal["reference", "due", "frees", "fits", "original"]
 """Why a collective was launched where it was:
 
 - ``reference``: it was the first node still open in the reference order;
-- ``due``: its latest start had come (or would have passed while the next node ran);
-- ``frees``: a reduce_scatter, all_reduce or the like that was ready: sooner done, sooner its input is freed;
+- ``due``: its latest start would have passed while the next compute ran;
+- ``frees``: the same, and it frees memory once done (a reduce_scatter): before what takes memory;
 - ``fits``: nothing else could run without standing still;
 - ``original``: the original order was kept.
 """
 
-Holder = Literal["nothing", "dependency", "memory", "stream"]
+Holder = Literal["nothing", "dependency", "memory", "stream", "choice"]
 """What kept a collective from being hidden better: nothing (it is hidden), a dependency (it could not be launched
-sooner), memory (its storage did not fit), or its stream (another collective was still on it)."""
+sooner), memory (its storage did not fit), its stream (another collective was still on it), or the scheduler's own
+choice (nothing stood in the way; in the original order: that is where it was)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Decision:
         held_by: What held it back.
         held_node: The dependency that finished last, or the collective that was on the stream; else ``None``.
         over_bytes: By how many bytes the first refused launch would have broken the budget (0: never refused).
-        over_position: At which position of the reference order; ``None``: never refused.
+        over_position: At which node's step, as its position in the original order; ``None``: never refused.
     """
 
     collective: int

@@ -122,7 +122,7 @@ class _State:
         # 1. a collective (or what prepares it) whose latest start would pass while the next compute runs
         due = self._admitted(self.ready.due, (self.computed_us + step_us + self.lead_us,))
         if due is not None:
-            return due, "fits" if step is None else "due"
+            return due, "fits" if step is None else "frees" if self.ready.frees[due] else "due"
         # 2. a node of the critical path that would become late if the next compute went first
         if step is not None:
             end_us = max(self.keys.longest_us, self.clock_us + self.keys.total_us - self.computed_us)

@@ -58,10 +58,10 @@ def broken_promise(problem: Problem, order: Sequence[int], options: Options) -> 
     """
     original = problem.original_order
     reference = memory_profile(problem, original)
-    headroom = headroom_bytes(options.headroom, max(reference))
-    profile = memory_profile(problem, order)
-    for at, live in enumerate(profile):
-        limit = (max(reference) if options.budget == "peak" else reference[at]) + headroom
+    peak = max(reference)
+    headroom = headroom_bytes(options.headroom, peak)
+    for at, live in enumerate(memory_profile(problem, order)):
+        limit = (peak if options.budget == "peak" else reference[at]) + headroom
         if live > limit:
             name = problem.nodes[order[at]].name
             return f"{live} bytes are live at position {at} ({name}), {live - limit} above the {options.budget} budget"

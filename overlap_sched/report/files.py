@@ -27,9 +27,26 @@ def write_file(path: str | Path, data: bytes) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be written ({error.strerror}). Give a file in a folder that exists and is writable."
-        ) from None
+        raise _not_writable(path, error.strerror or str(error)) from None
+
+
+def check_writable(path: str | Path) -> None:
+    """Find out before the work is done that its result could not be written.
+
+    Raises:
+        OutputError: The path is a folder, or in one that is missing or not writable.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise _not_writable(path, "it is a folder")
+    if not target.parent.is_dir():
+        raise _not_writable(path, f"there is no folder {target.parent}")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise _not_writable(path, "permission denied")
+
+
+def _not_writable(path: str | Path, why: str) -> OutputError:
+    return OutputError(f"{path}: cannot be written ({why}). Name a file in a folder that exists and is writable.")
 
 
 def _replace(target: Path, data: bytes) -> None:

@@ -35,6 +35,7 @@ MAX_LABELS = 40
 """Orders with at most as many spans get their nodes' names."""
 HEIGHT = 0.8
 """Of a row; rows are 1 apart."""
+FORMATS = ("png", "svg", "pdf")
 LETTER = 0.0065
 """Width of a letter, as a share of the axes."""
 
@@ -49,23 +50,16 @@ class _Lane(NamedTuple):
 
 
 def plot_schedule(schedule: Schedule, path: str | Path) -> None:
-    """Draw a schedule; the file's suffix gives the format (``.png``, ``.svg``, ``.pdf``).
+    """Draw a schedule; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``).
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        OutputError: The file cannot be written, or nothing is known that writes its format.
+        OutputError: The file cannot be written, or its ending names no picture format.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError(
-            "pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'"
-        ) from None
+    check_plot(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    file_format = Path(path).suffix[1:].lower()
-    if file_format not in FigureCanvasAgg.filetypes:
-        raise OutputError(f"{path}: its ending does not name a picture format. End it in .png, .svg or .pdf.")
     before = timeline(schedule.problem, schedule.problem.original_order)
     after = timeline(schedule.problem, schedule.order)
     lanes = len(_lanes(schedule.problem, before)) + len(_lanes(schedule.problem, after))
@@ -75,8 +69,24 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # names in any script
-        figure.savefig(picture, format=file_format)
+        figure.savefig(picture, format=_ending(path))
     write_file(path, picture.getvalue())
+
+
+def check_plot(path: str | Path) -> None:
+    """Find out before the work is done that it could not be drawn; raises as :func:`plot_schedule` does."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'"
+        ) from None
+    if _ending(path) not in FORMATS:
+        raise OutputError(f"{path}: its ending does not name a picture format. End it in .png, .svg or .pdf.")
+
+
+def _ending(path: str | Path) -> str:
+    return Path(path).suffix[1:].lower()
 
 
 def _draw(figure: "Figure", schedule: Schedule, before: Timeline, after: Timeline, lanes: int) -> None:
@@ -180,7 +190,7 @@ def _lane(axes: "Axes", lane: _Lane, y: float, step_us: float, edges: Floats, sc
     stalled = busy + HEIGHT * busy_share(lane.exposed, edges)
     axes.stairs(stalled, edges / scale, baseline=busy, fill=True, color=EXPOSED, linewidth=0)
     share = sum(span.end_us - span.start_us for span in lane.busy) / (step_us or 1.0)
-    for x, text, side in ((-0.008, lane.label, "right"), (1.005, f"{100 * share:.0f} %", "left")):
+    for x, text, side in ((-0.008, lane.label, "right"), (1.005, f"{100 * share:.1f} %", "left")):
         axes.text(x, y + HEIGHT / 2, text, transform=axes.get_yaxis_transform(), ha=side, va="center", fontsize=9,
                   color=INK, parse_math=False)  # fmt: skip
 

@@ -14,11 +14,13 @@ from overlap_sched.result import Decision, Schedule
 
 _WHY = {
     "reference": "it was the first node still open in the reference order",
-    "due": "its latest start had come: any later and the compute that needs it would stand still",
-    "frees": "it was ready, and the sooner it is done the sooner its input is freed",
+    "due": "its latest start would have passed while the next compute ran",
+    "frees": "its latest start would have passed while the next compute ran, and once done it frees memory",
     "fits": "nothing else could run without standing still",
     "original": "the original order was kept",
 }
+_ROUNDING = 1e-9
+"""Relative to the step: standstill below this comes from adding up floating-point numbers."""
 
 
 def gap_percent(step_us: float, bound_us: float) -> float:
@@ -85,7 +87,7 @@ def explanation(schedule: Schedule, collective: str | None = None) -> str:
         wanted = _find(schedule.problem, collective)
         return "\n".join(_record(schedule, d) for d in decisions if d.collective == wanted)
     worst_first = sorted(decisions, key=lambda d: (-d.exposed_us, d.position))
-    exposed = sum(d.exposed_us > 0 for d in decisions)
+    exposed = sum(d.exposed_us > _ROUNDING * schedule.scheduled.step_us for d in decisions)
     head = [
         f"{printable(schedule.problem.name)}: {_count(len(decisions), 'collective')}, {exposed} exposed for "
         f"{duration(sum(d.exposed_us for d in decisions))} in all; most exposed first (simulated, "
@@ -115,10 +117,11 @@ def _record(schedule: Schedule, decision: Decision) -> str:
         ),
         f"  held back by {_held_by(problem, decision)}",
     ]
-    if decision.over_bytes > 0:
+    if decision.over_position is not None:
         lines.append(
             f"  memory refused an earlier launch: {size(decision.over_bytes)} ({decision.over_bytes:,} bytes) over the "
-            f"budget at position {decision.over_position or 0:,} of the reference order"
+            f"budget while {printable(problem.nodes[decision.over_position].name)} runs "
+            f"(position {decision.over_position:,} of the original order)"
         )
     return "\n".join(lines)
 
@@ -143,7 +146,9 @@ def _held_by(problem: Problem, decision: Decision) -> str:
         return f"a dependency: {holder} had to run first" if holder else "a dependency"
     if decision.held_by == "stream":
         return f"its stream: {holder} was still on it" if holder else "its stream, which was busy"
-    return "memory: launched any sooner, it would not have fitted into the budget"
+    if decision.held_by == "memory":
+        return "memory: launched sooner, it would not have fitted into the budget"
+    return "nothing but the place it was given: it could have been launched sooner"
 
 
 def _find(problem: Problem, name: str) -> int:

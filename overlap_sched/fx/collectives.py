@@ -59,7 +59,9 @@ _LAUNCHES = {
     "symm_mem": ("_low_contention_all_gather", "_low_contention_reduce_scatter"),
 }
 _BLOCKING = {
-    "_dtensor": ("shard_dim_alltoall",),  # waits for its work before it returns (torch/csrc/distributed/c10d/Functional.cpp)
+    "_dtensor": (
+        "shard_dim_alltoall",
+    ),  # waits for its work before it returns (torch/csrc/distributed/c10d/Functional.cpp)
     "symm_mem": (
         "fused_all_gather_matmul",
         "fused_all_gather_scaled_matmul",

@@ -89,8 +89,7 @@ def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
 def _checked(given: float, node: fx.Node) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 <= given < math.inf:
         raise CostError(
-            f"cost() returned {given!r} for node {node.name!r}. Return microseconds, 0 or more, or None for the model's own."
+            f"cost() returned {given!r} for node {node.name!r}. "
+            "Return microseconds, 0 or more, or None for the model's own."
         )
     return float(given)
-
-

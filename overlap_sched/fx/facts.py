@@ -2,8 +2,8 @@
 
 import math
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -62,6 +62,7 @@ class OpFacts:
         selects: Takes one out of a list of values: looks at what it returns, not at the whole list.
         overwrites: What it writes it does not read first (``copy_``, ``out=``).
         nested: Runs other operators: a subgraph, or one named in its arguments.
+        plain: A pure function of its arguments: nothing to look at in the node itself.
     """
 
     op: str
@@ -79,17 +80,11 @@ class OpFacts:
     selects: bool = False
     overwrites: bool = False
     nested: bool = False
+    plain: bool = field(init=False)
 
-    @property
-    def plain(self) -> bool:
-        """A pure function of its arguments: nothing to look at in the node itself."""
-        return (
-            self.keeps is Keeps.NOTHING
-            and self.comm is None
-            and not (self.writes or self.writes_all or self.syncs)
-            and self.non_blocking is None
-            and not self.nested
-        )
+    def __post_init__(self) -> None:
+        demands = (self.keeps, self.comm, self.writes, self.writes_all, self.syncs, self.non_blocking, self.nested)
+        object.__setattr__(self, "plain", not any(demands))
 
 
 _IN_PLACE = {"delitem", "setitem", "iand", "ior"} | {f"i{name}" for name in operator.__all__}
@@ -152,7 +147,9 @@ def _facts_of_overload(op: OpOverload, comm: Comm | None) -> OpFacts:
         for name in a.alias_info.before_set
     }
     returns = tuple(
-        next((is_write_alias[n] for n in r.alias_info.before_set if n in is_write_alias), None) if r.alias_info else None
+        next((is_write_alias[n] for n in r.alias_info.before_set if n in is_write_alias), None)
+        if r.alias_info
+        else None
         for r in schema.returns
     )
     nothing_told = not writes and not schema.is_mutable

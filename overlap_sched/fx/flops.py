@@ -47,7 +47,8 @@ _ADDED: tuple[tuple[str, Formula], ...] = (
     ("_scaled_dot_product_fused_attention_overrideable", _attention),
     ("_scaled_dot_product_fused_attention_overrideable_backward", _attention_backward),
 )
-"""Operators that torch's counter (2.13) has no formula for. Attention counts its whole square, causal or not, as torch does."""
+"""Operators that torch's counter (2.13) has no formula for. Attention counts its whole square, causal or not, as
+torch's formulas do."""
 
 
 @cache

@@ -67,7 +67,8 @@ def _name_and_group(reading: Reading, v: int) -> tuple[str, Any]:
         ranks = _listed_ranks(node)
         return (f"{_argument(node, 'tag') or ''}:{ranks}" if ranks else str(node.target)), None
     if isinstance(value, fx.Node):  # torch 2.13: the node that looks the group up in its mesh
-        value, node = value.meta.get("val"), value
+        node = value
+        value = node.meta.get("val")
     if isinstance(value, str):
         return value, None
     for candidate in (value, getattr(value, "real_obj", None), getattr(value, "wrapped_obj", None)):
@@ -89,10 +90,9 @@ def _live_ranks(group: Any) -> list[int] | None:
         return None
     from torch.distributed import distributed_c10d as c10d
 
+    resolve: Any = c10d._resolve_process_group
     try:
-        if isinstance(group, str):
-            group = c10d._resolve_process_group(group)
-        return list(c10d.get_process_group_ranks(group))
+        return list(c10d.get_process_group_ranks(resolve(group) if isinstance(group, str) else group))
     except Exception:  # torch raises several types for "no such group"
         return None
 

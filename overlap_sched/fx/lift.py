@@ -25,12 +25,16 @@ class Lifted:
         problem: What is to be scheduled.
         nodes: Per problem id, its FX node: the graph's own order.
         notes: How often something was not known or not usual, by name:
-            ``unknown_op``: kept as a barrier; ``no_val``: a node without ``meta["val"]``, thought to alias all it takes;
-            ``size_without_hint``: a size that depends on data; ``no_storage``: a tensor without one, counted as 0 bytes;
-            ``flops_failed``: a formula raised; ``undeclared_alias``: an operator that returns what its schema calls new;
-            ``wait_outside``: a wait for a collective that this graph does not launch; ``collective_without_wait``;
-            ``group_size_guessed``; ``point_to_point``: sends and receives, and who shares their group, keep their order;
-            ``fence``: a node that everything keeps its side of; ``hazard``: dependencies that are not data.
+
+            - ``unknown_op``: kept as a barrier; ``fence``: a node that everything keeps its side of;
+              ``hazard``: dependencies that are not data;
+            - ``no_val``: a node without ``meta["val"]``, thought to alias all that it takes;
+            - ``undeclared_alias``: an operator that returns what its schema calls new, thought to write it;
+            - ``no_storage``: a tensor without storage, counted as 0 bytes; ``size_without_hint``: a size that
+              depends on data; ``flops_failed``: a formula raised;
+            - ``wait_outside``: a wait for a collective that this graph does not launch;
+              ``collective_without_wait``; ``group_size_guessed``;
+              ``point_to_point``: sends and receives and who shares their group, which keep their order.
     """
 
     problem: Problem
@@ -80,21 +84,22 @@ def lift(
     costs = costs_of(reading, model or Roofline(), cost, name_of, group_table)
     nodes = []
     for v, node in enumerate(reading.nodes):
-        facts, deps = reading.facts[v], reading.inputs[v]
+        deps = reading.inputs[v]
         if v in after:
             deps = tuple(sorted({*deps, *after[v]}))
         kind = _kind(reading, v)
-        launch = kind is Kind.COLLECTIVE
-        op = facts.comm.op if facts.comm is not None and launch else facts.op
-        nodes.append(
-            Node(
-                node.name, kind, deps, memory.alloc[v], memory.use[v], costs.time_us[v], op,
-                name_of[v] if launch else None, reading.launch_of.get(v), costs.flops[v], costs.bytes[v],
-            )  # fmt: skip
-        )
+        comm = reading.facts[v].comm if kind is Kind.COLLECTIVE else None
+        op = reading.facts[v].op if comm is None else comm.op
+        group = None if comm is None else name_of[v]
+        facts = (op, group, reading.launch_of.get(v), costs.flops[v], costs.bytes[v])
+        nodes.append(Node(node.name, kind, deps, memory.alloc[v], memory.use[v], costs.time_us[v], *facts))
     used = {node.group for node in nodes if node.group is not None}
     problem = Problem(
-        name or _name(gm), tuple(nodes), memory.storages, {k: g for k, g in group_table.items() if k in used}, memory_model
+        name or _name(gm),
+        tuple(nodes),
+        memory.storages,
+        {k: g for k, g in group_table.items() if k in used},
+        memory_model,
     )
     _count(reading, after)
     return Lifted(problem, tuple(reading.nodes), {k: n for k, n in sorted(reading.notes.items()) if n})

@@ -27,8 +27,8 @@ def memory_of(
 
     ``runtime``: a wait allocates nothing and uses its collective's inputs and output; a collective that nothing waits
     for holds both to the end; what is mutated of the inputs stays. ``tracker``: as torch's
-    ``memory_estimator.MemoryTracker`` sees them: each value's own storages, a use is an input's value, and what is never
-    used is never freed.
+    ``memory_estimator.MemoryTracker`` sees them: each value's own storages, a use is an input's value, and what is
+    never used is never freed.
 
     Without a filter, storages that are not on a CPU count; where all are, they do.
     """

@@ -14,6 +14,7 @@ from overlap_sched.fx.facts import NO_CALL, UNKNOWN_CALL, Arg, Keeps, OpFacts, f
 from overlap_sched.fx.storages import Storages
 
 _MISSING = object()
+_NONE: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,13 +109,15 @@ class _Reader:
         if val is _MISSING:
             val = self._value_without_meta(node, facts)
         if val is _MISSING:
-            raw, nbytes, outs = (), 0, takes
+            raw, nbytes, outs = _NONE, 0, takes
         else:
             raw, nbytes = storages.of_value(val)
             outs = raw
-        fresh = tuple([s for s in raw if s >= seen]) if len(storages.root) > seen else ()
+        fresh = tuple([s for s in raw if s >= seen]) if len(storages.root) > seen else _NONE
         if node.op == "get_attr":
-            outs = self.attributes.setdefault(node.target, outs)
+            first = self.attributes.setdefault(node.target, outs)
+            storages.root[seen:] = first if len(first) == len(fresh) else fresh  # the same attribute again
+            outs = first
         elif fresh and (facts.returns or facts.comm is not None):
             self._join_with_arguments(node, facts, val, fresh)
         if facts.returns or facts.comm is not None or (raw and storages.root[raw[0]] != raw[0]) or len(raw) > 1:
@@ -210,7 +213,9 @@ class _Reader:
         """A subgraph that does more than compute makes the node that runs it a barrier."""
         keeps = Keeps.NOTHING
         for n in node.all_input_nodes:
-            module = getattr(self.module, str(n.target), None) if n.op == "get_attr" and self.module is not None else None
+            module = (
+                getattr(self.module, str(n.target), None) if n.op == "get_attr" and self.module is not None else None
+            )
             if isinstance(module, fx.GraphModule):
                 inner = read_graph(module.graph)
                 keeps = max([keeps, *inner.keeps.values()])
@@ -234,7 +239,8 @@ def _nodes_in(argument: Any) -> Iterator[fx.Node]:
 
 def _unnested(node: fx.Node, facts: OpFacts) -> tuple[OpFacts, tuple[Any, ...], dict[str, Any]]:
     """Facts and arguments of the operator that a wrapper runs, with the wrapper's own demands kept."""
-    args, kwargs = node.args, node.kwargs
+    args: tuple[Any, ...] = node.args
+    kwargs: dict[str, Any] = node.kwargs
     if not facts.nested:
         return facts, args, kwargs
     if is_higher_order(node.target, "with_effects"):

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 UNBACKED_HINT = 8192
 """A size that depends on data and has no hint counts as this (torch's own ``unbacked_symint_fallback``)."""

@@ -1,0 +1,116 @@
+"""Schedule an FX graph in place: lift, schedule, put the order back; the graph as it was where anything fails."""
+
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from overlap_sched.errors import OverlapSchedWarning, VerificationError
+from overlap_sched.fx.lift import lift
+from overlap_sched.fx.reorder import reorder
+from overlap_sched.options import Options
+from overlap_sched.result import Figures, Schedule
+from overlap_sched.schedule import schedule
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a graph.
+
+    Attributes:
+        name: The problem's name; the graph's class where lifting failed.
+        schedule: Figures before and after, the order, the decisions; ``None`` where nothing was scheduled.
+        changed: Whether the graph has another order now.
+        reason: Why it has not; ``None`` where it has.
+        notes: See :class:`overlap_sched.fx.lift.Lifted`.
+        lift_s: Seconds to lift the graph. reorder_s: to put the order back.
+    """
+
+    name: str
+    schedule: Schedule | None = None
+    changed: bool = False
+    reason: str | None = None
+    notes: Mapping[str, int] = field(default_factory=dict)
+    lift_s: float = 0.0
+    reorder_s: float = 0.0
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        lines = [f"{self.name}: {'reordered' if self.changed else f'left as it was: {self.reason}'}"]
+        plan = self.schedule
+        if plan is not None:
+            model = plan.options.memory_model
+            lines.append(f"  before  {_figures(plan.original)}")
+            if self.changed:
+                lines.append(f"  after   {_figures(plan.scheduled)}")
+            lines.append(f"  peak budget {plan.budget_bytes / 2**30:.3f} GiB ({model} memory model)")
+            lines.append(
+                f"  {len(plan.problem.nodes)} nodes, {len(plan.problem.collectives)} collectives; "
+                f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"
+            )
+        if self.notes:
+            lines.append("  notes: " + ", ".join(f"{name} {count}" for name, count in self.notes.items()))
+        return "\n".join(lines)
+
+
+def _figures(figures: Figures) -> str:
+    return (
+        f"step {figures.step_us / 1e3:.3f} ms, {figures.exposed_us / 1e3:.3f} ms exposed, "
+        f"peak {figures.peak_bytes / 2**30:.3f} GiB"
+    )
+
+
+def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None, **lift_arguments: Any) -> Report:
+    """Reorder a graph in place so that its communication hides behind its compute, within the memory budget.
+
+    Args:
+        gm: A graph whose nodes have ``meta["val"]``, after AOTAutograd. A module is recompiled.
+        options: How; ``None``: the defaults (zero headroom).
+        **lift_arguments: What :func:`overlap_sched.fx.lift` takes, but for ``memory_model``, which ``options`` says:
+            ``cost``, ``parameters``, ``donated``, ``name``, ``model``, ``groups``, ``ranks_per_node``, ``device_filter``.
+
+    Returns:
+        A report. Where anything fails the graph is as it was, the report says why, and so does a warning.
+
+    Raises:
+        VerificationError: With ``options.strict``, instead of that warning.
+    """
+    options = options or Options()
+    before = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
+    try:
+        return _schedule_graph(gm, options, lift_arguments)
+    except VerificationError:
+        raise
+    except Exception as error:  # a pass that fails must not take the compilation with it
+        name = str(lift_arguments.get("name") or type(gm).__name__)
+        reason = f"{type(error).__name__}: {error}"
+        _restore(gm, before)
+        if options.strict:
+            raise VerificationError(f"scheduling {name!r} failed: {reason}") from error
+        warnings.warn(f"overlap_sched leaves {name!r} as it was: {reason}", OverlapSchedWarning, stacklevel=2)
+        return Report(name, reason=reason)
+
+
+def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_arguments: Mapping[str, Any]) -> Report:
+    began = time.perf_counter()
+    lifted = lift(gm, memory_model=options.memory_model, **lift_arguments)
+    lift_s = time.perf_counter() - began
+    name = lifted.problem.name
+    if not lifted.problem.collectives:
+        return Report(name, reason="the graph has no collectives", notes=lifted.notes, lift_s=lift_s)
+    plan = schedule(lifted.problem, options)
+    if plan.order == lifted.problem.original_order:
+        reason = plan.fell_back or "no better order was found"
+        return Report(name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
+    began = time.perf_counter()
+    reorder(gm, [lifted.nodes[v] for v in plan.order])
+    return Report(name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
+
+
+def _restore(gm: fx.GraphModule | fx.Graph, before: list[fx.Node]) -> None:
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    if list(graph.nodes) != before:
+        reorder(gm, before)

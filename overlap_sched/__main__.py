@@ -1,0 +1,8 @@
+"""``python -m overlap_sched`` is the command ``overlap-sched``."""
+
+import sys
+
+from overlap_sched.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

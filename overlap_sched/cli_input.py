@@ -1,0 +1,149 @@
+"""What the command line is given: a problem file, or a graph dump that torch has written.
+
+Only a dump imports torch, and only when there is one.
+"""
+
+import gzip
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
+from overlap_sched.problem import Group, Kind, MemoryModel, Problem
+from overlap_sched.problem_file import read_problem
+
+RANKS_PER_NODE = 8
+"""Of the jobs that dumps come from."""
+_DUMP_SUFFIXES = (".py", ".txt")
+_GUESSES = {
+    "unknown_op": "an operator that is not known: kept in its place, with everything around it",
+    "no_val": "a node without shapes: thought to alias all that it takes",
+    "undeclared_alias": "an operator that returns what it calls new: thought to write it",
+    "no_storage": "a tensor without storage: counted as 0 bytes",
+    "size_without_hint": "a size that depends on data: guessed",
+    "flops_failed": "operations that could not be counted: taken as 0",
+    "group_size_guessed": "a process group of unknown size: guessed; say it with --group NAME=SIZE",
+}
+"""Notes of :class:`overlap_sched.fx.Lifted` that tell of guesses, in words."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input and how to read it; ``None`` and empty: as the file says.
+
+    Attributes:
+        path: A problem file (JSON, plain or gzipped) or a graph dump (``.py`` or ``.txt``, plain or gzipped).
+        comm_scale: Every collective takes so many times as long.
+        memory_model: Dumps are lifted in it (default ``runtime``); a problem file is in one model already.
+        groups: Of a dump, per process group its size or its ranks.
+        device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
+    """
+
+    path: str
+    comm_scale: float = 1.0
+    memory_model: MemoryModel | None = None
+    groups: Mapping[str, int | Sequence[int]] | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A problem, and what a reader of its figures should know about how it was made."""
+
+    problem: Problem
+    notes: tuple[str, ...] = ()
+
+
+def load(source: Source, tell: Callable[[str], None]) -> Loaded:
+    """Read a problem, whatever it comes as; ``tell`` hears what is being done.
+
+    Raises:
+        OverlapSchedError: One of its subclasses: nothing to read, not understood, or options that do not fit.
+    """
+    if not math.isfinite(source.comm_scale) or source.comm_scale < 0:
+        raise OptionsError(f"--comm-scale is {source.comm_scale}; it is a factor, 0 or more.")
+    if not _is_dump(source.path):
+        if source.groups or source.device:
+            raise OptionsError(
+                f"{source.path} is a problem file: it has its own groups and times. Leave --group and --device out."
+            )
+        return Loaded(read_problem(source.path, comm_scale=source.comm_scale))
+    return _load_dump(source, tell)
+
+
+def _is_dump(path: str) -> bool:
+    """By name where that is clear, else by content: a problem starts with ``{``, compressed or not."""
+    name = path.lower().removesuffix(".gz")
+    if name.endswith(".json"):
+        return False
+    head = _head(path)
+    if head.lstrip().startswith(b"{"):
+        return False
+    if name.endswith(_DUMP_SUFFIXES):
+        return True
+    raise ProblemFileError(
+        f"{path}: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
+        f"({' or '.join(_DUMP_SUFFIXES)}). Check the path or rename it."
+    )
+
+
+def _head(path: str) -> bytes:
+    """The first bytes, uncompressed; empty where a gzip stream is broken (its reader will say how)."""
+    try:
+        with open(path, "rb") as plain:
+            head = plain.read(64)
+        if head[:2] != b"\x1f\x8b":
+            return head
+        with gzip.open(path) as unpacked:
+            return unpacked.read(64)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        return b""
+    except OSError as error:
+        raise ProblemFileError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+
+
+def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
+    try:
+        from overlap_sched.fx import lift, load_dump
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "torch":
+            raise
+        raise MissingExtraError(
+            f"{source.path} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"
+        ) from None
+    from overlap_sched.cost import Roofline, device_named
+
+    dump = load_dump(
+        source.path,
+        groups=source.groups,
+        progress=lambda done, total: tell(f"reading {source.path}: {done:,} of {total:,} nodes"),
+    )
+    tell("lifting the graph")
+    lifted = lift(
+        dump.gm,
+        name=dump.name,
+        memory_model=source.memory_model or "runtime",
+        model=Roofline() if source.device is None else Roofline(device_named(source.device)),
+        groups={name: _placed(group.size, group.ranks) for name, group in dump.groups.items()},
+    )
+    notes = [f"{count} x {what}" for what, count in dump.notes.items()]
+    notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
+    return Loaded(_scaled(lifted.problem, source.comm_scale), tuple(notes))
+
+
+def _placed(size: int, ranks: Sequence[int] | None) -> Group:
+    """A group of a dump is inside one node if its ranks are; without ranks, if it is no larger than a node."""
+    if ranks is None:
+        return Group(size, size <= RANKS_PER_NODE)
+    return Group(size, len({rank // RANKS_PER_NODE for rank in ranks}) == 1)
+
+
+def _scaled(problem: Problem, comm_scale: float) -> Problem:
+    if comm_scale == 1.0:
+        return problem
+    nodes = (
+        node._replace(time_us=node.time_us * comm_scale) if node.kind is Kind.COLLECTIVE else node
+        for node in problem.nodes
+    )
+    return replace(problem, nodes=tuple(nodes))

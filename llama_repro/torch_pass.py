@@ -7,6 +7,7 @@ compared on the same costs. Its roofline helpers need a GPU and are replaced for
 import contextlib
 import inspect
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 from unittest import mock
@@ -27,6 +28,10 @@ _TFLOPS = "torch.utils._runtime_estimation.get_device_tflops"
 def torch_order(problem: Problem, headroom: Literal["default", "zero"] = "default") -> tuple[Order, float]:
     """The order that torch's pass gives, and how many seconds it took.
 
+    On some graphs with two process groups the pass recurses without end (seen in torch 2.13: standing at a wait, it launches
+    a collective whose path needs another wait, which completes the first). Then it is run again without such launches, and
+    a ``RuntimeWarning`` says so.
+
     Args:
         problem: What to schedule.
         headroom: ``"default"``: torch's own caps (1 GB or 5 % of the peak, whichever is more). ``"zero"``: both caps 0.
@@ -36,19 +41,49 @@ def torch_order(problem: Problem, headroom: Literal["default", "zero"] = "defaul
     """
     caps = {} if headroom == "default" else {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0}
     with _groups_of(problem) as names, mock.patch(_DRAM_GBPS, lambda *_: 1e3), mock.patch(_TFLOPS, lambda *_: 1e3):
-        rebuilt = problem_to_graph(problem, names)
-        started = time.perf_counter()
         try:
-            result = _overlap_pass()(rebuilt.graph_module, custom_runtime_estimation=_times(problem, rebuilt), **caps)
-        except (RuntimeError, AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise TorchPassError(
-                f"torch {torch.__version__}: its overlap pass failed on problem {problem.name!r} with "
-                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}. "
-                "Leave it out with --no-torch."
-            ) from error
-        seconds = time.perf_counter() - started
-    order = [rebuilt.node_ids[node] for node in result.graph.nodes if node in rebuilt.node_ids]
-    return tuple(order), seconds
+            return _run(problem, names, caps)
+        except RecursionError:
+            warnings.warn(
+                f"torch's overlap pass recurses without end on {problem.name!r}; run without launches that need another wait",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            with _repaired():
+                return _run(problem, names, caps)
+
+
+def _run(problem: Problem, names: dict[str, str], caps: dict[str, float]) -> tuple[Order, float]:
+    run, rebuilt = _overlap_pass(), problem_to_graph(problem, names)
+    started = time.perf_counter()
+    try:
+        result = run(rebuilt.graph_module, custom_runtime_estimation=_times(problem, rebuilt), **caps)
+    except RecursionError:
+        raise
+    except (RuntimeError, AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TorchPassError(
+            f"torch {torch.__version__}: its overlap pass failed on problem {problem.name!r} with "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}. "
+            "Leave it out with --no-torch."
+        ) from error
+    seconds = time.perf_counter() - started
+    return tuple(rebuilt.node_ids[node] for node in result.graph.nodes if node in rebuilt.node_ids), seconds
+
+
+@contextlib.contextmanager
+def _repaired() -> Iterator[None]:
+    from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler, is_wait_tensor
+
+    find_path = OverlapScheduler._find_schedulable_path
+
+    def find_path_without_waits(scheduler: Any, target: fx.Node, hidden_by: fx.Node | None, why: Any) -> Any:
+        path = find_path(scheduler, target, hidden_by, why)
+        if path and hidden_by is not None and is_wait_tensor(hidden_by) and any(map(is_wait_tensor, path)):
+            return None
+        return path
+
+    with mock.patch.object(OverlapScheduler, "_find_schedulable_path", find_path_without_waits):
+        yield
 
 
 def _overlap_pass() -> Callable[..., fx.GraphModule]:

@@ -41,9 +41,9 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
     options = options or Options()
     if problem.memory_model != options.memory_model:
         raise MemoryModelError(
-            f"problem {problem.name!r} is in the {problem.memory_model!r} memory model, but "
-            f"{options.memory_model!r} was asked for. A problem is in the model in which it was written: capture the graph again in the other one, "
-            f"or ask for memory_model={problem.memory_model!r}."
+            f"problem {problem.name!r} is in the {problem.memory_model!r} memory model, but {options.memory_model!r} "
+            "was asked for. A problem is in the model in which it was written: capture the graph again in the other "
+            f"one, or ask for memory_model={problem.memory_model!r}."
         )
     timeline, original = _measure(problem, problem.original_order)
     run, order, fell_back = None, problem.original_order, None

@@ -1,0 +1,172 @@
+"""Graphs for the tests of fx/, orders of them, and an adversary that runs them.
+
+The adversary plays the network: a collective may move its data at any time between its launch and its wait. ``eager``
+moves all at the launch; ``lazy`` leaves the output full of NaN until the wait and only then reads the input. An order
+that is right gives the same result under both as the original does.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from overlap_sched.fx import lift
+from overlap_sched.fx.reorder import reorder
+from overlap_sched.problem import Order, Problem
+
+C10D = torch.ops._c10d_functional
+ATEN = torch.ops.aten
+RANKS = 2
+Timing = Literal["eager", "lazy"]
+
+
+def wait(x: torch.Tensor) -> torch.Tensor:
+    return C10D.wait_tensor(x)
+
+
+def gather(x: torch.Tensor, group: str = "0") -> torch.Tensor:
+    return C10D.all_gather_into_tensor(x, RANKS, group)
+
+
+def scatter(x: torch.Tensor, group: str = "0") -> torch.Tensor:
+    return C10D.reduce_scatter_tensor(x, "sum", RANKS, group)
+
+
+def trace(f: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cpu") -> fx.GraphModule:
+    """Trace on fake tensors of these shapes."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = [torch.empty(shape, device=device) for shape in shapes]
+    return make_fx(f, tracing_mode="fake")(*inputs)
+
+
+def tensors(gm: fx.GraphModule, seed: int = 0) -> list[torch.Tensor]:
+    """Real inputs for a traced graph."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(n.meta["val"].shape, generator=generator) for n in gm.graph.nodes if n.op == "placeholder"]
+
+
+def random_order(problem: Problem, rng: random.Random) -> Order:
+    """Any order that keeps the problem's dependencies; biased, now and then, to far from the original."""
+    left = [len(before) for before in problem.predecessors]
+    ready = [v for v, n in enumerate(left) if n == 0]
+    order = []
+    pick: Callable[[list[int]], int] = rng.choice([rng.choice, max, lambda vs: vs[-1]])
+    while ready:
+        v = pick(ready)
+        ready.remove(v)
+        order.append(v)
+        for w in problem.successors[v]:
+            left[w] -= 1
+            if left[w] == 0:
+                ready.append(w)
+    return tuple(order)
+
+
+def reordered(gm: fx.GraphModule, rng: random.Random) -> fx.GraphModule:
+    """A copy of the graph in a random valid order."""
+    lifted = lift(gm)
+    order = random_order(lifted.problem, rng)
+    copied: dict[fx.Node, fx.Node] = {}
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, copied))
+    nodes = [copied.get(node) for node in lifted.nodes]
+    nodes[-1] = next(iter(reversed(graph.nodes)))
+    result = fx.GraphModule(gm, graph)
+    reorder(result, [nodes[v] for v in order])
+    result.graph.lint()
+    return result
+
+
+class Adversary(fx.Interpreter):
+    """Runs a graph with a network of its own: see the module."""
+
+    def __init__(self, gm: fx.GraphModule, timing: Timing) -> None:
+        super().__init__(gm)
+        self.timing = timing
+        self.late: dict[int, list[Callable[[], object]]] = {}
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is C10D.wait_tensor.default:
+            for move in self.late.pop(args[0].untyped_storage()._cdata, []):
+                move()
+            return args[0]
+        if target not in MOVES:
+            return super().call_function(target, args, kwargs)
+        out, move = MOVES[target](*args, **kwargs)
+        if self.timing == "eager":
+            move()
+        else:
+            for tensor in out if isinstance(out, list) else [out]:
+                self.late.setdefault(tensor.untyped_storage()._cdata, []).append(move)
+        return out
+
+
+def _gathered(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x * (rank + 1) for rank in range(RANKS)])
+
+
+def _scattered(x: torch.Tensor) -> torch.Tensor:
+    return x[: x.shape[0] // RANKS] * RANKS
+
+
+def _unset(x: torch.Tensor, rows: int) -> torch.Tensor:
+    return x.new_full((rows, *x.shape[1:]), float("nan"))
+
+
+def _out_of_place(f: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def launch(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, Callable[[], object]]:
+        out = _unset(x, f(x).shape[0])
+        return out, lambda: out.copy_(f(x))
+
+    return launch
+
+
+def _gather_out(x: torch.Tensor, *_: Any, out: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+    return out, lambda: out.copy_(_gathered(x))
+
+
+def _reduce_in_place(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, Callable[[], object]]:
+    return x, lambda: x.mul_(RANKS)
+
+
+def _gather_coalesced(xs: list[torch.Tensor], *_: Any) -> tuple[list[torch.Tensor], Callable[[], object]]:
+    outs = [_unset(x, RANKS * x.shape[0]) for x in xs]
+    done: list[bool] = []
+
+    def move() -> None:
+        if not done:  # one piece of work with several outputs
+            done.append(True)
+            for out, x in zip(outs, xs, strict=True):
+                out.copy_(_gathered(x))
+
+    return outs, move
+
+
+MOVES: dict[Any, Callable[..., Any]] = {
+    C10D.all_gather_into_tensor.default: _out_of_place(_gathered),
+    C10D.reduce_scatter_tensor.default: _out_of_place(_scattered),
+    C10D.all_reduce.default: _out_of_place(lambda x: x * RANKS),
+    C10D.all_reduce_.default: _reduce_in_place,
+    C10D.all_gather_into_tensor_out.default: _gather_out,
+    C10D.all_gather_into_tensor_coalesced.default: _gather_coalesced,
+}
+
+
+def outcome(gm: fx.GraphModule, timing: Timing) -> list[torch.Tensor]:
+    """All that a run can be seen to do: its results, and what it left in its inputs."""
+    inputs = tensors(gm)
+    torch.manual_seed(7)
+    results = Adversary(gm, timing).run(*inputs)
+    return [*torch.utils._pytree.tree_leaves(results), *inputs]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    """Bitwise equal; NaN equals itself."""
+    return len(a) == len(b) and all(
+        x.shape == y.shape and torch.equal(x.contiguous().view(torch.int32), y.contiguous().view(torch.int32))
+        for x, y in zip(a, b, strict=True)
+    )

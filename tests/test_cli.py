@@ -35,7 +35,7 @@ def command(*arguments: str, **keywords: object) -> subprocess.CompletedProcess[
         [sys.executable, "-m", "overlap_sched", *arguments],
         capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, **keywords,
-    )  # type: ignore[call-overload,no-any-return]  # fmt: skip
+    )  # type: ignore[call-overload]  # fmt: skip
 
 
 def run(*arguments: str) -> int:

@@ -110,3 +110,7 @@ class InputNameError(OverlapSchedError, ValueError):
 
 class CostError(OverlapSchedError, ValueError):
     """A cost callable returned something that is not a time."""
+
+
+class GoldenError(OverlapSchedError, ValueError):
+    """The committed numbers to compare with are missing or cannot be read."""

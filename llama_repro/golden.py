@@ -1,0 +1,88 @@
+"""Committed numbers (``golden.json``): no figure may become worse than them by more than its tolerance."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llama_repro.harness import Measured, Row
+from overlap_sched.errors import GoldenError
+from overlap_sched.problem import MemoryModel
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+RELATIVE = {"peak_bytes": 0.002, "step_us": 0.002, "exposed_us": 0.05}
+"""By what share a figure may grow."""
+ABSOLUTE = {"gap_percent": 0.1, "exposed_us": 500.0}
+"""By how much it may grow whatever its size: points of a percent, microseconds."""
+
+
+def key_of(row: Row) -> str:
+    """The row's name in the file."""
+    return row.name if row.model is None else f"{row.name}, {row.model}"
+
+
+def figures_of(row: Row) -> dict[str, float]:
+    """All figures of a row that a machine's speed has no say in; smaller is better for each."""
+    models: tuple[MemoryModel, ...] = ("tracker", "runtime")
+    peaks = {f"{model}_peak_bytes": float(row.peak_bytes[model]) for model in models}
+    return {
+        **peaks,
+        "step_us": round(row.step_us, 3),
+        "exposed_us": round(row.exposed_us, 3),
+        "gap_percent": round(row.gap_percent, 4),
+    }
+
+
+def worse_than_golden(config: str, measured: Measured, path: Path = GOLDEN) -> list[str]:
+    """One line for each figure that is worse than the committed one by more than its tolerance; which, and by how much.
+
+    Rows of torch's own pass are compared only under the version of torch that the file was made with.
+
+    Raises:
+        GoldenError: The file has no numbers for the configuration, or cannot be read.
+    """
+    golden = _load(path)
+    if config not in golden:
+        raise GoldenError(
+            f"{path.name} has no numbers for {config!r}. Make them with --update-golden, and commit them."
+        )
+    committed, lines = golden[config]["rows"], []
+    same_torch = golden[config]["torch"] == _torch_version()
+    for row in measured.rows:
+        if key_of(row) not in committed or (row.name.startswith("torch") and not same_torch):
+            continue
+        for name, now in figures_of(row).items():
+            before = committed[key_of(row)][name]
+            allowed = before + tolerance(name, before)
+            if now > allowed:
+                lines.append(
+                    f"{key_of(row)}: {name} is {now:,.10g}; golden {before:,.10g}, at most {allowed:,.10g} allowed"
+                )
+    return lines
+
+
+def tolerance(name: str, golden: float) -> float:
+    """How much worse than its golden value a figure may be."""
+    kind = "peak_bytes" if name.endswith("peak_bytes") else name
+    return max(RELATIVE.get(kind, 0.0) * golden, ABSOLUTE.get(kind, 0.0))
+
+
+def update_golden(config: str, measured: Measured, path: Path = GOLDEN) -> None:
+    """Write the configuration's numbers into the file; other configurations keep theirs."""
+    golden = _load(path) if path.exists() else {}
+    rows = {key_of(row): figures_of(row) for row in measured.rows}
+    golden[config] = {"torch": _torch_version(), "bound_us": round(measured.bound_us, 3), "rows": rows}
+    path.write_text(json.dumps(golden, indent=1, sort_keys=True) + "\n")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise GoldenError(f"{path} cannot be read: {error}. Make it anew with --update-golden.") from None
+
+
+def _torch_version() -> str:
+    return torch.__version__.split("+")[0]

@@ -11,7 +11,7 @@ The file is never imported or evaluated. It is parsed, and its parts are read by
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,40 +80,28 @@ def load_dump(
     """
     source = read_source(path)
     name = Path(path).name.split(".")[0]
-    loader = _Loader(source, dict(sizes or {}))
-    given = given_groups(groups)
-    literal = None if source.groups is None else Literals(source.path, {}).read(source.groups)
-    found = resolve_groups(loader.parsed, given, written_groups(source.path, literal), loader.notes)
-    with warnings.catch_warnings(), stand_ins(_asked_by_name(loader.parsed.graph.nodes, found)), fake_execution():
+    loader = _Loader(source, given_groups(groups), dict(sizes or {}))
+    with warnings.catch_warnings(), stand_ins(loader.groups_asked_by_name()), fake_execution():
         warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
         loader.run(progress)
         gm = loader.graph_module()
-    gm.meta[GROUPS_KEY] = dict(found)
-    return Dump(gm, name, found, dict(sorted(loader.notes.items())))
+    gm.meta[GROUPS_KEY] = dict(loader.groups)
+    return Dump(gm, name, loader.groups, dict(sorted(loader.notes.items())))
 
 
-def _asked_by_name(nodes: Iterable[fx.Node], groups: Mapping[str, DumpGroup]) -> dict[str, DumpGroup]:
-    """The groups that fake kernels may look up: those named outside ``_c10d_functional``, whose kernels never do."""
-    asked = {
-        name
-        for node in nodes
-        for name, _ in named_groups(node)
-        if not (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional")
-    }
-    return {name: group for name, group in groups.items() if name in asked}
-
-
-class _SizeNotKnownYet(Exception):
+class _SizeNotKnownYetError(Exception):
     """A size was asked for while it is being computed."""
 
 
 class _Loader:
     """One file being loaded: puts the parts together."""
 
-    def __init__(self, source: DumpSource, sizes: dict[str, int]) -> None:
+    def __init__(self, source: DumpSource, given: Mapping[str, DumpGroup], sizes: dict[str, int]) -> None:
         self.source = source
         self.notes: dict[str, int] = {}
         self.parsed = build_graph(source.path, source.forward)
+        literal = None if source.groups is None else Literals(source.path, {}).read(source.groups)
+        self.groups = resolve_groups(self.parsed, given, written_groups(source.path, literal), self.notes)
         self._sizes = sizes
         self._default: int | None = None
         self._sizing = False
@@ -123,7 +111,22 @@ class _Loader:
         inputs = read_inputs(source.path, source.load_args)
         self._maker = InputMaker(inputs, {**source.symbols, **sizes}, self._default_symbol)
         self._inputs = self._match_inputs(inputs.inputs)
-        self.values = Values(self.parsed, self._placeholder, self._attribute, self._run_body, self._size, self.notes)
+        self.values = self._values_of(self.parsed, self._placeholder, self._attribute)
+
+    def _values_of(
+        self, parsed: ParsedGraph, placeholder: Callable[[fx.Node], Any], attribute: Callable[[fx.Node], Any]
+    ) -> Values:
+        return Values(parsed, placeholder, attribute, self._run_body, self._size, self.groups, self.notes)
+
+    def groups_asked_by_name(self) -> dict[str, DumpGroup]:
+        """The groups that fake kernels may look up: those named outside ``_c10d_functional``, whose kernels never do."""
+        asked = {
+            name
+            for node in self.parsed.graph.nodes
+            for name, _ in named_groups(node)
+            if not (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional")
+        }
+        return {name: group for name, group in self.groups.items() if name in asked}
 
     def _match_inputs(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
         placeholders = [node for node in self.parsed.graph.nodes if node.op == "placeholder"]
@@ -193,7 +196,7 @@ class _Loader:
 
     def _run_graph(self, parsed: ParsedGraph, operands: Sequence[Any]) -> Any:
         given = iter(operands)
-        values = Values(parsed, lambda _: next(given, None), lambda _: Opaque(), self._run_body, self._size, self.notes)
+        values = self._values_of(parsed, lambda _: next(given, None), lambda _: Opaque())
         result = None
         for node in parsed.graph.nodes:
             result = values.evaluate(node)
@@ -213,7 +216,7 @@ class _Loader:
 
     def _default_size(self) -> int:
         if self._sizing:
-            raise _SizeNotKnownYet
+            raise _SizeNotKnownYetError
         if self._default is None:
             self._sizing = True
             split = dump_guess.balanced_split(list(self.parsed.graph.nodes), self._rows)
@@ -233,7 +236,7 @@ class _Loader:
             for ancestor in self.parsed.graph.nodes:
                 if ancestor in before:
                     self.values.evaluate(ancestor)
-        except (_SizeNotKnownYet, DumpError):
+        except (_SizeNotKnownYetError, DumpError):
             return None
         value = self.values.of[node]
         return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else None

@@ -1,8 +1,8 @@
 """What ``Repro.__init__`` sets: constants as fake tensors of their shape, submodules as opaque modules.
 
-Implements what ``torch._dynamo.debug_utils.NNModuleToString`` writes: ``register_buffer('name', tensor(...))`` for up to
-four elements, ``torch.randn``/``torch.randint`` for more, ``torch.nn.Parameter(torch.randn(...))``, each perhaps with
-``.to("cuda:0")``; and the repr of a submodule, which need not be Python.
+Implements what ``torch._dynamo.debug_utils.NNModuleToString`` writes: ``register_buffer('name', tensor(...))``
+for up to four elements, ``torch.randn`` or ``torch.randint`` for more, ``torch.nn.Parameter(torch.randn(...))``,
+each perhaps with ``.to("cuda:0")``; and the repr of a submodule, which need not be Python.
 """
 
 import ast

@@ -120,24 +120,30 @@ def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
     return [(name, size) for name in names if isinstance(name, str) and name]
 
 
+def resharded(source: torch.Tensor, gather_dim: int, shard_dim: int, size: int) -> torch.Tensor:
+    """What ``_dtensor.shard_dim_alltoall`` returns; its own fake kernel asks for this rank in a default group."""
+    shape = list(source.shape)
+    shape[gather_dim] *= size
+    shape[shard_dim] //= size
+    return source.new_empty(shape)
+
+
 @contextlib.contextmanager
 def stand_ins(groups: Mapping[str, DumpGroup]) -> Iterator[None]:
     """Within it, a lookup of a group by name finds a fake one of the right size; afterwards all is as before."""
     if not groups or not torch.distributed.is_available():
         yield
         return
-    from torch._C import _distributed_c10d as c10d
-    from torch.testing._internal.distributed.fake_pg import FakeProcessGroup
-
+    c10d: Any = torch._C._distributed_c10d
     before: dict[str, Any] = {}
-    made: list[str] = []
+    made: dict[str, Any] = {}  # the registry alone does not keep them alive
     try:
         for name, group in groups.items():
             with contextlib.suppress(RuntimeError):
                 before[name] = c10d._resolve_process_group(name)
                 c10d._unregister_process_group(name)
-            c10d._register_process_group(name, FakeProcessGroup._create_internal(0, group.size))
-            made.append(name)
+            made[name] = c10d.ProcessGroup(0, group.size)
+            c10d._register_process_group(name, made[name])
         yield
     finally:
         for name in made:

@@ -201,7 +201,7 @@ class InputMaker:
             self._storages[item.storage] = made.untyped_storage()
         try:
             empty = torch.empty(0, dtype=item.dtype, device=storage.device)
-            return empty.set_(self._storages[item.storage], offset, shape, stride)  # type: ignore[call-overload,no-any-return]
+            return empty.set_(self._storages[item.storage], offset, shape, stride)
         except (RuntimeError, TypeError, ValueError) as error:
             raise DumpInputError(
                 f"{where}: shape {shape}, strides {stride} and offset {offset} do not fit its storage "

@@ -5,12 +5,15 @@ memory formats, devices, operators of ``torch.ops``, and names of nodes. Anythin
 """
 
 import ast
+import importlib
 import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
+import torch._higher_order_ops.flex_attention  # registers its operators
+import torch._higher_order_ops.triton_kernel_wrap
 from torch import fx
 
 from overlap_sched.errors import DumpStatementError
@@ -50,6 +53,7 @@ class UnknownOp:
         return f"<operator {self.__name__}, unknown to this torch>"
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Raise: there is no kernel."""
         raise NotImplementedError(f"{self.__name__} is not known to this torch build")
 
 
@@ -234,10 +238,6 @@ def shorten(where: ast.AST, width: int = 100) -> str:
 
 def find_higher_order(name: str) -> torch._ops.HigherOrderOperator | None:
     """A higher-order operator of this torch build."""
-    if name.startswith("triton_kernel_wrapper"):
-        import torch._higher_order_ops.triton_kernel_wrap  # noqa: F401
-    elif name.startswith("flex_attention"):
-        import torch._higher_order_ops.flex_attention  # noqa: F401
     found = getattr(torch.ops.higher_order, name, None)
     return found if isinstance(found, torch._ops.HigherOrderOperator) else None
 
@@ -248,8 +248,6 @@ def find_operator(namespace: str, name: str, overload: str | None = None) -> Any
     Operators that only TorchScript's interpreter has (``aten::save`` writes files) are not operators here: fake
     tensors do not guard them.
     """
-    import importlib
-
     if namespace in _REGISTERING_MODULES:
         try:
             importlib.import_module(_REGISTERING_MODULES[namespace])

@@ -13,6 +13,7 @@ import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from overlap_sched.errors import DumpFileError, DumpSyntaxError
@@ -159,7 +160,7 @@ def _attributes(path: str, lines: Sequence[str], start: int, end: int) -> tuple[
         return ()
     heads = [i for i in range(inside + 1, end) if lines[i].startswith("        self.")]
     found = []
-    for i, after in zip(heads, [*heads[1:], end], strict=True):
+    for i, after in pairwise([*heads, end]):
         match = _ATTRIBUTE.match(lines[i])
         try:
             statement = _parse(path, lines, i, after, indent=8)[0]
@@ -194,6 +195,6 @@ def _groups(path: str, lines: Sequence[str], start: int) -> ast.expr | None:
         if _GROUPS.match(lines[i]):
             indent = len(lines[i]) - len(lines[i].lstrip())
             statement = _parse(path, lines, i, i + 1, indent)[0]
-            assert isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
-            return statement.value.args[0] if statement.value.args else None
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            return call.args[0] if isinstance(call, ast.Call) and call.args else None
     return None

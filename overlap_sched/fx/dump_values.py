@@ -6,6 +6,7 @@ to be on the CPU (same storages), and its results claim the device again. Nothin
 """
 
 import contextlib
+import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,11 +19,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from overlap_sched.errors import DumpShapeError
 from overlap_sched.fx import dump_guess
 from overlap_sched.fx.dump_graph import ParsedGraph
+from overlap_sched.fx.dump_groups import DumpGroup, resharded
 from overlap_sched.fx.dump_hops import hop_result
 from overlap_sched.fx.dump_literals import UnknownOp
 
 _CPU = torch.device("cpu")
 _LARGEST_INTEGER = 2**63
+_RESHARD = "_dtensor::shard_dim_alltoall"
 _aten = torch.ops.aten
 _CHECKS = frozenset(
     {
@@ -50,6 +53,7 @@ class Values:
         attribute: Gives the value of a get_attr node.
         submodule: Gives the graph of a submodule's body, or None.
         size: The size to take where only the data knows.
+        groups: The process groups of the graph.
         notes: What was guessed, counted; added to.
     """
 
@@ -60,6 +64,7 @@ class Values:
         attribute: Callable[[fx.Node], Any],
         submodule: Callable[[Any, Sequence[Any]], Any],
         size: Callable[[fx.Node], int],
+        groups: Mapping[str, DumpGroup],
         notes: dict[str, int],
     ) -> None:
         self.parsed = parsed
@@ -67,6 +72,7 @@ class Values:
         self._attribute = attribute
         self._submodule = submodule
         self._size = size
+        self._groups = groups
         self._notes = notes
         self.of: dict[fx.Node, Any] = {}
         self._guessed: set[fx.Node] = set()
@@ -110,7 +116,7 @@ class Values:
         reason = None
         try:
             value = self._run(node.target, args, kwargs, tensors)
-        except Exception as error:  # noqa: BLE001 - a fake kernel may raise anything; all of it becomes one message
+        except Exception as error:  # a fake kernel may raise anything; all of it becomes one message
             value, reason = NotImplemented, str(error).strip().splitlines()[:1]
         if value is NotImplemented:
             value = self._guess(node, args, tensors, reason[0] if reason else "it is not known to this torch build")
@@ -140,6 +146,8 @@ class Values:
             return NotImplemented
         if isinstance(target, torch._ops.HigherOrderOperator):
             return hop_result(target._name, args, kwargs, self._submodule)
+        if isinstance(target, torch._ops.OpOverload) and target.name() == _RESHARD:
+            return resharded(args[0], args[1], args[2], self._groups[args[3]].size)
         if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             return run_operator(target, args, kwargs, tensors)
         if target is not operator.getitem and any(isinstance(leaf, str) for leaf in tree_leaves((args, kwargs))):
@@ -164,7 +172,7 @@ class Values:
             self.note("results that did not fit a size that only the data knows: shaped like their largest input")
             return value
         raise DumpShapeError(
-            f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason}. "
+            f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
             "Import the package that registers the operator before loading, or print the dump with annotations "
             f'(`{node.name}: "bf16[8, 4]" = ...`).'
         )
@@ -190,7 +198,7 @@ def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Seq
     """Call an operator under the fake mode; once more on the CPU if this build lacks the device."""
     try:
         return target(*args, **kwargs)
-    except Exception:  # noqa: BLE001 - whatever it is, the second try decides
+    except Exception:  # whatever it is, the second try decides
         devices = {tensor.device for tensor in tensors} | {
             leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.device)
         }
@@ -235,5 +243,11 @@ def fake_execution() -> Iterator[FakeTensorMode]:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode = FakeTensorMode(allow_fallback_kernels=False, shape_env=ShapeEnv())
-    with torch.no_grad(), mode:
-        yield mode
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    silent = log.disabled
+    log.disabled = True  # a fake kernel that raises is tried again or reported: its traceback says nothing to users
+    try:
+        with torch.no_grad(), mode:
+            yield mode
+    finally:
+        log.disabled = silent

@@ -32,7 +32,7 @@ from overlap_sched.fx.dump_groups import (
     written_groups,
 )
 from overlap_sched.fx.dump_inputs import InputMaker, read_inputs
-from overlap_sched.fx.dump_literals import Literals
+from overlap_sched.fx.dump_literals import Literals, shorten
 from overlap_sched.fx.dump_source import DumpSource, read_source
 from overlap_sched.fx.dump_values import Opaque, Values, fake_execution
 
@@ -119,7 +119,7 @@ class _Loader:
         return Values(parsed, placeholder, attribute, self._run_body, self._size, self.groups, self.notes)
 
     def groups_asked_by_name(self) -> dict[str, DumpGroup]:
-        """The groups that fake kernels may look up: those named outside ``_c10d_functional``, whose kernels never do."""
+        """The groups that fake kernels may look up: all but those of ``_c10d_functional``, whose kernels never do."""
         asked = {
             name
             for node in self.parsed.graph.nodes
@@ -173,7 +173,15 @@ class _Loader:
             return fx.GraphModule({}, self._bodies[name].graph, class_name=name)
         value = self._attribute_values.get(name)
         if value is not None:
-            return make_attribute(self.source.path, value)
+            try:
+                return make_attribute(self.source.path, value)
+            except (RuntimeError, TypeError, ValueError) as error:
+                if isinstance(error, DumpError):
+                    raise
+                raise DumpStatementError(
+                    f"{self.source.path}, line {value.lineno}: self.{name} is no tensor "
+                    f"({str(error).splitlines()[0]}): `{shorten(value)}`. Write the dump again with torch."
+                ) from None
         if name in self._attribute_values or self._only_for_higher_order(node):
             return Opaque()
         raise DumpStatementError(

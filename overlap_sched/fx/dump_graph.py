@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from overlap_sched.errors import DumpError
 from overlap_sched.fx.dump_literals import Literals, dotted, shorten
 
 _BINARY: Mapping[type[ast.operator], Callable[..., Any]] = {
@@ -122,7 +123,12 @@ class _Builder:
         for argument in flattened or arguments.args[1:]:
             self._placeholder(argument)
         for statement in self.forward.body:
-            self._statement(statement)
+            try:
+                self._statement(statement)
+            except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+                if isinstance(error, DumpError):
+                    raise
+                self.literals.fail(statement, f"this makes no node ({str(error).splitlines()[0]})")
         if not self.parsed.graph.nodes or next(reversed(self.parsed.graph.nodes)).op != "output":
             self.literals.fail(self.forward.body[-1], "the graph ends without `return`; was the file cut short?")
         return self.parsed

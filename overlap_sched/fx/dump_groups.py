@@ -44,6 +44,8 @@ def given_groups(groups: Mapping[str, int | Sequence[int]] | None) -> dict[str, 
 def written_groups(path: str, literal: Any) -> dict[str, DumpGroup]:
     """The groups in the file's ``setup_fake_process_groups({'0': {'size': 64, 'rank': 0}})``."""
     found = {}
+    if not isinstance(literal, dict | None):
+        raise DumpGroupError(f"{path}: setup_fake_process_groups is given {literal!r}, not groups by name.")
     for name, info in (literal or {}).items():
         size = info.get("size") if isinstance(info, dict) else None
         if not isinstance(size, int) or size < 1:

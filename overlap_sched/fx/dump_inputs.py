@@ -192,18 +192,24 @@ class InputMaker:
                 f"{where}: its storage {item.storage!r} is not defined before it. Was a line taken out?"
             )
         read = self._literals.read
-        shape = read(item.shape)
-        stride = torch.empty(shape, device="meta").stride() if item.stride is None else read(item.stride)
+        shape, stride, nbytes = (
+            read(item.shape),
+            None if item.stride is None else read(item.stride),
+            read(storage.nbytes),
+        )
         offset = 0 if item.offset is None else read(item.offset)
-        if item.storage not in self._storages:
-            nbytes = read(storage.nbytes)
-            made = torch.empty(nbytes, dtype=torch.uint8, device=storage.device)
-            self._storages[item.storage] = made.untyped_storage()
         try:
+            if min([0, offset, *shape, *(stride or ())]) < 0:
+                raise ValueError("negative")
+            if stride is None:
+                stride = torch.empty(shape, device="meta").stride()
+            if item.storage not in self._storages:
+                made = torch.empty(nbytes, dtype=torch.uint8, device=storage.device)
+                self._storages[item.storage] = made.untyped_storage()
             empty = torch.empty(0, dtype=item.dtype, device=storage.device)
             return empty.set_(self._storages[item.storage], offset, shape, stride)
         except (RuntimeError, TypeError, ValueError) as error:
             raise DumpInputError(
-                f"{where}: shape {shape}, strides {stride} and offset {offset} do not fit its storage "
-                f"({str(error).splitlines()[0]}). Was the line edited?"
+                f"{where}: shape {shape}, strides {stride} and offset {offset} do not fit its storage of {nbytes} "
+                f"bytes ({str(error).splitlines()[0]}). Was the line edited?"
             ) from None

@@ -89,7 +89,7 @@ class Literals:
                 return tuple([self.read(item, deeper) for item in expr.elts])
             case ast.List():
                 return [self.read(item, deeper) for item in expr.elts]
-            case ast.Dict() if None not in expr.keys:
+            case ast.Dict() if all(isinstance(key, ast.Constant) for key in expr.keys):
                 return {
                     self.read(k, deeper): self.read(v, deeper) for k, v in zip(expr.keys, expr.values, strict=True) if k
                 }

@@ -63,7 +63,7 @@ def read_source(path: str | Path) -> DumpSource:
         DumpFileError: It cannot be read, or holds no ``class Repro`` with a ``forward``.
         DumpSyntaxError: ``forward`` or ``load_args`` is not Python.
     """
-    lines = _text(path).splitlines()
+    lines = re.split(r"\r\n|\r|\n", _text(path))
     name = str(path)
     start = _last(lines, r"^class Repro\b")
     if start is None:

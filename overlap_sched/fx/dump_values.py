@@ -119,7 +119,7 @@ class Values:
         except Exception as error:  # a fake kernel may raise anything; all of it becomes one message
             value, reason = NotImplemented, str(error).strip().splitlines()[:1]
         if value is NotImplemented:
-            value = self._guess(node, args, tensors, reason[0] if reason else "it is not known to this torch build")
+            value = self._guess(node, args, tensors, reason[0] if reason else _unknown(node.target))
         value, count = dump_guess.concrete(value, node.target, tensors, self._size_for(node, value))
         if count:
             self._guessed.add(node)
@@ -192,6 +192,12 @@ class Values:
         if all(isinstance(key, int) for key in parts):
             return tuple([parts.get(i) for i in range(max(key for key in parts if isinstance(key, int)) + 1)])
         return parts
+
+
+def _unknown(target: Any) -> str:
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return "the dump does not hold the body of this higher-order operator"
+    return "the operator is not known to this torch build"
 
 
 def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:

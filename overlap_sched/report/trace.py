@@ -16,8 +16,8 @@ from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import size
 from overlap_sched.result import Decision, Schedule
 
-COMPUTE_ROW = 1
-"""Thread id of the compute stream; the process groups follow."""
+_ROWS = 1000
+"""Thread ids of a process start at this times its id, so that they are unique in the trace: the compute stream's first."""
 
 Event = dict[str, Any]
 
@@ -55,17 +55,19 @@ def trace_events(schedule: Schedule) -> list[Event]:
 def _process(problem: Problem, pid: int, name: str, line: Timeline, decisions: dict[int, Decision]) -> Iterator[Event]:
     yield _named("process_name", pid, 0, f"{name} (simulated)")
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
-    rows = {group: COMPUTE_ROW + 1 + i for i, group in enumerate(line.streams)}
-    yield _named("thread_name", pid, COMPUTE_ROW, "compute")
-    for group, row in rows.items():
-        yield _named("thread_name", pid, row, f"group {group} ({problem.groups[group].size} ranks)")
+    compute = pid * _ROWS
+    rows = {group: compute + 1 + i for i, group in enumerate(line.streams)}
+    names = {compute: "compute"} | {row: f"group {g} ({problem.groups[g].size} ranks)" for g, row in rows.items()}
+    for row, row_name in names.items():
+        yield _named("thread_name", pid, row, row_name)
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": row, "args": {"sort_index": row}}
 
     for span in line.compute:
         node = problem.nodes[span.node]
         args = {"op": node.op, "flops": node.flops, "bytes": node.bytes, "id": span.node}
-        yield _complete(pid, COMPUTE_ROW, node.name, "compute", span, args)
+        yield _complete(pid, compute, node.name, "compute", span, args)
     for span in line.exposed:
-        yield _complete(pid, COMPUTE_ROW, *_standstill(problem, span))
+        yield _complete(pid, compute, *_standstill(problem, span))
     for group, spans in line.streams.items():
         for span in spans:
             node = problem.nodes[span.node]
@@ -128,7 +130,7 @@ def _memory(pid: int, line: Timeline) -> Iterator[Event]:
             yield {"ph": "C", "pid": pid, "tid": 0, "name": "memory", "ts": ts, "args": {"bytes": value}}
     peak_us = max(most, key=lambda ts: most[ts])
     name = f"peak memory {size(most[peak_us])}"
-    yield {"ph": "i", "s": "p", "pid": pid, "tid": COMPUTE_ROW, "name": name, "ts": peak_us}
+    yield {"ph": "i", "s": "p", "pid": pid, "tid": pid * _ROWS, "name": name, "ts": peak_us}
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> Event:

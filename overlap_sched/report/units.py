@@ -36,7 +36,8 @@ def change(before: float, after: float) -> str:
     """``-36.8 %``: how ``after`` differs from ``before``; a dash where there is nothing to compare with."""
     if before == after:
         return "+0.0 %"
-    return f"{100 * (after / before - 1):+.1f} %" if before else "-"
+    text = f"{100 * (after / before - 1):+.1f} %" if before else "-"
+    return "+0.0 %" if text == "-0.0 %" else text
 
 
 def printable(text: str) -> str:

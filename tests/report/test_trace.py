@@ -59,15 +59,17 @@ def test_the_example_event_by_event(reordered: Schedule, tmp_path: Path) -> None
     found = events(reordered, tmp_path)
     check(reordered, found)
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["name"] == "thread_name"}
-    assert names == {(p, t): n for p in (1, 2) for t, n in ((1, "compute"), (2, "group fsdp (8 ranks)"))}
+    assert names == {
+        (p, 1000 * p + row): name for p in (1, 2) for row, name in ((0, "compute"), (1, "group fsdp (8 ranks)"))
+    }
     assert [e["args"]["name"] for e in found if e["name"] == "process_name"] == [
         "original (simulated)",
         "scheduled (simulated)",
     ]
     scheduled = {(e["name"], e["tid"]): (e["ts"], e["dur"]) for e in found if e["ph"] == "X" and e["pid"] == 2}
     assert scheduled == {
-        ("mm", 1): (0, 50), ("wgrad", 1): (50, 30), ("dgrad", 1): (80, 30), ("exposed: grad", 1): (110, 10),
-        ("gather", 2): (0, 40), ("scatter", 2): (80, 40),
+        ("mm", 2000): (0, 50), ("wgrad", 2000): (50, 30), ("dgrad", 2000): (80, 30), ("exposed: grad", 2000): (110, 10),
+        ("gather", 2001): (0, 40), ("scatter", 2001): (80, 40),
     }  # fmt: skip
 
 

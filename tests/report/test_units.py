@@ -27,8 +27,8 @@ def test_sizes_take_the_unit_that_fits(count: int, text: str) -> None:
 
 
 def test_changes_have_a_sign_and_survive_zero() -> None:
-    assert [change(190, 120), change(21, 26), change(7, 7), change(0, 0), change(0, 3)] == [
-        "-36.8 %", "+23.8 %", "+0.0 %", "+0.0 %", "-",
+    assert [change(*pair) for pair in ((190, 120), (21, 26), (7, 7), (10**6, 10**6 - 1), (0, 0), (0, 3))] == [
+        "-36.8 %", "+23.8 %", "+0.0 %", "+0.0 %", "+0.0 %", "-",
     ]  # fmt: skip
 
 

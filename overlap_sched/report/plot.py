@@ -97,7 +97,7 @@ def _draw(figure: "Figure", schedule: Schedule, before: Timeline, after: Timelin
     top, streams = figure.subplots(
         2, 1, sharex=True, gridspec_kw={"height_ratios": (3.0, 0.33 * lanes + 0.7), "hspace": 0.08}
     )
-    figure.subplots_adjust(left=0.1, right=0.955, top=1 - 0.95 * inch, bottom=0.6 * inch)
+    figure.subplots_adjust(left=0.1, right=0.95, top=1 - 0.95 * inch, bottom=0.6 * inch)
     bound_us = lower_bound_us(schedule.problem)
     _title(figure, schedule, bound_us)
     _memory(top, schedule, before, after, edges, scale)

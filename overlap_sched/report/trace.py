@@ -17,7 +17,7 @@ from overlap_sched.report.units import size
 from overlap_sched.result import Decision, Schedule
 
 _ROWS = 1000
-"""Thread ids of a process start at this times its id, so that they are unique in the trace: the compute stream's first."""
+"""Thread ids of a process start at so many times its id (unique in the trace); the compute stream has the first."""
 
 Event = dict[str, Any]
 

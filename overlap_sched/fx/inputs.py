@@ -44,7 +44,7 @@ def _predicate(which: Which | None, names: set[str], argument: str) -> Callable[
         return which
     wanted = {which} if isinstance(which, str) else set(which)
     for name in sorted(wanted - names):
-        near = get_close_matches(name, sorted(names), n=1)
+        near = get_close_matches(name, sorted(names), n=1, cutoff=0.4)
         raise InputNameError(
             f"{argument} names {name!r}, which is not an input of the graph{f' (is it {near[0]!r}?)' if near else ''}. "
             "Give names of placeholder nodes, or a function of them."

@@ -22,7 +22,6 @@ from overlap_sched.report.files import write_file
 from overlap_sched.report.plot import plot_schedule
 from overlap_sched.report.progress import progress
 
-
 _PIPE_WIDTH = 140
 """Columns of the table where it goes to a file or a pipe."""
 

@@ -1,12 +1,12 @@
-"""The scheduler of the published regression, kept apart from the product: a heap whose keys are fixed when a node is pushed.
+"""The scheduler of the published regression: a heap whose keys are fixed when a node is pushed.
 
-Written from its description (the docstring of torch's overlap scheduler and the published account of the
-regression on ``llama1d_bwd``), not from its code:
+Kept apart from the product. Written from its description (the docstring of torch's overlap scheduler and the published
+account of the regression on ``llama1d_bwd``), not from its code:
 
-- Ready nodes wait in a heap, keyed *when they are pushed* by (index of the first heavy compute node that they dominate,
-  an exposed wait is deferred, original index). Nodes that dominate none come last.
-- When a heavy compute node runs, its time first hides what is in flight; with the time left, collectives that can be reached
-  without heavy compute, other collectives or exposed waits are launched ahead of it: **prefetching**.
+- Ready nodes wait in a heap, keyed *when they are pushed* by (index of the first heavy compute node that they
+  dominate, an exposed wait is deferred, original index). Nodes that dominate none come last.
+- When a heavy compute node runs, its time first hides what is in flight; with the time left, collectives that can be
+  reached without heavy compute, other collectives or exposed waits are launched ahead of it: **prefetching**.
 - A wait completes what was launched before it on its group.
 - The later **fallback**: a node that is pushed while memory exceeds the original profile by more than 1 GB gets its
   original index for a key.
@@ -45,7 +45,7 @@ def heap_order(problem: Problem, *, prefetch: bool = True, fallback: bool = Fals
 
 
 def first_dominated(problem: Problem) -> list[int]:
-    """Per node, which heavy compute node (counted in original order) is the first that needs it; itself, if it is one."""
+    """Per node, which heavy compute node (counted in original order) needs it first; one counts as needing itself."""
     heavy = [v for v, node in enumerate(problem.nodes) if is_heavy(problem, v)]
     first = [_NEVER] * len(problem.nodes)
     for index, v in enumerate(heavy):
@@ -211,7 +211,7 @@ class _Heap:
         return list(itertools.islice(found, CANDIDATES))
 
     def path_to(self, u: int, v: int) -> list[int] | None:
-        """What must run before u, in original order; ``None`` if v or anything that may not be hurried is part of it."""
+        """What must run before u, in original order; ``None`` if v or anything not to be hurried is part of it."""
         path, stack = set(), [u]
         while stack:
             for w in self.problem.predecessors[stack.pop()]:

@@ -77,16 +77,19 @@ def trace_joint(config: LlamaConfig, mesh: Mesh) -> fx.GraphModule:
         sharded = Weights(dict(zip(names, flat, strict=False)), mesh, shared)
         return (llama_loss(config, sharded, *flat[len(names) :]),)
 
-    return aot_export_joint_simple(
+    joint = aot_export_joint_simple(
         step, (*shards, tokens, labels, rotation), trace_joint=True, decompositions=select_decomp_table()
     )
+    assert isinstance(joint, fx.GraphModule)
+    return joint
 
 
 class SelectiveSaving:
     """Which values of the forward pass are saved for backward, after torchtitan's selective recomputation.
 
-    Saved: the input of each layer, the outputs of attention, every second matrix product of a layer (wq, wv, w1, w2), the
-    results of the tensor-parallel reductions, and the gradient of the logits. All else is recomputed, gathers included.
+    Saved: the input of each layer, the outputs of attention, every second matrix product of a layer (wq, wv, w1, w2),
+    the results of the tensor-parallel reductions, and the gradient of the logits. All else is recomputed, gathers
+    included.
     """
 
     def __init__(self, graph: fx.Graph, config: LlamaConfig) -> None:

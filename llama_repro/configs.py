@@ -53,7 +53,7 @@ CONFIGS = {
         LlamaConfig("tiny-2d", 256, 512, 2, 8, 4, 512, 2, 128, fsdp=4, tp=2),
     )
 }
-"""``llama1d`` has the sizes of the published regression (torch's ``llama1d_bwd``: 290 all_gather, 291 reduce_scatter)."""
+"""``llama1d`` is of the published regression's size (torch's ``llama1d_bwd``: 290 all_gather, 291 reduce_scatter)."""
 
 
 def find_config(name: str) -> LlamaConfig:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as functional
 from torch import Tensor
 
 from llama_repro.configs import LlamaConfig
@@ -70,6 +70,7 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(batch, heads, sequence, width) each, and out."""
         out, logsumexp, cum_q, cum_k, max_q, max_k, seed, offset, _ = _ATEN._scaled_dot_product_flash_attention(
             query, key, value, 0.0, True
         )
@@ -79,6 +80,7 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of query, key and value."""
         query, key, value, out, logsumexp, seed, offset = ctx.saved_tensors
         return _ATEN._scaled_dot_product_flash_attention_backward(
             gradients[0], query, key, value, out, logsumexp, *ctx.lengths, 0.0, True, seed, offset
@@ -95,6 +97,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, tp: Ranks | None) -> Tensor:
+        """The loss; see the class."""
         logits = (hidden @ weight.t()).float()
         top = all_reduce(logits.amax(-1, keepdim=True), tp, "max")
         exponentials = (logits - top).exp()
@@ -109,6 +112,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Gradients of ``hidden`` and ``weight``; the scale of the loss goes to the smaller factor."""
         hidden, weight, logits_gradient = ctx.saved_tensors
         scale = gradients[0].to(hidden.dtype)
         weight_gradient = logits_gradient.t() @ (hidden * scale)
@@ -140,23 +144,25 @@ def attention(x: Tensor, weights: Weights, layer: int, rotation: Tensor, config:
     tp = weights.mesh.tp
     x = enter_block(rms_norm(x, weights[f"{layer}.attention_norm"]), tp)
     heads = (*x.shape[:2], -1, config.head_dim)
-    query = F.linear(x, weights[f"{layer}.wq"]).view(heads)
-    key = F.linear(x, weights[f"{layer}.wk"]).view(heads)
-    value = F.linear(x, weights[f"{layer}.wv"]).view(heads)
+    query = functional.linear(x, weights[f"{layer}.wq"]).view(heads)
+    key = functional.linear(x, weights[f"{layer}.wk"]).view(heads)
+    value = functional.linear(x, weights[f"{layer}.wv"]).view(heads)
     times = config.heads // config.kv_heads
     query, key = rotate(query, rotation), rotate(key, rotation)
     key, value = repeat_heads(key, times), repeat_heads(value, times)
     out = FlashAttention.apply(*(y.permute(1, 2, 0, 3) for y in (query, key, value)))
     out = out.permute(2, 0, 1, 3).reshape(*x.shape[:2], -1)
-    return leave_block(F.linear(out, weights[f"{layer}.wo"]), tp)
+    return leave_block(functional.linear(out, weights[f"{layer}.wo"]), tp)
 
 
 def feed_forward(x: Tensor, weights: Weights, layer: int) -> Tensor:
     """SwiGLU of one layer, with its norm."""
     tp = weights.mesh.tp
     x = enter_block(rms_norm(x, weights[f"{layer}.ffn_norm"]), tp)
-    gate = F.silu(F.linear(x, weights[f"{layer}.w1"]))
-    return leave_block(F.linear(gate * F.linear(x, weights[f"{layer}.w3"]), weights[f"{layer}.w2"]), tp)
+    gate = functional.silu(functional.linear(x, weights[f"{layer}.w1"]))
+    return leave_block(
+        functional.linear(gate * functional.linear(x, weights[f"{layer}.w3"]), weights[f"{layer}.w2"]), tp
+    )
 
 
 def llama_loss(config: LlamaConfig, weights: Weights, tokens: Tensor, labels: Tensor, rotation: Tensor) -> Tensor:
@@ -165,10 +171,11 @@ def llama_loss(config: LlamaConfig, weights: Weights, tokens: Tensor, labels: Te
     Args:
         config: Sizes.
         weights: Sharded parameters.
-        tokens: (sequence / tp, batch), int64. labels: (sequence, batch), int64.
+        tokens: (sequence / tp, batch), int64.
+        labels: (sequence, batch), int64.
         rotation: (sequence, head_dim / 2), complex64.
     """
-    x = F.embedding(tokens, weights["embedding"])
+    x = functional.embedding(tokens, weights["embedding"])
     for layer in range(config.layers):
         x = x + attention(x, weights, layer, rotation, config)
         x = x + feed_forward(x, weights, layer)

@@ -6,6 +6,7 @@ recomputation says, in every version of torch. Recomputation is placed where aut
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -73,17 +74,21 @@ def _needed(targets: list[fx.Node], stop: Callable[[fx.Node], bool]) -> set[fx.N
 def _lazy_order(body: list[fx.Node], after_tangents: set[fx.Node], rank: dict[fx.Node, int]) -> list[fx.Node]:
     """Steps of backward in their own order; what must be recomputed comes right before its first user."""
     waiting, order = set(body), []
+
+    def placed(node: fx.Node) -> bool:
+        return node not in waiting
+
     for node in body:
         if node not in after_tangents:
             continue
-        missing = _needed([node], lambda n: n not in waiting) & waiting
+        missing = _needed([node], placed) & waiting
         order += sorted(missing, key=rank.__getitem__)
         waiting -= missing
     return [*order, *sorted(waiting, key=rank.__getitem__)]
 
 
 def _make_graph(
-    joint: fx.GraphModule, inputs: list[fx.Node], steps: list[fx.Node], outputs: Sequence[object]
+    joint: fx.GraphModule, inputs: list[fx.Node], steps: list[fx.Node], outputs: Sequence[Any]
 ) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

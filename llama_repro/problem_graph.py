@@ -30,7 +30,7 @@ Values = dict[int, Tensor]
 """What a node hands to its users: the problem's storage -> the tensor that stands for it."""
 
 
-@register_flop_formula(torch.ops.llama_repro.heavy, get_raw=True)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.llama_repro.heavy, get_raw=True)
 def _heavy_flops(*_: Any, **__: Any) -> int:
     return 0  # registered so that the node counts as compute; its time comes from the problem
 
@@ -114,7 +114,7 @@ class _Rebuild:
         return values
 
     def tensor(self, s: int, op: str) -> Tensor:
-        """A fresh tensor of the storage's size; gradients that are reduced are fp32, all else bf16 (bucket keys differ)."""
+        """A fresh tensor of the storage's size; what is reduced is fp32, all else bf16, since bucket keys ask."""
         size = self.problem.storages[s].bytes
         dtype = torch.float32 if "reduce" in op else torch.bfloat16
         if size % dtype.itemsize:

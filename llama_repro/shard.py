@@ -93,11 +93,13 @@ class GatherWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, fsdp: Ranks, partial: Ranks | None) -> Tensor:
+        """Cast and gather."""
         ctx.fsdp, ctx.partial = fsdp, partial
         return all_gather(shard.to(torch.bfloat16), fsdp)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Reduce and scatter in fp32."""
         gradient = all_reduce(gradients[0].float(), ctx.partial)
         return reduce_scatter(gradient, ctx.fsdp, "avg"), None, None
 
@@ -107,11 +109,13 @@ class EnterBlock(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: Ranks) -> Tensor:
+        """Gather."""
         ctx.tp = tp
         return all_gather(x.contiguous(), tp)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Sum and scatter."""
         return reduce_scatter(gradients[0], ctx.tp), None
 
 
@@ -120,11 +124,13 @@ class LeaveBlock(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: Ranks) -> Tensor:
+        """Sum and scatter."""
         ctx.tp = tp
         return reduce_scatter(x, tp)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Gather."""
         return all_gather(gradients[0].contiguous(), ctx.tp), None
 
 

@@ -1,4 +1,6 @@
-"""Take out of a joint graph what Inductor's own joint-graph passes take out: aliases, views of views, transposes of transposes."""
+"""Take out of a joint graph what Inductor's own passes take out: aliases, views of views, double transposes."""
+
+from typing import cast
 
 import torch
 from torch import fx
@@ -42,8 +44,8 @@ def _cancel_permutes(node: fx.Node) -> None:
     """A permutation that undoes the one before it is the source (the gradient of a transposed weight, say)."""
     inner = node.args[0]
     assert isinstance(inner, fx.Node)
-    source, first = inner.args
-    second = node.args[1]
-    assert isinstance(source, fx.Node) and isinstance(first, list | tuple) and isinstance(second, list | tuple)
+    source = inner.args[0]
+    first, second = cast(list[int], inner.args[1]), cast(list[int], node.args[1])
+    assert isinstance(source, fx.Node)
     if [first[axis] for axis in second] == list(range(len(first))):
         _replace(node, source)

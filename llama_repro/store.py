@@ -1,8 +1,9 @@
 """Captured graphs as problem files, kept between runs.
 
-In ``$XDG_CACHE_HOME/overlap_sched`` where that is set, else in ``.cache`` beside the package (the root of a checkout), else
-in ``~/.cache/overlap_sched``. A file's name holds a hash of the configuration, the versions of torch and Python, and the source of all
-that has a say in what is captured, so that stale files are never read. They may be deleted at any time.
+In ``$XDG_CACHE_HOME/overlap_sched`` where that is set, else in ``.cache`` beside the package (the root of a
+checkout), else in ``~/.cache/overlap_sched``. A file's name holds a hash of the configuration, the versions of torch
+and Python, and the source of all that has a say in what is captured, so that stale files are never read. They may be
+deleted at any time.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def cache_key(config: LlamaConfig) -> str:
     return f"{config.name}-{digest.hexdigest()[:16]}"
 
 
-def _sources(folders: list[str]) -> list[Path]:
+def _sources(folders: Iterable[str]) -> list[Path]:
     return sorted(path for folder in folders for path in Path(folder).glob("*.py"))
 
 

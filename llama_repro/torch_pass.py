@@ -1,7 +1,8 @@
 """torch's own overlap pass, run on a problem: what the product is measured against.
 
 ``schedule_overlap_bucketing`` with bucketing off and every node's time forced to the problem's, so that the two are
-compared on the same costs. Its roofline helpers need a GPU and are replaced for the call; nothing that they return is used.
+compared on the same costs. Its roofline helpers need a GPU and are replaced for the call; nothing that they return is
+used.
 """
 
 import contextlib
@@ -28,9 +29,9 @@ _TFLOPS = "torch.utils._runtime_estimation.get_device_tflops"
 def torch_order(problem: Problem, headroom: Literal["default", "zero"] = "default") -> tuple[Order, float]:
     """The order that torch's pass gives, and how many seconds it took.
 
-    On some graphs with two process groups the pass recurses without end (seen in torch 2.13: standing at a wait, it launches
-    a collective whose path needs another wait, which completes the first). Then it is run again without such launches, and
-    a ``RuntimeWarning`` says so.
+    On some graphs with two process groups the pass recurses without end (seen in torch 2.13: standing at a wait, it
+    launches a collective whose path needs another wait, which completes the first). Then it is run again without such
+    launches, and a ``RuntimeWarning`` says so.
 
     Args:
         problem: What to schedule.
@@ -40,12 +41,13 @@ def torch_order(problem: Problem, headroom: Literal["default", "zero"] = "defaul
         TorchPassError: This torch has no such pass, or it failed; the message says how.
     """
     caps = {} if headroom == "default" else {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0}
-    with _groups_of(problem) as names, mock.patch(_DRAM_GBPS, lambda *_: 1e3), mock.patch(_TFLOPS, lambda *_: 1e3):
+    with _groups_of(problem) as names, _any_gpu():
         try:
             return _run(problem, names, caps)
         except RecursionError:
             warnings.warn(
-                f"torch's overlap pass recurses without end on {problem.name!r}; run without launches that need another wait",
+                f"torch's overlap pass recurses without end on {problem.name!r}: "
+                "run again without launches that need another wait",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -71,6 +73,12 @@ def _run(problem: Problem, names: dict[str, str], caps: dict[str, float]) -> tup
 
 
 @contextlib.contextmanager
+def _any_gpu() -> Iterator[None]:
+    with mock.patch(_DRAM_GBPS, return_value=1e3), mock.patch(_TFLOPS, return_value=1e3):
+        yield
+
+
+@contextlib.contextmanager
 def _repaired() -> Iterator[None]:
     from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler, is_wait_tensor
 
@@ -92,7 +100,8 @@ def _overlap_pass() -> Callable[..., fx.GraphModule]:
         from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
     except ImportError:
         raise TorchPassError(
-            f"torch {torch.__version__} has no overlap pass (schedule_overlap_bucketing). Use torch 2.13, or --no-torch."
+            f"torch {torch.__version__} has no overlap pass (schedule_overlap_bucketing). "
+            "Use torch 2.13, or --no-torch."
         ) from None
     known = inspect.signature(schedule_overlap_bucketing).parameters
     if "compute_estimator" not in known:
@@ -101,7 +110,7 @@ def _overlap_pass() -> Callable[..., fx.GraphModule]:
             "Use torch 2.13, or --no-torch."
         )
     wanted = {"collective_bucketing": False, "compute_estimator": "analytical", "pre_bucketing_fsdp_collectives": False}
-    settings = {name: value for name, value in wanted.items() if name in known}
+    settings: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
 
     def run(graph_module: fx.GraphModule, **options: Any) -> fx.GraphModule:
         return schedule_overlap_bucketing(graph_module, **settings, **options)

@@ -48,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _one_line_warnings():
             code: int = options.run(options)
-            sys.stdout.flush()
             return code
     except VerificationError as error:
         _complain(f"error: {error}")
@@ -56,10 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OverlapSchedError as error:
         _complain(f"error: {error}")
         return BAD_INPUT
-    except BrokenPipeError:
-        # Python flushes standard output once more at exit: let that succeed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+    except OSError as error:
+        with suppress(OSError):  # Python flushes standard output once more at exit: let that succeed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return BROKEN_PIPE
+        _complain(f"error: {error}")
+        return BAD_INPUT
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
@@ -91,7 +93,7 @@ def _plan(options: argparse.Namespace) -> int:
             write_trace(result, options.trace)
         tell("computing the lower bound")
         shown = json.dumps(figures(result), allow_nan=False) if options.json else _table(result)
-    print(shown)
+    print(shown, flush=True)
     return FINE if result.fell_back is None else FELL_BACK
 
 
@@ -99,7 +101,7 @@ def _explain(options: argparse.Namespace) -> int:
     """``explain``: schedule, print why each collective is where it is."""
     with progress() as tell:
         result = _scheduled(options, tell)
-    print(explanation(result, options.collective))
+    print(explanation(result, options.collective), flush=True)
     return FINE if result.fell_back is None else FELL_BACK
 
 
@@ -215,7 +217,7 @@ def _command(
         type=int,
         default=default.effort,
         metavar="N",
-        help=f"improvement passes at most (default: {default.effort}); counted, not timed",
+        help=f"scheduling runs at most, the best kept (default: {default.effort}); counted, not timed",
     )
     add("--strict", action="store_true", help="fail rather than keep the original order when verification fails")
     add(

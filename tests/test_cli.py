@@ -149,7 +149,7 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
         ),
         (["plan", "{file}", "--comm-scale", "nan"], "--comm-scale is nan; it is a factor, 0 or more."),
         (["plan", "{file}", "--comm-scale", "-1"], "--comm-scale is -1.0; it is a factor, 0 or more."),
-        (["plan", "{file}", "--effort", "-1"], "effort is -1; it is a whole number of passes, 0 or more."),
+        (["plan", "{file}", "--effort", "-1"], "effort is -1; it is a whole number of runs, 0 or more."),
         (
             ["plan", "{file}", "--group", "fsdp=64"],
             "{file} is a problem file: it has its own groups and times. Leave --group and --device out.",
@@ -309,6 +309,16 @@ def test_python_m_and_a_reader_that_goes_away(problem: str) -> None:
     )  # fmt: skip
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_standard_output(problem: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "overlap_sched", "plan", problem],
+            stdout=full, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "overlap-sched: error: [Errno 28] No space left on device\n")
 
 
 def test_a_terminal_that_knows_only_ascii(problem: str) -> None:

@@ -38,6 +38,8 @@ HEIGHT = 0.8
 FORMATS = ("png", "svg", "pdf")
 LETTER = 0.0065
 """Width of a letter, as a share of the axes."""
+LEFT = 0.115
+"""Where the axes begin, as a share of the figure."""
 
 
 class _Lane(NamedTuple):
@@ -97,7 +99,7 @@ def _draw(figure: "Figure", schedule: Schedule, before: Timeline, after: Timelin
     top, streams = figure.subplots(
         2, 1, sharex=True, gridspec_kw={"height_ratios": (3.0, 0.33 * lanes + 0.7), "hspace": 0.08}
     )
-    figure.subplots_adjust(left=0.1, right=0.95, top=1 - 0.95 * inch, bottom=0.6 * inch)
+    figure.subplots_adjust(left=LEFT, right=0.95, top=1 - 0.95 * inch, bottom=0.6 * inch)
     bound_us = lower_bound_us(schedule.problem)
     _title(figure, schedule, bound_us)
     _memory(top, schedule, before, after, edges, scale)
@@ -123,7 +125,13 @@ def _edges(before: Timeline, after: Timeline, end_us: float) -> Floats:
 def _title(figure: "Figure", schedule: Schedule, bound_us: float) -> None:
     before, after, inch = schedule.original, schedule.scheduled, 1 / figure.get_figheight()
     figure.text(
-        0.1, 1 - 0.36 * inch, printable(schedule.problem.name), fontsize=14, weight="bold", color=INK, parse_math=False
+        LEFT,
+        1 - 0.36 * inch,
+        _short(printable(schedule.problem.name), 75),
+        fontsize=14,
+        weight="bold",
+        color=INK,
+        parse_math=False,
     )
     figures = (
         f"step {between(duration(before.step_us), duration(after.step_us))} "
@@ -132,12 +140,12 @@ def _title(figure: "Figure", schedule: Schedule, bound_us: float) -> None:
         f"   |   peak {between(size(before.peak_bytes), size(after.peak_bytes))} "
         f"({change(before.peak_bytes, after.peak_bytes)})"
     )
-    figure.text(0.1, 1 - 0.64 * inch, figures, fontsize=10, color=INK)
+    figure.text(LEFT, 1 - 0.64 * inch, figures, fontsize=10, color=INK)
 
 
 def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline, edges: Floats, scale: float) -> None:
     """Upper panel: memory before (grey) and after, under the budget."""
-    top_bytes = max(schedule.budget_bytes, schedule.scheduled.peak_bytes, 1)
+    top_bytes = max(schedule.budget_bytes, schedule.scheduled.peak_bytes) or 2**20
     unit_bytes, unit = (2**30, "GiB") if top_bytes >= 2**30 else (2**20, "MiB")
 
     def stairs(line: Timeline, samples: Sequence[tuple[float, int]]) -> tuple[Floats, Floats]:
@@ -212,9 +220,13 @@ def _lanes(problem: Problem, line: Timeline) -> list[_Lane]:
     shown = sorted(busy, key=lambda name: -busy[name])[:MAX_STREAMS]
     for name, spans in line.streams.items():
         if name in shown:
-            text = printable(name) if len(name) <= 12 else printable(name[:11]) + "…"
-            lanes.append(_Lane(f"group {text} ({problem.groups[name].size})", spans, (), COLLECTIVE))
+            label = f"group {name}" if len(name) <= 6 else _short(name, 12)
+            lanes.append(_Lane(f"{printable(label)} ({problem.groups[name].size})", spans, (), COLLECTIVE))
     if len(busy) > len(shown):
         last = lanes[-1]
-        lanes[-1] = last._replace(label=f"{last.label} +{len(busy) - len(shown)} more")
+        lanes[-1] = last._replace(label=f"{last.label}\n+ {len(busy) - len(shown)} not shown")
     return lanes
+
+
+def _short(name: str, letters: int) -> str:
+    return name if len(name) <= letters else name[: letters - 1] + "…"

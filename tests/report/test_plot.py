@@ -88,7 +88,7 @@ def test_many_groups_and_nodes_stay_few_rows(by_hand: ByHand, tmp_path: Path, te
     plot_schedule(by_hand(many, many.original_order), tmp_path / "many.png")
     rows = [text for text in texts if text.startswith("group g")]
     assert len(rows) == 2 * plot.MAX_STREAMS
-    assert rows[-1] == "group g9 (2) +4 more"
+    assert rows[-1] == "group g9 (2)\n+ 4 not shown"
     assert "c0" not in texts
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from overlap_sched.cli_input import Source, load
-from overlap_sched.errors import OverlapSchedError, VerificationError
+from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.options import Options
 from overlap_sched.report import explanation, figures, summary, write_trace
 from overlap_sched.report.files import check_writable, write_file
@@ -147,11 +147,13 @@ def _complain(text: str) -> None:
 
 @contextmanager
 def _one_line_warnings() -> Iterator[None]:
+    """Our own warnings always, others as Python is told to; all without a line of source code."""
+
     def show(message: Warning | str, *_: object, **__: object) -> None:
         _complain(f"warning: {message}")
 
     with warnings.catch_warnings():
-        warnings.simplefilter("default")
+        warnings.simplefilter("always", OverlapSchedWarning)
         warnings.showwarning = show
         yield
 

@@ -22,6 +22,12 @@ KEYS = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 @pytest.fixture
 def problem(tmp_path: Path) -> str:
     path = tmp_path / "example.json.gz"
@@ -149,7 +155,6 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
         ),
         (["plan", "{file}", "--comm-scale", "nan"], "--comm-scale is nan; it is a factor, 0 or more."),
         (["plan", "{file}", "--comm-scale", "-1"], "--comm-scale is -1.0; it is a factor, 0 or more."),
-        (["plan", "{file}", "--effort", "-1"], "effort is -1; it is a whole number of runs, 0 or more."),
         (
             ["plan", "{file}", "--group", "fsdp=64"],
             "{file} is a problem file: it has its own groups and times. Leave --group and --device out.",

@@ -216,8 +216,9 @@ def _names(axes: "Axes", problem: Problem, lane: _Lane, y: float, end_us: float,
 def _lanes(problem: Problem, line: Timeline) -> list[_Lane]:
     """The compute stream, then the process groups, each with a label; at most ``MAX_STREAMS`` groups."""
     lanes = [_Lane("compute", line.compute, line.exposed, COMPUTE)]
-    busy = {name: sum(node.time_us for node in problem.nodes if node.group == name) for name in line.streams}
-    shown = sorted(busy, key=lambda name: -busy[name])[:MAX_STREAMS]
+    busy = {name: sum(span.end_us - span.start_us for span in spans) for name, spans in line.streams.items()}
+    # rounded: both orders add up the same times, each in its own order, and must show the same groups
+    shown = sorted(busy, key=lambda name: -round(busy[name], 3))[:MAX_STREAMS]
     for name, spans in line.streams.items():
         if name in shown:
             label = f"group {name}" if len(name) <= 6 else _short(name, 12)

@@ -1,3 +1,4 @@
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +16,9 @@ ByHand = Callable[..., Schedule]
 
 
 def shown(schedule: Schedule) -> str:
-    console = Console(width=100)
-    with console.capture() as captured:
-        console.print(summary(schedule))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    file = io.StringIO()
+    Console(file=file, width=100, color_system=None).print(summary(schedule))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def test_figures_have_exactly_the_documented_keys(reordered: Schedule) -> None:

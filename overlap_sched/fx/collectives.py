@@ -1,12 +1,10 @@
-"""Which operators are collectives and waits: a table from operator objects, made once from ``torch.ops``."""
+"""Which operators are collectives and waits: told by operator objects, never by how they print."""
 
-from collections.abc import Iterator
 from enum import Enum
-from functools import cache
 from typing import NamedTuple
 
 import torch
-import torch.distributed._functional_collectives  # registers the operators; where torch has no distributed, it says so
+from torch._ops import OpOverload
 
 
 class Role(Enum):
@@ -58,6 +56,7 @@ _LAUNCHES = {
     "c10d_functional": _FUNCTIONAL + _POINT_TO_POINT,
     "symm_mem": ("_low_contention_all_gather", "_low_contention_reduce_scatter"),
 }
+_WAITS = {"_c10d_functional": ("wait_tensor",), "c10d_functional": ("wait_tensor",)}
 _BLOCKING = {
     "_dtensor": (
         "shard_dim_alltoall",
@@ -80,24 +79,13 @@ _BLOCKING = {
 }
 
 
-def _overloads(namespace: str, name: str) -> Iterator[torch._ops.OpOverload]:
-    """All overloads of an operator; none where this torch does not have it."""
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    if packet is not None:
-        for overload in packet.overloads():
-            yield getattr(packet, overload)
+def comm_of(op: OpOverload) -> Comm | None:
+    """What a communication operator does; ``None`` for all others.
 
-
-@cache
-def comm_table() -> dict[object, Comm]:
-    """From operator overload to what it does. Operators that this version of torch lacks are left out."""
-    table: dict[object, Comm] = {}
-    for role, family in ((Role.LAUNCH, _LAUNCHES), (Role.BLOCKING, _BLOCKING)):
-        for namespace, names in family.items():
-            for name in names:
-                for overload in _overloads(namespace, name):
-                    table[overload] = Comm(role, name, name in _POINT_TO_POINT)
-    for namespace in ("_c10d_functional", "c10d_functional"):
-        for overload in _overloads(namespace, "wait_tensor"):
-            table[overload] = Comm(Role.WAIT, "wait_tensor")
-    return table
+    Asked once per operator and not held in a table: some are registered only when their module is imported.
+    """
+    for role, family in ((Role.LAUNCH, _LAUNCHES), (Role.WAIT, _WAITS), (Role.BLOCKING, _BLOCKING)):
+        for name in family.get(op.namespace, ()):
+            if getattr(getattr(torch.ops, op.namespace), name, None) is op.overloadpacket:
+                return Comm(role, name, name in _POINT_TO_POINT)
+    return None

@@ -11,7 +11,7 @@ from overlap_sched.errors import CostError
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.facts import NO_CALL
 from overlap_sched.fx.flops import FlopCounter
-from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.problem import Group
 
 Cost = Callable[[fx.Node], float | None]
@@ -77,9 +77,8 @@ def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
     node, inputs = r.nodes[v], [r.nodes[u] for u in r.inputs[v]]
     flops = counter.count(node, inputs)
     if r.facts[v].nested and not flops:
-        module = node.graph.owning_module
         for n in inputs:
-            inner = getattr(module, str(n.target), None) if n.op == "get_attr" and module is not None else None
+            inner = attribute_of(n)
             if isinstance(inner, fx.GraphModule):
                 calls = inner.graph.nodes
                 flops += sum(counter.count(call, call.all_input_nodes) for call in calls if call.op == "call_function")

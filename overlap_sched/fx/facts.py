@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from overlap_sched.fx.collectives import Comm, Role, comm_table
+from overlap_sched.fx.collectives import Comm, Role, comm_of
 
 
 class Keeps(IntEnum):
@@ -111,9 +111,8 @@ _HONEST_NAMESPACES = ("aten", "prims", "profiler")
 @cache
 def facts_of(target: Any) -> OpFacts:
     """Facts of the target of a ``call_function`` node."""
-    comm = comm_table().get(target)
     if isinstance(target, OpOverload):
-        return _facts_of_overload(target, comm)
+        return _facts_of_overload(target, comm_of(target))
     if isinstance(target, HigherOrderOperator):
         return _facts_of_higher_order(target)
     name = getattr(target, "__name__", str(target))

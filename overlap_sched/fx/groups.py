@@ -53,7 +53,7 @@ def _group(reading: Reading, members: list[int], ranks: list[int] | None, ranks_
 
 def _argument(node: fx.Node, name: str) -> Any:
     """A collective's argument by the name that its schema gives it; ``None`` where it has no such one."""
-    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for i, argument in enumerate(node.target._schema.arguments):
         if argument.name == name:
             return Arg((i, name)).of(node.args, node.kwargs)
     return None

@@ -64,7 +64,7 @@ def read_graph(graph: fx.Graph) -> Reading:
     """Read an FX graph; about ten microseconds a node."""
     notes: Counter[str] = Counter()
     reading = Reading(list(graph.nodes), Storages(notes), notes)
-    reader = _Reader(reading, graph.owning_module)
+    reader = _Reader(reading)
     for v, node in enumerate(reading.nodes):
         reader.read(v, node)
     return reading
@@ -73,9 +73,8 @@ def read_graph(graph: fx.Graph) -> Reading:
 class _Reader:
     """What is carried from node to node while a graph is read."""
 
-    def __init__(self, reading: Reading, module: torch.nn.Module | None) -> None:
+    def __init__(self, reading: Reading) -> None:
         self.reading = reading
-        self.module = module
         self.index: dict[fx.Node, int] = {}
         self.attributes: dict[Any, tuple[int, ...]] = {}
         self.in_flight: dict[int, int] = {}
@@ -130,9 +129,7 @@ class _Reader:
     def _value_without_meta(self, node: fx.Node, facts: OpFacts) -> Any:
         """The value of a node without ``meta["val"]`` where it can be told otherwise."""
         if node.op == "get_attr":
-            value: Any = self.module
-            for part in str(node.target).split("."):
-                value = getattr(value, part, None)
+            value = attribute_of(node)
             return value if isinstance(value, torch.Tensor) else None
         if node.op == "output" or (isinstance(node.target, OpOverload) and not node.target._schema.returns):
             return None
@@ -213,15 +210,23 @@ class _Reader:
         """A subgraph that does more than compute makes the node that runs it a barrier."""
         keeps = Keeps.NOTHING
         for n in node.all_input_nodes:
-            module = (
-                getattr(self.module, str(n.target), None) if n.op == "get_attr" and self.module is not None else None
-            )
-            if isinstance(module, fx.GraphModule):
-                inner = read_graph(module.graph)
+            attribute = attribute_of(n)
+            if isinstance(attribute, fx.GraphModule):
+                inner = read_graph(attribute.graph)
                 keeps = max([keeps, *inner.keeps.values()])
-                if inner.writes or inner.launches:
+                if inner.writes or any(facts.comm for facts in inner.facts):
                     keeps = Keeps.BARRIER
+            elif n.op == "get_attr" and attribute is None:  # a graph without its module
+                keeps = Keeps.BARRIER
         return keeps
+
+
+def attribute_of(node: fx.Node) -> Any:
+    """What a ``get_attr`` node fetches; ``None`` where it cannot be found or the node is of another kind."""
+    value: Any = node.graph.owning_module if node.op == "get_attr" else None
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 _FACTS_OF_KIND = {"placeholder": NO_CALL, "get_attr": NO_CALL, "output": NO_CALL}

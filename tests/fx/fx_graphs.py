@@ -54,7 +54,8 @@ def random_order(problem: Problem, rng: random.Random) -> Order:
     left = [len(before) for before in problem.predecessors]
     ready = [v for v, n in enumerate(left) if n == 0]
     order = []
-    pick: Callable[[list[int]], int] = rng.choice([rng.choice, max, lambda vs: vs[-1]])
+    picks: list[Callable[[list[int]], int]] = [rng.choice, max, lambda vs: vs[-1]]
+    pick = rng.choice(picks)
     while ready:
         v = pick(ready)
         ready.remove(v)
@@ -72,9 +73,8 @@ def reordered(gm: fx.GraphModule, rng: random.Random) -> fx.GraphModule:
     order = random_order(lifted.problem, rng)
     copied: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, copied))
-    nodes = [copied.get(node) for node in lifted.nodes]
-    nodes[-1] = next(iter(reversed(graph.nodes)))
+    output = graph.output(graph.graph_copy(gm.graph, copied))
+    nodes = [copied.get(node, output) for node in lifted.nodes]
     result = fx.GraphModule(gm, graph)
     reorder(result, [nodes[v] for v in order])
     result.graph.lint()

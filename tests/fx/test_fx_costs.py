@@ -7,14 +7,13 @@ import torch
 import torch.distributed as dist
 from fx_graphs import ATEN, C10D, gather, scatter, trace, wait
 from test_fx_hazards import Builder
+from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overlap_sched import cost
 from overlap_sched.errors import CostError, InputNameError
 from overlap_sched.fx import lift
 from overlap_sched.problem import Group, Node
-
-Tensor = torch.Tensor
 
 
 def nodes(gm: torch.fx.GraphModule, **arguments: Any) -> dict[str, Node]:
@@ -220,17 +219,17 @@ def test_a_group_that_the_graph_looks_up() -> None:
 def test_live_groups_tell_whether_they_are_inside_a_node() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
     try:
-        near, far = dist.new_group(list(range(8))), dist.new_group(list(range(0, 64, 8)))
+        near, far, everyone = (dist.new_group(list(ranks)) for ranks in (range(8), range(0, 64, 8), range(64)))
 
         def f(x: Tensor) -> Any:
             gathered = [C10D.all_gather_into_tensor(x, 8, group.group_name) for group in (near, far)]
-            return [wait(g) for g in gathered], wait(C10D.all_reduce(x, "sum", dist.group.WORLD.group_name))
+            return [wait(g) for g in gathered], wait(C10D.all_reduce(x, "sum", everyone.group_name))
 
         problem = lift(trace(f, (4, 4))).problem
         assert problem.groups == {
             near.group_name: Group(8, True),
             far.group_name: Group(8, False),
-            dist.group.WORLD.group_name: Group(64, False),
+            everyone.group_name: Group(64, False),
         }
     finally:
         dist.destroy_process_group()

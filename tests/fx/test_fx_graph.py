@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from fx_graphs import C10D, gather, reordered, same, scatter, tensors, trace, wait
 from test_fx_hazards import Builder
-from torch import fx
+from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 from overlap_sched.errors import OrderError, OverlapSchedWarning, VerificationError
 from overlap_sched.fx import Report, lift, reorder, schedule_graph
 from overlap_sched.options import Options
 
-Tensor = torch.Tensor
 APPLY = importlib.import_module("overlap_sched.fx.apply")
 
 
@@ -193,7 +192,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     path: Path = tmp_path_factory.mktemp("store") / "store"
     dist.init_process_group("gloo", store=dist.FileStore(str(path), 1), rank=0, world_size=1)
     try:
-        yield [dist.group.WORLD.group_name, dist.new_group([0]).group_name]
+        yield [dist.new_group([0]).group_name, dist.new_group([0]).group_name]
     finally:
         dist.destroy_process_group()
 
@@ -283,7 +282,7 @@ def test_real_training_through_autograd_is_bitwise_equal(world: list[str]) -> No
         torch.manual_seed(5)
         weights = [torch.rand(8, 8, requires_grad=True) for _ in range(2)]
         x, mean = torch.rand(8, 8), torch.rand(8)
-        step = aot_function(loss, fw_compiler=compiler, bw_compiler=compiler)
+        step: Any = aot_function(loss, fw_compiler=compiler, bw_compiler=compiler)
         value = step(*weights, x, mean)
         value.backward()
         return [value.detach(), mean, *(w.grad for w in weights if w.grad is not None)]

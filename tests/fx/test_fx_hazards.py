@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fx_graphs import ATEN, C10D, trace
-from torch import fx
+from torch import Tensor, fx
 from torch._dynamo.variables import streams  # noqa: F401  registers torch.ops.streams
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch._higher_order_ops.effects import with_effects
@@ -14,8 +14,6 @@ from torch._subclasses import FakeTensorMode
 
 from overlap_sched.fx import lift
 from overlap_sched.fx.facts import Keeps, facts_of
-
-Tensor = torch.Tensor
 
 
 class Builder:
@@ -213,7 +211,7 @@ def subgraph(*targets: Any) -> fx.GraphModule:
         (ATEN.sin.default, None),
         (ATEN.rand_like.default, "random"),
         (ATEN.sin_.default, "barrier"),
-        (C10D.wait_tensor.default, None),
+        (C10D.wait_tensor.default, "barrier"),
     ],
     ids=lambda p: str(p),
 )

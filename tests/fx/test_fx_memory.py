@@ -8,14 +8,12 @@ import pytest
 import torch
 from fx_graphs import C10D, RANKS, gather, random_order, scatter, trace, wait
 from test_fx_orders import GRAPHS, random_program
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor.fx_passes.memory_estimator import MemoryTracker
 
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.liveness import memory_profile, peak_memory
 from overlap_sched.problem import Order, Problem
-
-Tensor = torch.Tensor
 
 
 def two_layers(primals_1: Tensor, primals_2: Tensor, x: Tensor, tangents_1: Tensor) -> Any:

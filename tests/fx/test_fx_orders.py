@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from fx_graphs import ATEN, C10D, RANKS, gather, outcome, reordered, same, scatter, trace, wait
+from torch import Tensor
 
 from overlap_sched.fx import lift
-
-Tensor = torch.Tensor
 
 
 def write_after_read(x: Tensor, y: Tensor) -> Any:

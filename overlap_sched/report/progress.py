@@ -1,5 +1,6 @@
 """A line on the terminal for what takes longer than two seconds; silence where nobody watches."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ def progress(console: Console | None = None, delay_s: float = 2.0) -> Iterator[C
 
     Yields a function that takes the name of the next step. Nothing is shown before ``delay_s`` or off a terminal.
     """
-    console = console or Console(stderr=True)
+    # FORCE_COLOR would make rich take any file for a terminal
+    console = console or Console(stderr=True, force_terminal=None if sys.stderr.isatty() else False)
     if not console.is_interactive:
         yield lambda text: None
         return

@@ -1,6 +1,7 @@
 import io
 import threading
 
+import pytest
 from rich.console import Console
 
 from overlap_sched.report.progress import progress
@@ -34,7 +35,16 @@ def test_quick_work_shows_nothing() -> None:
 
 
 def test_nobody_watching_shows_nothing() -> None:
-    console = Console(file=io.StringIO())
+    console = Console(file=io.StringIO(), force_terminal=False)
     with progress(console, delay_s=0.0) as tell:
         tell("reading")
     assert written(console) == ""
+
+
+def test_a_log_file_gets_none_even_where_colours_are_forced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress(delay_s=0.0) as tell:
+        tell("reading")
+    assert capsys.readouterr().err == ""

@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
         pictures = _draw(measured, config.name, options.plots)
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table_of(config, stored, measured), highlight=False)
-    for line in (*measured.missing, pictures):
+    for line in (*measured.remarks, pictures):
         console.print(line, markup=False, highlight=False)
     failures = [f"{key_of(row)}: {row.problem}" for row in measured.rows if row.problem]
     if options.update_golden:

@@ -1,12 +1,13 @@
 """Run every scheduler on one captured graph and measure them with the same judges."""
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from llama_repro.baselines import heap_order
 from llama_repro.store import Stored
-from llama_repro.torch_pass import torch_order
+from llama_repro.torch_pass import TorchHeadroom, torch_order
 from overlap_sched.bound import lower_bound_us
 from overlap_sched.errors import TorchPassError
 from overlap_sched.liveness import peak_memory
@@ -22,6 +23,13 @@ PUBLISHED_GB = {"original": 65.73, "heap": 105.75, "heap, no prefetch": 173.54, 
 """Peaks published for torch's ``llama1d_bwd``, in the tracker model; torch's pass counts a GB as 2**30 bytes."""
 OURS = ((0, "0"), (2**30, "1 GiB"))
 """Headrooms that ours runs with."""
+
+HEAPS = (("heap", True, False), ("heap, no prefetch", False, False), ("heap, fallback", True, True))
+"""Baselines: name, whether it prefetches, whether it falls back to original indices."""
+TORCH: tuple[tuple[TorchHeadroom, str], ...] = (("default", "torch, default caps"), ("zero", "torch, caps 0"))
+"""Settings that torch's own pass runs with."""
+DRAWN = ("heap", "torch, default caps")
+"""Orders of others that are worth a picture."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +59,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """All rows of one configuration, the bound, what could not run, and the schedules to draw."""
+    """All rows of one configuration, the bound, what is to be said of torch's pass, and the schedules to draw."""
 
     rows: tuple[Row, ...]
     bound_us: float
-    missing: tuple[str, ...]
+    remarks: tuple[str, ...]
     schedules: Mapping[str, Schedule]
 
     @property
@@ -70,29 +78,29 @@ def measure(
     """Run the baselines, torch's pass (if asked and able to) and ours in both memory models."""
     tracker = stored.problems["tracker"]
     judge = _Judge(stored)
-    missing: list[str] = []
+    remarks: list[str] = []
     judge.add("original", tracker.original_order, 0.0)
-    for name, options in (
-        ("heap", {}),
-        ("heap, no prefetch", {"prefetch": False}),
-        ("heap, fallback", {"fallback": True}),
-    ):
+    for name, prefetch, fallback in HEAPS:
         progress(f"{tracker.name}: {name}")
         started = time.perf_counter()
-        order = heap_order(tracker, **options)
-        judge.add(name, order, time.perf_counter() - started)
-    for headroom, name in (("default", "torch, default caps"), ("zero", "torch, caps 0")) if with_torch else ():
+        order = heap_order(tracker, prefetch=prefetch, fallback=fallback)
+        judge.add(name, order, time.perf_counter() - started, "tracker" if fallback else None)
+    for headroom, name in TORCH if with_torch else ():
         progress(f"{tracker.name}: torch's own pass ({headroom} caps)")
         try:
-            judge.add(name, *torch_order(tracker, headroom))  # type: ignore[arg-type]
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", RuntimeWarning)
+                order, seconds = torch_order(tracker, headroom)
+            judge.add(name, order, seconds, "tracker")
+            remarks += [f"{name}: {warning.message}" for warning in caught]
         except TorchPassError as error:
-            missing.append(str(error))
+            remarks.append(f"{name}: {error}")
     for model, problem in stored.problems.items():
         for headroom_bytes, shown in OURS:
             progress(f"{tracker.name}: ours, {shown} headroom, {model} memory model")
             result = schedule(problem, Options(headroom=headroom_bytes, memory_model=model))
             judge.add_ours(f"ours, headroom {shown}", result, stored.lift_s)
-    return Measured(tuple(judge.rows), judge.bound_us, tuple(missing), judge.schedules)
+    return Measured(tuple(judge.rows), judge.bound_us, tuple(remarks), judge.schedules)
 
 
 class _Judge:
@@ -106,7 +114,7 @@ class _Judge:
         """Measure an order that promises nothing."""
         row = self.row(name, order, seconds, model, None, None)
         self.rows.append(row)
-        if name in ("heap", "torch, default caps"):
+        if name in DRAWN:
             self.schedules[name] = _as_schedule(self.problems["tracker"], order, seconds)
 
     def add_ours(self, name: str, result: Schedule, lift_s: float) -> None:

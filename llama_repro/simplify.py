@@ -14,7 +14,7 @@ def simplify(graph: fx.Graph) -> None:
     """Shorten chains of aliases, views and permutations in place, and drop what nobody uses."""
     for node in list(graph.nodes):
         if node.target is _ALIAS:
-            _replace(node, node.args[0])
+            node.replace_all_uses_with(node.args[0])
         elif node.target is _VIEW:
             _shorten_view(node)
         elif node.target is _PERMUTE and node.args[0].target is _PERMUTE:
@@ -22,10 +22,6 @@ def simplify(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if not node.users and node.target in (_ALIAS, _PERMUTE, _VIEW):
             graph.erase_node(node)
-
-
-def _replace(node: fx.Node, source: fx.Node) -> None:
-    node.replace_all_uses_with(source)
 
 
 def _shorten_view(node: fx.Node) -> None:
@@ -37,7 +33,7 @@ def _shorten_view(node: fx.Node) -> None:
         node.update_arg(1, list(node.meta["val"].shape))
         source = node.args[0]
     if isinstance(source, fx.Node) and source.meta["val"].shape == node.meta["val"].shape:
-        _replace(node, source)
+        node.replace_all_uses_with(source)
 
 
 def _cancel_permutes(node: fx.Node) -> None:
@@ -48,4 +44,4 @@ def _cancel_permutes(node: fx.Node) -> None:
     first, second = cast(list[int], inner.args[1]), cast(list[int], node.args[1])
     assert isinstance(source, fx.Node)
     if [first[axis] for axis in second] == list(range(len(first))):
-        _replace(node, source)
+        node.replace_all_uses_with(source)

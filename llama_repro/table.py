@@ -87,6 +87,6 @@ def data_of(config: LlamaConfig, stored: Stored, measured: Measured, failures: l
             }
             for row in measured.rows
         ],
-        "missing": list(measured.missing),
+        "remarks": list(measured.remarks),
         "failures": failures,
     }

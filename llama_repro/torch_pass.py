@@ -25,8 +25,11 @@ from overlap_sched.problem import Kind, Order, Problem
 _DRAM_GBPS = "torch.utils._runtime_estimation.get_gpu_dram_gbps"
 _TFLOPS = "torch.utils._runtime_estimation.get_device_tflops"
 
+TorchHeadroom = Literal["default", "zero"]
+"""``"default"``: torch's own caps (1 GB or 5 % of the peak, whichever is more). ``"zero"``: both caps 0."""
 
-def torch_order(problem: Problem, headroom: Literal["default", "zero"] = "default") -> tuple[Order, float]:
+
+def torch_order(problem: Problem, headroom: TorchHeadroom = "default") -> tuple[Order, float]:
     """The order that torch's pass gives, and how many seconds it took.
 
     On some graphs with two process groups the pass recurses without end (seen in torch 2.13: standing at a wait, it
@@ -35,7 +38,7 @@ def torch_order(problem: Problem, headroom: Literal["default", "zero"] = "defaul
 
     Args:
         problem: What to schedule.
-        headroom: ``"default"``: torch's own caps (1 GB or 5 % of the peak, whichever is more). ``"zero"``: both caps 0.
+        headroom: What it may take above the original peak, by its own reckoning.
 
     Raises:
         TorchPassError: This torch has no such pass, or it failed; the message says how.

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -76,21 +76,34 @@ def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size: int)
     return torch.utils._pytree.tree_map(one, value), count
 
 
-def balanced_split(nodes: Sequence[fx.Node], rows_of: Callable[[fx.Node], int | None]) -> int | None:
+def all_to_all_splits(nodes: Iterable[fx.Node]) -> list[Sequence[Any]]:
+    """What each all_to_all sends to each rank, of those where only the data knows."""
+    return [node.args[2] for node in _uneven(nodes)]
+
+
+def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | None]) -> int | None:
     """The size of a split where an all_to_all spreads its rows evenly: the first whose rows are known; None: none is.
 
     Args:
         nodes: The graph.
         rows_of: Rows of a node's value, or None where they depend on the data.
     """
-    for node in nodes:
-        if node.target is torch.ops._c10d_functional.all_to_all_single.default and len(node.args) >= 3:
-            sent, source = node.args[2], node.args[0]
-            if isinstance(sent, list | tuple) and isinstance(source, fx.Node) and sent:
-                rows = rows_of(source) if any(isinstance(split, fx.Node) for split in sent) else None
-                if rows is not None:
-                    return rows // len(sent)
+    for node in _uneven(nodes):
+        source, sent = node.args[0], node.args[2]
+        assert isinstance(source, fx.Node)
+        rows = rows_of(source)
+        if rows is not None:
+            return rows // len(sent)
     return None
+
+
+def _uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    target = torch.ops._c10d_functional.all_to_all_single.default
+    for node in nodes:
+        if node.target is target and len(node.args) >= 3 and isinstance(node.args[0], fx.Node):
+            sent = node.args[2]
+            if isinstance(sent, list | tuple) and any(isinstance(split, fx.Node) for split in sent):
+                yield node
 
 
 def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:

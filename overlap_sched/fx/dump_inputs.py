@@ -144,7 +144,7 @@ class InputMaker:
         self._storages: dict[str, torch.UntypedStorage] = {}
         self._literals = Literals(inputs.path, {}, self._size_of)
 
-    def unknown(self, item: Input) -> bool:
+    def unknown(self, item: Input | None) -> bool:
         """Whether making `item` needs a symbol without a value."""
         if isinstance(item, SizeInput):
             return item.value is None and self._symbols.get(item.symbol or "") is None
@@ -206,8 +206,11 @@ class InputMaker:
             if item.storage not in self._storages:
                 made = torch.empty(nbytes, dtype=torch.uint8, device=storage.device)
                 self._storages[item.storage] = made.untyped_storage()
-            empty = torch.empty(0, dtype=item.dtype, device=storage.device)
-            return empty.set_(self._storages[item.storage], offset, shape, stride)
+            made = torch.empty(0, dtype=item.dtype, device=storage.device)
+            made.set_(self._storages[item.storage], offset, shape, stride)
+            if made.untyped_storage().nbytes() != nbytes:  # one that the job has freed: set_ makes room
+                made.untyped_storage().resize_(nbytes)
+            return made
         except (RuntimeError, TypeError, ValueError) as error:
             raise DumpInputError(
                 f"{where}: shape {shape}, strides {stride} and offset {offset} do not fit its storage of {nbytes} "

@@ -44,6 +44,18 @@ class Opaque(torch.nn.Module):
     """A submodule whose body the dump does not hold: the score function of an attention, for example."""
 
 
+class MisfitError(Exception):
+    """A size that was taken where only the data knows it does not fit a node: another one may.
+
+    Attributes:
+        sizes: Those of the node's inputs.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(f"sizes {list(sizes)} do not fit")
+        self.sizes = sizes
+
+
 class Values:
     """Values of nodes by node, computed on demand.
 
@@ -55,6 +67,7 @@ class Values:
         size: The size to take where only the data knows.
         groups: The process groups of the graph.
         notes: What was guessed, counted; added to.
+        strict: Raise MisfitError where a size that only the data knows does not fit.
     """
 
     def __init__(
@@ -66,6 +79,7 @@ class Values:
         size: Callable[[fx.Node], int],
         groups: Mapping[str, DumpGroup],
         notes: dict[str, int],
+        strict: bool,
     ) -> None:
         self.parsed = parsed
         self._placeholder = placeholder
@@ -74,12 +88,17 @@ class Values:
         self._size = size
         self._groups = groups
         self._notes = notes
+        self._strict = strict
         self.of: dict[fx.Node, Any] = {}
         self._guessed: set[fx.Node] = set()
 
     def note(self, text: str, count: int = 1) -> None:
         """Count something that was guessed."""
         self._notes[text] = self._notes.get(text, 0) + count
+
+    def mark_guessed(self, node: fx.Node) -> None:
+        """Its sizes are not known but taken."""
+        self._guessed.add(node)
 
     def evaluate(self, node: fx.Node) -> Any:
         """The value of a node whose inputs have theirs.
@@ -118,6 +137,9 @@ class Values:
             value = self._run(node.target, args, kwargs, tensors)
         except Exception as error:  # a fake kernel may raise anything; all of it becomes one message
             value, reason = NotImplemented, str(error).strip().splitlines()[:1]
+        fixed = node.name in self.parsed.annotations
+        if reason is not None and self._strict and node in self._guessed and not fixed:
+            raise MisfitError([n for tensor in tensors for n in tensor.shape])
         if value is NotImplemented:
             value = self._guess(node, args, tensors, reason[0] if reason else _unknown(node.target))
         value, count = dump_guess.concrete(value, node.target, tensors, self._size_for(node, value))

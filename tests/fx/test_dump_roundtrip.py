@@ -7,12 +7,23 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dump_graphs import RANKS, fake_world, forward_and_backward, layer_arguments, sharded_layer, traced, written
+import torch.distributed._functional_collectives as funcol
+from dump_graphs import (
+    RANKS,
+    compiled,
+    fake_world,
+    forward_and_backward,
+    layer_arguments,
+    sharded_layer,
+    traced,
+    written,
+)
 from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.fx.dump import Dump, load_dump
+from overlap_sched.fx.lift import lift
 
 
 @pytest.fixture
@@ -91,6 +102,18 @@ def test_partitioned_forward_and_backward_on_two_mesh_dimensions(world: tuple[st
         assert (dump.groups["0"].size, dump.groups["1"].size) == (RANKS, 8)
 
 
+@pytest.mark.parametrize("model", ["runtime", "tracker"])
+def test_the_problem_of_a_dump_equals_that_of_the_graph(world: tuple[str, str], tmp_path: Path, model: str) -> None:
+    for gm, inputs in forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True)):
+        dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
+        groups = dump.problem_groups()
+        from_dump = lift(dump.gm, memory_model=model, groups=groups, name="it")  # type: ignore[arg-type]
+        from_graph = lift(gm, memory_model=model, groups=groups, name="it")  # type: ignore[arg-type]
+        assert from_dump.problem.nodes == from_graph.problem.nodes
+        assert from_dump.problem == from_graph.problem
+        assert from_dump.notes == from_graph.notes
+
+
 def test_mutation_constants_and_random_numbers(tmp_path: Path) -> None:
     def function(x: torch.Tensor, state: torch.Tensor) -> list[torch.Tensor]:
         y = x.t().reshape(-1)[3:]
@@ -161,6 +184,29 @@ def test_mixture_of_experts_splits_evenly(world: tuple[str, str], tmp_path: Path
     assert dump.notes == {"sizes that only the data knows, taken as 12": 16}
     told = load_dump(tmp_path / "d.py", sizes={f"_local_scalar_dense_{i}": 5 for i in range(8, 16)})
     assert {n.name: n.meta.get("val") for n in told.gm.graph.nodes}["mm"].shape == (40, 8)
+
+
+@pytest.mark.slow
+def test_compiled_forward_and_backward_of_experts(world: tuple[str, str], tmp_path: Path) -> None:
+    group = dist.distributed_c10d._resolve_process_group(world[1])
+
+    def experts(x: torch.Tensor, counts: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        receive = funcol.all_to_all_single(counts, None, None, group).tolist()
+        send = counts.tolist()
+        tokens = torch.relu(funcol.all_to_all_single_autograd(x @ weight, receive, send, group) @ weight)
+        padded = torch.cat([tokens, torch.zeros(-tokens.shape[0] % 8 + 1, 8)])[: tokens.shape[0]]
+        return funcol.all_to_all_single_autograd(padded, send, receive, group)
+
+    x, weight = torch.zeros(96, 8, requires_grad=True), torch.zeros(8, 8, requires_grad=True)
+    graphs = compiled(experts, x, torch.full((8,), 12), weight)
+    assert len(graphs) == 2
+    for gm, inputs in graphs:
+        dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
+        assert [node.name for node in dump.gm.graph.nodes] == [node.name for node in gm.graph.nodes]
+        exchanged = [n.meta["val"] for n in dump.gm.graph.nodes if "all_to_all_single" in n.name]
+        assert {tuple(value.shape) for value in exchanged} <= {(96, 8), (8,)}
+        assert dump.notes == {"sizes that only the data knows, taken as 12": 16}
+        assert lift(dump.gm, groups=dump.problem_groups()).problem.collectives
 
 
 def test_joint_graph_with_flattened_arguments(tmp_path: Path) -> None:

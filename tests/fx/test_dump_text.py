@@ -13,6 +13,7 @@ from torch import fx
 from overlap_sched.fx.dump import Dump, load_dump
 from overlap_sched.fx.dump_literals import UnknownOp
 from overlap_sched.fx.dump_values import Opaque
+from overlap_sched.problem import Group
 
 
 def load(tmp_path: Path, text: str, **options: Any) -> Dump:
@@ -283,9 +284,17 @@ return (a, b, c, d)
     dump = load(tmp_path, text, groups={"7": [1, 9, 17]})
     assert dump.groups == {"0": (64, None), "513": (8, None), "7": (3, (1, 9, 17))}
     assert values(dump)["d"].shape == (64, 1)
+    assert dump.problem_groups() == {"0": Group(64, False), "513": Group(8, True), "7": Group(3, False)}
     guessed = load_dump(tmp_path / "dump.py")
     assert guessed.groups["7"] == (64, None)
     assert guessed.notes == {"process group '7': size not known, taken as 64, the largest one named": 1}
+
+
+def test_a_storage_that_the_job_has_freed_stays_empty(tmp_path: Path) -> None:
+    line = "buf0 = reader.storage(None, 0, device=device(type='cuda', index=0))\nreader.tensor(buf0, (4, 4))"
+    val = values(load(tmp_path, handwritten("return (x,)", [("x", line)])))
+    assert val["x"].shape == (4, 4)
+    assert val["x"].untyped_storage().nbytes() == 0
 
 
 def test_gzipped_dumps(tmp_path: Path) -> None:

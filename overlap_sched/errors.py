@@ -93,7 +93,7 @@ class DumpInputError(DumpError):
 
 
 class DumpShapeError(DumpError):
-    """The shape of a node's result cannot be found: an operator unknown to this torch, or one that refuses its inputs."""
+    """The shape of a node's result cannot be found: its operator is unknown to this torch, or refuses its inputs."""
 
 
 class DumpGroupError(DumpError):

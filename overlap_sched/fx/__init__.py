@@ -1,4 +1,12 @@
-"""Lift FX graphs into problems, hazards included, and put orders back. Imports torch."""
+"""Lift FX graphs into problems, hazards included, and put orders back. Imports torch.
+
+    report = schedule_graph(gm, Options(headroom="1GiB"))   # reorders gm in place, or says why not
+    print(report)
+
+Step by step: ``lift`` reads the graph (:mod:`~overlap_sched.fx.reading`), finds what must keep its order
+(:mod:`~overlap_sched.fx.hazards`), what lives when (:mod:`~overlap_sched.fx.memory`) and what it costs
+(:mod:`~overlap_sched.fx.costs`); ``reorder`` puts an order back.
+"""
 
 from overlap_sched.fx.apply import Report, schedule_graph
 from overlap_sched.fx.costs import Cost

@@ -1,5 +1,6 @@
 """Operations, bytes and times of nodes; process groups; what the user's callable may say."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -187,6 +188,7 @@ def test_group_sizes_from_arguments_and_by_guess() -> None:
 
 
 def test_group_sizes_from_values_where_the_operator_does_not_say() -> None:
+    importlib.import_module("torch.distributed._symmetric_memory")  # registers the operator, in some versions
     b = Builder()
     x = b.input("x")
     op = torch.ops.symm_mem._low_contention_all_gather.default

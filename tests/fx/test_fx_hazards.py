@@ -244,6 +244,7 @@ def test_an_alias_that_the_schema_does_not_tell_is_a_write() -> None:
     assert lift(gm).notes["undeclared_alias"] == 1
 
 
+@pytest.mark.skipif(not hasattr(C10D, "isend"), reason="this torch has no functional sends")
 def test_sends_and_receives_keep_their_order_in_their_group() -> None:
     b = Builder()
     x, y = b.input("x"), b.input("y")

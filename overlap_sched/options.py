@@ -32,8 +32,8 @@ class Options:
             Graphs are lifted in this model; a problem file is in one model and asking for the other is an error.
         preserve_collective_order: ``"none"`` (default); ``"group"`` keeps the original launch order within each
             process group, ``"all"`` across all groups: for ranks whose graphs may differ.
-        effort: How many times, at most, the order is improved by scheduling again from the best one so far
-            (passes, default 4; 0: the first order as it is). Counted, not timed, so that all ranks get one order.
+        effort: How many scheduling runs are made, at most, the best one kept (runs, default 2; 0: the original
+            order stays). Counted, not timed, so that all ranks get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
 
@@ -45,7 +45,7 @@ class Options:
     budget: Budget = "peak"
     memory_model: MemoryModel = "runtime"
     preserve_collective_order: Preserve = "none"
-    effort: int = 4
+    effort: int = 2
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Options:
             if value not in allowed:
                 raise OptionsError(f"{name} is {value!r}; it is one of {', '.join(map(repr, allowed))}.")
         if isinstance(self.effort, bool) or not isinstance(self.effort, int) or self.effort < 0:
-            raise OptionsError(f"effort is {self.effort!r}; it is a whole number of passes, 0 or more.")
+            raise OptionsError(f"effort is {self.effort!r}; it is a whole number of runs, 0 or more.")
         if not isinstance(self.strict, bool):
             raise OptionsError(f"strict is {self.strict!r}; it is True or False.")
 

@@ -277,11 +277,12 @@ def _raise_for_forward_dependency(problem: Problem) -> None:
             f"node {v} ({nodes[v].name!r}) is listed before node {max(before[v])} ({nodes[max(before[v])].name!r}), "
             "on which it depends. List the nodes in an order that can run."
         )
-    path, at = [], stuck
-    while at not in path:  # walk backward among the stuck until a node repeats: that is a ring
-        path.append(at)
+    seen: dict[int, int] = {}  # node -> when it was met
+    at = stuck
+    while at not in seen:  # walk backward among the stuck until a node repeats: that is a ring
+        seen[at] = len(seen)
         at = min(u for u in before[at] if left[u])
-    ring = [*path[path.index(at) :], at][::-1]
+    ring = [*list(seen)[seen[at] :], at][::-1]
     shown = [nodes[v].name for v in (ring if len(ring) <= 8 else ring[:8])]
     raise errors.CycleError(
         f"nodes wait for each other in a ring of {len(ring) - 1}: {' -> '.join(shown)}"

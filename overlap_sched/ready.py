@@ -3,23 +3,25 @@
 A node sits in every set that concerns it, under keys that never change while it is inside: whoever changes a
 score takes the node out, rescores it and puts it back (a key that changes inside a sorted set corrupts it).
 
-==========  ==============================  ===========================================================
-set         who                             key
-==========  ==============================  ===========================================================
-``free``    views, waits that are finished  reference position
-``work``    other compute                   reference position
-``due``     collectives, and the cheap      latest start; what frees memory first; reference position
-            compute that prepares them
-``late``    collectives, compute            longest path to the end, longest first; reference position
-``flying``  waits that would stall          when their collective finishes; reference position
-``held``    refused by the budget           the position that refused it; reference position
-``held_now``  too large for this very step  bytes that it allocates; reference position
-==========  ==============================  ===========================================================
+============  ==============================  =======================================================
+set           who                             key
+============  ==============================  =======================================================
+``free``      views, waits that are finished  none: a queue, first ready, first run
+``work``      other compute                   reference position
+``due``       collectives, and the cheap      latest start; what frees memory first; reference position
+              compute that prepares them
+``late``      collectives, compute            longest path to the end, longest first; reference position
+``flying``    waits that would stall          when their collective finishes; reference position
+``held``      refused by the budget           the position that refused it; reference position; how low the
+                                              profile must go there
+``held_now``  too large for this very step    bytes that it allocates; reference position
+============  ==============================  =======================================================
 
 A refused node leaves all other sets until the obstacle is gone: the position that refused it has been passed or
 its memory has gone down.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,11 +33,11 @@ from overlap_sched.problem import Kind, Problem
 
 
 class Ready:
-    """The sets above. Keys end in the reference position, so that they are unique and lead back to the node."""
+    """The sets above. The keys that are chosen from end in the reference position, which leads back to the node."""
 
     def __init__(self, problem: Problem, keys: Keys, memory: CompletionProfile) -> None:
         """Start empty."""
-        self.free: SortedList = SortedList()
+        self.free: deque[int] = deque()
         self.work: SortedList = SortedList()
         self.due: SortedList = SortedList()
         self.late: SortedList = SortedList()
@@ -43,7 +45,7 @@ class Ready:
         self.held: SortedList = SortedList()
         self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
         self.held_now: SortedList = SortedList()
-        self._members: dict[int, list[tuple[SortedList, Any]]] = {}
+        self._members: dict[int, list[tuple[SortedList, Any]]] = {}  # where each node is, and under which key
         self._problem, self._keys, self._memory = problem, keys, memory
         self.frees = [node.kind is Kind.COLLECTIVE and frees(problem, v) for v, node in enumerate(problem.nodes)]
 
@@ -56,7 +58,8 @@ class Ready:
         elif node.kind is Kind.WAIT or (
             node.kind is not Kind.COLLECTIVE and keys.compute_us[v] == 0 and not self._memory.kept_bytes[v]
         ):
-            members = [(self.free, at)]
+            self.free.append(v)
+            return
         else:
             members = [(self.late, (-keys.tail_us[v], at))]
             if node.kind is not Kind.COLLECTIVE:
@@ -69,8 +72,8 @@ class Ready:
         self.rescored += 1
 
     def remove(self, v: int) -> None:
-        """Node v runs, is refused, or changes its score."""
-        for where, key in self._members.pop(v):
+        """Node v runs, is refused, or changes its score (one from ``free`` has left it already)."""
+        for where, key in self._members.pop(v, ()):
             where.remove(key)
 
     def land(self, clock_us: float) -> None:
@@ -82,11 +85,12 @@ class Ready:
 
     def hold(self, v: int) -> None:
         """The budget has just refused v: keep it out until that obstacle is gone."""
-        obstacle = self._memory.refused[1]
+        memory = self._memory
+        over_bytes, obstacle = memory.refused
         if obstacle == THIS_STEP:
-            self.held_now.add((self._memory.alloc_bytes[v], self._memory.position[v]))
+            self.held_now.add((memory.alloc_bytes[v], memory.position[v]))
         else:
-            self.held.add((obstacle, self._memory.position[v]))
+            self.held.add((obstacle, memory.position[v], int(memory.profile[obstacle]) - over_bytes))
         self.remove(v)
 
     def freed(self, lowered: Iterable[tuple[int, int]]) -> list[int]:
@@ -95,18 +99,19 @@ class Ready:
         Args:
             lowered: Ranges of reference positions, end excluded, where the profile went down.
         """
-        memory = self._memory
+        memory, nodes = self._memory, []
         if self.held:
-            passed = list(self.held.irange(None, (memory.first,)))
+            again = list(self.held.irange(None, (memory.first,)))
             for low, high in lowered:
-                passed += self.held.irange((max(low, memory.first),), (high,))
-            again = dict.fromkeys(passed)
-            for key in again:
+                for key in self.held.irange((max(low, memory.first),), (high,)):
+                    obstacle, _, enough_bytes = key
+                    if memory.profile[obstacle] <= enough_bytes:
+                        again.append(key)
+            for key in dict.fromkeys(again):
                 self.held.remove(key)
-        else:
-            again = {}
-        nodes = [memory.order[at] for _, at in again]
-        room_bytes = memory.room_bytes()
-        while self.held_now and self.held_now[0][0] <= room_bytes:
-            nodes.append(memory.order[self.held_now.pop(0)[1]])
+                nodes.append(memory.order[key[1]])
+        if self.held_now:
+            room_bytes = memory.room_bytes()
+            while self.held_now and self.held_now[0][0] <= room_bytes:
+                nodes.append(memory.order[self.held_now.pop(0)[1]])
         return nodes

@@ -88,7 +88,8 @@ class _State:
         policy: Policy,
         chains: Sequence[tuple[int, int]],
     ) -> None:
-        self.nodes, self.successors = problem.nodes, problem.successors
+        self.nodes = problem.nodes
+        self.successors: list[tuple[int, ...]] | tuple[tuple[int, ...], ...] = problem.successors
         self.keys: Keys = keys(problem, reference)
         self.memory = CompletionProfile(problem, reference, limit)
         self.ready = Ready(problem, self.keys, self.memory)
@@ -102,10 +103,11 @@ class _State:
         self.reasons: dict[int, Reason] = {}
         self.refusals: dict[int, tuple[int, int]] = {}
         self.blockers = [len(before) for before in problem.predecessors]
-        self.chained: dict[int, list[int]] = {}
-        for u, v in chains:
-            self.chained.setdefault(u, []).append(v)
-            self.blockers[v] += 1
+        if chains:
+            self.successors = list(self.successors)
+            for u, v in chains:
+                self.successors[u] = (*self.successors[u], v)
+                self.blockers[v] += 1
         for v in reference:
             if self.blockers[v] == 0:
                 self._add(v)
@@ -113,9 +115,11 @@ class _State:
     def choose(self) -> tuple[int, Reason]:
         """The next node, by the first rule that finds one; of several, the most urgent that the budget admits."""
         # what costs nothing: views, and waits for what has finished (they let go of a collective's input)
-        free = self._admitted(self.ready.free)
-        if free is not None:
-            return free, "fits"
+        while self.ready.free:
+            v = self.ready.free.popleft()
+            if self.memory.admits(v):
+                return v, "fits"
+            self.ready.hold(v)
         step = self._admitted(self.ready.work)  # the next compute in reference order
         step_us = math.inf if step is None else self.keys.compute_us[step]
 
@@ -171,9 +175,10 @@ class _State:
         self.ready.land(self.clock_us)
         for w in self.ready.freed(lowered):
             self._add(w)
-        for w in (*self.successors[v], *self.chained.get(v, ())):
-            self.blockers[w] -= 1
-            if self.blockers[w] == 0:
+        blockers = self.blockers
+        for w in self.successors[v]:
+            blockers[w] -= 1
+            if blockers[w] == 0:
                 self._add(w)
 
     def _finish(self, v: int) -> float:

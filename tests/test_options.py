@@ -1,0 +1,59 @@
+"""Options: what they mean, and what is said of a value that cannot be."""
+
+import pytest
+
+from overlap_sched.errors import OptionsError
+from overlap_sched.options import Options, headroom_bytes
+
+
+@pytest.mark.parametrize(
+    ("headroom", "expected"),
+    [
+        (0, 0),
+        (7, 7),
+        ("0", 0),
+        ("1024", 1024),
+        ("1GiB", 2**30),
+        (" 1.5 gib ", 3 * 2**29),
+        ("500MB", 5 * 10**8),
+        ("1kB", 1000),
+        ("64b", 64),
+        ("5%", 5000),
+        (".5 %", 500),
+        ("0%", 0),
+    ],
+)
+def test_headroom(headroom: int | str, expected: int) -> None:
+    assert headroom_bytes(headroom, 100_000) == expected
+    assert Options(headroom=headroom).headroom == headroom
+
+
+@pytest.mark.parametrize("headroom", [-1, 1.5, True, None, "", "GiB", "-1GiB", "1 parsec", "5%%", "1e3", "inf", "nan%"])
+def test_headroom_that_is_none(headroom: object) -> None:
+    with pytest.raises(OptionsError) as caught:
+        Options(headroom=headroom)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        f"headroom is {headroom!r}; write bytes (0), a size with a unit (500MB, 1GiB) "
+        "or percent of the original peak (5%)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("budget", "mean", "budget is 'mean'; it is one of 'peak', 'profile'."),
+        ("memory_model", None, "memory_model is None; it is one of 'runtime', 'tracker'."),
+        (
+            "preserve_collective_order",
+            True,
+            "preserve_collective_order is True; it is one of 'none', 'group', 'all'.",
+        ),
+        ("effort", -1, "effort is -1; it is a whole number of runs, 0 or more."),
+        ("effort", 2.0, "effort is 2.0; it is a whole number of runs, 0 or more."),
+        ("strict", 1, "strict is 1; it is True or False."),
+    ],
+)
+def test_other_values(field: str, value: object, said: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        Options(**{field: value})  # type: ignore[arg-type]
+    assert str(caught.value) == said

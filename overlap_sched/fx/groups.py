@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
+from overlap_sched.fx.dump import GROUPS_KEY
 from overlap_sched.fx.facts import Arg
 from overlap_sched.fx.reading import Reading
 from overlap_sched.problem import Group
@@ -40,15 +41,27 @@ def groups_of(
     return name_of, groups
 
 
+def carried_groups(graph: fx.Graph, ranks_per_node: int) -> dict[str, Group]:
+    """The groups that a loaded dump carries along; none for other graphs."""
+    carried = getattr(graph.owning_module, "meta", {}).get(GROUPS_KEY, {})
+    return {name: _placed(size, ranks, ranks_per_node) for name, (size, ranks) in carried.items()}
+
+
+def _placed(size: int, ranks: Sequence[int] | None, ranks_per_node: int) -> Group:
+    if ranks is None:
+        return Group(size, size <= ranks_per_node)
+    return Group(size, len({rank // ranks_per_node for rank in ranks}) == 1)
+
+
 def _group(reading: Reading, members: list[int], ranks: list[int] | None, ranks_per_node: int) -> Group:
     size = next((n for v in members if (n := _argument(reading.nodes[v], "group_size")) is not None), None)
     if ranks is not None and size in (None, len(ranks)):
-        return Group(len(ranks), len({rank // ranks_per_node for rank in ranks}) == 1)
+        return _placed(len(ranks), ranks, ranks_per_node)
     size = size or _size_from_values(reading, members)
     if size is None:
         size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else ranks_per_node
         reading.notes["group_size_guessed"] += 1
-    return Group(int(size), int(size) <= ranks_per_node)
+    return _placed(int(size), None, ranks_per_node)
 
 
 def _argument(node: fx.Node, name: str) -> Any:

@@ -9,7 +9,7 @@ from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, costs_of
 from overlap_sched.fx.facts import Keeps
-from overlap_sched.fx.groups import groups_of, keep_point_to_point
+from overlap_sched.fx.groups import carried_groups, groups_of, keep_point_to_point
 from overlap_sched.fx.hazards import hazards
 from overlap_sched.fx.inputs import Which, kept_inputs
 from overlap_sched.fx.memory import DeviceFilter, memory_of
@@ -66,7 +66,8 @@ def lift(
             :func:`overlap_sched.fx.inputs.kept_inputs`.
         name: Name of the problem.
         model: Cost model; an H100 in nodes of eight by default.
-        groups: Sizes and places of process groups by name, where they are not those of this process.
+        groups: Sizes and places of process groups by name, where they are not those of this process. (A loaded dump
+            carries its own.)
         ranks_per_node: Consecutive ranks that share a node.
         device_filter: Which storages count, by device type; by default all that are not on a CPU, or all where all are.
 
@@ -76,8 +77,9 @@ def lift(
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     reading = read_graph(graph)
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
+    given = {**carried_groups(graph, ranks_per_node), **(groups or {})}
     comms = [v for v, f in enumerate(reading.facts) if f.comm is not None and f.comm.role is not Role.WAIT]
-    name_of, group_table = groups_of(reading, comms, groups, ranks_per_node)
+    name_of, group_table = groups_of(reading, comms, given, ranks_per_node)
     after = hazards(reading)
     keep_point_to_point(reading, name_of, after, reading.notes)
     memory = memory_of(reading, memory_model, kept, device_filter)

@@ -187,6 +187,13 @@ def test_group_sizes_from_arguments_and_by_guess() -> None:
     assert "group_size_guessed" not in lifted.notes
 
 
+def test_a_loaded_dump_carries_its_groups() -> None:
+    gm = trace(reductions("tp"), (4, 4))
+    gm.meta["overlap_sched_groups"] = {"alone": (16, None), "tp": (8, (0, 8, 16, 24, 32, 40, 48, 56))}
+    assert lift(gm).problem.groups == {"tp": Group(8, False), "alone": Group(16, False)}
+    assert lift(gm.graph, groups={"alone": Group(4, True)}).problem.groups["alone"] == Group(4, True)
+
+
 def test_group_sizes_from_values_where_the_operator_does_not_say() -> None:
     importlib.import_module("torch.distributed._symmetric_memory")  # registers the operator, in some versions
     b = Builder()

@@ -1,0 +1,14 @@
+import pytest
+
+pytest.importorskip("torch")
+
+from llama_repro.configs import find_config
+from llama_repro.store import stored_problems
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """The tiny configuration's problems, captured once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return stored_problems(find_config("tiny"))

@@ -1,0 +1,97 @@
+"""Run one captured graph on all ranks of a small world at once, node by node, with real numbers on the CPU."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_C10D = torch.ops._c10d_functional
+_ATEN = torch.ops.aten
+
+Groups = dict[str, list[list[int]]]
+"""By the group name that the graph of rank 0 uses: all the groups of that kind, as lists of ranks."""
+
+
+def run_lockstep(graph_module: fx.GraphModule, inputs: Sequence[Sequence[Any]], groups: Groups) -> list[Sequence[Any]]:
+    """Outputs of every rank; ``inputs[rank]`` are the placeholders' values in their order."""
+    world = len(inputs)
+    env: list[dict[fx.Node, Any]] = [{} for _ in range(world)]
+    placeholders = iter(range(len(inputs[0])))
+    for node in graph_module.graph.nodes:
+        if node.op == "placeholder":
+            i = next(placeholders)
+            for rank in range(world):
+                env[rank][node] = inputs[rank][i]
+            continue
+        arguments = [fx.map_arg((node.args, node.kwargs), env[rank].__getitem__) for rank in range(world)]
+        if node.op == "output":
+            return [args[0] for args, _ in arguments]
+        if node.target in _COLLECTIVES:
+            results = _COLLECTIVES[node.target]([args for args, _ in arguments], groups)
+        else:
+            results = [_call(node, args, kwargs) for args, kwargs in arguments]
+        for rank in range(world):
+            env[rank][node] = results[rank]
+    raise AssertionError("no output node")
+
+
+def _call(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    target: Any = node.target
+    if target is operator.getitem:  # the CPU's attention lays its results out in another way than the GPU's
+        like = node.meta["val"]
+        return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype).copy_(args[0][args[1]])
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    if target is _ATEN._scaled_dot_product_flash_attention.default:
+        out, logsumexp = _ATEN._scaled_dot_product_flash_attention_for_cpu(*args)
+        nothing = torch.zeros(2, dtype=torch.uint64)
+        return (out, logsumexp, None, None, 0, 0, nothing, nothing[0], None)
+    if target is _ATEN._scaled_dot_product_flash_attention_backward.default:
+        gradient, query, key, value, out, logsumexp = args[:6]
+        return _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, query, key, value, out, logsumexp, 0.0, True
+        )
+    return target(*args, **kwargs)
+
+
+def _per_group(arguments: list[Any], groups: Groups, run: Callable[[list[Tensor], int], Tensor]) -> list[Tensor]:
+    """``run(everybody's inputs, my index)`` for each rank, in its group."""
+    results: list[Any] = [None] * len(arguments)
+    for ranks in groups[arguments[0][-1]]:
+        inputs = [arguments[rank][0] for rank in ranks]
+        for index, rank in enumerate(ranks):
+            results[rank] = run(inputs, index)
+    return results
+
+
+def _all_gather(arguments: list[Any], groups: Groups) -> list[Tensor]:
+    return _per_group(arguments, groups, lambda inputs, index: torch.cat(inputs))
+
+
+def _reduce_scatter(arguments: list[Any], groups: Groups) -> list[Tensor]:
+    op = arguments[0][1]
+
+    def run(inputs: list[Tensor], index: int) -> Tensor:
+        return _reduce(inputs, op).chunk(len(inputs))[index].clone()
+
+    return _per_group(arguments, groups, run)
+
+
+def _all_reduce(arguments: list[Any], groups: Groups) -> list[Tensor]:
+    op = arguments[0][1]
+    return _per_group(arguments, groups, lambda inputs, index: _reduce(inputs, op))
+
+
+def _reduce(inputs: list[Tensor], op: str) -> Tensor:
+    stacked = torch.stack(inputs)
+    return {"sum": stacked.sum(0), "avg": stacked.mean(0), "max": stacked.amax(0)}[op]
+
+
+_COLLECTIVES: dict[Any, Callable[[list[Any], Groups], list[Any]]] = {
+    _C10D.all_gather_into_tensor.default: _all_gather,
+    _C10D.reduce_scatter_tensor.default: _reduce_scatter,
+    _C10D.all_reduce.default: _all_reduce,
+    _C10D.wait_tensor.default: lambda arguments, groups: [args[0] for args in arguments],
+}

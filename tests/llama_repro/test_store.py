@@ -1,0 +1,67 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from llama_repro import capture, store
+from llama_repro.configs import find_config
+from overlap_sched.problem import Kind
+
+
+@pytest.fixture
+def cached(tiny, tmp_path, monkeypatch):
+    """The tiny configuration in a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store.stored_problems(find_config("tiny"))
+    return tmp_path / "overlap_sched" / "llama_repro"
+
+
+def _no_capture(config):
+    raise AssertionError("captured although it is in the cache")
+
+
+def test_a_second_run_reads_what_the_first_one_captured(cached, tiny, monkeypatch):
+    monkeypatch.setattr(capture, "captured", _no_capture)
+    again = store.stored_problems(find_config("tiny"))
+    assert again.problems == tiny.problems  # and what is captured twice is the same twice
+    with pytest.raises(AssertionError, match="although it is in the cache"):
+        store.stored_problems(find_config("tiny"), refresh=True)
+
+
+def test_damaged_files_are_captured_anew(cached, tiny):
+    for path in cached.iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    assert store.stored_problems(find_config("tiny")).problems == tiny.problems
+
+
+def test_the_key_depends_on_the_configuration_and_the_sources(monkeypatch, tmp_path):
+    config = find_config("tiny")
+    key = store.cache_key(config)
+    assert key.startswith("tiny-")
+    assert store.cache_key(config) == key
+    assert store.cache_key(dataclasses.replace(config, batch=4)) != key
+    monkeypatch.setattr(store, "_sources", lambda folders: [])
+    assert store.cache_key(config) != key
+
+
+def test_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert store.cache_dir() == tmp_path / "overlap_sched"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert store.cache_dir() == Path(store.__file__).parents[1] / ".cache"
+    monkeypatch.setattr(store, "_HERE", tmp_path / "site-packages" / "llama_repro")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert store.cache_dir() == tmp_path / ".cache" / "overlap_sched"
+
+
+def test_both_models_have_the_same_nodes_and_differ_in_what_waits_hold(tiny):
+    tracker, runtime = tiny.problems["tracker"], tiny.problems["runtime"]
+    assert [n.name for n in tracker.nodes] == [n.name for n in runtime.nodes]
+    assert [n.time_us for n in tracker.nodes] == [n.time_us for n in runtime.nodes]
+    waits = [v for v, node in enumerate(runtime.nodes) if node.kind is Kind.WAIT]
+    assert all(tracker.nodes[v].alloc and not runtime.nodes[v].alloc for v in waits)
+    assert all(storage.pinned for s, storage in enumerate(runtime.storages) if _is_parameter(runtime, s))
+
+
+def _is_parameter(problem, s):
+    return problem.nodes[problem.allocator[s]].name.startswith("primals")

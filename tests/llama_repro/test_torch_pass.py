@@ -1,0 +1,125 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from llama_repro import torch_pass
+from llama_repro.problem_graph import problem_to_graph
+from overlap_sched.errors import TorchPassError
+from overlap_sched.liveness import peak_memory
+from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
+from overlap_sched.problem_file import read_problem
+from overlap_sched.replay import replay
+from overlap_sched.validate import violation
+
+_INSTANCES = Path(__file__).parents[2] / ".." / "shared" / "instances"
+needs_pass = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13"), reason="compares with what torch 2.13's own pass gives"
+)
+
+
+def test_storages_of_the_rebuilt_graph_alias_as_the_problem_says(tiny):
+    from torch._inductor.fx_passes.memory_estimator import MemoryTracker
+
+    problem = tiny.problems["tracker"]
+    rebuilt = problem_to_graph(problem)
+    tracker = MemoryTracker(rebuilt.graph_module.graph)
+    for node in rebuilt.graph_module.graph.nodes:
+        tracker.schedule_node(node)
+    assert tracker.peak_memory == peak_memory(problem, problem.original_order)[0]
+
+
+def test_nodes_keep_their_edges_and_order():
+    rebuilt = problem_to_graph(EXAMPLE)
+    ids = [rebuilt.node_ids[node] for node in rebuilt.graph_module.graph.nodes]
+    assert ids == list(range(len(EXAMPLE.nodes)))
+    for node, v in rebuilt.node_ids.items():
+        inputs = {rebuilt.node_ids[parent] for parent in node.all_input_nodes}
+        assert inputs >= set(EXAMPLE.nodes[v].deps)
+    pinned = [node.name for node in rebuilt.graph_module.graph.find_nodes(op="placeholder")]
+    assert pinned == ["primals_0", "input_1"]  # torch frees no placeholder that is called primals
+
+
+def test_collectives_with_several_inputs_and_parts_are_rebuilt():
+    nodes = (
+        Node("a", Kind.INPUT, alloc=(0,)),
+        Node("b", Kind.INPUT, alloc=(1,)),
+        Node("both", Kind.COLLECTIVE, (0, 1), (2, 3), (0, 1), 5.0, "all_gather_into_tensor_coalesced", "g"),
+        Node("first", Kind.COMPUTE, (2,), (), (2,), op="getitem"),
+        Node("wait", Kind.WAIT, (3,), (), (0, 2), collective=2),
+        Node("other", Kind.COLLECTIVE, (4,), (4,), (2,), 5.0, "broadcast", "g"),
+        Node("outside", Kind.WAIT, (1,), (), (1,)),
+        Node("output", Kind.OUTPUT, (4, 6), (), (2, 1)),
+    )
+    problem = Problem("coalesced", nodes, (Storage(64),) * 5, {"g": Group(2, intra_node=True)})
+    rebuilt = problem_to_graph(problem)
+    rebuilt.graph_module.graph.lint()
+    assert sorted(rebuilt.node_ids.values()) == list(range(len(nodes)))
+
+
+@needs_pass
+def test_torchs_order_is_a_valid_order_of_the_problem(tiny):
+    problem = tiny.problems["tracker"]
+    for headroom in ("default", "zero"):
+        order, seconds = torch_pass.torch_order(problem, headroom)
+        assert violation(problem, order) is None
+        assert replay(problem, order).step_us < replay(problem, problem.original_order).step_us
+        assert seconds > 0
+    assert not torch.distributed.is_initialized()
+
+
+@needs_pass
+def test_failures_of_the_pass_are_told(monkeypatch):
+    def failing():
+        def run(graph_module, **options):
+            raise AssertionError("should have estimate\nmore")
+
+        return run
+
+    monkeypatch.setattr(torch_pass, "_overlap_pass", failing)
+    with pytest.raises(TorchPassError) as caught:
+        torch_pass.torch_order(EXAMPLE)
+    assert str(caught.value) == (
+        f"torch {torch.__version__}: its overlap pass failed on problem 'example' with AssertionError: should have "
+        "estimate. Leave it out with --no-torch."
+    )
+
+
+def test_a_torch_without_the_right_pass_is_told(monkeypatch):
+    import torch._inductor.fx_passes.overlap_scheduling as module
+
+    monkeypatch.setattr(module, "schedule_overlap_bucketing", lambda gm: gm)
+    with pytest.raises(TorchPassError, match="its overlap pass measures on a GPU only"):
+        torch_pass.torch_order(EXAMPLE)
+    monkeypatch.delattr(module, "schedule_overlap_bucketing")
+    with pytest.raises(TorchPassError, match="has no overlap pass"):
+        torch_pass.torch_order(EXAMPLE)
+
+
+def _shared(name):
+    path = _INSTANCES / f"{name}.json.gz"
+    if not path.exists():
+        pytest.skip("the shared instances are not beside this checkout")
+    return read_problem(path)
+
+
+@needs_pass
+@pytest.mark.slow
+@pytest.mark.parametrize(("headroom", "step_ms", "percent"), [("default", 2018.1, 10.4), ("zero", 2035.6, 7.2)])
+def test_the_figures_measured_on_the_shared_instance_come_out(headroom, step_ms, percent):
+    problem = _shared("llama3_8b_bw_64_1d")
+    order, _ = torch_pass.torch_order(problem, headroom)
+    assert violation(problem, order) is None
+    assert replay(problem, order).step_us / 1e3 == pytest.approx(step_ms, abs=0.1)
+    original = peak_memory(problem, problem.original_order)[0]
+    assert 100 * (peak_memory(problem, order)[0] / original - 1) == pytest.approx(percent, abs=1)
+
+
+@needs_pass
+@pytest.mark.slow
+def test_where_torch_recurses_without_end_it_is_helped_and_that_is_said():
+    problem = _shared("llama3_8b_fw_64_2d")
+    with pytest.warns(RuntimeWarning, match="recurses without end on 'llama3_8b_fw_64_2d'"):
+        order, _ = torch_pass.torch_order(problem)
+    assert violation(problem, order) is None
+    assert replay(problem, order).step_us / 1e3 == pytest.approx(150.7, rel=0.005)

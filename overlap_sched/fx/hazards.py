@@ -88,8 +88,7 @@ def _reads_and_writes(r: Reading, v: int, written: set[int]) -> tuple[list[int],
     reads = [s for s in (r.outs[v] if facts.selects else r.takes[v]) if s in written]
     if facts.comm is None or facts.comm.role is not Role.WAIT:
         return reads, []
-    launch = r.launch_of.get(v)
-    if launch is not None:
+    for launch in r.ends.get(v, ()):
         reads += [s for s in r.takes[launch] if s in written and s not in reads]
     return reads, [s for s in r.takes[v] if s in written]
 

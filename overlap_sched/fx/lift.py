@@ -122,7 +122,7 @@ def _name(gm: fx.GraphModule | fx.Graph) -> str:
 
 
 def _count(reading: Reading, after: Mapping[int, set[int]]) -> None:
-    waited = set(reading.launch_of.values())
+    waited = {launch for launches in reading.ends.values() for launch in launches}
     reading.notes["collective_without_wait"] = sum(v not in waited for v in reading.launches)
     reading.notes["hazard"] = sum(len(before.difference(reading.inputs[v])) for v, before in after.items())
     reading.notes["fence"] = sum(keeps is Keeps.FENCE for keeps in reading.keeps.values())

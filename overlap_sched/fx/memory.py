@@ -48,9 +48,9 @@ def _runtime(r: Reading) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     root = r.storages.root
     alloc = [tuple([s for s in fresh if root[s] == s]) if fresh else fresh for fresh in r.raw_fresh]
     use = list(r.takes)
-    for v, launch in r.launch_of.items():
-        use[v] = _union(r.takes[launch], r.takes[v])
-    waited = set(r.launch_of.values())
+    for v, launches in r.ends.items():
+        use[v] = _union(*(r.takes[launch] for launch in launches), r.takes[v])
+    waited = {launch for launches in r.ends.values() for launch in launches}
     in_flight = [v for v in r.launches if v not in waited]
     if in_flight and r.nodes[-1].op == "output":
         use[-1] = _union(use[-1], *(s for v in in_flight for s in (r.takes[v], r.outs[v])))

@@ -31,6 +31,7 @@ class Reading:
         writes: Roots that a node writes.
         keeps: Nodes that must keep their place, see :class:`~overlap_sched.fx.facts.Keeps`.
         launch_of: Per wait, its collective. (A wait for one launched outside is not in it.)
+        ends: Per wait in ``launch_of``, all collectives that it waits for: several where they share a storage.
         transfers: Copies to or from the host that need not be finished when they return: the roots concerned.
         syncs: Nodes at which the host waits for the device.
         peeked: Roots of collectives' outputs that something besides their waits looks at early.
@@ -50,6 +51,7 @@ class Reading:
     overwritten_bytes: dict[int, int] = field(default_factory=dict)
     keeps: dict[int, Keeps] = field(default_factory=dict)
     launch_of: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, tuple[int, ...]] = field(default_factory=dict)
     transfers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     syncs: set[int] = field(default_factory=set)
     peeked: set[int] = field(default_factory=set)
@@ -77,7 +79,7 @@ class _Reader:
         self.reading = reading
         self.index: dict[fx.Node, int] = {}
         self.attributes: dict[Any, tuple[int, ...]] = {}
-        self.in_flight: dict[int, int] = {}
+        self.in_flight: dict[int, list[int]] = {}
         self.launched: dict[int, int] = {}
 
     def read(self, v: int, node: fx.Node) -> None:
@@ -197,13 +199,15 @@ class _Reader:
         r = self.reading
         if role is Role.LAUNCH:
             for s in r.outs[v]:
-                self.in_flight[s] = self.launched[s] = v
+                self.in_flight.setdefault(s, []).append(v)
+                self.launched[s] = v
         elif role is Role.WAIT:
-            for s in r.takes[v]:
-                self.in_flight.pop(s, None)  # so a wait is not among those who look early
-                if s in self.launched:
-                    r.launch_of[v] = self.launched[s]
-            if v not in r.launch_of:
+            launched = [self.launched[s] for s in r.takes[v] if s in self.launched]
+            pending = [u for s in r.takes[v] for u in self.in_flight.pop(s, ())]  # so a wait does not look early
+            if launched:
+                r.launch_of[v] = launched[-1]
+                r.ends[v] = tuple(dict.fromkeys([*pending, launched[-1]]))
+            else:
                 r.notes["wait_outside"] += 1
 
     def _keeps_of_subgraphs(self, node: fx.Node) -> Keeps:

@@ -22,6 +22,7 @@ C10D = torch.ops._c10d_functional
 ATEN = torch.ops.aten
 RANKS = 2
 Timing = Literal["eager", "lazy"]
+TIMINGS: tuple[Timing, ...] = ("eager", "lazy")
 
 
 def wait(x: torch.Tensor) -> torch.Tensor:

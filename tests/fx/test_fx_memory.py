@@ -11,7 +11,9 @@ from test_fx_orders import GRAPHS, random_program
 from torch import Tensor, fx
 from torch._inductor.fx_passes.memory_estimator import MemoryTracker
 
-from overlap_sched.fx import Lifted, lift
+from llama_repro.capture import captured
+from llama_repro.configs import find_config
+from overlap_sched.fx import Lifted, lift, schedule_graph
 from overlap_sched.liveness import memory_profile, peak_memory
 from overlap_sched.problem import Order, Problem
 
@@ -76,6 +78,22 @@ def test_the_tracker_model_on_random_programs(seed: int) -> None:
     gm = trace(random_program(seed), (4, 4), (4, 4))
     lifted = lift(gm, memory_model="tracker")
     check_against_torch(gm, lifted, lifted.problem.original_order)
+
+
+def test_the_tracker_model_on_a_real_model() -> None:
+    """Forward and backward of a small Llama, on fake CUDA tensors: torch's own default filter."""
+    with captured(find_config("tiny")) as graphs:
+        for gm in (graphs.forward, graphs.backward):
+            lifted = lift(gm, memory_model="tracker")
+            order = random_order(lifted.problem, random.Random(0))
+            tracker = MemoryTracker(gm.graph)
+            for v in order:
+                tracker.schedule_node(lifted.nodes[v])
+            assert peak_memory(lifted.problem, order)[0] == tracker.peak_memory
+            report = schedule_graph(gm)
+            assert report.schedule is not None
+            assert report.notes == {}
+            gm.graph.lint()
 
 
 def table(lifted: Lifted) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fx_graphs import ATEN, C10D, RANKS, gather, outcome, reordered, same, scatter, trace, wait
+from fx_graphs import ATEN, C10D, RANKS, TIMINGS, Timing, gather, outcome, reordered, same, scatter, trace, wait
 from torch import Tensor
 
-from overlap_sched.fx import lift
+from overlap_sched.fx import lift, schedule_graph
+from overlap_sched.options import Options
 
 
 def write_after_read(x: Tensor, y: Tensor) -> Any:
@@ -76,6 +77,16 @@ def write_to_the_input_of_a_collective_in_flight(x: Tensor, y: Tensor) -> Any:
     return wait(launched) + 1, z
 
 
+def one_wait_for_two_collectives(x: Tensor, y: Tensor) -> Any:
+    buffer = torch.zeros(RANKS * 4, 4)
+    z = x + y
+    C10D.all_gather_into_tensor_out(z, RANKS, "0", out=buffer)
+    second = C10D.all_reduce_(buffer, "sum", "1")
+    full = wait(second)  # of one storage: all that was launched on it
+    z.zero_()
+    return full + 1, z
+
+
 def view_of_an_output_before_its_wait(x: Tensor, y: Tensor) -> Any:
     launched = gather(x)
     view = launched.view(-1)
@@ -123,6 +134,7 @@ GRAPHS: list[Callable[..., Any]] = [
     out_variant,
     write_to_the_input_of_a_collective_after_its_wait,
     write_to_the_input_of_a_collective_in_flight,
+    one_wait_for_two_collectives,
     view_of_an_output_before_its_wait,
     coalesced,
     lists_written,
@@ -131,9 +143,9 @@ GRAPHS: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.parametrize("timing", ["eager", "lazy"])
+@pytest.mark.parametrize("timing", TIMINGS)
 @pytest.mark.parametrize("f", GRAPHS, ids=lambda f: f.__name__)
-def test_every_allowed_order_gives_the_same_bits(f: Callable[..., Any], timing: Any) -> None:
+def test_every_allowed_order_gives_the_same_bits(f: Callable[..., Any], timing: Timing) -> None:
     gm = trace(f, (4, 4), (4, 4))
     expected = outcome(gm, timing)
     rng = random.Random(0)
@@ -149,7 +161,7 @@ def test_without_hazards_some_order_would_be_wrong(f: Callable[..., Any], monkey
         pytest.skip("data flow alone orders it, or nothing reads what is written")
     monkeypatch.setattr(importlib.import_module("overlap_sched.fx.lift"), "hazards", lambda reading: {})
     gm = trace(f, (4, 4), (4, 4))
-    expected = {timing: outcome(gm, timing) for timing in ("eager", "lazy")}
+    expected = {timing: outcome(gm, timing) for timing in TIMINGS}
     rng = random.Random(0)
     others = [reordered(gm, rng) for _ in range(60)]
     assert any(not same(outcome(g, t), want) for g in others for t, want in expected.items())
@@ -158,10 +170,10 @@ def test_without_hazards_some_order_would_be_wrong(f: Callable[..., Any], monkey
 def random_program(seed: int) -> Callable[..., Any]:
     """A random mix of all of it."""
     rng = random.Random(seed)
-    script = [(rng.randrange(13), rng.random(), rng.random()) for _ in range(rng.randrange(6, 28))]
+    script = [(rng.randrange(16), rng.random(), rng.random()) for _ in range(rng.randrange(6, 28))]
 
     def f(x: Tensor, y: Tensor) -> Any:
-        values, flying = [x, y, x + y], []
+        values, flying, buffer = [x, y, x + y], [], torch.zeros(RANKS * 4, 4)
         for op, i, j in script:
             a, b = values[int(i * len(values))], values[int(j * len(values))]
             if op == 0:
@@ -182,7 +194,14 @@ def random_program(seed: int) -> Callable[..., Any]:
                 flying.append(scatter(torch.cat([a, b]), "1"))
             elif op == 8:
                 flying.append(C10D.all_reduce_(a + 0.0 if i < 0.5 else a, "sum", "0"))
-            elif op == 9 and flying:
+            elif op == 9:
+                flying += C10D.all_gather_into_tensor_coalesced([a, b], RANKS, "0")
+            elif op == 10:
+                flying.append(C10D.all_gather_into_tensor_out(a, RANKS, "1", out=buffer))
+                values.append(buffer[4:])
+            elif op == 11:
+                torch._foreach_mul_([a, b], 0.5)
+            elif op == 12 and flying:
                 flying.append(flying[int(i * len(flying))].unsqueeze(0).squeeze(0))
             elif flying:
                 values.append(wait(flying.pop(int(i * len(flying))))[:4])
@@ -196,10 +215,25 @@ def test_random_programs(seed: int) -> None:
     gm = trace(random_program(seed), (4, 4), (4, 4))
     rng = random.Random(seed)
     others = [reordered(gm, rng) for _ in range(6)]
-    for timing in ("eager", "lazy"):
+    for timing in TIMINGS:
         expected = outcome(gm, timing)
         for other in others:
             assert same(outcome(other, timing), expected), f"{gm.code}\n{other.code}"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_scheduled_random_programs(seed: int) -> None:
+    """The scheduler's own orders, with random times: the same bits, within the peak."""
+    gm = trace(random_program(seed), (4, 4), (4, 4))
+    rng = random.Random(seed)
+    expected = {timing: outcome(gm, timing) for timing in TIMINGS}
+    times = {node: float(rng.choice([0, 1, 10, 50])) for node in gm.graph.nodes}
+    headrooms: list[int | str] = [0, 64, "10%", "1GiB"]
+    report = schedule_graph(gm, Options(headroom=rng.choice(headrooms)), cost=times.__getitem__)
+    plan = report.schedule
+    assert plan is None or plan.scheduled.peak_bytes <= plan.budget_bytes
+    for timing, want in expected.items():
+        assert same(outcome(gm, timing), want), gm.code
 
 
 def test_hazards_do_not_freeze_the_waits() -> None:

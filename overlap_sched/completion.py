@@ -61,7 +61,7 @@ class CompletionProfile:
     Attributes:
         order: The reference order. position: its inverse, per node id.
         first: The first reference position whose node is still open.
-        live_bytes: Bytes live now, between steps.
+        live_bytes: Bytes live now, between steps. peak_bytes: the most that have been live at a step so far.
         kept_bytes: Per node id, what it allocates that outlives its own step.
         refused: After ``admits`` said no: (bytes above the budget, reference position where); the position is
             ``THIS_STEP`` where the step itself does not fit.
@@ -83,14 +83,16 @@ class CompletionProfile:
         self.steps = 0
         self.first = 0
         self.has_run = [False] * len(self.order)
-        self.live_bytes = 0
+        self.live_bytes = self.peak_bytes = 0
         self.refused = (0, THIS_STEP)
         self.updates = 0
 
         nodes, storages = problem.nodes, problem.storages
+        self.use = [node.use for node in nodes]
+        self.freed_size = [0 if storage.pinned else storage.bytes for storage in storages]  # when its last user is done
         self.users: list[list[int]] = [[] for _ in storages]  # reference positions, ascending
         for at, v in enumerate(self.order):
-            for s in nodes[v].use:
+            for s in self.use[v]:
                 self.users[s].append(at)
         self.open_users = [len(users) for users in self.users]
         self.last = [len(users) - 1 for users in self.users]  # index of the last user still open
@@ -107,20 +109,15 @@ class CompletionProfile:
     def deaths(self, v: int) -> list[tuple[int, int]]:
         """Storages that end sooner if v runs now: (last other open user's position or -1, bytes)."""
         at, result = self.position[v], []
-        for s in self.problem.nodes[v].use:
-            size, pinned = self.problem.storages[s]
-            users, k = self.users[s], self.last[s]
-            if pinned or size == 0 or users[k] != at:
+        for s in self.use[v]:
+            size, users, k = self.freed_size[s], self.users[s], self.last[s]
+            if size == 0 or users[k] != at:
                 continue
             k -= 1
             while k >= 0 and self.has_run[self.order[users[k]]]:
                 k -= 1
             result.append((users[k] if k >= 0 else -1, size))
         return result
-
-    def freed_bytes(self, v: int) -> int:
-        """Bytes that running v now would free for good, less what it would bring."""
-        return sum(size for p, size in self.deaths(v) if p < 0) - self.kept_bytes[v]
 
     def room_bytes(self) -> int:
         """What the next step may allocate."""
@@ -161,7 +158,7 @@ class CompletionProfile:
         Returns:
             Ranges of reference positions, end excluded, where the profile went down.
         """
-        first, at = self.first, self.position[v]
+        first, at, has_run, open_users = self.first, self.position[v], self.has_run, self.open_users
         lowered = []
         if at != first:
             if self.kept_bytes[v]:
@@ -175,19 +172,22 @@ class CompletionProfile:
             if not self.flat:
                 self.step_of[first:at] += 1
         self.profile[at] = GONE
-        self.has_run[v] = True
+        has_run[v] = True
         self.steps += 1
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + self.alloc_bytes[v])
         self.live_bytes += self.kept_bytes[v]
-        for s in self.problem.nodes[v].use:
-            self.open_users[s] -= 1
-            users, k = self.users[s], self.last[s]
-            if self.open_users[s] == 0:
-                if not self.problem.storages[s].pinned:
-                    self.live_bytes -= self.problem.storages[s].bytes
-            elif users[k] == at:
-                while self.has_run[self.order[users[k]]]:
+        for s in self.use[v]:
+            open_users[s] -= 1
+            if open_users[s] == 0:
+                self.live_bytes -= self.freed_size[s]
+            elif self.users[s][self.last[s]] == at:
+                users, k = self.users[s], self.last[s]
+                while has_run[self.order[users[k]]]:
                     k -= 1
                 self.last[s] = k
-        while self.first < len(self.order) and self.has_run[self.order[self.first]]:
-            self.first += 1
+        if at == first:
+            order, n, first = self.order, len(has_run), first + 1
+            while first < n and has_run[order[first]]:
+                first += 1
+            self.first = first
         return lowered

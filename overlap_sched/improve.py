@@ -11,28 +11,35 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.completion import reference_profile
-from overlap_sched.liveness import peak_memory
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import MAX_TOTAL_BYTES, Kind, Problem
+from overlap_sched.result import Work
 from overlap_sched.run import Policy, Run, list_schedule
 
-POLICIES = (
-    Policy(lead=0.02, slack=0.01),  # launches early, the critical path a little ahead: best on most graphs
-    Policy(lead=0.10, slack=-0.03),  # network-bound: launches very early, compute nearly in reference order
-    Policy(lead=0.02, slack=0.03),  # compute-bound with a long tail: weight gradients far behind the critical path
-    Policy(lead=0.02, slack=-0.03),  # network-bound on one stream: early gathers would crowd it
+FIRST = Policy(lead=0.02, slack=0.01)  # launches early, the critical path a little ahead: best on most graphs
+COMPUTE_BOUND = (
+    FIRST,
+    Policy(lead=0.02, slack=0.03),  # a long tail: weight gradients far behind the critical path
+    Policy(lead=0.02, slack=-0.03),  # nearly in reference order: where a hoisted path crowds the stream
+    Policy(lead=0.0, slack=0.01),  # gathers as late as they can be: where early ones take another's memory
 )
-"""In the order in which they are tried."""
+NETWORK_BOUND = (
+    FIRST,
+    Policy(lead=0.1, slack=-0.03),  # launches very early, compute nearly in reference order
+    Policy(lead=0.005, slack=0.03),  # the longest path first, communication included
+    Policy(lead=0.1, slack=-0.01),
+)
+"""In the order in which they are tried; then again from the best order so far."""
 
-CLOSED = 1.001
-"""A step within 0.1 % of the simple bound is not improved further."""
+GOAL_PERCENT = 2.0
+"""Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
 
 SAME_STEP = 1e-9
 """Relative: steps closer than this differ by rounding, and the lower peak decides."""
 
 
-def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int) -> Run | None:
-    """The best run by (step, peak), or ``None`` where none beats the original order.
+def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int) -> tuple[Run | None, Work]:
+    """The best run by (step, peak), or ``None`` where none beats the original order; and the work of all.
 
     Args:
         problem: What to schedule.
@@ -42,18 +49,22 @@ def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int
     """
     limit = budget(problem, options, peak_bytes)
     chains = launch_chains(problem, options)
-    goal_us = CLOSED * simple_bound_us(problem)
-    best: Run | None = None
+    compute_us, stream_us = simple_bounds_us(problem)
+    bound_us = max(compute_us, stream_us)
+    close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
+    best, work = None, Work()
     for k in range(options.effort):
-        if step_us <= goal_us:
+        if step_us <= bound_us * close:
             break
-        reference = problem.original_order if best is None or k < len(POLICIES) else best.order
-        run = list_schedule(problem, reference, limit, POLICIES[k % len(POLICIES)], chains)
-        run_peak, _ = peak_memory(problem, run.order)
+        policies = COMPUTE_BOUND if bound_us <= compute_us else NETWORK_BOUND
+        reference = problem.original_order if best is None or k < len(policies) else best.order
+        run = list_schedule(problem, reference, limit, policies[k % len(policies)], chains)
+        bound_us = max(bound_us, run.longest_us)
+        work = Work(*map(sum, zip(work, run.work, strict=True)))
         shorter = run.step_us < step_us * (1 - SAME_STEP)
-        if shorter or (run.step_us <= step_us * (1 + SAME_STEP) and run_peak < peak_bytes):
-            best, step_us, peak_bytes = run, run.step_us, run_peak
-    return best
+        if shorter or (run.step_us <= step_us * (1 + SAME_STEP) and run.peak_bytes < peak_bytes):
+            best, step_us, peak_bytes = run, run.step_us, run.peak_bytes
+    return best, work
 
 
 def budget(problem: Problem, options: Options, peak_bytes: int) -> npt.NDArray[np.int64]:
@@ -78,12 +89,12 @@ def _chains(problem: Problem, options: Options) -> Iterator[tuple[int, int]]:
         last[key] = v
 
 
-def simple_bound_us(problem: Problem) -> float:
-    """All compute, or all time of one group, whichever is longer: the part of the bound that costs nothing."""
+def simple_bounds_us(problem: Problem) -> tuple[float, float]:
+    """All compute, and all time of the busiest group: the part of the bound that costs nothing."""
     compute_us, stream_us = 0.0, dict.fromkeys(problem.groups, 0.0)
     for node in problem.nodes:
         if node.kind is Kind.COLLECTIVE and node.group is not None:
             stream_us[node.group] += node.time_us
         elif node.kind is not Kind.WAIT:
             compute_us += node.time_us
-    return max(compute_us, *stream_us.values()) if stream_us else compute_us
+    return compute_us, max(stream_us.values(), default=0.0)

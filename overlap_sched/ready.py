@@ -100,18 +100,16 @@ class Ready:
             lowered: Ranges of reference positions, end excluded, where the profile went down.
         """
         memory, nodes = self._memory, []
-        if self.held:
-            again = list(self.held.irange(None, (memory.first,)))
-            for low, high in lowered:
-                for key in self.held.irange((max(low, memory.first),), (high,)):
-                    obstacle, _, enough_bytes = key
-                    if memory.profile[obstacle] <= enough_bytes:
-                        again.append(key)
-            for key in dict.fromkeys(again):
-                self.held.remove(key)
-                nodes.append(memory.order[key[1]])
-        if self.held_now:
-            room_bytes = memory.room_bytes()
-            while self.held_now and self.held_now[0][0] <= room_bytes:
-                nodes.append(memory.order[self.held_now.pop(0)[1]])
+        again = list(self.held.irange(None, (memory.first,)))
+        for low, high in lowered:
+            for key in self.held.irange((max(low, memory.first),), (high,)):
+                obstacle, _, enough_bytes = key
+                if memory.profile[obstacle] <= enough_bytes:
+                    again.append(key)
+        for key in dict.fromkeys(again):
+            self.held.remove(key)
+            nodes.append(memory.order[key[1]])
+        room_bytes = memory.room_bytes()
+        while self.held_now and self.held_now[0][0] <= room_bytes:
+            nodes.append(memory.order[self.held_now.pop(0)[1]])
         return nodes

@@ -1,7 +1,7 @@
 """What scheduling returns: figures before and after, the order, and a record of each decision."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
@@ -75,6 +75,19 @@ class Decision:
     over_position: int | None
 
 
+class Work(NamedTuple):
+    """Effort, counted rather than timed: the same on every machine."""
+
+    runs: int = 0
+    rescored: int = 0
+    """Nodes put into the sorted sets."""
+    updates: int = 0
+    """Range queries and updates on the completion profile."""
+
+
+NO_WORK = Work()
+
+
 @dataclass(frozen=True)
 class Schedule:
     """An order that passed the validator, or the original one with the reason in ``fell_back``.
@@ -85,6 +98,7 @@ class Schedule:
         headroom_bytes: The headroom asked for, in bytes. budget_bytes: original peak + headroom.
         decisions: One record per collective, in the order of launches.
         fell_back: ``None``, or why the original order was kept.
+        work: What it took, counted.
         schedule_s: Seconds that it took (for people; nothing depends on it).
     """
 
@@ -97,6 +111,7 @@ class Schedule:
     decisions: tuple[Decision, ...]
     fell_back: str | None
     schedule_s: float
+    work: Work = NO_WORK
 
     @property
     def budget_bytes(self) -> int:

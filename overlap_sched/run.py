@@ -16,7 +16,7 @@ from overlap_sched.completion import THIS_STEP, CompletionProfile
 from overlap_sched.priority import Keys, keys
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.ready import Ready
-from overlap_sched.result import Reason
+from overlap_sched.result import Reason, Work
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,21 @@ class Run:
 
     Attributes:
         order: The order, within the budget by construction.
-        step_us: Its step time as simulated.
+        step_us: Its step time, as simulated.
+        peak_bytes: Its peak, as tracked.
+        longest_us: The longest path of the graph, communication included: no order is shorter.
         reasons: Per collective, why it was launched where it was.
         refusals: Per collective that the budget ever refused, the first time: (bytes above, node at whose step).
-        rescored, updates: Nodes put into sorted sets; range queries and updates on the profile.
+        work: What it took.
     """
 
     order: Order
     step_us: float
+    peak_bytes: int
+    longest_us: float
     reasons: dict[int, Reason]
     refusals: dict[int, tuple[int, int]]
-    rescored: int
-    updates: int
+    work: Work
 
 
 def list_schedule(
@@ -74,7 +77,9 @@ def list_schedule(
         state.run(v, reason)
     memory, ready = state.memory, state.ready
     step_us = max([state.clock_us, *state.stream_free_us.values()])
-    return Run(tuple(state.done), step_us, state.reasons, state.refusals, ready.rescored, memory.updates)
+    work = Work(1, ready.rescored, memory.updates)
+    made = (tuple(state.done), step_us, memory.peak_bytes, state.keys.longest_us)
+    return Run(*made, state.reasons, state.refusals, work)
 
 
 class _State:
@@ -172,10 +177,12 @@ class _State:
             self.clock_us += node.time_us
             self.computed_us += node.time_us
         lowered = self.memory.run(v)
-        self.ready.land(self.clock_us)
-        for w in self.ready.freed(lowered):
-            self._add(w)
-        blockers = self.blockers
+        ready, blockers = self.ready, self.blockers
+        if ready.flying:
+            ready.land(self.clock_us)
+        if ready.held or ready.held_now:
+            for w in ready.freed(lowered):
+                self._add(w)
         for w in self.successors[v]:
             blockers[w] -= 1
             if blockers[w] == 0:

@@ -13,13 +13,10 @@ import warnings
 from overlap_sched.decisions import decisions
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
 from overlap_sched.improve import best_run
-from overlap_sched.liveness import peak_memory
 from overlap_sched.options import Options, headroom_bytes
-from overlap_sched.problem import Order, Problem
-from overlap_sched.replay import Replay, replay
-from overlap_sched.result import Figures, Schedule
-from overlap_sched.run import Run
-from overlap_sched.validate import broken_promise, violation
+from overlap_sched.problem import Problem
+from overlap_sched.result import NO_WORK, Figures, Schedule
+from overlap_sched.validate import Measured, broken_promise, measure, violation
 
 
 def schedule(problem: Problem, options: Options | None = None) -> Schedule:
@@ -45,11 +42,16 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
             "was asked for. A problem is in the model in which it was written: capture the graph again in the other "
             f"one, or ask for memory_model={problem.memory_model!r}."
         )
-    timeline, original = _measure(problem, problem.original_order)
-    run, order, fell_back = None, problem.original_order, None
+    before = after = measure(problem, problem.original_order)
+    run, work, fell_back = None, NO_WORK, None
     try:
-        run = best_run(problem, options, original.step_us, original.peak_bytes) if problem.collectives else None
-        fell_back = _broken(problem, options, run) if run else None
+        if problem.collectives:
+            run, work = best_run(problem, options, before.timeline.step_us, max(before.profile))
+        if run is not None:
+            fell_back = violation(problem, run.order)
+        if run is not None and fell_back is None:
+            after = measure(problem, run.order)
+            fell_back = broken_promise(problem, before, after, options)
     except Exception as error:  # a scheduler that fails must not take the training job with it
         if options.strict:
             raise VerificationError(f"scheduling {problem.name!r} failed: {_said(error)}") from error
@@ -59,33 +61,24 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
         if options.strict:
             raise VerificationError(message)
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
-        run = None
-
-    scheduled = original
-    if run is not None:
-        order = run.order
-        timeline, scheduled = _measure(problem, order)
+        run, after = None, before
     return Schedule(
         problem=problem,
         options=options,
-        order=order,
-        original=original,
-        scheduled=scheduled,
-        headroom_bytes=headroom_bytes(options.headroom, original.peak_bytes),
-        decisions=decisions(problem, order, timeline, run),
+        order=tuple(after.order),
+        original=_figures(before),
+        scheduled=_figures(after),
+        headroom_bytes=headroom_bytes(options.headroom, max(before.profile)),
+        decisions=decisions(problem, tuple(after.order), after.timeline, run),
         fell_back=fell_back,
+        work=work,
         schedule_s=time.perf_counter() - began,
     )
 
 
-def _measure(problem: Problem, order: Order) -> tuple[Replay, Figures]:
-    timeline = replay(problem, order)
-    return timeline, Figures(timeline.step_us, timeline.exposed_us, *peak_memory(problem, order))
-
-
-def _broken(problem: Problem, options: Options, run: Run) -> str | None:
-    """What is wrong with the run's order, if anything."""
-    return violation(problem, run.order) or broken_promise(problem, run.order, options)
+def _figures(measured: Measured) -> Figures:
+    peak = max(measured.profile)
+    return Figures(measured.timeline.step_us, measured.timeline.exposed_us, peak, list(measured.profile).index(peak))
 
 
 def _said(error: Exception) -> str:

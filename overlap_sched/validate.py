@@ -5,11 +5,12 @@ broken in words, since a user may read it.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from overlap_sched.liveness import memory_profile
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.replay import replay
+from overlap_sched.replay import Replay, replay
 
 REPLAY_TOLERANCE = 1e-9
 """Relative: sums of the same times in another order differ by rounding."""
@@ -50,23 +51,36 @@ def violation(problem: Problem, order: Sequence[int]) -> str | None:
     return None
 
 
-def broken_promise(problem: Problem, order: Sequence[int], options: Options) -> str | None:
+@dataclass(frozen=True)
+class Measured:
+    """An order as the judges see it: its timeline, and the bytes live at each position."""
+
+    order: Sequence[int]
+    timeline: Replay
+    profile: Sequence[int]
+
+
+def measure(problem: Problem, order: Sequence[int]) -> Measured:
+    """Replay a valid order and count its memory."""
+    return Measured(order, replay(problem, order), memory_profile(problem, order))
+
+
+def broken_promise(problem: Problem, original: Measured, scheduled: Measured, options: Options) -> str | None:
     """The first promise of the options that a valid order breaks against the original one, or ``None``.
 
     Peak (or every position of the profile) within the original plus headroom; step not longer than the
     original; launch order kept where asked for.
     """
-    original = problem.original_order
-    reference = memory_profile(problem, original)
+    order, reference = scheduled.order, original.profile
     peak = max(reference)
     headroom = headroom_bytes(options.headroom, peak)
-    for at, live in enumerate(memory_profile(problem, order)):
+    for at, live in enumerate(scheduled.profile):
         limit = (peak if options.budget == "peak" else reference[at]) + headroom
         if live > limit:
             name = problem.nodes[order[at]].name
             return f"{live} bytes are live at position {at} ({name}), {live - limit} above the {options.budget} budget"
 
-    before_us, after_us = replay(problem, original).step_us, replay(problem, order).step_us
+    before_us, after_us = original.timeline.step_us, scheduled.timeline.step_us
     if after_us > before_us * (1 + REPLAY_TOLERANCE):
         return f"the step takes {after_us} us, longer than the original's {before_us} us"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from overlap_sched.problem import Kind, Problem
 
-INSTANCES = Path(__file__).resolve().parents[2] / "shared" / "instances"
+INSTANCES = Path(__file__).resolve().parents[1] / "scripts" / "instances"
+JUDGE = Path(__file__).resolve().parents[2] / "shared" / "tools" / "judge.py"  # an independent one, where it is at hand
 
 
 def rules(problem: Problem) -> list[set[int]]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -14,11 +15,18 @@ from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem
 from overlap_sched.problem_file import read_problem, write_problem
 from overlap_sched.replay import replay
-from overlap_sched.validate import broken_promise, violation
+from overlap_sched.validate import broken_promise as broken
+from overlap_sched.validate import measure, violation
 from tests.graphs import problems
-from tests.oracle import INSTANCES, all_orders, peak_by_definition, random_order, step_by_definition
+from tests.oracle import INSTANCES, JUDGE, all_orders, peak_by_definition, random_order, step_by_definition
 
 MIB = 2**20
+
+
+def broken_promise(problem: Problem, order: Sequence[int], options: Options) -> str | None:
+    return broken(problem, measure(problem, problem.original_order), measure(problem, order), options)
+
+
 HIDDEN = (0, 1, 2, 4, 3, 6, 7, 5, 8, 9)  # the reordered example of the problem module's docstring
 
 
@@ -135,10 +143,9 @@ def test_a_slower_order_breaks_the_promise() -> None:
 
 
 def judge() -> ModuleType:
-    path = INSTANCES.parent / "tools" / "judge.py"
-    if not path.exists():
-        pytest.skip("the shared instances and their judge are not beside this checkout")
-    spec = importlib.util.spec_from_file_location("independent_judge", path)
+    if not JUDGE.exists():
+        pytest.skip("the independent judge is not beside this checkout (../shared/tools/judge.py)")
+    spec = importlib.util.spec_from_file_location("independent_judge", JUDGE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

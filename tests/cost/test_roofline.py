@@ -1,27 +1,23 @@
-"""The roofline equals the times of the shared problem files, and the formulas written out by hand."""
+"""The roofline equals the times of the problem files in scripts/instances, and the formulas written out by hand."""
 
 import gzip
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from overlap_sched import cost
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group
+from tests.oracle import INSTANCES
 
-INSTANCES = Path(__file__).parents[2] / ".." / "shared" / "instances"
 NAMES = ("llama3_8b_bw_64_1d", "llama3_8b_bw_64_2d", "llama3_8b_fw_64_2d", "dsv3_bw_64")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_equals_the_shared_instances(name: str) -> None:
-    path = INSTANCES / f"{name}.json.gz"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not next to this checkout (../shared)")
-    with gzip.open(path, "rt") as file:
+def test_equals_the_times_of_the_instances(name: str) -> None:
+    with gzip.open(INSTANCES / f"{name}.json.gz", "rt") as file:
         problem = json.load(file)
     model, seen = cost.Roofline(), set()
     groups = {key: Group(**group) for key, group in problem["groups"].items()}
@@ -37,7 +33,7 @@ def test_equals_the_shared_instances(name: str) -> None:
     assert seen == {"compute", "collective"}
 
 
-# taken from the shared files: (op, flops, bytes, us)
+# taken from the instances: (op, flops, bytes, us)
 @pytest.mark.parametrize(
     ("op", "flops", "nbytes", "us"),
     [

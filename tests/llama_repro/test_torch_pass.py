@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,8 +9,8 @@ from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem_file import read_problem
 from overlap_sched.replay import replay
 from overlap_sched.validate import violation
+from tests.oracle import INSTANCES
 
-_INSTANCES = Path(__file__).parents[2] / ".." / "shared" / "instances"
 needs_pass = pytest.mark.skipif(
     not torch.__version__.startswith("2.13"), reason="compares with what torch 2.13's own pass gives"
 )
@@ -96,18 +94,15 @@ def test_a_torch_without_the_right_pass_is_told(monkeypatch):
         torch_pass.torch_order(EXAMPLE)
 
 
-def _shared(name):
-    path = _INSTANCES / f"{name}.json.gz"
-    if not path.exists():
-        pytest.skip("the shared instances are not beside this checkout")
-    return read_problem(path)
+def _instance(name):
+    return read_problem(INSTANCES / f"{name}.json.gz")
 
 
 @needs_pass
 @pytest.mark.slow
 @pytest.mark.parametrize(("headroom", "step_ms", "percent"), [("default", 2018.1, 10.4), ("zero", 2035.6, 7.2)])
-def test_the_figures_measured_on_the_shared_instance_come_out(headroom, step_ms, percent):
-    problem = _shared("llama3_8b_bw_64_1d")
+def test_the_figures_measured_on_an_instance_come_out(headroom, step_ms, percent):
+    problem = _instance("llama3_8b_bw_64_1d")
     order, _ = torch_pass.torch_order(problem, headroom)
     assert violation(problem, order) is None
     assert replay(problem, order).step_us / 1e3 == pytest.approx(step_ms, abs=0.1)
@@ -118,7 +113,7 @@ def test_the_figures_measured_on_the_shared_instance_come_out(headroom, step_ms,
 @needs_pass
 @pytest.mark.slow
 def test_where_torch_recurses_without_end_it_is_helped_and_that_is_said():
-    problem = _shared("llama3_8b_fw_64_2d")
+    problem = _instance("llama3_8b_fw_64_2d")
     with pytest.warns(RuntimeWarning, match="recurses without end on 'llama3_8b_fw_64_2d'"):
         order, _ = torch_pass.torch_order(problem)
     assert violation(problem, order) is None

@@ -12,10 +12,9 @@ from overlap_sched.problem_file import read_problem
 from overlap_sched.replay import replay
 from overlap_sched.report.trace import write_trace
 from overlap_sched.result import Schedule
+from tests.oracle import INSTANCES
 
 ByHand = Callable[..., Schedule]
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "instances"
 
 
 def events(schedule: Schedule, folder: Path) -> list[dict[str, Any]]:
@@ -105,9 +104,6 @@ def test_fallback_traces_twice_the_same(by_hand: ByHand, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["llama3_8b_bw_64_2d", "dsv3_bw_64"])
 def test_real_graphs(by_hand: ByHand, name: str, tmp_path: Path) -> None:
-    path = SHARED / f"{name}.json.gz"
-    if not path.exists():
-        pytest.skip("the shared instances are not beside this checkout")
-    problem = read_problem(path)
+    problem = read_problem(INSTANCES / f"{name}.json.gz")
     schedule = by_hand(problem, problem.original_order)
     check(schedule, events(schedule, tmp_path))

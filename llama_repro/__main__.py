@@ -15,15 +15,15 @@ from rich.console import Console
 from llama_repro.configs import CONFIGS, find_config
 from llama_repro.golden import key_of, update_golden, worse_than_golden
 from llama_repro.harness import Measured, measure
-from llama_repro.store import cache_dir, stored_problems
+from llama_repro.store import cache_dir, make_folder, stored_problems
 from llama_repro.table import data_of, table_of
 from overlap_sched.errors import GoldenError, MissingExtraError, OverlapSchedError
 from overlap_sched.report.files import write_file
 from overlap_sched.report.plot import plot_schedule
 from overlap_sched.report.progress import progress
 
-_PIPE_WIDTH = 140
-"""Columns of the table where it goes to a file or a pipe."""
+_WIDTH = 132
+"""Columns that the table needs; a narrower terminal wraps its lines, so that no figure is cut off."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
         measured = measure(stored, with_torch=not options.no_torch, progress=step)
         step("drawing")
         pictures = _draw(measured, config.name, options.plots)
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console = Console(width=max(Console().width, _WIDTH))
     console.print(table_of(config, stored, measured), highlight=False)
     for line in (*measured.remarks, pictures):
         console.print(line, markup=False, highlight=False)
@@ -88,7 +88,7 @@ def _compare(config: str, measured: Measured, console: Console) -> list[str]:
 def _draw(measured: Measured, config: str, folder: Path | None) -> str:
     """Draw the regression and the fix; says where. A missing matplotlib is an error only for who asked."""
     target = folder or cache_dir() / "llama_repro" / "pictures"
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target, "name another with --plots")
     try:
         for name, schedule in measured.schedules.items():
             plot_schedule(schedule, target / f"{config}-{_file_name(name)}.png")

@@ -21,7 +21,7 @@ import torch
 import overlap_sched.cost
 import overlap_sched.fx
 from llama_repro.configs import LlamaConfig
-from overlap_sched.errors import OverlapSchedError
+from overlap_sched.errors import OutputError, OverlapSchedError
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem_file import read_problem, write_problem
 
@@ -87,6 +87,18 @@ def stored_problems(
     return _read(folder, key)  # read back even now: a first run and a later one work on the same numbers
 
 
+def make_folder(folder: Path, repair: str) -> None:
+    """Make sure that a folder is there.
+
+    Raises:
+        OutputError: It cannot be made; ``repair`` is the way out.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: the folder cannot be made ({error.strerror}); {repair}.") from None
+
+
 def _read(folder: Path, key: str) -> Stored:
     times = json.loads((folder / f"{key}.json").read_text())
     problems = {model: read_problem(folder / f"{key}-{model}.json.gz") for model in MODELS}
@@ -96,7 +108,7 @@ def _read(folder: Path, key: str) -> Stored:
 def _write(folder: Path, key: str, config: LlamaConfig, progress: Callable[[str], None]) -> None:
     from llama_repro.capture import captured
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "set XDG_CACHE_HOME to a folder that can be written")
     with tempfile.TemporaryDirectory(dir=folder) as scratch, captured(config) as graphs:
         lift_s = 0.0
         for model in MODELS:

@@ -2,11 +2,16 @@
 
 >>> import overlap_sched
 >>> result = overlap_sched.schedule(overlap_sched.EXAMPLE)
->>> round(result.original.step_us), round(result.scheduled.step_us)
-(190, 120)
+>>> result.original.step_us, result.scheduled.step_us  # at the same peak
+(190.0, 150.0)
+>>> overlap_sched.schedule(overlap_sched.EXAMPLE, overlap_sched.Options(headroom="5MiB")).scheduled.step_us
+120.0
 
-The core (this package's top level) never imports torch; ``overlap_sched.fx`` does.
+Graphs of ``torch.compile`` go through :func:`overlap_sched.schedule_graph`. Only that and its like import torch;
+problems are read, scheduled and judged without it.
 """
+
+from typing import Any
 
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
@@ -29,3 +34,14 @@ __all__ = [
     "schedule",
     "write_problem",
 ]
+
+_FX = ("lift", "load_dump", "reorder", "schedule_graph")
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is first asked for."""
+    if name in _FX:
+        import overlap_sched.fx
+
+        return getattr(overlap_sched.fx, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

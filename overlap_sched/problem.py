@@ -15,10 +15,13 @@ The words, on one small backward graph (it is ``EXAMPLE`` below; docs and tests 
        9  output output                         dx ds          5 8
 
     original order    compute |........40|   mm 50    | dgrad 30 | wgrad 30 |........40|    190 us, 80 exposed
-                      fsdp    |gather 40 |                                  |scatter 40|
+    peak 21 MiB       fsdp    |gather 40 |                                  |scatter 40|
 
-    reordered         compute |   mm 50    | wgrad 30 | dgrad 30 |..10|                     120 us, 10 exposed
-                      fsdp    |gather 40 |            |  scatter 40   |
+    reordered         compute |   mm 50    | dgrad 30 | wgrad 30 |........40|               150 us, 40 exposed
+    peak 21 MiB       fsdp    |gather 40 |                       |scatter 40|
+
+    5 MiB headroom    compute |   mm 50    | wgrad 30 | dgrad 30 |..10|                     120 us, 10 exposed
+    peak 26 MiB       fsdp    |gather 40 |            |  scatter 40   |
 
 Ids: a node's id is its index in ``Problem.nodes``, a storage's its index in ``Problem.storages``; the
 original order is 0, 1, 2, ... . Units: microseconds and bytes.

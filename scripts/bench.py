@@ -92,7 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OverlapSchedError as error:
         console.print(f"bench: {error}", style="red", markup=False)
         return 2
-    console.print(table(rows))
+    if options.markdown:
+        print(markdown(rows))
+    else:
+        console.print(table(rows))
     console.print(f"Peak resident memory of `overlap-sched plan` on 9,879 nodes: {memory:.0f} MiB.", highlight=False)
     if options.json:
         options.json.write_text(json.dumps(record(rows, memory), indent=1) + "\n")
@@ -111,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-llama", dest="llama", action="store_false", help="leave out llama1d (captured with torch)"
     )
+    parser.add_argument("--markdown", action="store_true", help="print the table as the README has it")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write a dated record")
     return parser
 
@@ -212,6 +216,32 @@ def table(rows: Sequence[Row]) -> Table:
             style="red" if row.broken else "bold" if ours else None,
         )
     return result
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """One line per graph: step (gap to the bound) and peak against the original, of each scheduler in turn."""
+    lines = [
+        "| graph, network | lower bound | original order | torch, default caps | torch, caps 0 "
+        "| **ours, headroom 0** | pass: torch / ours |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    graphs = dict.fromkeys((row.graph, row.network, row.memory_model) for row in rows)
+    for key in graphs:
+        mine = {row.by: row for row in rows if (row.graph, row.network, row.memory_model) == key}
+        cells = []
+        for by in ("original", "torch, default caps", "torch, zero caps", "ours, headroom 0"):
+            row = mine.get(by)
+            peak = "" if row is None else change(100.0, 100.0 + row.peak_percent)
+            cell = "" if row is None else f"{row.step_us / 1e3:,.1f} ms ({abs(row.gap_percent):.2f} %)"
+            cells.append(f"**{cell}, peak {peak}**" if by.startswith("ours") else f"{cell}, {peak}" if cell else "-")
+        ours, torch = mine["ours, headroom 0"], [row.pass_s for by, row in mine.items() if by.startswith("torch")]
+        times = f"{min(torch):.1f} s / {ours.pass_s:.2f} s = {min(torch) / ours.pass_s:.0f}" if torch else "-"
+        model = "" if key[2] == "runtime" else f", {key[2]} model"
+        original = mine["original"]
+        cells[0] = f"{original.step_us / 1e3:,.1f} ms, {size(original.peak_bytes)}"
+        name = f"`{key[0]}` {key[1]}{model}"
+        lines.append("| " + " | ".join([name, f"{original.bound_us / 1e3:,.1f} ms", *cells, times]) + " |")
+    return "\n".join(lines)
 
 
 def record(rows: Sequence[Row], peak_resident: float) -> dict[str, object]:

@@ -17,19 +17,29 @@ from overlap_sched.result import Work
 from overlap_sched.run import Policy, Run, list_schedule
 
 FIRST = Policy(lead=0.02, slack=0.01)  # launches early, the critical path a little ahead: best on most graphs
+EXTREMES = (  # small graphs are anything; these three find most of what the others miss there
+    Policy(lead=1.0, slack=-0.03),  # every collective as soon as memory allows
+    Policy(lead=0.005, slack=-1.0),  # reference order, come what may
+    Policy(lead=1.0, slack=1.0),  # the longest path first, come what may
+)
 COMPUTE_BOUND = (
     FIRST,
     Policy(lead=0.02, slack=0.03),  # a long tail: weight gradients far behind the critical path
     Policy(lead=0.02, slack=-0.03),  # nearly in reference order: where a hoisted path crowds the stream
     Policy(lead=0.0, slack=0.01),  # gathers as late as they can be: where early ones take another's memory
+    *EXTREMES,
 )
 NETWORK_BOUND = (
     FIRST,
     Policy(lead=0.1, slack=-0.03),  # launches very early, compute nearly in reference order
     Policy(lead=0.005, slack=0.03),  # the longest path first, communication included
     Policy(lead=0.1, slack=-0.01),
+    *EXTREMES,
 )
 """In the order in which they are tried; then again from the best order so far."""
+
+RUN_NODES, MOST_RUNS = 10_000, 8
+"""A unit of effort is one run on a graph of this many nodes, and more runs, up to so many, on a smaller one."""
 
 GOAL_PERCENT = 2.0
 """Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
@@ -53,7 +63,7 @@ def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int
     bound_us = max(compute_us, stream_us)
     close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
     best, work = None, Work()
-    for k in range(options.effort):
+    for k in range(options.effort * min(max(RUN_NODES // len(problem.nodes), 1), MOST_RUNS)):
         if step_us <= bound_us * close:
             break
         policies = COMPUTE_BOUND if bound_us <= compute_us else NETWORK_BOUND

@@ -32,8 +32,9 @@ class Options:
             Graphs are lifted in this model; a problem file is in one model and asking for the other is an error.
         preserve_collective_order: ``"none"`` (default); ``"group"`` keeps the original launch order within each
             process group, ``"all"`` across all groups: for ranks whose graphs may differ.
-        effort: How many scheduling runs are made, at most, the best one kept (runs, default 2; 0: the original
-            order stays). Counted, not timed, so that all ranks get one order.
+        effort: How much is tried, the best kept: scheduling runs on a graph of ten thousand nodes, up to eight
+            times as many on a smaller one (default 2; 0: the original order stays). Counted, not timed, so that all
+            ranks get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
 

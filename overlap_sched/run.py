@@ -18,6 +18,9 @@ from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.ready import Ready
 from overlap_sched.result import Reason, Work
 
+_LOOK = 4
+"""How many of the most urgent nodes are looked at in one step."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -122,9 +125,8 @@ class _State:
         # what costs nothing: views, and waits for what has finished (they let go of a collective's input)
         while self.ready.free:
             v = self.ready.free.popleft()
-            if self.memory.admits(v):
+            if self._may_run(v):
                 return v, "fits"
-            self.ready.hold(v)
         step = self._admitted(self.ready.work)  # the next compute in reference order
         step_us = math.inf if step is None else self.keys.compute_us[step]
 
@@ -135,8 +137,8 @@ class _State:
         # 2. a node of the critical path that would become late if the next compute went first
         if step is not None:
             end_us = max(self.keys.longest_us, self.clock_us + self.keys.total_us - self.computed_us)
-            late = self._admitted(self.ready.late, (self.clock_us + step_us + self.slack_us - end_us,))
-            if late is not None and self.keys.tail_us[late] > self.keys.tail_us[step]:
+            late = self._late(step, end_us)
+            if late is not None:
                 return late, "due"
             # 3. waits are deferred simply by running what does not need them
             return step, "reference"
@@ -145,21 +147,42 @@ class _State:
         assert wait is not None, "the first open node of the reference order is always admitted"
         return wait, "fits"
 
+    def _late(self, step: int, end_us: float) -> int | None:
+        """The most urgent node that would make the end later if ``step`` went first, and that ``step`` can wait for."""
+        late, tail_us, compute_us = self.ready.late, self.keys.tail_us, self.keys.compute_us
+        now_us = self.clock_us + self.slack_us
+        k = 0
+        while k < min(len(late), _LOOK):
+            v = self.memory.order[late[k][1]]
+            if now_us + compute_us[step] + tail_us[v] <= end_us:
+                return None
+            if v == step or (tail_us[v] <= tail_us[step] and now_us + compute_us[v] + tail_us[step] > end_us):
+                k += 1
+            elif self._may_run(v):
+                return v
+        return None
+
+    def _may_run(self, v: int) -> bool:
+        """Does the budget admit v? Else it is held."""
+        memory = self.memory
+        if memory.admits(v):
+            return True
+        over_bytes, at = memory.refused
+        if self.nodes[v].kind is Kind.COLLECTIVE:
+            where = memory.order[memory.first if at == THIS_STEP else at]
+            self.refusals.setdefault(v, (over_bytes, where))
+        self.ready.hold(v)
+        return False
+
     def _admitted(self, candidates: SortedList, below: tuple[float] | None = None) -> int | None:
         """The first candidate, with a key below the one given, that the budget admits; the refused are held."""
-        memory = self.memory
         while candidates:
             key = candidates[0]
             if below is not None and key >= below:
                 return None
-            v = memory.order[key[-1] if isinstance(key, tuple) else key]
-            if memory.admits(v):
+            v = self.memory.order[key[-1] if isinstance(key, tuple) else key]
+            if self._may_run(v):
                 return v
-            over_bytes, at = memory.refused
-            if self.nodes[v].kind is Kind.COLLECTIVE:
-                where = memory.order[memory.first if at == THIS_STEP else at]
-                self.refusals.setdefault(v, (over_bytes, where))
-            self.ready.hold(v)
         return None
 
     def run(self, v: int, reason: Reason) -> None:

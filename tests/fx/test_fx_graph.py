@@ -36,7 +36,7 @@ def slow(node: fx.Node) -> float | None:
 
 
 def two_groups(x: Tensor) -> Any:
-    """a, b on group 1, c(b) on group 2: torch's own pass recurses on it without end (design.md, section 5)."""
+    """a, b on group 1, c(b) on group 2: torch's own pass recurses on it without end."""
     a = gather(x, "1")
     b = gather(x * 2, "1")
     c = gather(wait(b), "2")
@@ -67,7 +67,7 @@ def test_a_graph_is_reordered_in_place_within_its_peak(memory_model: Any) -> Non
 
 def test_two_groups_of_which_one_waits_for_the_other() -> None:
     gm = trace(two_groups, (4, 4))
-    report = schedule_graph(gm, Options(headroom="1MiB", effort=4), cost=slow)
+    report = schedule_graph(gm, Options(headroom="1MiB"), cost=slow)
     assert report.changed
     assert report.schedule is not None
     assert len(report.schedule.problem.groups) == 2
@@ -256,7 +256,7 @@ def test_real_two_groups(world: list[str]) -> None:
 
     gm = trace(f, (4, 4))
     expected = run(gm)
-    assert schedule_graph(gm, Options(headroom="1MiB", effort=4), cost=slow).changed
+    assert schedule_graph(gm, Options(headroom="1MiB"), cost=slow).changed
     assert same(run(gm), expected)
 
 

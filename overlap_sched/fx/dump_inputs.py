@@ -61,26 +61,34 @@ Input = TensorInput | SizeInput | NoInput
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs in the order of the placeholders, and the storages by their name in the file."""
+    """The inputs in the order of the placeholders, the storages by their name in the file, and sizes set by hand."""
 
     path: str
     inputs: Sequence[Input]
     storages: Mapping[str, StorageInput]
+    symbols: Mapping[str, int]
 
 
 def read_inputs(path: str, statements: Sequence[ast.stmt]) -> Inputs:
     """Understand the statements of ``load_args``.
 
     Raises:
-        DumpInputError: A statement is none of reader.storage, tensor, symint, const, unsupported, generator, opaque.
+        DumpStatementError: A statement is none of reader.storage, tensor, symint, const, unsupported, generator,
+            opaque, and no size set by hand (``u8 = u9 = 512``).
     """
-    literals = Literals(path, {})
+    symbols: dict[str, int] = {}
+    literals = Literals(path, symbols)
     inputs: list[Input] = []
     storages: dict[str, StorageInput] = {}
     for statement in statements:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if _method(call) == "storage":
                 storages[name] = _storage(literals, call)
+            case ast.Assign(targets=targets, value=value) if all(isinstance(t, ast.Name) for t in targets):
+                size = literals.read(value)
+                if type(size) is not int:
+                    literals.fail(statement, "this statement of load_args is not understood")
+                symbols.update({target.id: size for target in targets if isinstance(target, ast.Name)})
             case ast.Expr(value=ast.Call() as call):
                 inputs.append(_input(literals, call))
             case ast.Expr(value=ast.Constant()) | ast.Pass():
@@ -89,7 +97,7 @@ def read_inputs(path: str, statements: Sequence[ast.stmt]) -> Inputs:
                 pass  # torch's fix-up of the values of repeat_interleave's input
             case _:
                 literals.fail(statement, "this statement of load_args is not understood")
-    return Inputs(path, inputs, storages)
+    return Inputs(path, inputs, storages, symbols)
 
 
 def _method(call: ast.Call) -> str | None:
@@ -136,7 +144,7 @@ class InputMaker:
 
     def __init__(self, inputs: Inputs, symbols: Mapping[str, int], default: Callable[[str], int]) -> None:
         self._inputs = inputs
-        self._symbols = dict(symbols)
+        self._symbols = {**inputs.symbols, **symbols}
         for item in inputs.inputs:
             if isinstance(item, SizeInput) and isinstance(item.value, int) and item.symbol is not None:
                 self._symbols.setdefault(item.symbol, item.value)

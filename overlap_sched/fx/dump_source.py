@@ -18,10 +18,11 @@ from pathlib import Path
 
 from overlap_sched.errors import DumpFileError, DumpSyntaxError
 
-_SYMBOL_HINT = re.compile(r"^([A-Za-z_]\w*) *= *(-?\d+)\s*$")
+_SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
 _ATTRIBUTE = re.compile(r"^        self\.([A-Za-z_]\w*) *=")
 _NESTED_CLASS = re.compile(r"^    class +([^\s(]+) *\(")
-_GROUPS = re.compile(r"^\s*setup_fake_process_groups\((.*)\)\s*$")
+_GROUPS = r"^\s*setup_fake_process_groups\("
+_GROUPS_FUNCTION = r"^def get_pg_config\("
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class DumpSource:
         forward: ``Repro.forward``.
         submodules: ``forward`` of the classes nested in ``Repro``, by name.
         load_args: The statements of ``load_args(reader)``; empty where the file has none.
-        symbols: Integer hints of symbolic sizes (``s0 = 8`` at the top of the file).
-        groups: The expression given to ``setup_fake_process_groups``, if any.
+        symbols: Integer hints of symbolic sizes (``s0 = 8`` before ``load_args``).
+        groups: The expression given to ``setup_fake_process_groups``, or else returned by ``get_pg_config``, if any.
     """
 
     path: str
@@ -88,7 +89,7 @@ def read_source(path: str | Path) -> DumpSource:
         load_args=()
         if loader is None
         else _function(name, lines, loader, _block_end(lines, loader, indent=0), indent=0).body,
-        symbols={m[1]: int(m[2]) for line in lines[:start] if (m := _SYMBOL_HINT.match(line))},
+        symbols=_symbols(lines[: start if loader is None else loader]),
         groups=_groups(name, lines, end),
     )
 
@@ -190,11 +191,27 @@ def _next_class(lines: Sequence[str], start: int, limit: int) -> int:
     return next((i for i in range(start, limit) if _NESTED_CLASS.match(lines[i])), limit)
 
 
+def _symbols(lines: Sequence[str]) -> dict[str, int]:
+    """``s0 = 8`` at the margin, and ``u0 = u1 = 512`` as people write who fill in what torch did not know."""
+    found = {}
+    for match in filter(None, map(_SYMBOL_HINT.match, lines)):
+        found.update({name.strip(): int(match[2]) for name in match[1].split("=") if name.strip()})
+    return found
+
+
 def _groups(path: str, lines: Sequence[str], start: int) -> ast.expr | None:
-    for i in range(start, len(lines)):
-        if _GROUPS.match(lines[i]):
-            indent = len(lines[i]) - len(lines[i].lstrip())
-            statement = _parse(path, lines, i, i + 1, indent)[0]
-            call = statement.value if isinstance(statement, ast.Expr) else None
-            return call.args[0] if isinstance(call, ast.Call) and call.args else None
-    return None
+    """What torch's main block gives to ``setup_fake_process_groups``, else what ``get_pg_config`` returns.
+
+    The latter is how the public dumps in meta-pytorch/autoparallel name their groups, which have lost their main block.
+    """
+    call = _first(lines, _GROUPS, start)
+    if call is not None:
+        indent = len(lines[call]) - len(lines[call].lstrip())
+        statement = _parse(path, lines, call, call + 1, indent)[0]
+        value = statement.value if isinstance(statement, ast.Expr) else None
+        return value.args[0] if isinstance(value, ast.Call) and value.args else None
+    function = _first(lines, _GROUPS_FUNCTION, start)
+    if function is None:
+        return None
+    last = _function(path, lines, function, _block_end(lines, function, indent=0), indent=0).body[-1]
+    return last.value if isinstance(last, ast.Return) and isinstance(last.value, ast.Dict) else None

@@ -320,3 +320,27 @@ def test_a_dump_of_nine_thousand_nodes(tmp_path: Path) -> None:
     )
     assert len(dump.gm.graph.nodes) == 9002
     assert seen[-1] == (9000, 9002)
+
+
+def test_sizes_that_a_person_has_filled_in_and_groups_in_a_function(tmp_path: Path) -> None:
+    """As in the public dumps of meta-pytorch/autoparallel: torch knew no hint, and the main block is gone."""
+    body = """
+all_to_all_single = torch.ops._c10d_functional.all_to_all_single.default(x, [a, b], [b, a], '521')
+wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_to_all_single);  all_to_all_single = None
+all_reduce = torch.ops._c10d_functional.all_reduce.default(saved, 'sum', '513')
+return (wait_tensor, all_reduce)
+"""
+    saved = "buf1 = reader.storage(None, 64*((u8 + u9 + s0)//8))\nreader.tensor(buf1, (8*((u8 + u9 + s0)//8), 2))"
+    inputs = [
+        ("a", "# tokens of each expert\nu8 = u9 = 512\nreader.symint(512)  # a"),
+        ("b", "reader.symint(512)"),
+        ("x", "float32 1024 2"),
+        ("saved", saved),
+    ]
+    config = "\ndef get_pg_config():\n    return {'521': {'size': 2, 'rank': 0}, '513': {'size': 8}}\n"
+    dump = load(tmp_path, handwritten(body, inputs, head="s0 = s1 = 71\n") + config)
+    val = values(dump)
+    assert val["saved"].shape == val["all_reduce"].shape == (8 * (1095 // 8), 2)
+    assert val["wait_tensor"].shape == (1024, 2)
+    assert dump.groups == {"521": (2, None), "513": (8, None)}
+    assert dump.notes == {}

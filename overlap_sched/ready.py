@@ -23,7 +23,6 @@ its memory has gone down.
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 from sortedcontainers import SortedList
 
@@ -43,45 +42,54 @@ class Ready:
         self.late: SortedList = SortedList()
         self.flying: SortedList = SortedList()
         self.held: SortedList = SortedList()
-        self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
         self.held_now: SortedList = SortedList()
-        self._members: dict[int, list[tuple[SortedList, Any]]] = {}  # where each node is, and under which key
-        self._problem, self._keys, self._memory = problem, keys, memory
-        self.frees = [node.kind is Kind.COLLECTIVE and frees(problem, v) for v, node in enumerate(problem.nodes)]
+        self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
+        self._memory, self._keys = memory, keys
+        self._launch = [node.kind is Kind.COLLECTIVE for node in problem.nodes]
+        self.frees = [launch and frees(problem, v) for v, launch in enumerate(self._launch)]
+        self._costs = [
+            launch or us > 0 or (kept > 0 and node.kind is not Kind.WAIT)
+            for launch, us, kept, node in zip(
+                self._launch, keys.compute_us, memory.kept_bytes, problem.nodes, strict=True
+            )
+        ]
+        self._hoisted = [
+            launch or due < place for launch, due, place in zip(self._launch, keys.due_us, keys.place_us, strict=True)
+        ]
 
-    def add(self, v: int, finish_us: float = 0.0) -> None:
-        """Node v is ready; a wait that would stall now says when its collective finishes."""
-        keys, node, at = self._keys, self._problem.nodes[v], self._memory.position[v]
-        members: list[tuple[SortedList, Any]]
-        if finish_us > 0:
-            members = [(self.flying, (finish_us, at))]
-        elif node.kind is Kind.WAIT or (
-            node.kind is not Kind.COLLECTIVE and keys.compute_us[v] == 0 and not self._memory.kept_bytes[v]
-        ):
+    def add(self, v: int) -> None:
+        """Node v is ready (a wait: and what it waits for is finished)."""
+        self.rescored += 1
+        if not self._costs[v]:
             self.free.append(v)
             return
-        else:
-            members = [(self.late, (-keys.tail_us[v], at))]
-            if node.kind is not Kind.COLLECTIVE:
-                members.append((self.work, at))
-            if node.kind is Kind.COLLECTIVE or keys.due_us[v] < keys.place_us[v]:
-                members.append((self.due, (keys.due_us[v], not self.frees[v], at)))
-        for where, key in members:
-            where.add(key)
-        self._members[v] = members
-        self.rescored += 1
+        keys, at = self._keys, self._memory.position[v]
+        self.late.add((-keys.tail_us[v], at))
+        if not self._launch[v]:
+            self.work.add(at)
+        if self._hoisted[v]:
+            self.due.add((keys.due_us[v], not self.frees[v], at))
 
     def remove(self, v: int) -> None:
-        """Node v runs, is refused, or changes its score (one from ``free`` has left it already)."""
-        for where, key in self._members.pop(v, ()):
-            where.remove(key)
+        """Undo ``add``: node v runs, or is refused; one from ``free`` has been taken out already."""
+        if not self._costs[v]:
+            return
+        keys, at = self._keys, self._memory.position[v]
+        self.late.remove((-keys.tail_us[v], at))
+        if not self._launch[v]:
+            self.work.remove(at)
+        if self._hoisted[v]:
+            self.due.remove((keys.due_us[v], not self.frees[v], at))
+
+    def fly(self, v: int, finish_us: float) -> None:
+        """Wait v is ready but would stall: its collective finishes later."""
+        self.rescored += 1
+        self.flying.add((finish_us, self._memory.position[v]))
 
     def land(self, clock_us: float) -> None:
         """The clock has moved: waits whose collective has finished no longer stall."""
         while self.flying and self.flying[0][0] <= clock_us:
-            v = self._memory.order[self.flying[0][1]]
-            self.remove(v)
-            self.add(v)
+            self.add(self._memory.order[self.flying.pop(0)[1]])
 
     def hold(self, v: int) -> None:
         """The budget has just refused v: keep it out until that obstacle is gone."""

@@ -143,9 +143,16 @@ class _State:
             # 3. waits are deferred simply by running what does not need them
             return step, "reference"
         # 4. all that is left would stall: the wait that ends first
-        wait = self._admitted(self.ready.flying)
-        assert wait is not None, "the first open node of the reference order is always admitted"
-        return wait, "fits"
+        return self._land_first(), "fits"
+
+    def _land_first(self) -> int:
+        """Take out the wait, of those that would stall, whose collective finishes first and that the budget admits."""
+        for key in self.ready.flying:
+            v = self.memory.order[key[1]]
+            if self.memory.admits(v):
+                self.ready.flying.remove(key)
+                return v
+        raise AssertionError("the first open node of the reference order is always admitted")
 
     def _late(self, step: int, end_us: float) -> int | None:
         """The most urgent node that would make the end later if ``step`` went first, and that ``step`` can wait for."""
@@ -187,8 +194,8 @@ class _State:
 
     def run(self, v: int, reason: Reason) -> None:
         """Run v now: advance time, memory, and the nodes that become ready."""
-        node = self.nodes[v]
-        self.ready.remove(v)
+        node, ready, blockers = self.nodes[v], self.ready, self.blockers
+        ready.remove(v)
         self.done.append(v)
         if node.kind is Kind.COLLECTIVE:
             start_us = max(self.clock_us, self.stream_free_us.get(node.group, 0.0))
@@ -200,7 +207,6 @@ class _State:
             self.clock_us += node.time_us
             self.computed_us += node.time_us
         lowered = self.memory.run(v)
-        ready, blockers = self.ready, self.blockers
         if ready.flying:
             ready.land(self.clock_us)
         if ready.held or ready.held_now:
@@ -218,4 +224,7 @@ class _State:
 
     def _add(self, v: int) -> None:
         finish_us = self._finish(v) if self.nodes[v].kind is Kind.WAIT else 0.0
-        self.ready.add(v, finish_us if finish_us > self.clock_us else 0.0)
+        if finish_us > self.clock_us:
+            self.ready.fly(v, finish_us)
+        else:
+            self.ready.add(v)

@@ -10,6 +10,7 @@ from overlap_sched.problem import MemoryModel
 
 Budget = Literal["peak", "profile"]
 Preserve = Literal["none", "group", "all"]
+Agree = Literal["digest", "none"]
 
 _UNITS = {
     "": 1, "b": 1,
@@ -37,6 +38,9 @@ class Options:
             ranks get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
+        agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the
+            process group's store; all use it or none does, see ``docs/agreement.md``. ``"none"``: they trust that
+            all have the same graph and options; where they have not, the job may hang. A rank alone does nothing.
 
     Raises:
         OptionsError: A value is not one of those above.
@@ -48,6 +52,7 @@ class Options:
     preserve_collective_order: Preserve = "none"
     effort: int = 2
     strict: bool = False
+    agreement: Agree = "digest"
 
     def __post_init__(self) -> None:
         headroom_bytes(self.headroom, 0)
@@ -55,6 +60,7 @@ class Options:
             "budget": ("peak", "profile"),
             "memory_model": ("runtime", "tracker"),
             "preserve_collective_order": ("none", "group", "all"),
+            "agreement": ("digest", "none"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)

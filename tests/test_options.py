@@ -48,6 +48,7 @@ def test_headroom_that_is_none(headroom: object) -> None:
             True,
             "preserve_collective_order is True; it is one of 'none', 'group', 'all'.",
         ),
+        ("agreement", "vote", "agreement is 'vote'; it is one of 'digest', 'none'."),
         ("effort", -1, "effort is -1; it is a whole number of runs, 0 or more."),
         ("effort", 2.0, "effort is 2.0; it is a whole number of runs, 0 or more."),
         ("strict", 1, "strict is 1; it is True or False."),
@@ -57,3 +58,8 @@ def test_other_values(field: str, value: object, said: str) -> None:
     with pytest.raises(OptionsError) as caught:
         Options(**{field: value})  # type: ignore[arg-type]
     assert str(caught.value) == said
+
+
+def test_ranks_compare_their_orders_unless_told_otherwise() -> None:
+    assert Options().agreement == "digest"
+    assert Options(agreement="none").agreement == "none"

@@ -1,0 +1,161 @@
+"""All ranks decide alike, through the process group's store, with a time limit and no collective.
+
+NCCL hangs when ranks launch collectives in different orders. Before a new order is used, every rank shows the digest
+of it; only if all are the same do all use it. The protocol, and why it cannot come out differently on two ranks, is in
+:mod:`overlap_sched.distributed.protocol`; what is guaranteed and what is not in ``docs/agreement.md``.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlap_sched.distributed.digest import Digest
+from overlap_sched.distributed.place import PREFIX, Place, Store, members_of, place_of
+from overlap_sched.distributed.protocol import Step, Steps, agreement_steps
+from overlap_sched.distributed.verdict import Verdict
+from overlap_sched.errors import AgreementError
+
+TIMEOUT_S = 300.0
+"""How long to wait for the slowest rank (seconds).
+
+Ranks reach the same graph minutes apart where one compiles from cold caches. A rank that has its graph may already
+stand in a collective, which torch ends after 10 minutes on NCCL (``default_pg_nccl_timeout``): half of that leaves
+time to compile the rest. Where the process group has another timeout, take half of that one."""
+
+ABSENT_SHARE = 0.1
+"""Part of the limit that is waited while a rank found missing has not come back: the full limit is paid once."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
+"""Time between two looks for a verdict: twice as long each time. A thousand ranks make ten thousand small requests a
+second at most; a rank learns a verdict at most a tenth of a second late."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks decided.
+
+    Attributes:
+        agreed: Use the new order. Else keep the original one.
+        verdict: The recorded decision, the same on every rank: the reason, who differs in what, who is missing.
+        in_doubt: The store failed, so this rank does not know what the others decided; it keeps the original order.
+            If they agreed, the job hangs at the first collective whose place differs, until torch's own time limit.
+        waited_s: Time spent here (seconds; for people).
+    """
+
+    agreed: bool
+    verdict: Verdict
+    in_doubt: bool = False
+    waited_s: float = 0.0
+
+    @property
+    def reason(self) -> str | None:
+        """Why the original order is kept; ``None`` if agreed."""
+        return self.verdict.reason
+
+
+def agree(
+    mine: Digest,
+    timeout_s: float = TIMEOUT_S,
+    store: Store | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    ranks: Sequence[int] | None = None,
+    strict: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Agreement:
+    """Compare this rank's digest with that of all others; every rank gets the same decision.
+
+    Call it once per graph and rank, whether or not scheduling succeeded there, as the last thing before the order is
+    used: whatever fails after it fails on one rank alone. It returns at the latest ``timeout_s`` after it was called
+    plus the time of a few store operations. Alone (no process group, one rank, torch's ``fake`` backend) a rank
+    agrees with itself.
+
+    Args:
+        mine: See :func:`~overlap_sched.distributed.digest.digest_of`.
+        timeout_s: How long to wait for the others (seconds).
+        store: What the ranks share; a ``torch.distributed.Store``. With it ``rank`` and ``world_size``; default: those
+            of the default process group.
+        rank: This rank.
+        world_size: How many ranks there are.
+        ranks: Who must agree: all whose collectives may meet those of this graph, the same list on each of them.
+            Default: every rank.
+        strict: Raise where the original order would be kept.
+        clock: Seconds; tests give their own.
+        sleep: Waits some seconds; tests give their own.
+
+    Raises:
+        AgreementError: With ``strict``: the ranks differ, one did not come, or the store failed.
+        OptionsError: The arguments do not fit each other.
+    """
+    began = clock()
+    try:
+        place = place_of(store, rank, world_size)
+        if place is None:
+            return Agreement(True, Verdict(agreed=True))
+    except AgreementError as error:
+        return _checked(Agreement(False, Verdict(False, str(error))), mine, strict)
+    members = members_of(place, ranks)
+    steps = agreement_steps(mine, place.rank, members, timeout_s, timeout_s * ABSENT_SHARE)
+    try:
+        limits = (timeout_s, timeout_s * ABSENT_SHARE)
+        verdict = _run(steps, place.store, _prefix(place, members), limits, clock, sleep)
+        result = Agreement(verdict.agreed, verdict, waited_s=clock() - began)
+    except Exception as error:  # torch raises several types, none of them public
+        reason = (
+            f"the store of the process group failed ({type(error).__name__}: {error}), so this rank does not know "
+            "what the others decided. Is the process that serves the store (rank 0, or torchrun) still there?"
+        )
+        result = Agreement(False, Verdict(False, reason), in_doubt=True, waited_s=clock() - began)
+    return _checked(result, mine, strict)
+
+
+def _run(
+    steps: Steps,
+    store: Store,
+    prefix: str,
+    limits: tuple[float, float],
+    clock: Callable[[], float],
+    sleep: Callable[[float], object],
+) -> Verdict:
+    """Drive one rank's steps on a real store and a real clock."""
+    began, pause_s = clock(), FIRST_PAUSE_S
+    result: Any = None
+    try:
+        while True:
+            step = steps.send(result)
+            if step.call == "pause":
+                left_s = began + limits[step.args[0]] - clock()
+                result = left_s <= 0
+                if not result:
+                    sleep(min(pause_s, left_s))
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                result = perform(step, store, prefix)
+    except StopIteration as done:
+        verdict: Verdict = done.value
+        return verdict
+
+
+def perform(step: Step, store: Store, prefix: str) -> Any:
+    """One step on a store, its keys behind a prefix; bytes come back as text."""
+    key, *rest = step.args
+    key = [prefix + k for k in key] if isinstance(key, list) else prefix + key
+    result = getattr(store, step.call)(key, *rest)
+    return result.decode() if isinstance(result, bytes) else result
+
+
+def _prefix(place: Place, members: tuple[int, ...]) -> str:
+    """Other members, other keys: a rank may agree with different others about different graphs."""
+    if len(members) == place.world_size:
+        return f"{PREFIX}agreement/all/"
+    return f"{PREFIX}agreement/{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}/"
+
+
+def _checked(result: Agreement, mine: Digest, strict: bool) -> Agreement:
+    if strict and not result.agreed:
+        raise AgreementError(f"the ranks do not agree on an order for graph {mine.name!r}: {result.reason}")
+    return result

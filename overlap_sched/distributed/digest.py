@@ -1,0 +1,95 @@
+"""A digest of what a rank is about to run, in parts, so that a difference can be named. No torch.
+
+Two ranks have the same digest if, and only if, they would run the same order of the same graph. It is SHA-256 over
+JSON: the same in every process and on every machine (no ``hash()``, no ids, no order of dictionaries).
+
+What ranks of one job may name differently is left out or renamed: names of nodes and of the problem are for people;
+process groups are numbered in the order in which their collectives are listed (on a mesh each rank has other groups).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from overlap_sched.options import Options
+from overlap_sched.problem import Problem
+
+PARTS = ("problem", "options", "costs", "order")
+"""What is compared, causes first: another problem has other costs and another order as well."""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """SHA-256 of each part, in hexadecimal.
+
+    Attributes:
+        problem: Nodes, dependencies, storages with their bytes, process groups; all but times and names.
+        options: Every field of :class:`~overlap_sched.options.Options`, as written (``"1GiB"`` is not ``2**30``).
+        costs: Time of every node (microseconds, to the last bit).
+        order: The order that this rank would run.
+        key: Which graph this is: operators and dependencies only, without sizes. Ranks meet under it, so that a
+            difference in all else is a difference between ranks and not two graphs.
+        name: The problem's name, for people; not compared.
+    """
+
+    problem: str
+    options: str
+    costs: str
+    order: str
+    key: str
+    name: str = ""
+
+    def to_json(self) -> str:
+        """One line of text; :meth:`from_json` reads it. What is stored for the others, or next to a cached graph."""
+        return _canonical(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Digest":
+        """Read what :meth:`to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Digest:
+    """The digest of an order that was made from a problem and options; linear in their size.
+
+    Where scheduling failed the order is the original one: ranks then differ in ``order``, and all keep the original.
+    """
+    number: dict[str, int] = {}  # of each process group, by first use
+    for node in problem.nodes:
+        if node.group is not None:
+            number.setdefault(node.group, len(number))
+    skeleton, sizes = [], []
+    for node in problem.nodes:
+        group = None if node.group is None else number[node.group]
+        skeleton.append([node.kind.value, node.op, node.deps, group, node.collective])
+        sizes.append([node.alloc, node.use, node.flops, node.bytes])
+    groups = [problem.groups[name] for name in number]
+    return Digest(
+        problem=_sha256([skeleton, sizes, problem.storages, groups, problem.memory_model]),
+        options=_sha256(asdict(options)),
+        costs=_sha256(_floats(node.time_us for node in problem.nodes)),
+        order=_sha256(list(order)),
+        key=_sha256(skeleton),
+        name=problem.name,
+    )
+
+
+def _floats(times: Iterable[float]) -> list[float]:
+    """As floats: 40 is 40.0, and -0.0 is 0.0."""
+    return [float(time) + 0.0 for time in times]
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(_canonical(value).encode()).hexdigest()
+
+
+def _canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces; floats as the shortest text that reads back to the same bits."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's integers, which ``json`` does not know."""
+    return value.item()

@@ -1,0 +1,128 @@
+"""How ranks agree through a key-value store: the steps of one rank, as a generator. No torch, no clock.
+
+The generator yields one :class:`Step` at a time and is sent its result, so that tests run every interleaving of
+several ranks (``tests/distributed/test_interleavings.py``); :mod:`~overlap_sched.distributed.agreement` runs it on
+the real store. What the ranks share, under one prefix:
+
+    <key>/<round>/<rank>     digest of that rank; written once
+    <key>/<round>/verdict    the decision; written once, by ``compare_set``: whoever decides first decides for all
+    at/<rank>                the <key>/<round> at which that rank stands waiting, empty if it does not
+    waiting                  how many ranks stand waiting
+    absent                   ranks that the last time limit found missing
+
+    post my digest -> is there a verdict? follow it
+                      else stand waiting; the last one who comes to stand decides from what all have posted
+                      else look for a verdict, again and again; at the time limit decide from what is there
+                   -> follow the verdict, mine or not
+
+**Why all ranks take the same decision.** Nobody acts on what it has seen, only on what is in ``verdict``, and
+``compare_set`` lets one value in, for good. A rank that comes just at the limit races for that one key and loses or
+wins, with everybody. A verdict "agreed" is only written by one who has read equal digests of *all* ranks.
+
+**Rounds.** A key names a graph without its sizes; a rank that compiles it again with another digest (other
+shapes, other options) finds its own first digest and goes on to the next round. The same digest again meets the
+recorded verdict. So a decision never changes while the job runs, and graphs that a rank takes from a cache filled
+by this job have the order that all others have.
+
+**All stand waiting, but at different graphs.** Then nobody would come before the limit. The last one who comes to
+stand sees it and decides "original" for all those graphs at once.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+from overlap_sched.distributed.digest import Digest
+from overlap_sched.distributed.verdict import Verdict, absent, judge
+
+
+class Step(NamedTuple):
+    """One thing to do: ``call`` a store's method with ``args``, or ``pause``.
+
+    ``pause`` waits a little; it is sent ``True`` when the time limit has passed. Its argument says whether the limit
+    is the short one.
+    """
+
+    call: str
+    args: tuple[Any, ...] = ()
+
+
+Steps = Generator[Step, Any, Verdict]
+
+
+def agreement_steps(mine: Digest, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float) -> Steps:
+    """The steps of one rank; returns the verdict that all ranks have.
+
+    Args:
+        mine: This rank's digest.
+        rank: This rank.
+        ranks: All who must agree, this one included; the same on each of them.
+        limit_s: Time limit, for the message only (seconds).
+        short_limit_s: The one that holds after a rank was found missing.
+    """
+    place = yield from _post(mine, rank)
+    if not (yield _has_verdict(place)):
+        short = yield from _someone_was_absent(rank)
+        yield Step("set", (f"at/{rank}", place))
+        if (yield Step("add", ("waiting", 1))) >= len(ranks):
+            yield from _decide_if_all_wait(ranks)
+        while not (yield _has_verdict(place)):
+            if (yield Step("pause", (short,))):
+                yield from _decide_at_the_limit(mine, place, ranks, short_limit_s if short else limit_s)
+        yield Step("set", (f"at/{rank}", ""))
+        yield Step("add", ("waiting", -1))
+    return Verdict.from_json((yield Step("get", (f"{place}/verdict",))))
+
+
+def _post(mine: Digest, rank: int) -> Generator[Step, Any, str]:
+    """Write my digest into the first round that has no other one of mine; returns ``<key>/<round>``."""
+    number, text = 0, mine.to_json()
+    while (yield Step("compare_set", (f"{mine.key}/{number}/{rank}", "", text))) != text:
+        number += 1
+    return f"{mine.key}/{number}"
+
+
+def _someone_was_absent(rank: int) -> Generator[Step, Any, bool]:
+    """Whether another rank is known to be missing; I am here, so I take myself off that list."""
+    if not (yield Step("check", (["absent"],))):
+        return False
+    listed = [int(r) for r in (yield Step("get", ("absent",))).split(",") if r]
+    others = [r for r in listed if r != rank]
+    if len(others) < len(listed):
+        yield Step("set", ("absent", ",".join(map(str, others))))
+    return bool(others)
+
+
+def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
+    """If every rank stands at a graph without verdict: decide for all these graphs, from what was posted there."""
+    places: dict[int, str] = {}
+    for r in ranks:
+        places[r] = (yield Step("get", (f"at/{r}",))) if (yield Step("check", ([f"at/{r}"],))) else ""
+    different = list(dict.fromkeys(places.values()))
+    for place in different:  # who stands where all is decided is about to go on, and will come to stand again
+        if not place or (yield _has_verdict(place)):
+            return
+    digests = {}
+    for r in ranks:
+        digests[r] = Digest.from_json((yield Step("get", (f"{places[r]}/{r}",))))
+    verdict = judge(digests)
+    if len(different) > 1 and verdict.agreed:  # the same digest in different rounds: they have not met before
+        verdict = Verdict(agreed=False, reason="the ranks compile this graph in different order.")
+    for place in different:
+        yield Step("compare_set", (f"{place}/verdict", "", verdict.to_json()))
+
+
+def _decide_at_the_limit(mine: Digest, place: str, ranks: Sequence[int], limit_s: float) -> Generator[Step, Any, None]:
+    digests, missing = {}, []
+    for r in ranks:
+        if (yield Step("check", ([f"{place}/{r}"],))):
+            digests[r] = Digest.from_json((yield Step("get", (f"{place}/{r}",))))
+        else:
+            missing.append(r)
+    verdict = absent(missing, mine.name, limit_s) if missing else judge(digests)
+    written = yield Step("compare_set", (f"{place}/verdict", "", verdict.to_json()))
+    if missing and written == verdict.to_json():
+        yield Step("set", ("absent", ",".join(map(str, missing))))
+
+
+def _has_verdict(place: str) -> Step:
+    return Step("check", ([f"{place}/verdict"],))

@@ -1,0 +1,107 @@
+"""What all ranks take from one of them: measured costs, and a name for this run of the job."""
+
+import json
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+
+from overlap_sched.distributed.agreement import FIRST_PAUSE_S, LONGEST_PAUSE_S, TIMEOUT_S
+from overlap_sched.distributed.place import PREFIX, Place, Store, place_of
+from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
+
+
+def broadcast_costs(
+    costs: Mapping[str, float],
+    name: str = "costs",
+    timeout_s: float = TIMEOUT_S,
+    store: Store | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    strict: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> dict[str, float]:
+    """Rank 0's costs, on every rank, to the last bit: no two machines measure the same.
+
+    Rank 0 puts its table into the store, the others wait for it. The first table under a name stays for the whole
+    run: rank 0 too gets that one back, if it measures again.
+
+    Where the table does not come, a rank warns and keeps its own; :func:`~overlap_sched.distributed.agree` then
+    finds that the ranks differ in their costs, and all keep the original order.
+
+    Args:
+        costs: What this rank has measured: times (microseconds) by name.
+        name: Which table; one for each thing that is measured.
+        timeout_s: How long to wait for rank 0 (seconds).
+        store: What the ranks share; a ``torch.distributed.Store``. With it ``rank`` and ``world_size``; default: those
+            of the default process group.
+        rank: This rank.
+        world_size: How many ranks there are.
+        strict: Raise where the own table would be kept.
+        clock: Seconds; tests give their own.
+        sleep: Waits some seconds; tests give their own.
+
+    Raises:
+        AgreementError: With ``strict``: rank 0 did not come, or the store failed.
+        OptionsError: Only some of ``store``, ``rank``, ``world_size`` are given.
+    """
+    try:
+        place = place_of(store, rank, world_size)
+        if place is None:
+            return dict(costs)
+        text = _from_rank_0(place, f"{PREFIX}costs/{name}", json.dumps(dict(costs)), timeout_s, clock, sleep)
+        said = f"rank 0 has not shown them within {timeout_s:g} s"
+    except OptionsError:
+        raise
+    except Exception as error:  # torch raises several types, none of them public
+        text, said = None, f"{type(error).__name__}: {error}"
+    if text is not None:
+        table: dict[str, float] = json.loads(text)
+        return table
+    message = f"the costs {name!r} of rank 0 cannot be had ({said})."
+    if strict:
+        raise AgreementError(message)
+    warnings.warn(f"{message} This rank uses its own.", OverlapSchedWarning, stacklevel=2)
+    return dict(costs)
+
+
+def _from_rank_0(
+    place: Place,
+    key: str,
+    mine: str,
+    timeout_s: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], object],
+) -> str | None:
+    store, began, pause_s = place.store, clock(), FIRST_PAUSE_S
+    if place.rank == 0:
+        return store.compare_set(key, "", mine).decode()
+    while not store.check([key]):
+        left_s = began + timeout_s - clock()
+        if left_s <= 0:
+            return None
+        sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    return store.get(key).decode()
+
+
+def run_token(store: Store | None = None, rank: int | None = None, world_size: int | None = None) -> str | None:
+    """A text that is the same on all ranks of this run and in no other run; ``None`` for a rank alone.
+
+    Put it into the ``uuid()`` of a compiler pass whose result depends on an agreement: compiled graphs are then found
+    again in caches within this run, where the agreement still stands, and in no later one. Never waits: whoever asks
+    first makes it. If the store fails, the token is this rank's own, so its caches miss.
+
+    Raises:
+        OptionsError: Only some of ``store``, ``rank``, ``world_size`` are given.
+    """
+    own = uuid.uuid4().hex
+    try:
+        place = place_of(store, rank, world_size)
+        return None if place is None else place.store.compare_set(f"{PREFIX}run", "", own).decode()
+    except OptionsError:
+        raise
+    except Exception:  # torch raises several types, none of them public
+        return own

@@ -114,3 +114,15 @@ class CostError(OverlapSchedError, ValueError):
 
 class GoldenError(OverlapSchedError, ValueError):
     """The committed numbers to compare with are missing or cannot be read."""
+
+
+class TorchVersionError(OverlapSchedError, RuntimeError):
+    """This torch is none of those whose private names we know."""
+
+
+class NotUnderstoodError(OverlapSchedError, RuntimeError):
+    """A compiled graph has something in it that we do not know how to order."""
+
+
+class AgreementError(OverlapSchedError, RuntimeError):
+    """``strict=True`` and the ranks do not agree on an order, or cannot find out whether they do."""

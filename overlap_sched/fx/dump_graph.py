@@ -135,11 +135,13 @@ class _Builder:
 
     def _flattened(self) -> list[ast.Name]:
         """The leaves of ``a, b, = fx_pytree.tree_flatten_spec([x, y], self._in_spec)`` in joint graphs."""
-        first = self.forward.body[0]
-        if isinstance(first, ast.Assign) and _is_call(first.value, "fx_pytree.tree_flatten_spec"):
-            target = first.targets[0]
-            names = target.elts if isinstance(target, ast.Tuple) else [target]
-            return [name for name in names if isinstance(name, ast.Name)]
+        for statement in self.forward.body:
+            if isinstance(statement, ast.Assign) and _is_call(statement.value, "fx_pytree.tree_flatten_spec"):
+                target = statement.targets[0]
+                names = target.elts if isinstance(target, ast.Tuple) else [target]
+                return [name for name in names if isinstance(name, ast.Name)]
+            if not isinstance(statement, ast.AnnAssign):
+                break
         return []
 
     def _placeholder(self, argument: ast.arg | ast.Name) -> None:
@@ -171,6 +173,8 @@ class _Builder:
                 self._define(name, value, statement)
                 if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
                     self.parsed.annotations[name] = annotation.value
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Constant(value=str() as text), value=None):
+                self.parsed.annotations[name] = text  # of an input that is unpacked further down
             case ast.Return():
                 self._output(statement)
             case ast.Expr(value=ast.Constant()) | ast.Pass():
@@ -225,6 +229,8 @@ class _Builder:
         name = dotted(call.func)
         if name is not None and name.startswith("torch.ops."):
             found: Callable[..., Any] = self.literals.operator(call.func, name)
+            if isinstance(found, torch._ops.OpOverloadPacket) and len(found.overloads()) == 1:
+                return getattr(found, found.overloads()[0])  # printed without its only overload
             return found
         if name is None or name not in _FUNCTIONS:
             self.literals.fail(call, "this call is not of an operator of torch.ops")

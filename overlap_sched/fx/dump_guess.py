@@ -14,6 +14,8 @@ FALLBACK_SIZE = 8192
 
 _DTYPES = {short: dtype for dtype, short in dtype_abbrs.items()}
 _TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)?)?")
+_COMMA = re.compile(r",(?![^()]*\))")
+"""Between sizes, not between the arguments of ``Max(1, s0)``."""
 _UNBOUNDED = frozenset({torch.ops.aten.repeat_interleave.Tensor})
 
 
@@ -37,8 +39,14 @@ def annotated(text: str, device: torch.device, size_of: Callable[[str], int | No
     return torch.empty_strided(shape, stride, dtype=_DTYPES[match[1]], device=where)
 
 
+def depends_on_symbols(text: str) -> bool:
+    """Whether an annotation has sizes with names in them."""
+    match = _TENSOR.match(text)
+    return match is None or bool(re.search(r"[A-Za-z]", f"{match[2]},{match[3] or ''}"))
+
+
 def _sizes(text: str, size_of: Callable[[str], int | None]) -> list[int] | None:
-    sizes = [_size(part, size_of) for part in text.split(",") if part.strip()]
+    sizes = [_size(part, size_of) for part in _COMMA.split(text) if part.strip()]
     return None if any(size is None for size in sizes) else [size for size in sizes if size is not None]
 
 

@@ -98,6 +98,11 @@ def _save_rng_state(op: Any, *args: Any, **kwargs: Any) -> Any:
     return result if result is NotImplemented else (torch.empty(16, dtype=torch.uint8, device="cpu"), result)
 
 
+def _while_loop(cond: Any, body: Any, carried: Sequence[Any], *_: Any) -> tuple[Any, ...]:
+    """What a loop returns looks like what it is given: its body may not change shapes."""
+    return tuple([_clone(item) if isinstance(item, torch.Tensor) else item for item in carried])
+
+
 def _with_rng_state(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
     return _call(op, *args, **kwargs)
 
@@ -107,11 +112,15 @@ def _graphsafe_rng_state(op: Any, *args: Any, rng_state: Any = None, **kwargs: A
 
 
 def _torch_own(name: str) -> Callable[..., Any]:
-    """Run torch's own operator: those that only call the operator given as their first argument."""
+    """Run torch's own operator: those that only call the operator given as their first argument.
+
+    Where that one is unknown: what it writes is known all the same (``_all_bases``), and most such return nothing else.
+    """
 
     def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(op, torch._ops.OpOverload):
-            return NotImplemented
+            bases = kwargs.get("_all_bases")
+            return NotImplemented if bases is None else (None, *[_clone(base) for base in bases])
         return getattr(torch.ops.higher_order, name)(op, *args, **kwargs)
 
     return run
@@ -128,6 +137,7 @@ _RULES: Mapping[str, Callable[..., Any]] = {
     "graphsafe_run_with_rng_state": _graphsafe_rng_state,
     "auto_functionalized": _torch_own("auto_functionalized"),
     "auto_functionalized_v2": _torch_own("auto_functionalized_v2"),
+    "while_loop": _while_loop,
     "print": lambda *_, **__: None,
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from overlap_sched.errors import DumpInputError
+from overlap_sched.errors import DumpInputError, DumpStatementError
 from overlap_sched.fx.dump_literals import Literals, dotted
 
 _SYMBOL = re.compile(r"^[A-Za-z]+_?\d+$")
@@ -175,6 +175,14 @@ class InputMaker:
                 return self._tensor(item, name)
         return None
 
+    def size_of(self, text: str) -> int | None:
+        """The value of a printed size, ``s0`` or ``8*((u0 + 71)//8)``; None: it is not understood."""
+        try:
+            value = self._literals.read(ast.parse(text.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, DumpStatementError):
+            return None
+        return value if type(value) is int else None
+
     def _size_of(self, name: str) -> int | None:
         if name in self._symbols:
             return self._symbols[name]
@@ -183,14 +191,8 @@ class InputMaker:
     def _size(self, item: SizeInput, name: str) -> int | float:
         if item.value is not None:
             return item.value
-        if item.symbol is None:
-            return self._default(name)
-        try:
-            expression = ast.parse(item.symbol, mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return self._default(name)
-        value = self._literals.read(expression)
-        return value if isinstance(value, int | float) else self._default(name)
+        value = None if item.symbol is None else self.size_of(item.symbol)
+        return self._default(name) if value is None else value
 
     def _tensor(self, item: TensorInput, name: str) -> torch.Tensor:
         where = f"{self._inputs.path}, line {item.line}: input {name!r}"

@@ -50,7 +50,7 @@ class UnknownOp:
         self.__module__ = "torch.ops"
 
     def __repr__(self) -> str:
-        return f"<operator {self.__name__}, unknown to this torch>"
+        return f"torch.ops.{self.__name__}"  # Python: torch compiles what it prints of a graph
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise: there is no kernel."""

@@ -65,7 +65,8 @@ class Loader:
     def _values_of(
         self, parsed: ParsedGraph, placeholder: Callable[[fx.Node], Any], attribute: Callable[[fx.Node], Any]
     ) -> Values:
-        return Values(parsed, placeholder, attribute, self._run_body, self._size, self.groups, self.notes, self._strict)
+        sizes = (self._size, self._maker.size_of)
+        return Values(parsed, placeholder, attribute, self._run_body, *sizes, self.groups, self.notes, self._strict)
 
     def groups_asked_by_name(self) -> dict[str, DumpGroup]:
         """The groups that fake kernels may look up: all but those of ``_c10d_functional``, whose kernels never do."""
@@ -79,8 +80,8 @@ class Loader:
 
     def _match_inputs(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
         placeholders = [node for node in self.parsed.graph.nodes if node.op == "placeholder"]
-        if not self.source.load_args and all(node.name in self.parsed.annotations for node in placeholders):
-            return {}
+        if not self.source.load_args and any(node.name in self.parsed.annotations for node in placeholders):
+            return {}  # one that has no annotation is no tensor: a device mesh, for example
         if len(inputs) != len(placeholders):
             raise DumpInputError(
                 f"{self.source.path}: forward takes {len(placeholders)} inputs but load_args describes {len(inputs)}. "
@@ -112,22 +113,29 @@ class Loader:
         for node, value in self.values.of.items():
             if node.op == "placeholder" and not self._maker.unknown(self._inputs.get(node)):
                 shape = list(value.shape) if isinstance(value, torch.Tensor) else [value]
-                rows.update([n for n in (*shape, math.prod(shape[:2])) if type(n) is int])
+                sizes = [n for n in shape if type(n) is int]
+                rows.update([*sizes, math.prod(sizes[:2])])
         likely = [*sorted(misfit, reverse=True), *[n for n, _ in rows.most_common()]]
-        sizes = [n // among for n in likely if n >= among and n % among == 0]
-        return [size for size in dict.fromkeys(sizes) if size != self._default][:_MOST_TRIES]
+        parts = [n // among for n in likely if n >= among and n % among == 0]
+        return [size for size in dict.fromkeys(parts) if size != self._default][:_MOST_TRIES]
 
     def _placeholder(self, node: fx.Node) -> Any:
         if node in self._inputs:
             if self._maker.unknown(self._inputs[node]):
                 self.values.mark_guessed(node)
             return self._maker.make(self._inputs[node], node.name)
-        text = self.parsed.annotations[node.name]
-        value = dump_guess.annotated(text, torch.device("cpu"), self._default_symbol)
+        text = self.parsed.annotations.get(node.name)
+        if text is None:
+            return None
+        if dump_guess.depends_on_symbols(text):
+            self.values.mark_guessed(node)
+        value = dump_guess.annotated(text, torch.device("cpu"), self._maker.size_of)
         if value is None:
             raise DumpInputError(
                 f"{self.parsed.place(node)}: the annotation {text!r} does not describe a tensor or a size."
             )
+        if isinstance(value, torch.Tensor):
+            self.values.note("inputs whose storage the file does not say, each taken to have its own")
         return value
 
     def _attribute(self, node: fx.Node) -> Any:
@@ -152,6 +160,10 @@ class Loader:
                 ) from None
         if name in self._attribute_values or self._only_for_higher_order(node):
             return Opaque()
+        text = self.parsed.annotations.get(node.name)
+        printed = None if text is None else dump_guess.annotated(text, torch.device("cpu"), self._maker.size_of)
+        if printed is not None:
+            return printed
         raise DumpStatementError(
             f"{self.parsed.place(node)}: __init__ does not set self.{name}. torch does not write every attribute: add "
             f"`self.register_buffer('{name}', torch.randn([SHAPE], dtype=...))` there."

@@ -4,6 +4,8 @@ Implements the layout that ``torch._dynamo.repro.after_aot.generate_compiler_rep
 ``torch._dynamo.debug_utils.NNModuleToString`` write, torch 2.3 to 2.13: hints of symbols, a preamble (environment,
 configuration, Triton kernels), ``class Repro`` with ``__init__`` and ``forward``, ``load_args(reader)``, and a main
 block that may name process groups. The preamble is not read: it may hold anything, also text that is not Python.
+Graphs that torch prints for reading (``GraphModule.print_readable``: ``class GraphModule``, shapes and devices in
+annotations, bodies of subgraphs, no ``load_args``) are cut up the same way.
 """
 
 import ast
@@ -68,6 +70,8 @@ def read_source(path: str | Path) -> DumpSource:
     name = str(path)
     start = _last(lines, r"^class Repro\b")
     if start is None:
+        start = _readable(lines)
+    if start is None:
         written = next((line.strip() for line in lines if line.strip()), "nothing")
         raise DumpFileError(
             f"{name}: there is no `class Repro` in it, so it is not a dump that torch wrote "
@@ -111,6 +115,18 @@ def _text(path: str | Path) -> str:
         raise DumpFileError(
             f"{path}: is not text (byte {error.start} is not UTF-8). A dump is a Python file."
         ) from None
+
+
+def _readable(lines: Sequence[str]) -> int | None:
+    """The class of a graph as ``print_readable`` writes it (tlparse: ``aot_forward_graph``), shapes in annotations."""
+    return next(
+        (
+            i
+            for i, (line, below) in enumerate(pairwise(lines))
+            if re.match(r"^class [^\s(]+\(torch\.nn\.Module\):", line) and below.startswith("    def forward(")
+        ),
+        None,
+    )
 
 
 def _first(lines: Sequence[str], pattern: str, start: int) -> int | None:

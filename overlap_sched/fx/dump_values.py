@@ -22,6 +22,7 @@ from overlap_sched.fx.dump_graph import ParsedGraph
 from overlap_sched.fx.dump_groups import DumpGroup, resharded
 from overlap_sched.fx.dump_hops import hop_result
 from overlap_sched.fx.dump_literals import UnknownOp
+from overlap_sched.fx.dump_missing import mend, missing
 
 _CPU = torch.device("cpu")
 _LARGEST_INTEGER = 2**63
@@ -65,6 +66,7 @@ class Values:
         attribute: Gives the value of a get_attr node.
         submodule: Gives the graph of a submodule's body, or None.
         size: The size to take where only the data knows.
+        printed_size: The value of a size in an annotation, or None.
         groups: The process groups of the graph.
         notes: What was guessed, counted; added to.
         strict: Raise MisfitError where a size that only the data knows does not fit.
@@ -77,6 +79,7 @@ class Values:
         attribute: Callable[[fx.Node], Any],
         submodule: Callable[[Any, Sequence[Any]], Any],
         size: Callable[[fx.Node], int],
+        printed_size: Callable[[str], int | None],
         groups: Mapping[str, DumpGroup],
         notes: dict[str, int],
         strict: bool,
@@ -86,6 +89,7 @@ class Values:
         self._attribute = attribute
         self._submodule = submodule
         self._size = size
+        self._printed_size = printed_size
         self._groups = groups
         self._notes = notes
         self._strict = strict
@@ -137,11 +141,12 @@ class Values:
             value = self._run(node.target, args, kwargs, tensors)
         except Exception as error:  # a fake kernel may raise anything; all of it becomes one message
             value, reason = NotImplemented, str(error).strip().splitlines()[:1]
-        fixed = node.name in self.parsed.annotations
+        text = self.parsed.annotations.get(node.name)
+        fixed = text is not None and not dump_guess.depends_on_symbols(text)
         if reason is not None and self._strict and node in self._guessed and not fixed:
             raise MisfitError([n for tensor in tensors for n in tensor.shape])
         if value is NotImplemented:
-            value = self._guess(node, args, tensors, reason[0] if reason else _unknown(node.target))
+            value = self._guess(node, args, tensors, reason[0] if reason else missing(node))
         value, count = dump_guess.concrete(value, node.target, tensors, self._size_for(node, value))
         if count:
             self._guessed.add(node)
@@ -194,15 +199,13 @@ class Values:
             self.note("results that did not fit a size that only the data knows: shaped like their largest input")
             return value
         raise DumpShapeError(
-            f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
-            "Import the package that registers the operator before loading, or print the dump with annotations "
-            f'(`{node.name}: "bf16[8, 4]" = ...`).'
+            f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. " + mend(node)
         )
 
     def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:
         def one(item: fx.Node) -> Any:
             text = self.parsed.annotations.get(item.name)
-            return None if text is None else dump_guess.annotated(text, device, lambda _: self._size(node))
+            return None if text is None else dump_guess.annotated(text, device, self._printed_size)
 
         device = tensors[0].device if tensors else _CPU
         own = one(node)
@@ -214,12 +217,6 @@ class Values:
         if all(isinstance(key, int) for key in parts):
             return tuple([parts.get(i) for i in range(max(key for key in parts if isinstance(key, int)) + 1)])
         return parts
-
-
-def _unknown(target: Any) -> str:
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return "the dump does not hold the body of this higher-order operator"
-    return "the operator is not known to this torch build"
 
 
 def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:

@@ -119,8 +119,8 @@ def test_statements_that_are_not_understood(tmp_path: Path, statement: str, says
 def test_shapes_that_cannot_be_found(tmp_path: Path) -> None:
     assert message(tmp_path, in_body("a = torch.ops.my_kernels.proj.default(x)"), errors.DumpShapeError) == (
         "dump.py, line 22: node 'a' (`a = torch.ops.my_kernels.proj.default(x)`): the shape of its result cannot be "
-        "found: the operator is not known to this torch build. Import the package that registers the operator before "
-        'loading, or print the dump with annotations (`a: "bf16[8, 4]" = ...`).'
+        "found: this torch build does not know the operator my_kernels.proj.default. Import the package that registers "
+        'it first, or annotate it by hand (`a: "bf16[8, 4]" = ...`).'
     )
     text = message(
         tmp_path,
@@ -131,7 +131,14 @@ def test_shapes_that_cannot_be_found(tmp_path: Path) -> None:
     text = message(
         tmp_path, in_body("s = self.s\na = torch.ops.higher_order.invoke_subgraph(s, 'n', x)"), errors.DumpShapeError
     )
-    assert "the dump does not hold the body of this higher-order operator" in text
+    assert (
+        "the dump does not hold the body that this higher-order operator runs. Load the graph as tlparse prints it for "
+        'reading, bodies included (aot_forward_graph), or annotate it by hand (`a: "bf16[8, 4]" = ...`).' in text
+    )
+    wrapped = "a = torch.ops.higher_order.with_effects(x, torch.ops.my_kernels.log.default, x)\nb = a[1]"
+    text = message(tmp_path, in_body(wrapped), errors.DumpShapeError)
+    assert "this torch build does not know the operator my_kernels.log.default" in text
+    assert "annotate each of its parts by hand (`b: " in text
     assert "the number does not fit" in message(tmp_path, in_body("a = 2 ** 63"), errors.DumpShapeError)
 
 

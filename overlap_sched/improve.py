@@ -22,21 +22,28 @@ EXTREMES = (  # small graphs are anything; these three find most of what the oth
     Policy(lead=0.005, slack=-1.0),  # reference order, come what may
     Policy(lead=1.0, slack=1.0),  # the longest path first, come what may
 )
-COMPUTE_BOUND = (
+TAIL_STANDS = (  # compute ends too soon: keep weight gradients for the end, behind the critical path
     FIRST,
-    Policy(lead=0.02, slack=0.03),  # a long tail: weight gradients far behind the critical path
-    Policy(lead=0.02, slack=-0.03),  # nearly in reference order: where a hoisted path crowds the stream
-    Policy(lead=0.0, slack=0.01),  # gathers as late as they can be: where early ones take another's memory
+    Policy(lead=0.02, slack=0.08),
+    Policy(lead=0.02, slack=0.03),
+    Policy(lead=0.05, slack=0.05),
     *EXTREMES,
 )
-NETWORK_BOUND = (
+MIDDLE_STANDS = (  # the critical path was moved ahead of its gathers, or early gathers took another's memory
+    FIRST,
+    Policy(lead=0.02, slack=-0.03),
+    Policy(lead=0.0, slack=0.01),
+    Policy(lead=0.02, slack=0.03),
+    *EXTREMES,
+)
+NETWORK_BOUND = (  # communication is longer than all compute
     FIRST,
     Policy(lead=0.1, slack=-0.03),  # launches very early, compute nearly in reference order
     Policy(lead=0.005, slack=0.03),  # the longest path first, communication included
     Policy(lead=0.1, slack=-0.01),
     *EXTREMES,
 )
-"""In the order in which they are tried; then again from the best order so far."""
+"""In the order in which they are tried; which of the three, the first run tells."""
 
 RUN_NODES, MOST_RUNS = 10_000, 8
 """A unit of effort is one run on a graph of this many nodes, and more runs, up to so many, on a smaller one."""
@@ -62,19 +69,27 @@ def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int
     compute_us, stream_us = simple_bounds_us(problem)
     bound_us = max(compute_us, stream_us)
     close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
-    best, work = None, Work()
+    best, work, policies = None, Work(), TAIL_STANDS
     for k in range(options.effort * min(max(RUN_NODES // len(problem.nodes), 1), MOST_RUNS)):
         if step_us <= bound_us * close:
             break
-        policies = COMPUTE_BOUND if bound_us <= compute_us else NETWORK_BOUND
         reference = problem.original_order if best is None or k < len(policies) else best.order
         run = list_schedule(problem, reference, limit, policies[k % len(policies)], chains)
         bound_us = max(bound_us, run.longest_us)
+        if k == 0:
+            policies = _what_stands(run, compute_us, bound_us)
         work = Work(*map(sum, zip(work, run.work, strict=True)))
         shorter = run.step_us < step_us * (1 - SAME_STEP)
         if shorter or (run.step_us <= step_us * (1 + SAME_STEP) and run.peak_bytes < peak_bytes):
             best, step_us, peak_bytes = run, run.step_us, run.peak_bytes
     return best, work
+
+
+def _what_stands(run: Run, compute_us: float, bound_us: float) -> tuple[Policy, ...]:
+    """What to try after a first run, by where its compute stream stood still."""
+    if bound_us > compute_us:
+        return NETWORK_BOUND
+    return TAIL_STANDS if 2 * run.tail_us > run.step_us - compute_us else MIDDLE_STANDS
 
 
 def budget(problem: Problem, options: Options, peak_bytes: int) -> npt.NDArray[np.int64]:

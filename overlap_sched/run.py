@@ -43,6 +43,7 @@ class Run:
         order: The order, within the budget by construction.
         step_us: Its step time, as simulated.
         peak_bytes: Its peak, as tracked.
+        tail_us: How long the step goes on after the last compute.
         longest_us: The longest path of the graph, communication included: no order is shorter.
         reasons: Per collective, why it was launched where it was.
         refusals: Per collective that the budget ever refused, the first time: (bytes above, node at whose step).
@@ -52,6 +53,7 @@ class Run:
     order: Order
     step_us: float
     peak_bytes: int
+    tail_us: float
     longest_us: float
     reasons: dict[int, Reason]
     refusals: dict[int, tuple[int, int]]
@@ -81,7 +83,7 @@ def list_schedule(
     memory, ready = state.memory, state.ready
     step_us = max([state.clock_us, *state.stream_free_us.values()])
     work = Work(1, ready.rescored, memory.updates)
-    made = (tuple(state.done), step_us, memory.peak_bytes, state.keys.longest_us)
+    made = (tuple(state.done), step_us, memory.peak_bytes, step_us - state.compute_end_us, state.keys.longest_us)
     return Run(*made, state.reasons, state.refusals, work)
 
 
@@ -104,7 +106,7 @@ class _State:
         self.lead_us = policy.lead * self.keys.total_us
         self.slack_us = policy.slack * self.keys.total_us
         self.done: list[int] = []
-        self.clock_us = 0.0
+        self.clock_us = self.compute_end_us = 0.0
         self.computed_us = 0.0  # compute done so far: the clock without the stalls
         self.finish_us: dict[int, float] = {}  # of the collectives launched
         self.stream_free_us: dict[str | None, float] = {}
@@ -206,6 +208,8 @@ class _State:
         else:
             self.clock_us += node.time_us
             self.computed_us += node.time_us
+            if node.time_us:
+                self.compute_end_us = self.clock_us
         lowered = self.memory.run(v)
         if ready.flying:
             ready.land(self.clock_us)

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _FX = ("lift", "load_dump", "reorder", "schedule_graph")
+_INDUCTOR = ("backend", "clear_reports", "disable", "enable", "enabled", "inductor_options", "reports")
 
 
 def __getattr__(name: str) -> Any:
@@ -44,4 +45,8 @@ def __getattr__(name: str) -> Any:
         import overlap_sched.fx
 
         return getattr(overlap_sched.fx, name)
+    if name in _INDUCTOR:
+        import overlap_sched.inductor
+
+        return getattr(overlap_sched.inductor, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,80 @@
+"""A backend for graphs that are not lowered: ``torch.compile(model, backend="overlap_sched")``.
+
+AOTAutograd with torch's min-cut partitioner; forward, backward and inference graphs are scheduled as FX and executed by
+PyTorch's own kernels. torch finds it by the entry point ``torch_dynamo_backends``; where this package is not installed,
+give the function itself: ``torch.compile(model, backend=overlap_sched.backend)``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from functorch.compile import min_cut_rematerialization_partition
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import CompileContext
+from torch.fx.graph import _BoxedCodeGen
+
+from overlap_sched.errors import OptionsError
+from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.identity import Settings
+from overlap_sched.inductor.switch import current_settings
+from overlap_sched.options import Options
+
+
+def backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options | Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph from Dynamo: partition, schedule, execute.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: Its inputs.
+        options: :class:`~overlap_sched.Options`, or its fields as ``torch.compile(options={...})`` gives them; by
+            default those that are switched on (:func:`overlap_sched.enable`), else the defaults.
+        mode: torch's; must be left out.
+
+    Raises:
+        OptionsError: There is no such option, or a ``mode`` was given.
+    """
+    if mode is not None:
+        raise OptionsError(f"mode is {mode!r}, which is for Inductor. Leave it out with backend='overlap_sched'.")
+    settings = current_settings() if options is None else None
+    if settings is None:
+        settings = Settings(_options(options))
+    compilers = {
+        "fw_compiler": partial(_compile, settings=settings, kind="forward"),
+        "bw_compiler": partial(_compile, settings=settings, kind="backward"),
+        "inference_compiler": partial(_compile, settings=settings, kind="inference"),
+    }
+    compiled: Callable[..., Any] = aot_autograd(
+        **compilers, partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True
+    )(gm, example_inputs)
+    return compiled
+
+
+def _options(given: Options | Mapping[str, Any] | None) -> Options:
+    if given is None or isinstance(given, Options):
+        return given or Options()
+    known = Options.__dataclass_fields__
+    for name in given:
+        if name not in known:
+            raise OptionsError(f"there is no option {name!r}; there are {', '.join(known)}.")
+    return Options(**given)
+
+
+def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Settings, kind: str) -> Callable[..., Any]:
+    schedule_fx(gm, f"{kind} {CompileContext.current_compile_id()}", "backend", settings)
+    gm.graph.set_codegen(_BoxedCodeGen())  # takes its inputs as a list that it empties: they can be freed after use
+    gm.recompile()
+    forward = gm.forward
+
+    def run(inputs: list[Any]) -> Any:
+        return forward(inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,199 @@
+"""The storages behind Inductor's buffers: who shares which, how large they are, who allocates them.
+
+Inductor has many names for one piece of memory: a mutation renames what it writes (a wait its collective's output),
+a view and a part of a concatenation live in another's storage, a kernel may write over an input that is not needed
+any more. And some names have no memory: a buffer that only its own fused kernel reads stays in registers.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.storages import UNBACKED_HINT
+from overlap_sched.inductor.private import (
+    BackendFeature,
+    FusedSchedulerNode,
+    GroupedSchedulerNode,
+    NopKernelSchedulerNode,
+    OutputNode,
+    SchedulerNode,
+    V,
+    can_match_buffer_size,
+    config,
+    ir,
+    members,
+)
+
+Roots = tuple[str, ...]
+"""Names of the storages in which a buffer lives: that of the buffer or input that made it."""
+
+
+@dataclass
+class Buffers:
+    """Names of buffers and what stands behind them.
+
+    Attributes:
+        roots: Per buffer, input or constant, its storages; none where it has no memory.
+        nbytes: Per storage, its size.
+        maker: Per storage, the position of the scheduler node that allocates it; not for inputs.
+        producer: Per buffer, the position of the scheduler node that gives it.
+        inputs: The storages of inputs and constants, in their order.
+        in_place: Per position, storages that it writes over: it is their last reader in any order.
+    """
+
+    roots: dict[str, Roots] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+    maker: dict[str, int] = field(default_factory=dict)
+    producer: dict[str, int] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    in_place: dict[int, list[str]] = field(default_factory=dict)
+
+    def of(self, name: str) -> Roots:
+        """The storages of a name.
+
+        Raises:
+            NotUnderstoodError: Nothing has that name.
+        """
+        try:
+            return self.roots[name]
+        except KeyError:
+            raise NotUnderstoodError(
+                f"a kernel reads {name!r}, which is neither a buffer of this graph nor one of its inputs."
+            ) from None
+
+
+def read_buffers(snodes: Sequence[Any], reading: Reading, notes: Counter[str]) -> Buffers:
+    """Read all buffers of a graph; ``snodes`` in any order that can run."""
+    buffers = Buffers()
+    _read_inputs(buffers, reading)
+    for at, snode in enumerate(snodes):
+        for out in snode.get_outputs():
+            buffers.producer[out.get_name()] = at
+    for at, snode in enumerate(snodes):
+        internal = _internal_names(snode)
+        for member in members(snode):
+            for out in member.get_outputs():
+                _read_output(buffers, at, out, internal, notes)
+            if isinstance(member, SchedulerNode):
+                _read_in_place(buffers, at, member, internal, notes)
+    return buffers
+
+
+def _read_inputs(b: Buffers, reading: Reading) -> None:
+    graph, storages = V.graph, reading.storages
+    by_storage: dict[int, str] = {}
+    placeholders = (v for v, node in enumerate(reading.nodes) if node.op == "placeholder")
+    for name, v in zip(graph.graph_input_names, placeholders, strict=False):
+        raw = reading.outs[v]
+        b.roots[name] = tuple(by_storage.setdefault(s, name) for s in raw)
+        if raw and b.roots[name] == (name,):
+            b.nbytes[name] = storages.nbytes[raw[0]]
+            b.inputs.append(name)
+    for name in graph.graph_inputs:
+        b.roots.setdefault(name, ())  # sizes, random states
+    for name, constant in graph.constants.items():
+        b.roots[name] = (name,)
+        b.nbytes[name] = constant.untyped_storage().nbytes()
+        b.inputs.append(name)
+    for name in graph.torchbind_constants:
+        b.roots[name] = ()
+
+
+def _internal_names(snode: Any) -> frozenset[str]:
+    """Buffers that never leave a fused kernel."""
+    names: set[str] = set()
+    groups = snode.snodes if isinstance(snode, GroupedSchedulerNode) else [snode]
+    for group in groups:
+        if isinstance(group, FusedSchedulerNode):
+            own = {member.get_name() for member in members(group)}
+            for out in group.get_outputs():
+                name = out.get_name()
+                if out.users and group.scheduler.can_buffer_be_removed_through_fusion(name, own):
+                    names.add(name)
+    return frozenset(names)
+
+
+def _read_output(b: Buffers, at: int, out: Any, internal: frozenset[str], notes: Counter[str]) -> None:
+    name, node = out.get_name(), out.node
+    shared = [*out.get_mutations(), *out.get_aliases()]
+    layout = getattr(node, "layout", None)
+    if not shared and isinstance(layout, ir.NonOwningLayout):
+        shared = [layout.view.get_name()]
+        if shared[0] not in b.roots:  # a part of a concatenation is written before the whole is named
+            whole = V.graph.get_buffer(shared[0])
+            _allocate(b, at, shared[0], whole)
+    if shared:
+        b.roots[name] = tuple(dict.fromkeys(root for other in shared for root in b.of(other)))
+    elif (
+        name in internal or name in V.graph.removed_buffers or isinstance(layout, ir.NoneLayout | ir.MultiOutputLayout)
+    ):
+        b.roots[name] = ()
+    elif isinstance(node, ir.MultiOutput):
+        _allocate(b, b.producer[_container(node)], name, node)
+    elif name not in b.roots:
+        _allocate(b, at, name, node)
+    notes["buffers"] += 1
+
+
+def _container(node: Any) -> str:
+    """The name of the buffer out of which a kernel with several outputs gives this one."""
+    while isinstance(node, ir.MultiOutput):
+        node = node.inputs[0]
+    return node.get_name()
+
+
+def _allocate(b: Buffers, at: int, name: str, node: Any) -> None:
+    elements = V.graph.get_allocation_storage_size(node)
+    b.nbytes[name] = (
+        int(V.graph.sizevars.optimization_hint(elements, fallback=UNBACKED_HINT)) * node.get_dtype().itemsize
+    )
+    b.roots[name] = (name,)
+    b.maker[name] = at
+
+
+def _read_in_place(b: Buffers, at: int, member: Any, internal: frozenset[str], notes: Counter[str]) -> None:
+    """Where a kernel writes its output over an input **in every order**, both are one storage.
+
+    The conditions are those of ``BaseSchedulerNode.decide_inplace_update``, with one difference: of the input's other
+    users, all must be ancestors of this kernel; torch also asks which have run already, which an order decides. What
+    depends on the order counts as two storages.
+    """
+    if not config.inplace_buffers or not V.graph.has_feature(member.get_device(), BackendFeature.INPLACE_BUFFERS):
+        return
+    taken: set[str] = set()
+    for out in member.get_outputs():
+        name = out.get_name()
+        if b.roots.get(name) != (name,) or name in internal or not out.node.should_allocate():
+            continue
+        for read in member.read_writes.reads:
+            source = _overwritable(member, read, taken)
+            if source is None or b.roots.get(read.name) != (read.name,) or read.name in b.inputs:
+                continue
+            if can_match_buffer_size(source.node, out.node):
+                taken.add(read.name)
+                b.roots[name] = b.roots[read.name]
+                del b.nbytes[name], b.maker[name]
+                b.in_place.setdefault(at, []).append(read.name)
+                notes["in_place"] += 1
+                break
+
+
+def _overwritable(member: Any, read: Any, taken: set[str]) -> Any | None:
+    """The buffer that is read, if this kernel may write over it whatever the order."""
+    scheduler = member.scheduler
+    source = scheduler.name_to_buf.get(read.name)
+    if source is None or read.name in taken or not V.graph.wrapper_code.can_reuse(source, member):
+        return None
+    users = [user for user in source.users if user.node.get_name() not in member.ancestors]
+    if len(users) != 1 or isinstance(users[0].node, OutputNode) or users[0].node is not member:
+        return None
+    plain = not source.node.get_inputs_that_alias_output() and not isinstance(
+        source.defining_op, NopKernelSchedulerNode
+    )
+    layouts = (ir.NoneLayout, ir.MultiOutputLayout, ir.MutationLayoutSHOULDREMOVE)
+    kept = isinstance(source.node.get_output_spec(), layouts)
+    one_index = len({access for access in member.read_writes.reads_and_writes() if access.name == read.name}) == 1
+    return source if users[0].can_inplace and plain and not kept and one_index else None

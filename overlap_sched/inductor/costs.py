@@ -1,0 +1,124 @@
+"""What Inductor's kernels cost: from the FX nodes that they came from, and the bytes that they really move.
+
+An extern kernel costs what its FX node costs. A fused kernel does not write what stays inside it, so its bytes are
+those of the buffers that it reads and writes, and its operations those of the nodes that it was made for. A collective costs
+what its FX node costs.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from overlap_sched.cost import Compute, CostModel
+from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.costs import Cost, Costs, costs_of
+from overlap_sched.fx.groups import groups_of
+from overlap_sched.fx.reading import Reading
+from overlap_sched.inductor.private import is_wait, members
+from overlap_sched.problem import Group
+
+
+class KernelCost(NamedTuple):
+    """Costs of one scheduler node.
+
+    Attributes:
+        op: For people: the FX operators that it came from.
+        flops, bytes, time_us: As in :class:`overlap_sched.problem.Node`.
+        launch: Of a collective, the position of its FX node in the reading; else ``None``.
+    """
+
+    op: str
+    flops: int
+    bytes: int
+    time_us: float
+    launch: int | None = None
+
+
+class KernelCosts:
+    """Costs of the scheduler nodes of one graph.
+
+    Attributes:
+        groups: The process groups of its collectives, by name.
+        group_of: Per FX collective (its position in the reading), the name of its group.
+    """
+
+    def __init__(
+        self, reading: Reading, model: CostModel, cost: Cost | None, ranks_per_node: int, notes: Counter[str]
+    ) -> None:
+        self._reading, self._model, self._notes = reading, model, notes
+        self._cost = None if cost is None else cache(cost)
+        self._index = {node: v for v, node in enumerate(reading.nodes)}
+        comms = [v for v, f in enumerate(reading.facts) if f.comm is not None and f.comm.role is not Role.WAIT]
+        self.group_of: Mapping[int, str]
+        self.groups: Mapping[str, Group]
+        self.group_of, self.groups = groups_of(reading, comms, None, ranks_per_node)
+        self._fx: Costs = costs_of(reading, model, self._cost, self.group_of, self.groups)
+
+    def origins(self, member: Any) -> list[int]:
+        """Positions of the FX nodes that a scheduler node came from, in the order of the graph."""
+        found = {self._index[node] for node in getattr(member.node, "origins", ()) or () if node in self._index}
+        return sorted(found)
+
+    def of_collective(self, snode: Any, launch: Any) -> KernelCost:
+        """The cost of a scheduler node that launches ``launch``.
+
+        Raises:
+            NotUnderstoodError: It came from no FX collective.
+        """
+        found = [v for v in self.origins(launch) if self._role(v) is Role.LAUNCH]
+        if len(found) != 1:
+            raise NotUnderstoodError(
+                f"collective {snode.get_name()!r} came from {len(found)} collectives of the FX graph, not from one."
+            )
+        v = found[0]
+        comm = self._reading.facts[v].comm
+        return KernelCost(comm.op if comm else "", 0, self._fx.bytes[v], self._fx.time_us[v], v)
+
+    def of_compute(self, snode: Any) -> KernelCost:
+        """The cost of a scheduler node that computes."""
+        parts = [member for member in members(snode) if member.node is not None and not is_wait(member.node)]
+        origins = list(dict.fromkeys(v for part in parts for v in self.origins(part)))
+        op = "+".join(dict.fromkeys(self._name(v) for v in origins if not self._reading.facts[v].free))
+        if len(parts) == 1 and (snode.is_extern() or self._blocking(origins)):
+            return self._of_extern(op, parts[0], origins)
+        nbytes = self._moved(snode)
+        flops = sum(self._fx.flops[v] for v in self._exact(parts))
+        given = [us for us in map(self._given, origins) if us is not None]
+        us = sum(given) if given else self._model.compute_us(Compute(op, flops, nbytes))
+        return KernelCost(op, flops, nbytes, us)
+
+    def _of_extern(self, op: str, part: Any, origins: Sequence[int]) -> KernelCost:
+        exact = [v for v in self._exact([part]) if self._fx.time_us[v] > 0.0] or list(origins)
+        chosen = [v for v in exact if self._role(v) in (None, Role.BLOCKING)]
+        flops, nbytes = sum(self._fx.flops[v] for v in chosen), sum(self._fx.bytes[v] for v in chosen)
+        return KernelCost(op, flops, nbytes, sum(self._fx.time_us[v] for v in chosen))
+
+    def _exact(self, parts: Sequence[Any]) -> list[int]:
+        """The FX node that each part computes, where torch says so."""
+        nodes = [getattr(part.node, "origin_node", None) for part in parts]
+        return list(dict.fromkeys(self._index[node] for node in nodes if node in self._index))
+
+    def _given(self, v: int) -> float | None:
+        node: fx.Node = self._reading.nodes[v]
+        return None if self._cost is None or self._role(v) is not None else self._cost(node)
+
+    def _role(self, v: int) -> Role | None:
+        comm = self._reading.facts[v].comm
+        return None if comm is None else comm.role
+
+    def _blocking(self, origins: Sequence[int]) -> bool:
+        return any(self._role(v) is Role.BLOCKING for v in origins)
+
+    def _name(self, v: int) -> str:
+        return self._reading.facts[v].op
+
+    def _moved(self, snode: Any) -> int:
+        try:
+            return int(snode.get_read_write_buffers_sizes())
+        except Exception:  # torch's own estimate; a wrong cost must not stop a pass
+            self._notes["bytes_failed"] += 1
+            return 0

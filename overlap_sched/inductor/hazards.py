@@ -1,0 +1,156 @@
+"""What must keep its order among scheduler nodes: torch's own dependencies, and hazards found from the storages.
+
+torch chains all collectives in the order of the FX graph by dependencies that carry no data; since a wait renames what
+it waits for, each launch even comes after the wait of the one before, and nothing can overlap. These alone are left out;
+whatever they may have covered besides is found again from the storages: read after write, write after read, write
+after write, as they are in the order given.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.fx.facts import Keeps
+from overlap_sched.fx.reading import Reading
+from overlap_sched.inductor.buffers import Buffers
+from overlap_sched.inductor.costs import KernelCosts
+from overlap_sched.inductor.private import V, WeakDep, contains_collective, contains_wait, members
+
+
+def dependencies(
+    snodes: Sequence[Any],
+    buffers: Buffers,
+    takes: Sequence[Sequence[str]],
+    writes: Sequence[Sequence[str]],
+    reading: Reading,
+    costs: KernelCosts,
+    notes: Counter[str],
+) -> list[set[int]]:
+    """Per scheduler node, the positions of those that must run before it.
+
+    Args:
+        snodes: In the order in which they would run.
+        buffers: Theirs.
+        takes: Per node, the storages that it reads.
+        writes: Per node, those that it writes and did not make.
+        reading: Of the FX graph.
+        costs: Of the same.
+        notes: Counts ``comm_order``, ``hazard`` and ``point_to_point``.
+
+    Raises:
+        NotUnderstoodError: A dependency names nothing, or comes from behind.
+    """
+    after = [_of_torch(at, snode, buffers, notes) for at, snode in enumerate(snodes)]
+    known = sum(map(len, after))
+    _keep_storages(takes, writes, after)
+    _keep_places(snodes, reading, costs, after)
+    _keep_point_to_point(snodes, reading, costs, after, notes)
+    notes["hazard"] = sum(map(len, after)) - known
+    return after
+
+
+def _of_torch(at: int, snode: Any, buffers: Buffers, notes: Counter[str]) -> set[int]:
+    before: set[int] = set()
+    chained = _comm_chain(snode)
+    for dep in snode.unmet_dependencies:
+        u = buffers.producer.get(dep.name)
+        if u is None:
+            if dep.name in V.graph.removed_buffers or dep.name in V.graph.graph_inputs:
+                continue
+            raise NotUnderstoodError(
+                f"{snode.get_name()!r} depends on {dep.name!r}, which nothing in this graph gives."
+            )
+        if u == at:
+            continue
+        if u > at:
+            raise NotUnderstoodError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
+        if isinstance(dep, WeakDep) and dep.is_fake and chained == dep.mutating_buf:
+            notes["comm_order"] += 1
+            continue
+        before.add(u)
+    return before
+
+
+def _comm_chain(snode: Any) -> str | None:
+    """The name by which ``decide_global_ordering_of_comms`` marks the dependencies that it gives to this collective."""
+    return next(iter(snode.get_buffer_names()), None) if contains_collective(snode) else None
+
+
+def _keep_storages(takes: Sequence[Sequence[str]], writes: Sequence[Sequence[str]], after: list[set[int]]) -> None:
+    written = {s for roots in writes for s in roots}
+    last_write: dict[str, int] = {}
+    readers: dict[str, list[int]] = defaultdict(list)
+    for at, roots in enumerate(takes):
+        for s in roots:
+            if s in written:
+                if s in last_write:
+                    after[at].add(last_write[s])
+                readers[s].append(at)
+        for s in writes[at]:
+            after[at].update(readers.pop(s, ()))
+            if s in last_write:
+                after[at].add(last_write[s])
+            last_write[s] = at
+        after[at].discard(at)
+
+
+def _keep_places(snodes: Sequence[Any], reading: Reading, costs: KernelCosts, after: list[set[int]]) -> None:
+    """Random numbers among themselves, effects among themselves; unknown calls against both and all communication."""
+    last: dict[Keeps, int] = {}
+    impure: list[int] = []
+    for at, snode in enumerate(snodes):
+        comm = contains_collective(snode) or contains_wait(snode)
+        keeps = Keeps.NOTHING if comm else _keeps(snode, reading, costs)
+        if keeps is Keeps.NOTHING and not comm:
+            continue
+        if Keeps.BARRIER in last:
+            after[at].add(last[Keeps.BARRIER])
+        if keeps >= Keeps.BARRIER:
+            after[at].update(impure)
+            impure.clear()
+            last = {Keeps.BARRIER: at}
+            continue
+        if keeps in last:
+            after[at].add(last[keeps])
+        if keeps is not Keeps.NOTHING:
+            last[keeps] = at
+        impure.append(at)
+
+
+def _keeps(snode: Any, reading: Reading, costs: KernelCosts) -> Keeps:
+    keeps = Keeps.NOTHING
+    for member in members(snode):
+        if member.node is None or not (member.is_extern() or member.has_side_effects()):
+            continue
+        if getattr(member.node, "subgraphs", None) or getattr(member.node, "subgraph", None):
+            return Keeps.BARRIER
+        keeps = max([keeps, *(reading.keeps.get(v, Keeps.NOTHING) for v in costs.origins(member))])
+        if member.has_side_effects():
+            keeps = max(keeps, Keeps.EFFECT)
+    if keeps is Keeps.FENCE:
+        raise NotUnderstoodError(f"{snode.get_name()!r} changes how what follows it runs (streams, autograd mode).")
+    return keeps
+
+
+def _keep_point_to_point(
+    snodes: Sequence[Any], reading: Reading, costs: KernelCosts, after: list[set[int]], notes: Counter[str]
+) -> None:
+    """Sends and receives must meet their partners, whose graphs differ: groups that have any keep their order."""
+    group_at: dict[int, str] = {}
+    frozen: set[str] = set()
+    for at, snode in enumerate(snodes):
+        for member in members(snode):
+            for v in costs.origins(member):
+                comm = reading.facts[v].comm
+                if v in costs.group_of and comm is not None and contains_collective(snode):
+                    group_at[at] = costs.group_of[v]
+                    if comm.point_to_point:
+                        frozen.add(costs.group_of[v])
+    last: dict[str, int] = {}
+    for at, group in group_at.items():
+        if group in frozen:
+            notes["point_to_point"] += 1
+            if group in last:
+                after[at].add(last[group])
+            last[group] = at

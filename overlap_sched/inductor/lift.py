@@ -1,0 +1,117 @@
+"""Lift Inductor's scheduler nodes into a problem: what fusion has left, with its exact buffers.
+
+The nodes come after fusion and after torch's peak-memory pass; their order is the original one. Inputs and the output
+are added, so that the problem has the same form as one lifted from FX.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlap_sched.cost import CostModel, Roofline
+from overlap_sched.fx.costs import Cost
+from overlap_sched.fx.reading import read_graph
+from overlap_sched.inductor.buffers import Buffers, read_buffers
+from overlap_sched.inductor.costs import KernelCost, KernelCosts
+from overlap_sched.inductor.flow import Flow
+from overlap_sched.inductor.hazards import dependencies
+from overlap_sched.inductor.private import V, is_collective, members
+from overlap_sched.problem import Kind, Node, Problem, Storage
+
+
+@dataclass(frozen=True)
+class LiftedKernels:
+    """A problem and the scheduler nodes that it stands for.
+
+    Attributes:
+        problem: What is to be scheduled, in the ``runtime`` memory model.
+        snodes: Per problem id its scheduler node; ``None`` for inputs and the output.
+        notes: Counts, as in :class:`overlap_sched.fx.lift.Lifted`; besides: ``buffers``; ``in_place``: kernels that
+            write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order of
+            the FX graph, and each behind the wait of the one before: these are what we are here to replace;
+            ``bytes_failed``: torch's estimate of a kernel's bytes raised.
+    """
+
+    problem: Problem
+    snodes: tuple[Any | None, ...]
+    notes: Mapping[str, int]
+
+    def reordered(self, order: Sequence[int]) -> list[Any]:
+        """The scheduler nodes in an order of the problem."""
+        return [self.snodes[v] for v in order if self.snodes[v] is not None]
+
+
+def lift_kernels(
+    snodes: Sequence[Any],
+    *,
+    cost: Cost | None = None,
+    model: CostModel | None = None,
+    ranks_per_node: int = 8,
+    name: str = "inductor",
+) -> LiftedKernels:
+    """Lift scheduler nodes, in the order in which they would run. They are only read.
+
+    To be called where torch calls the passes of ``reorder_for_compute_comm_overlap_passes``.
+
+    Args:
+        snodes: What the pass was given.
+        cost: Microseconds of an FX node, or ``None`` to leave it to ``model``; of a fused kernel, the times of the nodes
+            that it came from are added up.
+        model: Cost model; an H100 in nodes of eight by default.
+        ranks_per_node: Consecutive ranks that share a node.
+        name: Name of the problem.
+
+    Raises:
+        NotUnderstoodError: Something in the graph has an order that we do not know.
+        CostError, ProblemError: As for :func:`overlap_sched.fx.lift`.
+    """
+    reading = read_graph(V.graph.graph)
+    notes: Counter[str] = reading.notes
+    buffers = read_buffers(snodes, reading, notes)
+    costs = KernelCosts(reading, model or Roofline(), cost, ranks_per_node, notes)
+    flow = Flow(snodes, buffers, notes)
+    after = dependencies(snodes, buffers, flow.takes, flow.writes, reading, costs, notes)
+    problem_inputs, numbers = _inputs(buffers, flow.freeable)
+    shift = len(problem_inputs)
+    nodes = list(problem_inputs)
+    for at, snode in enumerate(snodes):
+        kind, launch = flow.kinds[at], flow.launch_of.get(at)
+        cost_of = _cost(snode, kind, costs)
+        group = None if cost_of.launch is None else costs.group_of[cost_of.launch]
+        nodes.append(
+            Node(
+                name=snode.get_name(),
+                kind=kind,
+                deps=tuple(sorted(u + shift for u in after[at])),
+                alloc=tuple(numbers[s] for s in flow.made[at]),
+                use=tuple(numbers[s] for s in flow.uses[at]),
+                time_us=cost_of.time_us,
+                op=cost_of.op,
+                group=group,
+                collective=None if launch is None else launch + shift,
+                flops=cost_of.flops,
+                bytes=cost_of.bytes,
+            )
+        )
+    nodes.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
+    storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
+    used = {node.group for node in nodes if node.group is not None}
+    groups = {k: g for k, g in costs.groups.items() if k in used}
+    problem = Problem(name, tuple(nodes), storages, groups, "runtime")
+    snodes_of = (*[None] * shift, *snodes, None)
+    return LiftedKernels(problem, snodes_of, {k: n for k, n in sorted(notes.items()) if n})
+
+
+def _inputs(buffers: Buffers, freeable: set[str]) -> tuple[list[Node], dict[str, int]]:
+    """One input node per storage of the inputs; the number of every storage."""
+    numbers = {name: s for s, name in enumerate([*buffers.inputs, *buffers.maker])}
+    return [Node(name, Kind.INPUT, alloc=(numbers[name],)) for name in buffers.inputs], numbers
+
+
+def _cost(snode: Any, kind: Kind, costs: KernelCosts) -> KernelCost:
+    if kind is Kind.WAIT:
+        return KernelCost("wait_tensor", 0, 0, 0.0)
+    if kind is Kind.COLLECTIVE:
+        return costs.of_collective(snode, next(m for m in members(snode) if is_collective(m.node)))
+    return costs.of_compute(snode)

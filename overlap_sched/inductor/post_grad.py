@@ -1,0 +1,51 @@
+"""The FX front end as a pass of Inductor, before lowering.
+
+Inductor reorders what it lowers, so an order that is set here survives only in part: the default under Inductor is
+:class:`~overlap_sched.inductor.scheduler_pass.SchedulerPass`. This one is for settings in which torch runs no passes
+behind fusion (``torch._inductor.config.deterministic``), and for those who lower graphs themselves.
+"""
+
+from dataclasses import dataclass
+
+from torch import fx
+from torch._guards import CompileContext
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from overlap_sched.inductor import identity
+from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.identity import Settings
+
+
+@dataclass(frozen=True)
+class PostGradPass(CustomGraphPass):
+    """A pass for ``torch._inductor.config.post_grad_custom_post_pass``.
+
+    Attributes:
+        settings: How to schedule.
+        before: The pass that was set before; it runs first.
+    """
+
+    settings: Settings
+    before: CustomGraphPass | None = None
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Reorder the graph in place, or leave it as it was."""
+        if self.before is not None:
+            self.before(graph)
+        schedule_fx(graph, f"{kind_of(graph)} {CompileContext.current_compile_id()}", "post_grad", self.settings)
+
+    def uuid(self) -> str | None:
+        """Name of this package's version and of all settings, for torch's caches; ``None``: compile without them."""
+        name = identity.uuid(self.settings)
+        if name is None or self.before is None:
+            return name
+        first = self.before.uuid()
+        return None if first is None else f"{first} {name}"
+
+
+def kind_of(graph: fx.Graph) -> str:
+    """Whether AOTAutograd made it a backward graph, which its inputs' names tell."""
+    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
+    if any(name.startswith("tangents") for name in inputs):
+        return "backward"
+    return "forward" if any(name.startswith("primals") for name in inputs) else "inference"

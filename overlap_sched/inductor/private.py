@@ -1,0 +1,63 @@
+"""The names of Inductor's scheduler, all that we use of them in one place, for the versions in which we have seen them.
+
+torch says of its scheduler that it may change at any time. So nothing else of this package imports from it, and this
+module is imported only behind :func:`overlap_sched.inductor.versions.check_torch`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch._guards import CompileContext
+from torch._inductor import config, ir
+from torch._inductor.codegen.common import BackendFeature
+from torch._inductor.codegen.wrapper import can_match_buffer_size
+from torch._inductor.comms import is_async_collective
+from torch._inductor.dependencies import WeakDep
+from torch._inductor.scheduler import (
+    FusedSchedulerNode,
+    GroupedSchedulerNode,
+    NopKernelSchedulerNode,
+    OutputNode,
+    SchedulerNode,
+)
+from torch._inductor.utils import contains_collective, contains_wait, is_collective, is_nonfreeable_buffers, is_wait
+from torch._inductor.virtualized import V
+
+__all__ = [
+    "BackendFeature",
+    "FusedSchedulerNode",
+    "GroupedSchedulerNode",
+    "NopKernelSchedulerNode",
+    "OutputNode",
+    "SchedulerNode",
+    "V",
+    "WeakDep",
+    "can_match_buffer_size",
+    "config",
+    "contains_collective",
+    "contains_wait",
+    "graph_name",
+    "ir",
+    "is_async_collective",
+    "is_collective",
+    "is_nonfreeable_buffers",
+    "is_wait",
+    "members",
+]
+
+
+def members(node: Any) -> Sequence[Any]:
+    """The unfused nodes in a scheduler node: of fused, foreach and grouped ones, nested ones too."""
+    parts = node.get_nodes()
+    if len(parts) == 1 and parts[0] is node:
+        return parts
+    return [one for part in parts for one in members(part)]
+
+
+def graph_name() -> str:
+    """What is being compiled, with torch's compile id: ``"backward 0/0"``."""
+    graph = V.graph
+    kind = "inference" if graph.is_inference else "backward" if graph.is_backward else "forward"
+    compile_id = CompileContext.current_compile_id()
+    inner = f" {graph.name}" if graph.name else ""
+    return f"{kind} {compile_id if compile_id is not None else graph.graph_id}{inner}"

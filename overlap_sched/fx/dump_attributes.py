@@ -66,7 +66,7 @@ def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
     name = dotted(value.func) or ""
     if isinstance(value.func, ast.Attribute) and value.func.attr == "to" and len(value.args) == 1:
         inner = make_attribute(path, value.func.value)
-        return torch.empty_like(inner, device=torch.device(literals.read(value.args[0])))
+        return torch.empty_like(inner, device=literals.device(value, literals.read(value.args[0])))
     if name in ("torch.nn.Parameter", "Parameter") and len(value.args) == 1:
         return make_attribute(path, value.args[0])
     args = [literals.read(arg) for arg in value.args]
@@ -78,7 +78,7 @@ def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
     if not isinstance(dtype, torch.dtype):
         dtype = _dtype_of(args[0]) if name.endswith("tensor") and args else None
         dtype = dtype or (torch.int64 if name == "torch.randint" else torch.float32)
-    return torch.empty(shape, dtype=dtype, device=torch.device(kwargs.get("device", "cpu")))
+    return torch.empty(shape, dtype=dtype, device=literals.device(value, kwargs.get("device", "cpu")))
 
 
 def _shape(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int] | None:

@@ -9,6 +9,8 @@ import torch
 from torch import fx
 from torch.utils._dtype_abbrs import dtype_abbrs
 
+from overlap_sched.fx.dump_literals import device_named
+
 FALLBACK_SIZE = 8192
 """A size that only the data knows, where nothing in the graph says more (as Inductor's own fallback)."""
 
@@ -33,10 +35,13 @@ def annotated(text: str, device: torch.device, size_of: Callable[[str], int | No
     stride = None if match[3] is None else _sizes(match[3], size_of)
     if shape is None or (stride is not None and len(stride) != len(shape)):
         return None
-    where = torch.device(match[4]) if match[4] else device
-    if stride is None:
-        return torch.empty(shape, dtype=_DTYPES[match[1]], device=where)
-    return torch.empty_strided(shape, stride, dtype=_DTYPES[match[1]], device=where)
+    try:
+        where = device_named(match[4]) if match[4] else device
+        if stride is None:
+            return torch.empty(shape, dtype=_DTYPES[match[1]], device=where)
+        return torch.empty_strided(shape, stride, dtype=_DTYPES[match[1]], device=where)
+    except RuntimeError:
+        return None
 
 
 def depends_on_symbols(text: str) -> bool:

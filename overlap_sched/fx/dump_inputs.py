@@ -107,10 +107,10 @@ def _method(call: ast.Call) -> str | None:
 
 def _storage(literals: Literals, call: ast.Call) -> StorageInput:
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    device = literals.read(keywords["device"]) if "device" in keywords else torch.device("cpu")
-    if len(call.args) != 2 or not isinstance(device, torch.device | str):
+    device = literals.read(keywords["device"]) if "device" in keywords else "cpu"
+    if len(call.args) != 2:
         literals.fail(call, "reader.storage takes a hash, a number of bytes and a device")
-    return StorageInput(call.lineno, call.args[1], torch.device(device))
+    return StorageInput(call.lineno, call.args[1], literals.device(call, device))
 
 
 def _input(literals: Literals, call: ast.Call) -> Input:

@@ -38,6 +38,7 @@ _CONSTANTS: Mapping[str, Any] = {
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme)
 }
 _NAMES: Mapping[str, Any] = {"inf": math.inf, "nan": math.nan, "NoneType": type(None)}
+_DEVICE = re.compile(r"[a-z]+(?::(\d{1,3}))?$")
 _DEEPEST = 200
 _LARGEST_EXPONENT = 64
 
@@ -180,6 +181,13 @@ class Literals:
         found = find_operator(*parts)
         return UnknownOp(".".join(parts)) if found is None else found
 
+    def device(self, where: ast.AST, value: Any) -> torch.device:
+        """A device given as one, or by its name (``cuda:0``)."""
+        try:
+            return device_named(value)
+        except (RuntimeError, TypeError):
+            self.fail(where, "this device is not understood")
+
     def _call(self, expr: ast.Call, depth: int) -> Any:
         args = [self.read(arg, depth) for arg in expr.args]
         kwargs = {k.arg: self.read(k.value, depth) for k in expr.keywords if k.arg is not None}
@@ -190,7 +198,7 @@ class Literals:
         try:
             match dotted(expr.func):
                 case "device" | "torch.device":
-                    return torch.device(*args, **kwargs)
+                    return device_named(*args, **kwargs)
                 case "slice" if not kwargs:
                     return slice(*args)
                 case "torch.Size" if not kwargs:
@@ -216,6 +224,23 @@ class Literals:
         except (TypeError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:
             self.fail(expr, f"this cannot be computed ({str(error).splitlines()[0]})")
         self.fail(expr)
+
+
+def device_named(type: str | torch.device, index: int | None = None) -> torch.device:
+    """A device; ``cuda`` in the place of an accelerator that this torch build has no name for (``npu``, ``neuron``).
+
+    Raises:
+        RuntimeError, TypeError: It does not look like a device.
+    """
+    if isinstance(type, torch.device):
+        return type
+    try:
+        return torch.device(type) if index is None else torch.device(type, index)
+    except RuntimeError:
+        match = _DEVICE.match(type) if isinstance(type, str) else None
+        if match is None:
+            raise
+        return torch.device("cuda", int(match[1] or 0) if index is None else index)
 
 
 def dotted(expr: ast.expr) -> str | None:

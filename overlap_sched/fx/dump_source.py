@@ -9,16 +9,15 @@ annotations, bodies of subgraphs, no ``load_args``) are cut up the same way.
 """
 
 import ast
-import gzip
 import re
 import warnings
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from overlap_sched.errors import DumpFileError, DumpSyntaxError
+from overlap_sched.fx.dump_file import read_lines
 
 _SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
 _ATTRIBUTE = re.compile(r"^        self\.([A-Za-z_]\w*) *=")
@@ -66,12 +65,17 @@ def read_source(path: str | Path) -> DumpSource:
         DumpFileError: It cannot be read, or holds no ``class Repro`` with a ``forward``.
         DumpSyntaxError: ``forward`` or ``load_args`` is not Python.
     """
-    lines = re.split(r"\r\n|\r|\n", _text(path))
+    lines = read_lines(path)
     name = str(path)
     start = _last(lines, r"^class Repro\b")
     if start is None:
         start = _readable(lines)
     if start is None:
+        if any(line.startswith("\tclass Repro") for line in lines):
+            raise DumpFileError(
+                f"{name}: this is a log that TORCH_TRACE wrote, with dumps in it. Run tlparse on it, and take one of "
+                "the files `fx_graph_runnable` that it makes."
+            )
         written = next((line.strip() for line in lines if line.strip()), "nothing")
         raise DumpFileError(
             f"{name}: there is no `class Repro` in it, so it is not a dump that torch wrote "
@@ -96,25 +100,6 @@ def read_source(path: str | Path) -> DumpSource:
         symbols=_symbols(lines[: start if loader is None else loader]),
         groups=_groups(name, lines, end),
     )
-
-
-def _text(path: str | Path) -> str:
-    try:
-        data = Path(path).read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        return data.decode("utf-8")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DumpFileError(
-            f"{path}: cannot be read ({reason}). Check the path, and the download if it is gzipped."
-        ) from None
-    except (EOFError, zlib.error):
-        raise DumpFileError(f"{path}: the gzip data is cut short or damaged. Fetch the file again.") from None
-    except UnicodeDecodeError as error:
-        raise DumpFileError(
-            f"{path}: is not text (byte {error.start} is not UTF-8). A dump is a Python file."
-        ) from None
 
 
 def _readable(lines: Sequence[str]) -> int | None:

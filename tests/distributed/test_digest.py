@@ -1,0 +1,120 @@
+"""Digests: the same everywhere, and each part says what is in it."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from overlap_sched.distributed import Digest, digest_of
+from overlap_sched.options import Options
+from overlap_sched.problem import EXAMPLE, Group, Problem, Storage
+
+ORDER = EXAMPLE.original_order
+
+
+def changed(problem: Problem = EXAMPLE, options: Options | None = None, order: tuple[int, ...] = ORDER) -> set[str]:
+    """The fields of the digest that are not those of the example."""
+    before = asdict(digest_of(EXAMPLE, Options(), ORDER))
+    after = asdict(digest_of(problem, options or Options(), order))
+    return {name for name in before if before[name] != after[name]}
+
+
+def with_node(v: int, **fields: object) -> Problem:
+    nodes = list(EXAMPLE.nodes)
+    nodes[v] = nodes[v]._replace(**fields)  # type: ignore[arg-type]
+    return replace(EXAMPLE, nodes=tuple(nodes))
+
+
+def test_the_digest_is_this_one_on_every_machine_and_in_every_version_of_python() -> None:
+    digest = digest_of(EXAMPLE, Options(), ORDER)
+    assert {part: value[:12] for part, value in asdict(digest).items() if part != "options"} == {
+        "problem": "30fb825826fd",
+        "costs": "81635666747a",
+        "order": "6c301cda718f",
+        "key": "79fa52e78227",
+        "name": "example",
+    }
+
+
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_another_process_with_other_hashes_and_without_torch_has_the_same_digest(seed: str) -> None:
+    code = (
+        "import sys; from overlap_sched.distributed import digest_of; from overlap_sched import EXAMPLE, Options; "
+        "print(digest_of(EXAMPLE, Options(), EXAMPLE.original_order).to_json()); assert 'torch' not in sys.modules"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    out = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
+    assert Digest.from_json(out) == digest_of(EXAMPLE, Options(), ORDER)
+
+
+def test_text_and_back() -> None:
+    digest = digest_of(EXAMPLE, Options(), ORDER)
+    assert Digest.from_json(digest.to_json()) == digest
+    assert sorted(json.loads(digest.to_json())) == ["costs", "key", "name", "options", "order", "problem"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "parts"),
+    [
+        (with_node(4, time_us=50.000000001), {"costs"}),
+        (with_node(2, time_us=41.0), {"costs"}),
+        (with_node(4, op="aten.bmm"), {"problem", "key"}),
+        (with_node(4, deps=(0, 1)), {"problem", "key"}),
+        (with_node(4, flops=1), {"problem"}),
+        (with_node(2, bytes=1), {"problem"}),
+        (with_node(4, use=(0, 1)), {"problem"}),
+        (replace(EXAMPLE, storages=(Storage(2**20), *EXAMPLE.storages[1:])), {"problem"}),
+        (replace(EXAMPLE, storages=(Storage(2**19, pinned=True), *EXAMPLE.storages[1:])), {"problem"}),
+        (replace(EXAMPLE, groups={"fsdp": Group(4, intra_node=True)}), {"problem"}),
+        (replace(EXAMPLE, memory_model="tracker"), {"problem"}),
+        (replace(EXAMPLE, name="graph_7"), {"name"}),
+        (with_node(4, name="mm_1"), set()),
+    ],
+)
+def test_what_is_in_which_part(problem: Problem, parts: set[str]) -> None:
+    assert changed(problem) == parts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(headroom=1),
+        Options(headroom="0"),
+        Options(budget="profile"),
+        Options(preserve_collective_order="all"),
+        Options(effort=3),
+        Options(strict=True),
+        Options(agreement="none"),
+    ],
+)
+def test_every_option_counts(options: Options) -> None:
+    assert changed(options=options) == {"options"}
+
+
+def test_the_order_counts() -> None:
+    assert changed(order=(1, 0, *ORDER[2:])) == {"order"}
+    assert changed(order=tuple(np.array(ORDER))) == set()
+
+
+def test_integers_of_numpy_and_whole_floats_are_the_same_numbers() -> None:
+    assert changed(with_node(4, time_us=50, flops=np.int64(0), deps=(np.int64(1),))) == set()
+    assert changed(with_node(0, time_us=-0.0)) == set()
+
+
+def two_groups(first: str, second: str, listed: tuple[str, str]) -> Problem:
+    """The gather on one group, the scatter on another."""
+    nodes = list(EXAMPLE.nodes)
+    nodes[2], nodes[7] = nodes[2]._replace(group=first), nodes[7]._replace(group=second)
+    sizes = {first: Group(8, intra_node=True), second: Group(2, intra_node=False)}
+    return replace(EXAMPLE, nodes=tuple(nodes), groups={name: sizes[name] for name in listed})
+
+
+def test_ranks_of_a_mesh_name_their_groups_differently() -> None:
+    here, there = two_groups("1", "5", ("1", "5")), two_groups("8", "2", ("2", "8"))
+    assert digest_of(here, Options(), ORDER) == digest_of(there, Options(), ORDER)
+    one = two_groups("1", "5", ("1", "5"))
+    assert changed(one) == {"problem", "key"}

@@ -1,0 +1,172 @@
+"""Whatever the timing: all ranks that finish take the same decision, and only agree where all have the same digest."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from overlap_sched.distributed.digest import Digest
+from overlap_sched.distributed.protocol import Step, agreement_steps
+from overlap_sched.distributed.verdict import Verdict, judge
+from tests.distributed.interleavings import Checker, End, StuckError
+
+A, B, C = (Digest(problem=name, options="o", costs="c", order="r", key=name, name=name) for name in "ABC")
+OTHER_OPTIONS, OTHER_COSTS = replace(A, options="other"), replace(A, costs="other")
+
+
+def alike(graphs: Sequence[Sequence[Digest]], end: End) -> bool:
+    """For each graph, one decision on all ranks that finished; agreed only if all ranks have that graph."""
+    decided: dict[Digest, set[bool]] = {}
+    for mine, verdicts in zip(graphs, end.verdicts, strict=True):
+        for graph, verdict in zip(mine, verdicts or (), strict=False):
+            decided.setdefault(graph, set()).add(verdict.agreed)
+    everywhere = [all(graph in mine for mine in graphs) for graph in decided]
+    return all(
+        len(values) == 1 and (common or True not in values)
+        for values, common in zip(decided.values(), everywhere, strict=True)
+    )
+
+
+def ends(graphs: Sequence[Sequence[Digest]], **how: Any) -> list[End]:
+    found = list(Checker(graphs, **how).ends())
+    assert found
+    assert all(alike(graphs, end) for end in found)
+    return found
+
+
+def shown(value: object) -> str:
+    """``A,B|A``: what each rank compiles."""
+    if not isinstance(value, list):
+        return str(value)
+    names = {A: "A", B: "B", C: "C", OTHER_OPTIONS: "A-options", OTHER_COSTS: "A-costs"}
+    return "|".join(",".join(names[graph] for graph in mine) for mine in value)
+
+
+@pytest.mark.parametrize(
+    "graphs",
+    [
+        [[A], [A]],
+        [[A], [B]],
+        [[A], [OTHER_OPTIONS]],
+        [[A, B], [A, B]],
+        [[A, B], [B, A]],
+        [[A, OTHER_OPTIONS], [OTHER_OPTIONS, A]],
+        [[A, B], [B]],
+        [[A, B], [A, A, B]],
+        [[A, B], [A]],
+        [[A, A], [A, OTHER_COSTS]],
+    ],
+    ids=shown,
+)
+@pytest.mark.parametrize("deaths", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_two_ranks_whatever_the_timing(graphs: list[list[Digest]], deaths: int) -> None:
+    ends(graphs, deaths=deaths)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("graphs", "deaths"),
+    [([[A], [A], [A]], 1), ([[A], [A], [OTHER_OPTIONS]], 1), ([[A], [A], [B]], 1), ([[A], [B], [C]], 0)],
+    ids=shown,
+)
+def test_three_ranks_whatever_the_timing(graphs: list[list[Digest]], deaths: int) -> None:
+    ends(graphs, deaths=deaths)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_equal_digests_always_agree_when_nobody_is_late(ranks: int) -> None:
+    for end in ends([[A]] * ranks, limit_passes=False):
+        assert end.verdicts == ((Verdict(agreed=True),),) * ranks
+
+
+@pytest.mark.parametrize(
+    ("graphs", "part"),
+    [([[A], [OTHER_OPTIONS]], "options"), ([[A], [OTHER_COSTS]], "costs"), ([[A], [B]], "problem")],
+    ids=["options", "costs", "problem"],
+)
+def test_a_difference_is_found_without_waiting_for_the_limit(graphs: list[list[Digest]], part: str) -> None:
+    for end in ends(graphs, limit_passes=False):
+        for verdicts in end.verdicts:
+            assert verdicts is not None
+            assert dict(verdicts[0].differs) == {part: ((0,), (1,))}
+
+
+def test_graphs_in_different_order_are_settled_without_waiting_for_the_limit() -> None:
+    """At least one of them keeps its original order: somebody has to go on without knowing."""
+    for end in ends([[A, B], [B, A]], limit_passes=False):
+        assert any(not v.agreed for verdicts in end.verdicts for v in verdicts or ())
+
+
+def test_a_graph_compiled_again_by_one_rank_only_keeps_its_decision() -> None:
+    """The other rank takes its second compilation from a cache and never asks again."""
+    for end in ends([[A, B], [A, A, B]], limit_passes=False):
+        assert all(v.agreed for verdicts in end.verdicts for v in verdicts or ())
+
+
+def test_a_rank_that_never_comes_leaves_the_original_order_and_is_named() -> None:
+    for end in ends([[A], [A], []]):
+        assert end.verdicts[2] == ()
+        for verdicts in end.verdicts[:2]:
+            assert verdicts is not None
+            assert not verdicts[0].agreed
+            assert 2 in verdicts[0].missing
+        assert end.verdicts[0] == end.verdicts[1]
+
+
+def test_a_rank_that_never_comes_would_hang_the_others_without_a_limit() -> None:
+    with pytest.raises(StuckError):
+        ends([[A], []], limit_passes=False)
+
+
+def test_somebody_late_by_a_hair_gets_both_decisions_but_never_two() -> None:
+    """The race at the limit is really explored: the same start ends agreed, or not, by timing alone."""
+    decisions = {tuple(v.agreed for verdicts in end.verdicts for v in verdicts or ()) for end in ends([[A], [A]])}
+    assert decisions == {(True, True), (False, False)}
+
+
+def test_counters_are_even_when_nobody_dies() -> None:
+    for end in ends([[A, B], [B, A]]):
+        assert end.store["waiting"] == b"0"
+
+
+def _everyone_for_himself(
+    mine: Digest, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
+) -> Generator[Step, Any, Verdict]:
+    """The protocol that suggests itself: read all digests until the limit, each rank decides alone."""
+    yield Step("set", (f"{mine.key}/0/{rank}", mine.to_json()))
+    yield Step("set", (f"at/{rank}", f"{mine.key}/0"))
+    for _ in range(2):
+        digests = {}
+        for r in ranks:
+            if (yield Step("check", ([f"{mine.key}/0/{r}"],))):
+                digests[r] = Digest.from_json((yield Step("get", (f"{mine.key}/0/{r}",))))
+        if len(digests) == len(ranks):
+            return judge(digests)
+        if (yield Step("pause", (False,))):
+            break
+    return Verdict(agreed=False, reason="late")
+
+
+def _no_look_back(
+    mine: Digest, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
+) -> Generator[Step, Any, Verdict]:
+    """Overwrites the verdict instead of letting one value in."""
+    steps = agreement_steps(mine, rank, ranks, limit_s, short_limit_s)
+    step = next(steps)
+    try:
+        while True:
+            if step.call == "compare_set" and step.args[0].endswith("/verdict"):
+                yield Step("set", (step.args[0], step.args[2]))
+                step = steps.send(step.args[2])
+            else:
+                step = steps.send((yield step))
+    except StopIteration as done:
+        verdict: Verdict = done.value
+        return verdict
+
+
+@pytest.mark.parametrize("broken", [_everyone_for_himself, _no_look_back])
+def test_the_checker_finds_the_race_in_protocols_that_have_it(broken: Any) -> None:
+    graphs = [[A], [A]]
+    assert not all(alike(graphs, end) for end in Checker(graphs, agree=broken).ends())

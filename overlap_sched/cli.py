@@ -113,6 +113,8 @@ def _scheduled(options: argparse.Namespace, tell: Callable[[str], None]) -> Sche
         comm_scale=options.comm_scale,
         memory_model=options.memory_model,
         groups=dict(options.group),
+        sizes=dict(options.size),
+        packages=tuple(options.packages),
         device=options.device,
     )
     wanted = Options(
@@ -230,6 +232,22 @@ def _command(
         metavar="NAME=SIZE",
         help="of a dump: a process group and its size, or its ranks (NAME=0,8,16,24); repeat for more",
     )
+    add(
+        "--size",
+        type=_size,
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="of a dump: a size that only the data knows, by its symbol (u0=4096) or node; repeat for more",
+    )
+    add(
+        "--import",
+        dest="packages",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="of a dump: import this Python package first, for operators that it registers; repeat for more",
+    )
     add("--device", metavar="NAME", help="of a dump: the device to take times of (default: H100)")
     return parser
 
@@ -241,3 +259,11 @@ def _group(text: str) -> tuple[str, int | tuple[int, ...]]:
     if not name or not all(number.isdecimal() for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=SIZE or NAME=RANK,RANK,...")
     return name, int(given) if len(numbers) == 1 else tuple(map(int, numbers))
+
+
+def _size(text: str) -> tuple[str, int]:
+    """``u0=4096``."""
+    name, _, number = text.rpartition("=")
+    if not name or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N")
+    return name, int(number)

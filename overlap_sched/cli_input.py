@@ -4,6 +4,7 @@ Only a dump imports torch, and only when there is one.
 """
 
 import gzip
+import importlib
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,8 @@ class Source:
         comm_scale: Every collective takes so many times as long.
         memory_model: Dumps are lifted in it (default ``runtime``); a problem file is in one model already.
         groups: Of a dump, per process group its size or its ranks.
+        sizes: Of a dump, sizes that only the data knows, by symbol or node.
+        packages: Of a dump, Python packages to import first: they register operators that the graph uses.
         device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
     """
 
@@ -44,6 +47,8 @@ class Source:
     comm_scale: float = 1.0
     memory_model: MemoryModel | None = None
     groups: Mapping[str, int | Sequence[int]] | None = None
+    sizes: Mapping[str, int] | None = None
+    packages: Sequence[str] = ()
     device: str | None = None
 
 
@@ -64,9 +69,10 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     if not math.isfinite(source.comm_scale) or source.comm_scale < 0:
         raise OptionsError(f"--comm-scale is {source.comm_scale}; it is a factor, 0 or more.")
     if not _is_dump(source.path):
-        if source.groups or source.device:
+        if source.groups or source.device or source.sizes or source.packages:
             raise OptionsError(
-                f"{source.path} is a problem file: it has its own groups and times. Leave --group and --device out."
+                f"{source.path} is a problem file: it has its own groups, sizes and times. "
+                "Leave --group, --size, --import and --device out."
             )
         return Loaded(read_problem(source.path, comm_scale=source.comm_scale))
     return _load_dump(source, tell)
@@ -114,9 +120,12 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         ) from None
     from overlap_sched.cost import Roofline, device_named
 
+    for package in source.packages:
+        _import(package)
     dump = load_dump(
         source.path,
         groups=source.groups,
+        sizes=source.sizes,
         progress=lambda done, total: tell(f"reading {source.path}: {done:,} of {total:,} nodes"),
     )
     tell("lifting the graph")
@@ -130,6 +139,16 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     notes = [f"{count} x {what}" for what, count in dump.notes.items()]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     return Loaded(_scaled(lifted.problem, source.comm_scale), tuple(notes))
+
+
+def _import(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except Exception as error:  # it may fail in any way, and none of them is ours
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise OptionsError(
+            f"--import {package}: it cannot be imported ({reason}). Install it here, or correct its name."
+        ) from None
 
 
 def _placed(size: int, ranks: Sequence[int] | None) -> Group:

@@ -157,7 +157,8 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
         (["plan", "{file}", "--comm-scale", "-1"], "--comm-scale is -1.0; it is a factor, 0 or more."),
         (
             ["plan", "{file}", "--group", "fsdp=64"],
-            "{file} is a problem file: it has its own groups and times. Leave --group and --device out.",
+            "{file} is a problem file: it has its own groups, sizes and times. "
+            "Leave --group, --size, --import and --device out.",
         ),
         (
             ["plan", "{file}", "--out", "{dir}/no/order.json"],

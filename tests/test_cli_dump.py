@@ -108,3 +108,41 @@ def test_a_statement_that_is_not_understood_is_one_line(dump: str, capsys: pytes
     assert out == ""
     assert err.count("\n") == 1
     assert "layer.py, line 15" in err
+
+
+SIZES = """
+class GraphModule(torch.nn.Module):
+    def forward(self, x: "f32[s0, 1024][1024, 1]cuda:0"):
+        scaled: "f32[s0, 1024][1024, 1]cuda:0" = torch.ops.my_cli_kernels.scale.default(x)
+        return (scaled,)
+"""
+
+
+def test_sizes_and_packages_that_the_graph_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "readable.txt"
+    path.write_text(SIZES)
+    (tmp_path / "my_cli_kernels.py").write_text(
+        "import torch\n"
+        "@torch.library.custom_op('my_cli_kernels::scale', mutates_args=())\n"
+        "def scale(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+        "@scale.register_fake\n"
+        "def _(x):\n    return torch.empty_like(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = figures(capsys, str(path), "--size", "s0=512", "--import", "my_cli_kernels")
+    assert found["original_peak_bytes"] == 2 * 512 * 1024 * 4
+    assert figures(capsys, str(path), "--size", "s0=64")["original_peak_bytes"] == 2 * 64 * 1024 * 4
+
+
+def test_packages_and_sizes_that_are_wrong(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", dump, "--import", "no_such_package_anywhere"]) == 2
+    assert capsys.readouterr().err == (
+        "overlap-sched: error: --import no_such_package_anywhere: it cannot be imported (No module named "
+        "'no_such_package_anywhere'). Install it here, or correct its name.\n"
+    )
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", dump, "--size", "u0=many"])
+    assert stopped.value.code == 2
+    assert "argument --size: 'u0=many' is not NAME=N" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def resolve_groups(
             if not sizes:
                 raise DumpGroupError(
                     f"{parsed.place(node)}: the size of process group {name!r} is said nowhere. "
-                    f"Give it: groups={{{name!r}: 64}} for 64 ranks."
+                    f"Give it: groups={{{name!r}: 64}} for 64 ranks (--group {name}=64 on the command line)."
                 )
             found[name] = DumpGroup(max(sizes))
             note = f"process group {name!r}: size not known, taken as {max(sizes)}, the largest one named"

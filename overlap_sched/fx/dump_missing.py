@@ -29,7 +29,7 @@ def mend(node: fx.Node) -> str:
     if parts:
         annotate = annotate.replace("annotate it", "annotate each of its parts")
     if _operator_missing(node) is not None:
-        return f"Import the package that registers it first, or {annotate}"
+        return f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
     return f"Load it with the torch that wrote it, or {annotate}"

@@ -121,7 +121,7 @@ def test_shapes_that_cannot_be_found(tmp_path: Path) -> None:
     assert message(tmp_path, in_body("a = torch.ops.my_kernels.proj.default(x)"), errors.DumpShapeError) == (
         "dump.py, line 22: node 'a' (`a = torch.ops.my_kernels.proj.default(x)`): the shape of its result cannot be "
         "found: this torch build does not know the operator my_kernels.proj.default. Import the package that registers "
-        'it first, or annotate it by hand (`a: "bf16[8, 4]" = ...`).'
+        'it first (--import PACKAGE on the command line), or annotate it by hand (`a: "bf16[8, 4]" = ...`).'
     )
     text = message(
         tmp_path,
@@ -184,7 +184,8 @@ def test_groups_that_disagree_or_are_unknown(tmp_path: Path) -> None:
     )
     reduce = in_body("a = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '5')")
     assert message(tmp_path, reduce, errors.DumpGroupError).endswith(
-        "the size of process group '5' is said nowhere. Give it: groups={'5': 64} for 64 ranks."
+        "the size of process group '5' is said nowhere. Give it: groups={'5': 64} for 64 ranks "
+        "(--group 5=64 on the command line)."
     )
     assert message(tmp_path, reduce, errors.DumpGroupError, groups={"5": [1, 1]}) == (
         "group '5' is given as [1, 1]: give its size, 1 or more, or its ranks, each once."

@@ -82,14 +82,8 @@ def test_a_raw_log_is_told_from_a_dump(tmp_path: Path) -> None:
 
 
 TOKEN = re.compile(r"\w+|[^\w\s]")
-ODD = [
-    *"* ** ( ) [] () {} -1 0 1.5 2j := x u0 self.c None ...".split(),
-    "9" * 20,
-    "1e400",
-    '"s"',
-    "\0",
-    "torch.ops.a.b",
-]
+ODD = ("*", "**", "(", ")", "[]", "()", "{}", "-1", "0", "1.5", "2j", ":=", "x", "u0", "self.c", "None", "...",
+       "99999999999999999999", "1e400", '"s"', "\0", "torch.ops.a.b")  # fmt: skip
 
 
 def damaged(text: str, chance: random.Random) -> str:

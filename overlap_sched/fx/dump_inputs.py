@@ -6,6 +6,7 @@ hint where the file has one, otherwise by the default that the caller computes.
 
 import ast
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from overlap_sched.errors import DumpInputError, DumpStatementError
 from overlap_sched.fx.dump_literals import Literals, dotted
 
+_BACKED = re.compile(r"^s\d+$")
 _SYMBOL = re.compile(r"^[A-Za-z]+_?\d+$")
 
 
@@ -133,6 +135,12 @@ def _input(literals: Literals, call: ast.Call) -> Input:
     literals.fail(call, "this statement of load_args is not understood")
 
 
+def _names(item: Input | None) -> list[str]:
+    """The names in the sizes of a tensor."""
+    parts = [item.shape, item.stride, item.offset] if isinstance(item, TensorInput) else []
+    return [n.id for part in parts if part for n in ast.walk(part) if isinstance(n, ast.Name)]
+
+
 class InputMaker:
     """Makes the value of each input: fake tensors that share storages as the file says, and integers.
 
@@ -140,6 +148,9 @@ class InputMaker:
         inputs: What the file says.
         symbols: Values of symbols by name, from the file and from the caller.
         default: Called with the name of a symbol without a value; gives one, and may note it.
+
+    Attributes:
+        matched: Symbols that the file does not define, by the integers among the inputs, in order.
     """
 
     def __init__(self, inputs: Inputs, symbols: Mapping[str, int], default: Callable[[str], int]) -> None:
@@ -148,19 +159,29 @@ class InputMaker:
         for item in inputs.inputs:
             if isinstance(item, SizeInput) and isinstance(item.value, int) and item.symbol is not None:
                 self._symbols.setdefault(item.symbol, item.value)
+        self.matched = self._matched()
+        self._symbols.update(self.matched)
         self._default = default
         self._storages: dict[str, torch.UntypedStorage] = {}
         self._literals = Literals(inputs.path, {}, self._size_of)
+
+    def _matched(self) -> dict[str, int]:
+        """Before torch 2.11 an integer is written without its symbol, in front of the first tensor that has it."""
+        integers: deque[int] = deque()
+        found: dict[str, int] = {}
+        for item in self._inputs.inputs:
+            if isinstance(item, SizeInput) and item.symbol is None and type(item.value) is int:
+                integers.append(item.value)
+            for name in _names(item):
+                if integers and _BACKED.match(name) and name not in self._symbols and name not in found:
+                    found[name] = integers.popleft()
+        return found
 
     def unknown(self, item: Input | None) -> bool:
         """Whether making `item` needs a symbol without a value."""
         if isinstance(item, SizeInput):
             return item.value is None and self._symbols.get(item.symbol or "") is None
-        if not isinstance(item, TensorInput):
-            return False
-        parts = [item.shape, item.stride, item.offset]
-        names = [n.id for part in parts if part for n in ast.walk(part) if isinstance(n, ast.Name)]
-        return any(_SYMBOL.match(name) and name not in self._symbols for name in names)
+        return any(_SYMBOL.match(name) and name not in self._symbols for name in _names(item))
 
     def make(self, item: Input, name: str) -> Any:
         """The value for the placeholder `name`. To be called under the fake mode.

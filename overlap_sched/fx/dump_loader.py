@@ -59,6 +59,9 @@ class Loader:
         self._attributes: dict[str, Any] = {}
         inputs = read_inputs(source.path, source.load_args)
         self._maker = InputMaker(inputs, {**source.symbols, **sizes}, self._default_symbol)
+        if self._maker.matched:
+            note = "symbols that the file does not define, taken from the integers among its inputs, in order"
+            self.notes[note] = len(self._maker.matched)
         self._inputs = self._match_inputs(inputs.inputs)
         self.values = self._values_of(self.parsed, self._placeholder, self._attribute)
 

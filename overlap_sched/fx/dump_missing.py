@@ -19,7 +19,9 @@ def missing(node: fx.Node) -> str:
     name = _operator_missing(node)
     if name is not None:
         return f"this torch build does not know the operator {name}"
-    return "the dump does not hold the body that this higher-order operator runs"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return "the dump does not hold the body that this higher-order operator runs"
+    return "this torch build cannot tell the shapes of its results"
 
 
 def mend(node: fx.Node) -> str:

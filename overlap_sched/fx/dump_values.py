@@ -221,6 +221,7 @@ class Values:
 
 def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
     """Call an operator under the fake mode; once more on the CPU if this build lacks the device."""
+    kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}  # not all fake kernels take it
     try:
         return target(*args, **kwargs)
     except Exception:  # whatever it is, the second try decides

@@ -344,3 +344,27 @@ return (wait_tensor, all_reduce)
     assert val["wait_tensor"].shape == (1024, 2)
     assert dump.groups == {"521": (2, None), "513": (8, None)}
     assert dump.notes == {}
+
+
+def test_integers_without_their_symbols(tmp_path: Path) -> None:
+    """As torch wrote them before 2.11: in front of the first tensor that has the symbol."""
+    body = "add = torch.ops.aten.add.Tensor(x, b)\nreturn (add,)"
+    inputs = [
+        ("a", "reader.symint(3)"),
+        ("b", "reader.symint(500)"),
+        ("x", "buf0 = reader.storage(None, 4*s0*s27)\nreader.tensor(buf0, (s0, 1, s27))"),
+        ("c", "reader.symint(7)"),
+        ("y", "buf1 = reader.storage(None, 16*s4*s0)\nreader.tensor(buf1, (s4, 4, s0))"),
+    ]
+    dump = load(tmp_path, handwritten(body, inputs))
+    assert (values(dump)["x"].shape, values(dump)["y"].shape) == ((3, 1, 500), (7, 4, 3))
+    assert dump.notes == {
+        "symbols that the file does not define, taken from the integers among its inputs, in order": 3
+    }
+
+
+def test_pinned_copies_have_shapes(tmp_path: Path) -> None:
+    body = "copy = torch.ops.aten._to_copy.default(x, device = device(type='cpu'), pin_memory = True)\nreturn (copy,)"
+    dump = load(tmp_path, handwritten(body, [("x", "bfloat16 4 8")]))
+    assert (values(dump)["copy"].shape, values(dump)["copy"].device.type) == ((4, 8), "cpu")
+    assert next(n for n in dump.gm.graph.nodes if n.name == "copy").kwargs["pin_memory"] is True

@@ -129,7 +129,7 @@ class _Builder:
                 if isinstance(error, DumpError):
                     raise
                 self.literals.fail(statement, f"this makes no node ({str(error).splitlines()[0]})")
-        if not self.parsed.graph.nodes or next(reversed(self.parsed.graph.nodes)).op != "output":
+        if not self.parsed.graph.nodes or next(iter(reversed(self.parsed.graph.nodes))).op != "output":
             self.literals.fail(self.forward.body[-1], "the graph ends without `return`; was the file cut short?")
         return self.parsed
 

@@ -166,7 +166,7 @@ class InputMaker:
         self._literals = Literals(inputs.path, {}, self._size_of)
 
     def _matched(self) -> dict[str, int]:
-        """Before torch 2.11 an integer is written without its symbol, in front of the first tensor that has it."""
+        """Up to torch 2.11 an integer is written without its symbol, in front of the first tensor that has it."""
         integers: deque[int] = deque()
         found: dict[str, int] = {}
         for item in self._inputs.inputs:

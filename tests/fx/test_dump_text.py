@@ -347,7 +347,7 @@ return (wait_tensor, all_reduce)
 
 
 def test_integers_without_their_symbols(tmp_path: Path) -> None:
-    """As torch wrote them before 2.11: in front of the first tensor that has the symbol."""
+    """As torch wrote them up to 2.11: in front of the first tensor that has the symbol."""
     body = "add = torch.ops.aten.add.Tensor(x, b)\nreturn (add,)"
     inputs = [
         ("a", "reader.symint(3)"),

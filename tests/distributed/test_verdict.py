@@ -58,8 +58,8 @@ def test_who_is_missing() -> None:
     verdict = absent([2], "backward", 300.0)
     assert verdict.missing == (2,)
     assert verdict.reason == (
-        "rank 2 has not shown the order for graph 'backward' within 300 s. The rank has died, compiles other graphs, "
-        "is slower than that, or took the graph from a cache: see docs/agreement.md."
+        "rank 2 has not shown the order for graph 'backward' within 300 s. Such a rank has died, compiles other "
+        "graphs, is slower than that, or took the graph from a cache: see docs/agreement.md."
     )
     assert Verdict.from_json(verdict.to_json()) == verdict
     assert str(absent([1, 2], "x", 30.0).reason).startswith("ranks 1-2 have not shown")

@@ -1,0 +1,264 @@
+"""One rank's way through an agreement: limits, races at the limit, failing stores, what is raised and what is not."""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlap_sched.distributed import TIMEOUT_S, Agreement, agree, broadcast_costs, place, run_token
+from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
+from tests.distributed.examples import MemoryStore, digest
+
+A, OTHER_OPTIONS = digest(), digest(headroom=1)
+
+
+class Clock:
+    """Time that passes only while somebody sleeps; then other ranks may do something."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.now_s = 0.0
+        self.meanwhile = meanwhile
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+        self.meanwhile()
+
+
+def joined(
+    store: Any, rank: int, clock: Clock | None = None, world_size: int = 2, mine: Any = A, **how: Any
+) -> Agreement:
+    clock = clock or Clock()
+    return agree(mine, store=store, rank=rank, world_size=world_size, clock=clock, sleep=clock.sleep, **how)
+
+
+def test_a_rank_alone_agrees_with_itself() -> None:
+    assert agree(A).agreed
+    assert joined(MemoryStore(), 0, world_size=1).agreed
+    assert broadcast_costs({"mm": 1.0}) == {"mm": 1.0}
+    assert run_token() is None
+
+
+@pytest.mark.parametrize("given", [{"store": MemoryStore()}, {"rank": 0}, {"store": MemoryStore(), "rank": 0}])
+def test_a_place_given_by_halves(given: dict[str, Any]) -> None:
+    for call in (lambda: agree(A, **given), lambda: broadcast_costs({}, **given), lambda: run_token(**given)):
+        with pytest.raises(OptionsError, match="Give all three, or none to take those of the default process group"):
+            call()
+
+
+def test_the_other_rank_comes_while_this_one_waits() -> None:
+    store, others = MemoryStore(), []
+    clock = Clock(lambda: others or others.append(joined(store, 1)))
+    first = joined(store, 0, clock)
+    assert first.agreed
+    assert others[0].agreed
+    assert (first.reason, first.in_doubt) == (None, False)
+
+
+def test_both_ranks_are_told_who_differs_in_what() -> None:
+    store, others = MemoryStore(), []
+    clock = Clock(lambda: others or others.append(joined(store, 1, mine=OTHER_OPTIONS)))
+    first = joined(store, 0, clock)
+    assert first.verdict == others[0].verdict
+    assert first.verdict.differs == {"options": ((0,), (1,))}
+
+
+def test_strict_raises_the_same_reason() -> None:
+    store = MemoryStore()
+    with pytest.raises(AgreementError) as caught:
+        joined(store, 0, strict=True, timeout_s=5.0)
+    assert str(caught.value) == (
+        "the ranks do not agree on an order for graph 'aten.mm': rank 1 has not shown the order for graph 'aten.mm' "
+        "within 5 s. Such a rank has died, compiles other graphs, is slower than that, or took the graph from a "
+        "cache: see docs/agreement.md."
+    )
+
+
+def test_a_rank_that_never_comes_costs_the_limit_once_and_a_tenth_of_it_later() -> None:
+    store, clock = MemoryStore(), Clock()
+    first = joined(store, 0, clock)
+    assert not first.agreed
+    assert first.verdict.missing == (1,)
+    assert clock.now_s == pytest.approx(TIMEOUT_S)
+    assert not joined(store, 0, clock, mine=digest("aten.add")).agreed
+    assert clock.now_s == pytest.approx(1.1 * TIMEOUT_S)
+    assert not joined(store, 1, clock).agreed  # it comes at last, learns what was decided, and is counted on again
+    assert not joined(store, 1, clock, mine=digest("aten.add")).agreed
+    assert clock.now_s == pytest.approx(1.1 * TIMEOUT_S)
+    joined(store, 1, clock, mine=digest("aten.sin"))
+    before_s = clock.now_s
+    joined(store, 0, clock, mine=digest("aten.cos"))
+    assert clock.now_s - before_s <= TIMEOUT_S
+
+
+def test_the_same_graph_again_meets_the_recorded_decision_without_waiting() -> None:
+    store, clock = MemoryStore(), Clock()
+    others: list[Agreement] = []
+    clock.meanwhile = lambda: others or others.append(joined(store, 1))
+    assert joined(store, 0, clock).agreed
+    clock.meanwhile = lambda: pytest.fail("the second time nobody waits")
+    assert joined(store, 0, clock).agreed
+
+
+def test_some_ranks_agree_without_the_others() -> None:
+    store, others = MemoryStore(), []
+    clock = Clock(lambda: others or others.append(joined(store, 3, world_size=4, ranks=[3, 1])))
+    assert joined(store, 1, clock, world_size=4, ranks=[1, 3]).agreed
+    assert not joined(store, 1, world_size=4).agreed  # all four are another set
+    with pytest.raises(OptionsError) as caught:
+        joined(store, 0, world_size=4, ranks=[1, 3])
+    assert str(caught.value) == "ranks [1, 3] must be some of 0 to 3 and hold this one (0)."
+
+
+STORES = ["HashStore", "FileStore", "TCPStore"]
+
+
+def real_store(kind: str, folder: Any) -> Any:
+    dist = pytest.importorskip("torch.distributed")
+    if kind == "HashStore":
+        return dist.HashStore()
+    return dist.FileStore(str(folder / "store"), 1) if kind == "FileStore" else dist.TCPStore("127.0.0.1", 0, 1, True)
+
+
+class Hooked:
+    """A store that lets another rank in just before, or just after, the verdict is written."""
+
+    def __init__(self, store: Any, hook: Callable[[], object], before: bool) -> None:
+        self.store, self.hook, self.before = store, hook, before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if not key.endswith("/verdict"):
+            return bytes(self.store.compare_set(key, expected, desired))
+        if self.before:
+            self.hook()
+        result = bytes(self.store.compare_set(key, expected, desired))
+        if not self.before:
+            self.hook()
+        return result
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rank_that_comes_exactly_at_the_limit(kind: str, before: bool, tmp_path: Any) -> None:
+    """Rank 0 has seen nobody and is about to say so: whoever writes first decides for both."""
+    store, late = real_store(kind, tmp_path), []
+    hooked = Hooked(store, lambda: late.append(joined(store, 1)), before)
+    early = joined(hooked, 0)
+    assert early.verdict == late[0].verdict
+    assert early.agreed is before  # before: the late rank found both digests, and its verdict stands
+
+
+class Failing(MemoryStore):
+    """Fails at one operation, or at it and all that follow."""
+
+    def __init__(self, at: int, lasting: bool) -> None:
+        super().__init__()
+        self.at, self.lasting, self.calls = at, lasting, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("set", "get", "check", "add", "compare_set"):
+            self.calls += 1
+            if self.calls == self.at or (self.lasting and self.calls > self.at):
+                raise RuntimeError("Broken pipe")
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_store_that_fails_at_any_operation_leaves_the_original_order(lasting: bool) -> None:
+    at = 0
+    while True:
+        at += 1
+        store = Failing(at, lasting)
+        result = joined(store, 0, timeout_s=0.01)  # a few looks for a verdict, then the limit
+        assert not result.agreed
+        if store.calls < at:
+            break
+        assert result.in_doubt
+        assert result.reason == (
+            "the store of the process group failed (RuntimeError: Broken pipe), so this rank does not know what the "
+            "others decided. Is the process that serves the store (rank 0, or torchrun) still there?"
+        )
+        with pytest.raises(AgreementError, match="Broken pipe"):
+            joined(Failing(at, lasting), 0, timeout_s=0.01, strict=True)
+    assert at > 10
+
+
+def test_nonsense_in_the_store_is_a_failing_store() -> None:
+    store = MemoryStore()
+    store.set(f"overlap_sched/agreement/all/{A.key}/0/verdict", "not ours")
+    assert joined(store, 0).in_doubt
+
+
+def c10d(**more: Any) -> SimpleNamespace:
+    calls = {"get_world_size": lambda: 2, "get_rank": lambda: 1, "get_backend": lambda: "gloo"}
+    return SimpleNamespace(**{**calls, **more})
+
+
+def test_a_torch_that_hides_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "_initialized", c10d)
+    reason = (
+        "the store of the default process group cannot be had: AttributeError: 'types.SimpleNamespace' object has no "
+        "attribute '_get_default_store'. Call torch.distributed.init_process_group with init_method or store (torch "
+        "2.11 to 2.13)."
+    )
+    result = agree(A)
+    assert (result.agreed, result.reason) == (False, reason)
+    with pytest.raises(AgreementError):
+        agree(A, strict=True)
+    assert run_token()
+    with pytest.warns(OverlapSchedWarning, match="This rank uses its own"):
+        assert broadcast_costs({"mm": 1.0}) == {"mm": 1.0}
+
+
+def test_one_process_that_plays_all_ranks_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "_initialized", lambda: c10d(get_backend=lambda: "fake"))
+    assert agree(A).agreed
+
+
+def test_without_torch_nobody_else_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    assert agree(A).agreed
+
+
+def costs_of(
+    store: Any, rank: int, costs: dict[str, float], clock: Clock | None = None, **how: Any
+) -> dict[str, float]:
+    clock = clock or Clock()
+    return broadcast_costs(costs, store=store, rank=rank, world_size=2, clock=clock, sleep=clock.sleep, **how)
+
+
+def test_costs_are_those_of_rank_0_to_the_last_bit() -> None:
+    store, mine = MemoryStore(), {"mm": 0.1 + 0.2, "add": 1e-300}
+    clock = Clock(lambda: costs_of(store, 0, mine))
+    assert costs_of(store, 1, {"mm": 7.0}, clock) == mine
+    assert costs_of(store, 0, {"mm": 8.0}) == mine  # measured again: the first table stays
+    assert costs_of(store, 1, {"mm": 9.0}) == mine
+    assert costs_of(store, 0, {"mm": 8.0}, name="later") == {"mm": 8.0}
+
+
+def test_costs_that_do_not_come() -> None:
+    with pytest.warns(OverlapSchedWarning) as warned:
+        assert costs_of(MemoryStore(), 1, {"mm": 7.0}) == {"mm": 7.0}
+    assert str(warned[0].message) == (
+        "the costs 'costs' of rank 0 cannot be had (rank 0 has not shown them within 300 s). This rank uses its own."
+    )
+    with pytest.warns(OverlapSchedWarning, match="RuntimeError: Broken pipe"):
+        costs_of(Failing(1, lasting=True), 1, {"mm": 7.0})
+    with pytest.raises(AgreementError, match="within 300 s"):
+        costs_of(MemoryStore(), 1, {"mm": 7.0}, strict=True)
+
+
+def test_a_run_has_one_token_and_the_next_run_another() -> None:
+    store = MemoryStore()
+    token = run_token(store, 0, 2)
+    assert token == run_token(store, 1, 2)
+    assert token != run_token(MemoryStore(), 0, 2)
+    assert run_token(Failing(1, lasting=True), 0, 2) != run_token(Failing(1, lasting=True), 0, 2)

@@ -1,0 +1,124 @@
+"""Real gloo jobs of two and four ranks: one process each, the default process group's own store."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch.distributed")
+ROOT = Path(__file__).parents[2]
+
+
+def job(scenes: str, ranks: int, folder: Path) -> list[dict[str, Any] | None]:
+    """Runs a job; what each rank wrote, ``None`` for one that died before it could."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.distributed.ranks", scenes, str(folder)]
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, env={**os.environ, **where, "RANK": str(rank)}, **said)  # type: ignore[call-overload]
+        for rank in range(ranks)
+    ]
+    try:
+        output = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(output)
+    files = [folder / f"{rank}.json" for rank in range(ranks)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+class Job:
+    """What a job's ranks were told: ``on(scene)`` is one entry per rank that lived."""
+
+    def __init__(self, told: list[dict[str, Any] | None]) -> None:
+        self.told = told
+        self.last = len(told) - 1
+
+    def on(self, scene: str) -> list[Any]:
+        return [rank[scene] for rank in self.told if rank is not None and scene in rank]
+
+    def same(self, scene: str) -> dict[str, Any]:
+        """The one thing that all ranks were told."""
+        first, *others = self.on(scene)
+        assert all(other == first for other in others)
+        result: dict[str, Any] = first
+        return result
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two ranks", "four ranks"])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    told = job("scenes", request.param, tmp_path_factory.mktemp("scenes"))
+    assert None not in told
+    return Job(told)
+
+
+def test_equal_graphs_agree(ran: Job) -> None:
+    assert ran.same("equal")["agreed"]
+
+
+@pytest.mark.parametrize(("scene", "part"), [("options", "options"), ("costs", "costs"), ("order", "order")])
+def test_one_rank_with_another(ran: Job, scene: str, part: str) -> None:
+    told = ran.same(scene)
+    assert not told["agreed"]
+    assert told["differs"] == {part: [list(range(ran.last)), [ran.last]]}
+
+
+def test_one_rank_with_another_graph(ran: Job) -> None:
+    told = ran.same("graph")
+    assert told["differs"] == {"problem": [list(range(ran.last)), [ran.last]]}
+    assert f"(rank 0 compiles 'graph', rank {ran.last} compiles 'another')" in told["reason"]
+
+
+def test_measured_costs_taken_from_rank_0(ran: Job) -> None:
+    assert ran.same("costs of rank 0")["agreed"]
+
+
+def test_graphs_compiled_in_different_order(ran: Job) -> None:
+    told = ran.same("different order")
+    assert sorted(told) == ["one", "other"]
+    assert not all(graph["agreed"] for graph in told.values())
+    assert not any(graph["missing"] for graph in told.values())
+
+
+def test_a_cache_hit_on_one_rank_and_a_miss_on_the_others(ran: Job) -> None:
+    assert [len(told) for told in ran.on("hit and miss")] == [2] * ran.last + [1]
+    assert all(told["agreed"] for rank in ran.on("hit and miss") for told in rank)
+
+
+def test_a_rank_that_comes_around_the_limit(ran: Job) -> None:
+    for told in zip(*ran.on("late"), strict=True):
+        assert all(one == told[0] for one in told)
+
+
+def test_a_run_has_one_token(ran: Job) -> None:
+    assert ran.same("token")
+
+
+def test_the_process_group_is_as_it_was(ran: Job) -> None:
+    assert ran.on("collectives still work") == [ran.last + 1] * (ran.last + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_rank_dies(ranks: int, tmp_path: Path) -> None:
+    ran = Job(job("one_dies", ranks, tmp_path))
+    assert ran.told[ran.last] is None
+    told = ran.same("died")
+    assert (told["agreed"], told["missing"], told["in_doubt"]) == (False, [ran.last], False)
+    assert told["reason"].startswith(f"rank {ran.last} has not shown the order for graph 'died' within 1 s.")
+
+
+@pytest.mark.slow
+def test_the_rank_that_serves_the_store_dies(tmp_path: Path) -> None:
+    (told,) = Job(job("server_dies", 2, tmp_path)).on("no store")
+    assert (told["agreed"], told["in_doubt"]) == (False, True)
+    assert "Is the process that serves the store" in told["reason"]

@@ -5,9 +5,10 @@
 groups are only names and sizes.
 
 The file is never imported or evaluated. It is parsed, and its parts are read by modules of one idea each:
-``dump_source`` (cut it up), ``dump_literals`` (arguments), ``dump_graph`` (nodes), ``dump_inputs`` (``load_args``),
-``dump_attributes`` (constants), ``dump_groups`` (process groups), ``dump_values`` (fake execution), ``dump_hops``
-(higher-order operators), ``dump_guess`` (sizes that only the data knows), put together by ``dump_loader``.
+``dump_file`` (its text), ``dump_source`` (cut it up), ``dump_literals`` (arguments), ``dump_graph`` (nodes),
+``dump_inputs`` (``load_args``), ``dump_attributes`` (constants), ``dump_groups`` (process groups), ``dump_values``
+(fake execution), ``dump_hops`` (higher-order operators), ``dump_guess`` (sizes that only the data knows),
+``dump_missing`` (what to do where a shape cannot be found), put together by ``dump_loader``.
 """
 
 import warnings
@@ -69,7 +70,8 @@ def load_dump(
     """Load a dump, plain or gzipped.
 
     Args:
-        path: A file as torch writes it: ``class Repro``, ``load_args(reader)``.
+        path: A file as torch writes it: ``class Repro``, ``load_args(reader)``. Or a graph as torch prints it to read
+            (tlparse: ``aot_forward_graph``), shapes and devices in annotations: each input then has its own storage.
         groups: Size of a process group, or its ranks, by name. Needed only where the file does not say it.
         sizes: Sizes that only the data knows, by the name of the symbol (``u0``) or of the node that reads it.
             Without it, one size is taken for all: that of an all_to_all spread evenly, the first found with which

@@ -133,13 +133,15 @@ def _block_end(lines: Sequence[str], start: int, indent: int) -> int:
 
 def _parse(path: str, lines: Sequence[str], start: int, end: int, indent: int) -> list[ast.stmt]:
     """Parse lines [start, end) with `indent` columns taken off; line numbers are those of the file."""
-    text = "\n" * start + "\n".join(line[indent:] for line in lines[start:end])
+    text = "\n".join(line[indent:] for line in lines[start:end])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the dump's own strings, such as invalid escapes
         try:
-            return ast.parse(text).body
+            tree = ast.parse(text)
+            ast.increment_lineno(tree, start)
+            return tree.body
         except SyntaxError as error:
-            line, reason = error.lineno or start + 1, error.msg
+            line, reason = start + (error.lineno or 1), error.msg
         except (ValueError, RecursionError, MemoryError) as error:
             line, reason = start + 1, str(error) or type(error).__name__
     shown = lines[line - 1].strip()[:80] if line <= len(lines) else ""

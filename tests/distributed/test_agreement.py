@@ -30,6 +30,16 @@ class Clock:
         self.meanwhile()
 
 
+def once(results: list[Agreement], call: Callable[[], Agreement]) -> Callable[[], None]:
+    """Another rank that does one thing while this one sleeps for the first time."""
+
+    def meanwhile() -> None:
+        if not results:
+            results.append(call())
+
+    return meanwhile
+
+
 def joined(
     store: Any, rank: int, clock: Clock | None = None, world_size: int = 2, mine: Any = A, **how: Any
 ) -> Agreement:
@@ -52,8 +62,8 @@ def test_a_place_given_by_halves(given: dict[str, Any]) -> None:
 
 
 def test_the_other_rank_comes_while_this_one_waits() -> None:
-    store, others = MemoryStore(), []
-    clock = Clock(lambda: others or others.append(joined(store, 1)))
+    store, others = MemoryStore(), list[Agreement]()
+    clock = Clock(once(others, lambda: joined(store, 1)))
     first = joined(store, 0, clock)
     assert first.agreed
     assert others[0].agreed
@@ -61,8 +71,8 @@ def test_the_other_rank_comes_while_this_one_waits() -> None:
 
 
 def test_both_ranks_are_told_who_differs_in_what() -> None:
-    store, others = MemoryStore(), []
-    clock = Clock(lambda: others or others.append(joined(store, 1, mine=OTHER_OPTIONS)))
+    store, others = MemoryStore(), list[Agreement]()
+    clock = Clock(once(others, lambda: joined(store, 1, mine=OTHER_OPTIONS)))
     first = joined(store, 0, clock)
     assert first.verdict == others[0].verdict
     assert first.verdict.differs == {"options": ((0,), (1,))}
@@ -98,16 +108,16 @@ def test_a_rank_that_never_comes_costs_the_limit_once_and_a_tenth_of_it_later() 
 
 def test_the_same_graph_again_meets_the_recorded_decision_without_waiting() -> None:
     store, clock = MemoryStore(), Clock()
-    others: list[Agreement] = []
-    clock.meanwhile = lambda: others or others.append(joined(store, 1))
+    others = list[Agreement]()
+    clock.meanwhile = once(others, lambda: joined(store, 1))
     assert joined(store, 0, clock).agreed
     clock.meanwhile = lambda: pytest.fail("the second time nobody waits")
     assert joined(store, 0, clock).agreed
 
 
 def test_some_ranks_agree_without_the_others() -> None:
-    store, others = MemoryStore(), []
-    clock = Clock(lambda: others or others.append(joined(store, 3, world_size=4, ranks=[3, 1])))
+    store, others = MemoryStore(), list[Agreement]()
+    clock = Clock(once(others, lambda: joined(store, 3, world_size=4, ranks=[3, 1])))
     assert joined(store, 1, clock, world_size=4, ranks=[1, 3]).agreed
     assert not joined(store, 1, world_size=4).agreed  # all four are another set
     with pytest.raises(OptionsError) as caught:

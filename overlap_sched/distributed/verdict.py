@@ -65,8 +65,9 @@ def absent(missing: Sequence[int], name: str, limit_s: float) -> Verdict:
     """The verdict when some ranks did not come within the limit (seconds)."""
     verb = "has" if len(missing) == 1 else "have"
     reason = (
-        f"{ranks_text(missing)} {verb} not shown the order for graph {name!r} within {limit_s:g} s. Such a rank has died, "
-        "compiles other graphs, is slower than that, or took the graph from a cache: see docs/agreement.md."
+        f"{ranks_text(missing)} {verb} not shown the order for graph {name!r} within {limit_s:g} s. "
+        "Such a rank has died, compiles other graphs, is slower than that, or took the graph from a cache: see "
+        "docs/agreement.md."
     )
     return Verdict(agreed=False, reason=reason, missing=tuple(missing))
 

@@ -211,8 +211,10 @@ class _Reader:
                 r.notes["wait_outside"] += 1
 
     def _keeps_of_subgraphs(self, node: fx.Node) -> Keeps:
-        """A subgraph that does more than compute makes the node that runs it a barrier."""
+        """A subgraph that does more than compute, or is not at hand, makes the node that runs it a barrier."""
         keeps = Keeps.NOTHING
+        # what flex attention runs are functions of scores and indices: pure, whether at hand or not
+        pure = is_higher_order(node.target, "flex_attention", "flex_attention_backward")
         for n in node.all_input_nodes:
             attribute = attribute_of(n)
             if isinstance(attribute, fx.GraphModule):
@@ -220,8 +222,9 @@ class _Reader:
                 keeps = max([keeps, *inner.keeps.values()])
                 if inner.writes or any(facts.comm for facts in inner.facts):
                     keeps = Keeps.BARRIER
-            elif n.op == "get_attr" and attribute is None:  # a graph without its module
+            elif n.op == "get_attr" and (attribute is None or (isinstance(attribute, torch.nn.Module) and not pure)):
                 keeps = Keeps.BARRIER
+                self.reading.notes["unknown_op"] += 1
         return keeps
 
 

@@ -232,6 +232,19 @@ def test_a_node_with_a_subgraph_does_what_the_subgraph_does(inner: Any, keeps: s
     assert {pair for pair in hazards_of(b.done(x, root=root)) if pair[1] == "run"} == expected[keeps]
 
 
+@pytest.mark.parametrize(("operator_name", "barrier"), [("invoke_subgraph", True), ("flex_attention", False)])
+def test_a_subgraph_that_is_not_at_hand_is_unknown_but_for_what_must_be_pure(operator_name: str, barrier: bool) -> None:
+    root = torch.nn.Module()
+    root.body = torch.nn.Module()  # what a dump that lacks the body has in its place
+    b = Builder()
+    x = b.input("x")
+    b.call("write", ATEN.add_.Tensor, b.input("y"), 1)
+    b.call("run", getattr(torch.ops.higher_order, operator_name), b.graph.get_attr("body"), "body", x)
+    gm = b.done(x, root=root)
+    assert (("write", "run") in hazards_of(gm)) == barrier
+    assert lift(gm).notes.get("unknown_op", 0) == int(barrier)
+
+
 def test_an_alias_that_the_schema_does_not_tell_is_a_write() -> None:
     b = Builder()
     x, buffer = b.input("x"), b.input("buffer")

@@ -69,7 +69,8 @@ def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int
     compute_us, stream_us = simple_bounds_us(problem)
     bound_us = max(compute_us, stream_us)
     close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
-    best, work, policies = None, Work(), TAIL_STANDS
+    best, work = None, Work()
+    policies: tuple[Policy, ...] = TAIL_STANDS
     for k in range(options.effort * min(max(RUN_NODES // len(problem.nodes), 1), MOST_RUNS)):
         if step_us <= bound_us * close:
             break

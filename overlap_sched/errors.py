@@ -126,3 +126,7 @@ class NotUnderstoodError(OverlapSchedError, RuntimeError):
 
 class AgreementError(OverlapSchedError, RuntimeError):
     """``strict=True`` and the ranks do not agree on an order, or cannot find out whether they do."""
+
+
+class CheckpointError(OverlapSchedError, ValueError):
+    """A training checkpoint cannot be written or read, or is of another configuration."""

@@ -1,0 +1,107 @@
+"""The command line of ``scripts/train.py``; options of the scheduler have the names of :class:`overlap_sched.Options`."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from llama_repro.training.schedulers import SCHEDULERS, Scheduler
+from llama_repro.training.sharding import KINDS, Kind
+from llama_repro.training.sizes import SIZES
+from llama_repro.training.world import DeviceChoice
+from overlap_sched.errors import OptionsError
+from overlap_sched.options import Options
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A training run, as asked for; see the help of each option."""
+
+    model: str
+    data: str
+    sharding: Kind
+    tp: int
+    dtype: str
+    device: DeviceChoice
+    batch: int | None
+    sequence: int | None
+    accumulate: int
+    steps: int
+    lr: float
+    seed: int
+    scheduler: Scheduler
+    options: Options
+    costs: str
+    predict: bool
+    measure: bool
+    checkpoint: Path | None
+    checkpoint_every: int
+    json: Path | None
+
+
+def parse(given: list[str] | None = None) -> Arguments:
+    """Read the command line.
+
+    Raises:
+        OptionsError: A value is out of range.
+    """
+    values = vars(_parser().parse_args(given))
+    for name in ("batch", "sequence", "accumulate", "steps", "tp"):
+        if values[name] is not None and values[name] < 1:
+            raise OptionsError(f"--{name} is {values[name]}; it is 1 or more.")
+    if values["checkpoint_every"] < 0:
+        raise OptionsError(f"--checkpoint-every is {values['checkpoint_every']}; it is 0 (at the end) or more.")
+    names = ("headroom", "budget", "memory_model", "preserve_collective_order", "effort", "strict", "agreement")
+    return Arguments(options=Options(**{name: values.pop(name) for name in names}), **values)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "train.py", description="Train a Llama whose collectives are in the compiled graphs, under torchrun."
+    )
+    _training(parser.add_argument_group("training"))
+    _scheduling(parser.add_argument_group("scheduling"))
+    _files(parser.add_argument_group("files"))
+    return parser
+
+
+def _training(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--model", default="tiny", metavar="SIZE", help=f"{', '.join(SIZES)} (default: tiny)")
+    add("--data", default="synthetic", metavar="synthetic|FILE", help="phrases from a seed, or a file's bytes")
+    add("--sharding", default="raw", choices=KINDS, help="functional collectives (default), DTensor, or FSDP x TP")
+    add("--tp", type=int, default=2, metavar="N", help="ranks of tensor parallelism with --sharding 2d (default: 2)")
+    add("--dtype", default="bf16", choices=("bf16", "fp32"), help="weights and gradients stay fp32 (default: bf16)")
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: a GPU for each rank, else the CPU")
+    add("--batch", type=int, metavar="N", help="sequences per rank and micro batch")
+    add("--sequence", type=int, metavar="N", help="tokens per sequence")
+    add("--accumulate", type=int, default=1, metavar="N", help="micro batches per step (default: 1)")
+    add("--steps", type=int, default=20, metavar="N", help="steps in all, those before a resume included (default: 20)")
+    add("--lr", type=float, default=3e-4, help="learning rate of AdamW (default: 3e-4)")
+    add("--seed", type=int, default=0, help="of the first weights and of the data")
+
+
+def _scheduling(group: argparse._ArgumentGroup) -> None:
+    add, default = group.add_argument, Options()
+    add("--scheduler", default="overlap_sched", choices=SCHEDULERS, help="who orders graphs (default: overlap_sched)")
+    add("--headroom", default=str(default.headroom), metavar="SIZE", help="bytes, 1GiB or 5%% above the original peak")
+    add("--budget", default=default.budget, choices=("peak", "profile"), help="what the headroom is added to")
+    add("--memory-model", default=default.memory_model, choices=("runtime", "tracker"), help="see Options")
+    add("--preserve-collective-order", default="none", choices=("none", "group", "all"), help="keep launch orders")
+    add("--effort", type=int, default=default.effort, metavar="N", help="scheduling runs, the best kept")
+    add("--strict", action="store_true", help="raise instead of keeping the original order")
+    add("--agreement", default=default.agreement, choices=("digest", "none"), help="compare orders among ranks")
+    add(
+        "--costs",
+        default="measured",
+        choices=("measured", "h100"),
+        help="times by which graphs are scheduled: of this machine (default), or of a node of eight H100",
+    )
+    add("--predict", action="store_true", help="with none and torch: read the graphs, so that figures can be compared")
+
+
+def _files(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--checkpoint", type=Path, metavar="DIR", help="save here, and resume from what is here")
+    add("--checkpoint-every", type=int, default=0, metavar="N", help="steps between two saves (default: at the end)")
+    add("--measure", action="store_true", help="profile one step more: exposed time and memory as they really were")
+    add("--json", type=Path, metavar="OUT", help="write losses, times and figures as JSON")

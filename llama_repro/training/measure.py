@@ -1,0 +1,137 @@
+"""What really ran: one step under PyTorch's profiler, read from its trace.
+
+- exposed time: on a CPU the time in ``wait_tensor``; on a GPU the time in which NCCL's kernels run and no others do.
+- memory: what the allocator reports, as growth since the entry of each compiled graph.
+- overlap: matrix products by how many collectives are in flight. The sum over matrix products of the collectives in
+  flight is the sum over collectives of the matrix products between launch and wait, so no pairs need be known.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+_GRAPH, _BACKWARD = "## Call CompiledFxGraph", "CompiledFunctionBackward"
+_LAUNCHES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single")
+_C10D = "_c10d_functional::"
+_MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product", "mkl::_mkl_linear", "mkldnn::_linear")
+_DEVICE_TYPES = {"cpu": 0, "cuda": 1}
+"""As c10::DeviceType counts them; of ``[memory]`` events."""
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One call of a compiled graph.
+
+    Attributes:
+        kind: ``"forward"`` or ``"backward"``.
+        growth_bytes: Most bytes allocated during it above those at its entry.
+        exposed_us: Time spent in its waits (on a CPU; ``None`` on a GPU, which runs behind).
+        collectives: How many it launched.
+        matmuls_in_between: Sum over its collectives of the matrix products between launch and wait, as executed.
+    """
+
+    kind: str
+    growth_bytes: int
+    exposed_us: float | None
+    collectives: int
+    matmuls_in_between: int
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """One step: its graphs in order, the most bytes allocated above those at its start, its exposed time."""
+
+    graphs: tuple[Graph, ...]
+    growth_bytes: int
+    exposed_us: float
+
+
+def profiled(step: Callable[[], object], device: torch.device) -> Profiled:
+    """Run ``step`` under the profiler."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities, profile_memory=True) as profiler:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return read_trace(json.loads(path.read_text())["traceEvents"], device.type)
+
+
+def read_trace(events: Iterable[Event], device: str) -> Profiled:
+    """Figures from the events of a Chrome trace of one step.
+
+    Args:
+        events: As ``profile.export_chrome_trace`` writes them; times in microseconds.
+        device: ``"cpu"`` or ``"cuda"``: whose memory and waits.
+    """
+    timed = sorted((e for e in events if "ts" in e and "name" in e), key=lambda e: (e["ts"], -e.get("dur", 0)))
+    memory = [e for e in timed if e["name"] == "[memory]" and e["args"]["Device Type"] == _DEVICE_TYPES[device]]
+    spans = [e for e in timed if e.get("ph") == "X"]
+    backwards = [e for e in spans if e["name"] == _BACKWARD]
+    graphs = tuple(
+        _graph(e, spans, memory, device, any(_within(e, b) for b in backwards))
+        for e in spans
+        if e["name"].startswith(_GRAPH)
+    )
+    if device == "cpu":
+        exposed_us = sum(e["dur"] for e in spans if e["name"] == _C10D + "wait_tensor")
+    else:
+        exposed_us = exposed_on_gpu(spans)
+    return Profiled(graphs, _growth(memory), exposed_us)
+
+
+def exposed_on_gpu(spans: Iterable[Event]) -> float:
+    """Microseconds in which kernels of NCCL run and no other kernel, copy or fill does."""
+    marks: list[tuple[float, int, int]] = []
+    for e in spans:
+        if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            kind = 0 if "nccl" in e["name"].lower() else 1
+            marks += [(e["ts"], kind, 1), (e["ts"] + e["dur"], kind, -1)]
+    running, since, exposed = [0, 0], 0.0, 0.0
+    for at, kind, change in sorted(marks):
+        if running[0] and not running[1]:
+            exposed += at - since
+        running[kind] += change
+        since = at
+    return exposed
+
+
+def _graph(span: Event, spans: Sequence[Event], memory: Sequence[Event], device: str, backward: bool) -> Graph:
+    inside = [e for e in spans if e["tid"] == span["tid"] and _within(e, span)]
+    first, last = span["ts"], span["ts"] + span["dur"]
+    in_flight = launched = between = 0
+    waited_us = 0.0
+    for e in inside:
+        name: str = e["name"]
+        if name.startswith(_C10D):
+            launch = name.removeprefix(_C10D).startswith(_LAUNCHES)
+            wait = name == _C10D + "wait_tensor"
+            in_flight += launch - wait
+            launched += launch
+            waited_us += e["dur"] if wait else 0.0
+        elif name.startswith(_MATMULS):
+            between += max(in_flight, 0)
+    growth = _growth([e for e in memory if first <= e["ts"] <= last])
+    return Graph(
+        "backward" if backward else "forward", growth, waited_us if device == "cpu" else None, launched, between
+    )
+
+
+def _growth(memory: Sequence[Event]) -> int:
+    """Most bytes above those before the first event."""
+    if not memory:
+        return 0
+    start = memory[0]["args"]["Total Allocated"] - memory[0]["args"]["Bytes"]
+    return max(0, max(e["args"]["Total Allocated"] for e in memory) - start)
+
+
+def _within(inner: Event, outer: Event) -> bool:
+    return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]

@@ -72,7 +72,7 @@ def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int
     best, work = None, Work()
     policies: tuple[Policy, ...] = TAIL_STANDS
     for k in range(options.effort * min(max(RUN_NODES // len(problem.nodes), 1), MOST_RUNS)):
-        if step_us <= bound_us * close:
+        if step_us <= bound_us * (close if k else 1):  # an original order is left alone only at the bound itself
             break
         reference = problem.original_order if best is None or k < len(policies) else best.order
         run = list_schedule(problem, reference, limit, policies[k % len(policies)], chains)

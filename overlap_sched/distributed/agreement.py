@@ -69,10 +69,10 @@ def agree(
 ) -> Agreement:
     """Compare this rank's digest with that of all others; every rank gets the same decision.
 
-    Call it once per graph and rank, whether or not scheduling succeeded there, as the last thing before the order is
-    used: whatever fails after it fails on one rank alone. It returns at the latest ``timeout_s`` after it was called
-    plus the time of a few store operations. Alone (no process group, one rank, torch's ``fake`` backend) a rank
-    agrees with itself.
+    Call it once per graph that has collectives, on every rank, whether or not scheduling succeeded there, as the last
+    thing before the order is used: whatever fails after it fails on one rank alone. It returns at the latest
+    ``timeout_s`` after it was called plus the time of a few store operations. Alone (no process group, one rank,
+    torch's ``fake`` backend) a rank agrees with itself.
 
     Args:
         mine: See :func:`~overlap_sched.distributed.digest.digest_of`.

@@ -2,15 +2,15 @@
 
 - :mod:`~overlap_sched.inductor.scheduler_pass`: behind Inductor's fusion, on its scheduler nodes; the default.
 - :mod:`~overlap_sched.inductor.post_grad`: on the FX graph that Inductor is about to lower.
-- :mod:`~overlap_sched.inductor.backend`: ``torch.compile(model, backend="overlap_sched")``, which does not lower.
+- :mod:`~overlap_sched.inductor.eager`: ``torch.compile(model, backend="overlap_sched")``, which does not lower.
 
-:mod:`~overlap_sched.inductor.switch` switches them on; :mod:`~overlap_sched.inductor.reports` says what became of each
-graph. torch's private names are used nowhere else in this package, and behind fusion only in
+:mod:`~overlap_sched.inductor.switch` switches them on; :mod:`~overlap_sched.inductor.reporting` says what became of
+each graph. torch's private names are used nowhere else in this package, and behind fusion only in
 :mod:`~overlap_sched.inductor.private`, which knows the versions.
 """
 
-from overlap_sched.inductor.backend import backend
-from overlap_sched.inductor.reports import GraphReport, clear_reports, reports
+from overlap_sched.inductor.eager import backend
+from overlap_sched.inductor.reporting import GraphReport, clear_reports, reports
 from overlap_sched.inductor.switch import disable, enable, enabled, inductor_options
 
 __all__ = ["GraphReport", "backend", "clear_reports", "disable", "enable", "enabled", "inductor_options", "reports"]

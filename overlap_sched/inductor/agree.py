@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from overlap_sched.errors import AgreementError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.reports import several_ranks, warn
+from overlap_sched.inductor.reporting import several_ranks, warn
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 

@@ -42,6 +42,8 @@ class Buffers:
         producer: Per buffer, the position of the scheduler node that gives it.
         inputs: The storages of inputs and constants, in their order.
         in_place: Per position, storages that it writes over: it is their last reader in any order.
+        overwrites: The same as pairs of buffers: what is written over, and by what.
+        internal: Buffers that never leave a fused kernel.
     """
 
     roots: dict[str, Roots] = field(default_factory=dict)
@@ -50,6 +52,8 @@ class Buffers:
     producer: dict[str, int] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     in_place: dict[int, list[str]] = field(default_factory=dict)
+    overwrites: list[tuple[str, str]] = field(default_factory=list)
+    internal: set[str] = field(default_factory=set)
 
     def of(self, name: str) -> Roots:
         """The storages of a name.
@@ -74,6 +78,7 @@ def read_buffers(snodes: Sequence[Any], reading: Reading, notes: Counter[str]) -
             buffers.producer[out.get_name()] = at
     for at, snode in enumerate(snodes):
         internal = _internal_names(snode)
+        buffers.internal |= internal
         for member in members(snode):
             for out in member.get_outputs():
                 _read_output(buffers, at, out, internal, notes)
@@ -170,13 +175,14 @@ def _read_in_place(b: Buffers, at: int, member: Any, internal: frozenset[str], n
             continue
         for read in member.read_writes.reads:
             source = _overwritable(member, read, taken)
-            if source is None or b.roots.get(read.name) != (read.name,) or read.name in b.inputs:
+            if source is None or len(b.of(read.name)) != 1 or b.of(read.name)[0] in b.inputs:
                 continue
             if can_match_buffer_size(source.node, out.node):
                 taken.add(read.name)
                 b.roots[name] = b.roots[read.name]
                 del b.nbytes[name], b.maker[name]
-                b.in_place.setdefault(at, []).append(read.name)
+                b.in_place.setdefault(at, []).append(b.roots[name][0])
+                b.overwrites.append((read.name, name))
                 notes["in_place"] += 1
                 break
 

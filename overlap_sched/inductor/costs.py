@@ -1,8 +1,8 @@
 """What Inductor's kernels cost: from the FX nodes that they came from, and the bytes that they really move.
 
 An extern kernel costs what its FX node costs. A fused kernel does not write what stays inside it, so its bytes are
-those of the buffers that it reads and writes, and its operations those of the nodes that it was made for. A collective costs
-what its FX node costs.
+those of the buffers that it reads and writes, and its operations those of the nodes that it was made for. A collective
+costs what its FX node costs.
 """
 
 from collections import Counter

@@ -7,7 +7,7 @@ from overlap_sched.fx.apply import Report, schedule_graph
 from overlap_sched.fx.reorder import reorder
 from overlap_sched.inductor.agree import settle
 from overlap_sched.inductor.identity import Settings
-from overlap_sched.inductor.reports import GraphReport, Stage, keep, no_collectives, warn
+from overlap_sched.inductor.reporting import GraphReport, Stage, keep, no_collectives, warn
 
 
 def schedule_fx(gm: fx.GraphModule | fx.Graph, name: str, stage: Stage, settings: Settings) -> None:

@@ -1,8 +1,8 @@
 """What must keep its order among scheduler nodes: torch's own dependencies, and hazards found from the storages.
 
 torch chains all collectives in the order of the FX graph by dependencies that carry no data; since a wait renames what
-it waits for, each launch even comes after the wait of the one before, and nothing can overlap. These alone are left out;
-whatever they may have covered besides is found again from the storages: read after write, write after read, write
+it waits for, each launch even comes after the wait of the one before, and nothing can overlap. These alone are left
+out; whatever they may have covered besides is found again from the storages: read after write, write after read, write
 after write, as they are in the order given.
 """
 

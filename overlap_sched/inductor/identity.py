@@ -16,7 +16,7 @@ import torch
 import overlap_sched
 from overlap_sched.cost import CostModel
 from overlap_sched.fx.costs import Cost
-from overlap_sched.inductor.reports import several_ranks
+from overlap_sched.inductor.reporting import several_ranks
 from overlap_sched.options import Options
 
 

@@ -28,14 +28,16 @@ class LiftedKernels:
         problem: What is to be scheduled, in the ``runtime`` memory model.
         snodes: Per problem id its scheduler node; ``None`` for inputs and the output.
         notes: Counts, as in :class:`overlap_sched.fx.lift.Lifted`; besides: ``buffers``; ``in_place``: kernels that
-            write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order of
-            the FX graph, and each behind the wait of the one before: these are what we are here to replace;
+            write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
+            of the FX graph, and each behind the wait of the one before: these are what we are here to replace;
             ``bytes_failed``: torch's estimate of a kernel's bytes raised.
+        buffers: What stands behind the names of buffers.
     """
 
     problem: Problem
     snodes: tuple[Any | None, ...]
     notes: Mapping[str, int]
+    buffers: Buffers
 
     def reordered(self, order: Sequence[int]) -> list[Any]:
         """The scheduler nodes in an order of the problem."""
@@ -56,8 +58,8 @@ def lift_kernels(
 
     Args:
         snodes: What the pass was given.
-        cost: Microseconds of an FX node, or ``None`` to leave it to ``model``; of a fused kernel, the times of the nodes
-            that it came from are added up.
+        cost: Microseconds of an FX node, or ``None`` to leave it to ``model``; of a fused kernel, the times of the
+            nodes that it came from are added up.
         model: Cost model; an H100 in nodes of eight by default.
         ranks_per_node: Consecutive ranks that share a node.
         name: Name of the problem.
@@ -100,7 +102,7 @@ def lift_kernels(
     groups = {k: g for k, g in costs.groups.items() if k in used}
     problem = Problem(name, tuple(nodes), storages, groups, "runtime")
     snodes_of = (*[None] * shift, *snodes, None)
-    return LiftedKernels(problem, snodes_of, {k: n for k, n in sorted(notes.items()) if n})
+    return LiftedKernels(problem, snodes_of, {k: n for k, n in sorted(notes.items()) if n}, buffers)
 
 
 def _inputs(buffers: Buffers, freeable: set[str]) -> tuple[list[Node], dict[str, int]]:

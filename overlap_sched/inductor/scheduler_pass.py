@@ -16,9 +16,8 @@ from overlap_sched.errors import NotUnderstoodError, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import settle
 from overlap_sched.inductor.identity import Settings, uuid
-from overlap_sched.inductor.reports import GraphReport, keep, no_collectives, warn
+from overlap_sched.inductor.reporting import GraphReport, keep, no_collectives, warn
 from overlap_sched.inductor.versions import check_torch
-from overlap_sched.problem import Problem
 from overlap_sched.schedule import schedule
 
 if TYPE_CHECKING:
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class _Planned(NamedTuple):
-    """What this rank would do by itself: a report, the problem if the graph could be lifted, the nodes in order."""
+    """What this rank would do by itself: a report, the graph if it could be lifted, the nodes in order."""
 
     report: Report
-    problem: Problem | None
+    lifted: "LiftedKernels | None"
     ordered: list[Any]
 
 
@@ -52,12 +51,15 @@ class SchedulerPass:
         """
         original = list(snodes)
         planned = self._planned(original)
-        report = settle(planned.report, planned.problem, self.settings.options)
+        report = settle(planned.report, planned.lifted.problem if planned.lifted else None, self.settings.options)
         keep(GraphReport(report.name, "inductor", report, self.settings.notes))
-        return planned.ordered if report.changed else original
+        if not report.changed or planned.lifted is None:
+            return original
+        _tell_planner(planned.ordered, planned.lifted)
+        return planned.ordered
 
     def _planned(self, snodes: list[Any]) -> "_Planned":
-        name, problem = "a graph", None
+        name, lifted = "a graph", None
         try:
             check_torch()
             from overlap_sched.inductor import private
@@ -68,14 +70,13 @@ class SchedulerPass:
                 return _Planned(no_collectives(name), None, snodes)
             began = time.perf_counter()
             lifted = lift_kernels(snodes, name=name, **self.settings.costs)
-            problem = lifted.problem
             return self._scheduled(snodes, lifted, time.perf_counter() - began)
         except Exception as error:  # a pass that fails must not take the compilation with it
             reason = f"{type(error).__name__}: {error}"
             if self.settings.options.strict:
                 raise VerificationError(f"scheduling {name!r} failed: {reason}") from error
             warn(f"overlap_sched leaves {name!r} as it was: {reason}")
-            return _Planned(Report(name, reason=reason), problem, snodes)
+            return _Planned(Report(name, reason=reason), lifted, snodes)
 
     def _scheduled(self, snodes: list[Any], lifted: "LiftedKernels", lift_s: float) -> "_Planned":
         problem = lifted.problem
@@ -83,11 +84,11 @@ class SchedulerPass:
         if plan.order == problem.original_order:
             reason = plan.fell_back or "no better order was found"
             report = Report(problem.name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
-            return _Planned(report, problem, snodes)
+            return _Planned(report, lifted, snodes)
         began = time.perf_counter()
         ordered = _put_in_order(snodes, lifted, plan.order)
         reorder_s = time.perf_counter() - began
-        return _Planned(Report(problem.name, plan, True, None, lifted.notes, lift_s, reorder_s), problem, ordered)
+        return _Planned(Report(problem.name, plan, True, None, lifted.notes, lift_s, reorder_s), lifted, ordered)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.identity.uuid`.
@@ -120,3 +121,14 @@ def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequenc
     if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
         raise NotUnderstoodError(f"the order has {len(ordered)} nodes, the graph {len(snodes)}, or not the same ones.")
     return ordered
+
+
+def _tell_planner(ordered: Sequence[Any], lifted: "LiftedKernels") -> None:
+    try:
+        from overlap_sched.inductor.planner import tell_sizes
+
+        tell_sizes(ordered, lifted.buffers)
+    except Exception as error:  # torch's estimate stays as it was
+        warn(
+            f"overlap_sched could not tell torch the sizes in {lifted.problem.name!r}: {type(error).__name__}: {error}"
+        )

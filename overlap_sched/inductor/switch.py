@@ -20,7 +20,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.identity import Settings
 from overlap_sched.inductor.post_grad import PostGradPass
-from overlap_sched.inductor.reports import warn
+from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.options import Options
 
@@ -53,8 +53,8 @@ def inductor_options(
         options: How to schedule; ``None``: the defaults (zero headroom).
         stage: ``"inductor"`` (default): behind fusion, where an order survives to the generated code. ``"post_grad"``:
             on the FX graph before lowering.
-        cost: Microseconds of an FX node, or ``None`` to leave it to ``model``. With a function torch compiles without its
-            caches, unless it has a ``uuid()``.
+        cost: Microseconds of an FX node, or ``None`` to leave it to ``model``. With a function torch compiles without
+            its caches, unless it has a ``uuid()``.
         model: Cost model; an H100 in nodes of eight by default.
         ranks_per_node: Consecutive ranks that share a node.
 

@@ -1,0 +1,75 @@
+"""Compiled once, looked at by many tests."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch._inductor.utils import run_and_get_code
+
+import overlap_sched
+from overlap_sched.inductor.reporting import GraphReport
+from tests.inductor.models import Net, played_ranks, step
+
+with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import torch._inductor.compile_fx
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[None]:
+    """A process group in which this process plays two ranks."""
+    with played_ranks():
+        yield
+
+
+@pytest.fixture
+def clean(ranks: None) -> Iterator[None]:
+    """Nothing compiled, nothing reported, nothing switched on, no caches; and so again afterwards."""
+    _forget()
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    torch._dynamo.reset()
+    overlap_sched.disable()
+    overlap_sched.clear_reports()
+
+
+class Compiled(NamedTuple):
+    """A step of the model: results, the code of its forward and backward, the reports on both."""
+
+    results: list[torch.Tensor]
+    code: list[str]
+    reports: tuple[GraphReport, ...]
+
+
+def compiled_step(model: torch.nn.Module | None = None, **compile_arguments: Any) -> Compiled:
+    """Compile a model anew, without caches, and run one step."""
+    _forget()
+    model = model or Net()
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        compiled = torch.compile(model, fullgraph=True, **compile_arguments)
+        results, code = run_and_get_code(step, model, compiled)
+    return Compiled(results, code, overlap_sched.reports())
+
+
+@pytest.fixture(scope="module")
+def plain(ranks: None) -> Compiled:
+    """Compiled by Inductor without us."""
+    return compiled_step()
+
+
+@pytest.fixture(scope="module")
+def ours(ranks: None) -> Compiled:
+    """Compiled by Inductor, scheduled behind fusion with room to move."""
+    return compiled_step(options=overlap_sched.inductor_options(overlap_sched.Options(headroom="20%", strict=True)))
+
+
+@pytest.fixture(scope="module")
+def at_zero(ranks: None) -> Compiled:
+    """The same at zero headroom."""
+    return compiled_step(options=overlap_sched.inductor_options(overlap_sched.Options(strict=True)))

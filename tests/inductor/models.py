@@ -1,0 +1,68 @@
+"""Small sharded models, and a process group in which one process plays two ranks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
+
+RANKS = 2
+
+
+@contextmanager
+def played_ranks() -> Iterator[None]:
+    """torch's ``fake`` process group: collectives return what this rank gives them, so results can be compared."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def gathered(shard: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
+    """A whole weight from its shards; its gradient comes back by a reduce_scatter."""
+    functional = torch.ops._c10d_functional
+    return functional.wait_tensor(functional.all_gather_into_tensor(shard, ranks, group))
+
+
+class Block(nn.Module):
+    """A norm and two sharded matrices: kernels that are fused, matmuls, collectives in both directions."""
+
+    def __init__(self, width: int, ranks: int) -> None:
+        super().__init__()
+        self.ranks = ranks
+        self.up = nn.Parameter(torch.randn(width // ranks, 2 * width) / width**0.5)
+        self.down = nn.Parameter(torch.randn(2 * width // ranks, width) / width**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        group = dist.group.WORLD.group_name
+        hidden = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        hidden = torch.nn.functional.silu(hidden @ gathered(self.up, group, self.ranks))
+        return x + hidden @ gathered(self.down, group, self.ranks)
+
+
+class Net(nn.Module):
+    """Blocks whose gathered weights are gathered again in the backward."""
+
+    def __init__(self, blocks: int = 3, width: int = 32, ranks: int = RANKS) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block(width, ranks) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x.square().sum()
+
+
+def step(model: nn.Module, compiled: Any, width: int = 32) -> list[torch.Tensor]:
+    """Loss and gradients of one step on the same data each time."""
+    model.zero_grad(set_to_none=True)
+    x = torch.linspace(-1, 1, 16 * width).reshape(16, width).requires_grad_()
+    loss = compiled(x)
+    loss.backward()
+    return [loss.detach(), x.grad, *(p.grad for p in model.parameters())]

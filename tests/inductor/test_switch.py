@@ -1,0 +1,137 @@
+"""On, off, nested, with other passes around: every setting comes back."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import config
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.cost import Roofline
+from overlap_sched.errors import OptionsError, OverlapSchedWarning
+from overlap_sched.inductor.post_grad import PostGradPass
+from overlap_sched.inductor.scheduler_pass import SchedulerPass
+from overlap_sched.inductor.switch import current_settings
+
+PASSES = "reorder_for_compute_comm_overlap_passes"
+OVERLAP = "aten_distributed_optimizations.enable_overlap_scheduling"
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+def all_settings() -> dict[str, Any]:
+    return dict(config.get_config_copy())
+
+
+def their_pass(nodes: list[Any]) -> list[Any]:
+    return nodes
+
+
+def test_off_again_restores_every_setting() -> None:
+    with config.patch({PASSES: ["sink_waits"], "reorder_for_compute_comm_overlap": True, OVERLAP: True}):
+        before = all_settings()
+        with overlap_sched.enabled():
+            assert all_settings() != before
+        assert all_settings() == before
+        overlap_sched.enable()
+        overlap_sched.enable(Options(headroom="1GiB"), stage="post_grad")
+        overlap_sched.disable()
+        assert all_settings() == before
+        overlap_sched.disable()
+        assert all_settings() == before
+
+
+def test_an_error_in_the_block_restores_them_too() -> None:
+    before = all_settings()
+    with pytest.raises(ZeroDivisionError), overlap_sched.enabled():
+        _ = 1 / 0
+    assert all_settings() == before
+    assert current_settings() is None
+
+
+def test_blocks_nest_and_the_inner_one_counts() -> None:
+    with overlap_sched.enabled(Options(headroom=1)):
+        with overlap_sched.enabled(Options(headroom=2)):
+            (only,) = getattr(config, PASSES)
+            assert only.settings.options.headroom == 2
+        (only,) = getattr(config, PASSES)
+        assert only.settings.options.headroom == 1
+
+
+def test_torchs_reorderers_are_off_and_the_report_says_so() -> None:
+    settings = {PASSES: ["sink_waits", their_pass], "reorder_for_compute_comm_overlap": True, OVERLAP: True}
+    with config.patch(settings), overlap_sched.enabled():
+        assert getattr(config, PASSES)[0] is their_pass  # a user's own runs before ours
+        assert isinstance(getattr(config, PASSES)[1], SchedulerPass)
+        assert config.aten_distributed_optimizations.enable_overlap_scheduling is False
+        notes = current_settings()
+    assert notes is not None
+    assert notes.notes == (
+        "torch's aten_distributed_optimizations.enable_overlap_scheduling is off",
+        "torch's pass 'sink_waits' is off",
+        "their_pass runs before",
+    )
+
+
+def test_passes_that_were_off_stay_off() -> None:
+    with config.patch({PASSES: [their_pass], "reorder_for_compute_comm_overlap": False}):
+        options = overlap_sched.inductor_options()
+    (only,) = options[PASSES]
+    assert isinstance(only, SchedulerPass)
+
+
+def test_options_for_torch_compile_are_settings_that_torch_knows() -> None:
+    before = all_settings()
+    for stage in ("inductor", "post_grad"):
+        assert overlap_sched.inductor_options(stage=stage).keys() <= before.keys()  # type: ignore[arg-type]
+    assert all_settings() == before
+
+
+def test_a_post_grad_pass_that_was_there_runs_first() -> None:
+    class Theirs(torch._inductor.custom_graph_pass.CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            seen.append("theirs")
+
+        def uuid(self) -> str:
+            return "theirs"
+
+    seen: list[str] = []
+    graph = torch.fx.Graph()
+    graph.output(())
+    with config.patch({"post_grad_custom_post_pass": Theirs()}):
+        ours = overlap_sched.inductor_options(stage="post_grad")["post_grad_custom_post_pass"]
+    assert isinstance(ours, PostGradPass)
+    ours(graph)
+    assert seen == ["theirs"]
+    assert str(ours.uuid()).startswith("theirs ")
+
+
+def test_deterministic_mode_is_told() -> None:
+    message = (
+        "overlap_sched cannot run: torch._inductor.config.deterministic is on, with which torch runs no pass behind "
+        "fusion, so orders stay as they are. Turn it off, or schedule before lowering (stage='post_grad')."
+    )
+    with config.patch(deterministic=True), pytest.warns(OverlapSchedWarning, match=re.escape(message)):
+        overlap_sched.inductor_options()
+
+
+def test_the_tracker_model_does_not_go_behind_fusion() -> None:
+    with pytest.raises(OptionsError) as error:
+        overlap_sched.enable(Options(memory_model="tracker"))
+    assert str(error.value) == (
+        "memory_model is 'tracker', but behind Inductor's fusion memory is counted as it is at run time. "
+        "Leave it at 'runtime', or schedule before lowering (stage='post_grad')."
+    )
+    assert overlap_sched.inductor_options(Options(memory_model="tracker"), stage="post_grad")
+
+
+def test_stages_have_two_names() -> None:
+    with pytest.raises(OptionsError, match=re.escape("stage is 'fx'; it is 'inductor' or 'post_grad'.")):
+        overlap_sched.inductor_options(stage="fx")  # type: ignore[arg-type]
+
+
+def test_a_cost_model_goes_along() -> None:
+    (only,) = overlap_sched.inductor_options(model=Roofline(), ranks_per_node=4)[PASSES]
+    assert only.settings.costs == {"cost": None, "model": Roofline(), "ranks_per_node": 4}

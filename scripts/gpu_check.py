@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Run a Llama's backward graph on one GPU in several orders: time and memory against what was predicted.
+
+    scripts/gpu_check.py                          4 layers of llama3-8b: original order, ours, torch's
+    scripts/gpu_check.py --json record.json       also a record with date, hardware and versions
+    scripts/gpu_check.py --device cpu             its logic without a GPU, on the tiny model: nothing is timed
+
+Collectives are played: a copy and a wait of the length that the cost model says, on a stream per process group. The
+plug-in of torch.compile runs besides, in a real process group of one rank (NCCL; gloo on the CPU).
+Exit status: 0, also where there is no GPU; 1 where bytes are not those predicted, or the plug-in changed a result; 2
+for wrong usage.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from llama_repro.configs import CONFIGS, find_config
+from llama_repro.gpu.check import ORDERS, check
+from llama_repro.gpu.plugin import PluginCheck, check_plugin
+from llama_repro.gpu.table import broken, hardware_of, record, table_of
+from overlap_sched.errors import OverlapSchedError
+from overlap_sched.report.files import check_writable, write_file
+from overlap_sched.report.progress import progress
+
+_WIDTH = 132
+"""Columns that the table needs; a narrower terminal wraps its lines, so that no figure is cut off."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU: nothing measured (--device cpu runs the logic without one)")
+        return 0
+    try:
+        return _run(options)
+    except OverlapSchedError as error:
+        Console(stderr=True).print(f"gpu_check: {error}", style="red", markup=False, highlight=False)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--config", choices=list(CONFIGS), help="which model (default: llama3-8b; on the CPU: tiny)")
+    parser.add_argument("--layers", type=_count, help="how many of its layers (default: 4; on the CPU: all)")
+    parser.add_argument(
+        "--orders", nargs="+", choices=ORDERS, default=ORDERS, help="which orders; the original one always runs"
+    )
+    parser.add_argument("--headroom", default="0", help="of ours: bytes, 1GiB, 5%% (default: 0)")
+    parser.add_argument("--repeat", type=_count, default=7, help="timed runs of each order (default: 7)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
+    parser.add_argument("--no-plugin", action="store_true", help="leave out the plug-in of torch.compile")
+    parser.add_argument("--json", metavar="OUT", type=Path, help="write a record")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.json:
+        check_writable(options.json)
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    config = find_config(options.config or ("llama3-8b" if options.device == "cuda" else "tiny"))
+    layers = options.layers or (4 if options.device == "cuda" else config.layers)
+    plugin: PluginCheck | None = None
+    with progress() as step:
+        checked = check(
+            replace(config, layers=layers),
+            options.orders,
+            device,
+            repeat=options.repeat,
+            headroom=options.headroom,
+            progress=step,
+        )
+        if not options.no_plugin:
+            step("compiling with and without the plug-in")
+            plugin = check_plugin(device)
+    console = Console(width=max(Console().width, _WIDTH))
+    console.print(table_of(checked, f"{hardware_of(device)}, torch {torch.__version__}"), highlight=False)
+    for line in (*checked.remarks, *_said(plugin)):
+        console.print(line, markup=False, highlight=False)
+    if options.json:
+        write_file(options.json, json.dumps(record(checked, plugin, device), indent=1).encode())
+    failures = [text for row in checked.rows if (text := broken(row)) is not None]
+    if plugin is not None and not plugin.same_results:
+        failures.append("the plug-in changed a result")
+    for text in failures:
+        console.print(f"FAILED {text}", style="red", markup=False, highlight=False)
+    return 1 if failures else 0
+
+
+def _said(plugin: PluginCheck | None) -> list[str]:
+    if plugin is None:
+        return []
+    same = "bitwise equal" if plugin.same_results else "NOT equal"
+    head = f"torch.compile with {plugin.backend}, one rank: results with and without overlap_sched are {same}; "
+    return [head + f"{plugin.changed} graphs reordered", *(f"  {line}" for line in plugin.lines)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The GPU check's logic without a GPU: on the CPU, and on a GPU that only keeps time."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from llama_repro.capture import captured  # noqa: E402
+from llama_repro.configs import find_config  # noqa: E402
+from llama_repro.gpu.check import Row, check  # noqa: E402
+from llama_repro.gpu.program import Program, play  # noqa: E402
+from llama_repro.gpu.streams import EmulatedStreams  # noqa: E402
+from llama_repro.gpu.table import broken  # noqa: E402
+from llama_repro.gpu.values import live_bytes, random_inputs, same_bits  # noqa: E402
+from overlap_sched.fx import lift  # noqa: E402
+from overlap_sched.liveness import memory_profile  # noqa: E402
+from overlap_sched.options import Options  # noqa: E402
+from overlap_sched.problem import Kind  # noqa: E402
+from overlap_sched.schedule import schedule  # noqa: E402
+from scripts.gpu_check import main  # noqa: E402
+from tests.gpu.simulated import COPY_US, simulate  # noqa: E402
+
+CPU = torch.device("cpu")
+ONE_LAYER = replace(find_config("tiny"), layers=1)
+
+
+@pytest.fixture(scope="module", params=["tiny", "tiny-2d"])
+def lifted(request):
+    """A backward graph of one layer, lifted."""
+    with captured(replace(find_config(request.param), layers=1)) as graphs:
+        return lift(graphs.backward, name=request.param)
+
+
+def run(lifted, order, observe=None):
+    placeholders = [node for node in lifted.nodes if node.op == "placeholder"]
+    inputs = random_inputs(placeholders, CPU, tokens=512)
+    return Program(lifted, order).run(inputs, EmulatedStreams(), observe)
+
+
+@pytest.mark.parametrize("headroom", [0, "1GiB"])
+def test_bytes_alive_are_those_predicted_at_every_step(lifted, headroom):
+    problem = lifted.problem
+    order = schedule(problem, Options(headroom=headroom, strict=True)).order
+    assert order != problem.original_order
+    predicted = {lifted.nodes[v]: live for v, live in zip(order, memory_profile(problem, order), strict=True)}
+    counted = {}
+    run(lifted, order, lambda node, env: counted.update({node: live_bytes(env.values())}))
+    assert len(counted) == sum(node.kind is not Kind.INPUT for node in problem.nodes)
+    assert counted == {node: predicted[node] for node in counted}
+
+
+def test_another_order_computes_the_same_bits(lifted):
+    problem = lifted.problem
+    original = run(lifted, problem.original_order)
+    assert same_bits(run(lifted, schedule(problem, Options(headroom="1GiB")).order), original)
+    assert all(torch.isfinite(gradient).all() for gradient in original if gradient is not None)
+
+
+def test_an_order_that_reads_before_the_wait_is_found_out(lifted):
+    """The copy is made at the wait, so a user that runs before it sees what was there."""
+    problem = lifted.problem
+    original = run(lifted, problem.original_order)
+    program = Program(lifted, problem.original_order)
+    waits = [i for i, step in enumerate(program.steps) if step.kind is Kind.WAIT]
+    program.steps = tuple(
+        step._replace(kind=Kind.COMPUTE) if i in waits else step for i, step in enumerate(program.steps)
+    )  # waits that do not wait
+    placeholders = [node for node in lifted.nodes if node.op == "placeholder"]
+    assert not same_bits(program.run(random_inputs(placeholders, CPU, 512), EmulatedStreams()), original)
+
+
+def test_collectives_are_played_by_copies():
+    shard, whole = torch.arange(3.0), torch.empty(6)
+    play(shard, whole)
+    assert whole.tolist() == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]
+    part = torch.empty(2)
+    play(whole, part)
+    assert part.tolist() == [0.0, 1.0]
+
+
+def test_copies_of_a_group_are_made_in_their_order_up_to_the_one_waited_for():
+    streams, made = EmulatedStreams(), []
+    tickets = [streams.launch(None, group, lambda i=i: made.append(i), 1.0) for i, group in enumerate("aabab")]
+    streams.wait(tickets[1])
+    assert made == [0, 1]
+    streams.wait(tickets[0])
+    streams.wait(tickets[2])
+    assert made == [0, 1, 2]
+    streams.finish()
+    assert made == [0, 1, 2, 3, 4]
+
+
+def test_bits_are_compared_not_values():
+    nan, zero = torch.tensor([float("nan")]), torch.tensor([0.0])
+    assert same_bits([nan, None, 3], [nan.clone(), None, 3])
+    assert not same_bits([zero], [-zero])
+    assert not same_bits([zero], [zero.double()])
+
+
+def test_measured_steps_are_those_predicted_on_a_gpu_that_only_keeps_time(monkeypatch):
+    """Streams, events, head start, profile and replay must agree: one clock ticks for all of them."""
+    aten = torch.ops.aten
+    kernels = {aten.mm.default: 7.0, aten.mul.Tensor: 2.0, torch.ops.prims.convert_element_type.default: 1.0}
+    simulate(monkeypatch, kernels)
+    checked = check(ONE_LAYER, ["ours"], CPU, repeat=2)
+    assert checked.cycles_per_us == pytest.approx(1000)
+    original, ours = checked.rows
+    for row in (original, ours):
+        assert row.step_us == pytest.approx(row.predicted_step_us, rel=1e-3)
+        assert broken(row) is None
+    assert ours.step_us < 0.8 * original.step_us
+    assert original.predicted_exposed_us > 10 * COPY_US
+
+
+def test_a_row_with_other_bytes_or_other_results_is_broken():
+    row = Row("ours", 1.0, 0.0, 100, 100, True)
+    assert broken(row) is None
+    assert broken(replace(row, live_bytes=99)) == "ours: 99 bytes were live, 100 predicted"
+    assert broken(replace(row, same_results=False)) == "ours: its results are not those of the original order"
+    assert broken(replace(row, same_results=False, step_us=1.0)) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out == "no GPU: nothing measured (--device cpu runs the logic without one)\n"
+
+
+def test_the_command_on_the_cpu(tmp_path, capsys):
+    out = tmp_path / "record.json"
+    arguments = ["--device", "cpu", "--layers", "1", "--orders", "ours", "--no-plugin", "--json", str(out)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "Streams are emulated and nothing is timed" in " ".join(printed.split())
+    record = json.loads(out.read_text())
+    assert [row["name"] for row in record["rows"]] == ["original", "ours"]
+    assert all(row["live_bytes"] == row["predicted_peak_bytes"] and row["step_us"] is None for row in record["rows"])
+    assert record["measured_on_gpu"] is False
+    assert record["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of its own, while it compiles
+def test_the_plugin_in_a_world_of_one():
+    from llama_repro.gpu.plugin import check_plugin
+
+    result = check_plugin(CPU)
+    assert result.backend == "gloo"
+    assert result.same_results
+    assert result.changed == 2, result.lines

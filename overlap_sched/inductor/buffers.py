@@ -125,11 +125,11 @@ def _read_output(b: Buffers, at: int, out: Any, internal: frozenset[str], notes:
     name, node = out.get_name(), out.node
     shared = [*out.get_mutations(), *out.get_aliases()]
     layout = getattr(node, "layout", None)
-    if not shared and isinstance(layout, ir.NonOwningLayout):
-        shared = [layout.view.get_name()]
-        if shared[0] not in b.roots:  # a part of a concatenation is written before the whole is named
-            whole = V.graph.get_buffer(shared[0])
-            _allocate(b, at, shared[0], whole)
+    if isinstance(layout, ir.NonOwningLayout):
+        whole = layout.view.get_name()
+        shared.append(whole)
+        if whole not in b.roots:  # a part of a concatenation is written before the whole is named
+            _allocate(b, at, whole, V.graph.get_buffer(whole))
     if shared:
         b.roots[name] = tuple(dict.fromkeys(root for other in shared for root in b.of(other)))
     elif (

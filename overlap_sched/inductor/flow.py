@@ -50,7 +50,7 @@ class Flow:
             if self.kinds[at] is Kind.COLLECTIVE:
                 in_flight.update(dict.fromkeys([*self.writes[at], *self.made[at]], at))
             elif self.kinds[at] is Kind.WAIT:
-                self._wait(at, in_flight, notes)
+                self._wait(at, in_flight)
         self.freeable.difference_update(s for roots in self.writes for s in roots)
         waited = set(self.launch_of.values())
         lost = [at for at, kind in enumerate(self.kinds) if kind is Kind.COLLECTIVE and at not in waited]
@@ -80,13 +80,11 @@ class Flow:
         self.writes.append(_distinct(writes))
         self.uses.append(_distinct([*takes, *shared, *self.writes[-1]]))
 
-    def _wait(self, at: int, in_flight: dict[str, int], notes: Counter[str]) -> None:
+    def _wait(self, at: int, in_flight: dict[str, int]) -> None:
         launches = [in_flight[s] for s in self.writes[at] if s in in_flight]
         if launches:
             launch = self.launch_of[at] = max(launches)
             self.uses[at] = _distinct([*self.uses[at], *self.uses[launch]])
-        else:
-            notes["wait_outside"] += 1
 
 
 def kind_of(snode: Any) -> Kind:

@@ -1,0 +1,205 @@
+"""Graphs with more in them than matmuls: lifted without a doubt, and right in any order that the problem allows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._inductor.utils import run_and_get_code
+from torch.utils._pytree import tree_leaves
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.inductor.reporting import GraphReport
+from overlap_sched.problem import Kind, Problem
+from overlap_sched.schedule import schedule
+from tests.inductor.models import RANKS
+from tests.oracle import random_order
+
+comm = torch.ops._c10d_functional
+Function = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+def group() -> str:
+    return dist.group.WORLD.group_name
+
+
+def gather(x: torch.Tensor) -> torch.Tensor:
+    return comm.wait_tensor(comm.all_gather_into_tensor(x, RANKS, group()))
+
+
+def reduces(x: torch.Tensor, w: torch.Tensor) -> Any:
+    reduced = comm.wait_tensor(comm.all_reduce(x @ w, "sum", group()))
+    return reduced + torch.sin(x) @ w, (x * 2) @ w
+
+
+def gathers_several_at_once(x: torch.Tensor, w: torch.Tensor) -> Any:
+    a, b = comm.all_gather_into_tensor_coalesced([x, w], RANKS, group())
+    other = torch.sin(x) @ w
+    return comm.wait_tensor(a).sum() + other.sum(), comm.wait_tensor(b) @ w[:, :8]
+
+
+def writes_its_input(x: torch.Tensor, w: torch.Tensor) -> Any:
+    full = gather(x)
+    before = x @ w
+    x.mul_(2.0)
+    return full @ w, before, torch.cos(x) @ w
+
+
+def writes_a_view(x: torch.Tensor, w: torch.Tensor) -> Any:
+    part = x.view(-1)[:32]
+    full = gather(w)
+    part.add_(1.0)
+    return full[: w.shape[0]] @ x.t(), x @ w
+
+
+def gathers_into_a_buffer(x: torch.Tensor, w: torch.Tensor) -> Any:
+    out = torch.empty(x.shape[0] * RANKS, x.shape[1])
+    full = comm.wait_tensor(comm.all_gather_into_tensor_out(x, RANKS, group(), out=out))
+    return x @ w, full @ w
+
+
+def draws_random_numbers(x: torch.Tensor, w: torch.Tensor) -> Any:
+    full = gather(torch.nn.functional.dropout(x, 0.5))
+    return torch.nn.functional.dropout(full @ w, 0.3), torch.rand_like(x) @ w
+
+
+def concatenates(x: torch.Tensor, w: torch.Tensor) -> Any:
+    full = gather(x)
+    both = torch.cat([torch.sin(x) @ w, torch.cos(x) @ w], 0)
+    return both.relu() + 1, full @ w, both
+
+
+def falls_back(x: torch.Tensor, w: torch.Tensor) -> Any:
+    full = gather(x)
+    scattered = comm.wait_tensor(comm.reduce_scatter_tensor(full @ w, "sum", RANKS, group()))
+    halves = [x.shape[0] // 2] * RANKS
+    swapped = comm.wait_tensor(comm.all_to_all_single(scattered, halves, halves, group()))
+    return swapped @ w, torch.sort(x)[0] @ w, torch.topk(x, 3)
+
+
+def goes_over_lists(x: torch.Tensor, w: torch.Tensor) -> Any:
+    full = gather(x)
+    lists = torch._foreach_mul(torch._foreach_add([x, w, x + 1], 1.0), 2.0)
+    return full @ w, *lists
+
+
+def waits_for_an_input(x: torch.Tensor, w: torch.Tensor) -> Any:
+    return comm.wait_tensor(x) @ w, gather(w), torch.sin(w) @ w
+
+
+def branches(x: torch.Tensor, w: torch.Tensor) -> Any:
+    full = gather(x)
+    chosen = torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,))
+    return full @ w, chosen @ w
+
+
+FUNCTIONS = (
+    reduces,
+    gathers_several_at_once,
+    writes_its_input,
+    writes_a_view,
+    gathers_into_a_buffer,
+    draws_random_numbers,
+    concatenates,
+    falls_back,
+    goes_over_lists,
+    waits_for_an_input,
+    branches,
+)
+each = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+def run(function: Function, settings: dict[str, Any], dynamic: bool = False) -> tuple[list[Any], str]:
+    """Results and inputs after a call, and the code of it."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x, w = torch.randn(16, 16), torch.randn(16, 16)
+    with torch.no_grad():
+        compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, options=settings)
+        results, code = run_and_get_code(compiled, x, w)
+    return [*tree_leaves(results), x, w], code[-1]
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def main_report() -> GraphReport:
+    return overlap_sched.reports()[0]
+
+
+def problem_of(function: Function) -> Problem:
+    run(function, overlap_sched.inductor_options(Options(strict=True)))
+    plan = main_report().report.schedule
+    assert plan is not None
+    return plan.problem
+
+
+@each
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.slow
+def test_scheduled_it_gives_the_same(function: Function, dynamic: bool) -> None:
+    expected, _ = run(function, {}, dynamic)
+    results, _ = run(function, overlap_sched.inductor_options(Options(strict=True, headroom="50%")), dynamic)
+    assert main_report().report.schedule is not None
+    assert same(results, expected)
+
+
+@each
+@pytest.mark.slow
+def test_any_order_that_the_problem_allows_gives_the_same(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler is replaced by dice; its validator, and the budget, are out of the way."""
+    expected, _ = run(function, {})
+    for seed in range(3):
+
+        def dice(problem: Problem, options: Options, seed: int = seed) -> Any:
+            from dataclasses import replace
+
+            return replace(schedule(problem, options), order=tuple(random_order(problem, seed)))
+
+        monkeypatch.setattr("overlap_sched.inductor.scheduler_pass.schedule", dice)
+        results, _ = run(function, overlap_sched.inductor_options(Options(strict=True)))
+        assert same(results, expected), seed
+
+
+def test_a_wait_ends_the_collective_that_made_its_buffer() -> None:
+    problem = problem_of(falls_back)
+    waits = [node for node in problem.nodes if node.kind is Kind.WAIT]
+    launched = [problem.nodes[node.collective].op for node in waits if node.collective is not None]
+    assert launched == ["all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"]
+    for wait in waits:
+        assert wait.collective is not None
+        launch = problem.nodes[wait.collective]
+        assert {*launch.use, *launch.alloc} <= set(wait.use)  # in flight, both its sides are held
+        assert wait.alloc == ()
+
+
+def test_several_gathered_at_once_have_one_launch_and_a_wait_each() -> None:
+    problem = problem_of(gathers_several_at_once)
+    (launch,) = problem.collectives
+    assert len(problem.waits[launch]) == 2
+    assert sorted(problem.storages[s].bytes for s in problem.nodes[launch].alloc) == [2048, 2048]
+
+
+def test_a_concatenation_is_one_storage() -> None:
+    problem = problem_of(concatenates)
+    matmuls = [node for node in problem.nodes if "mm" in node.op]
+    first, second = (node for node in matmuls if "sin" in node.op or "cos" in node.op)
+    assert [problem.storages[s].bytes for s in first.alloc] == [2 * 16 * 16 * 4]
+    assert second.alloc == ()
+    assert set(first.alloc) <= set(second.use)
+
+
+def test_a_wait_for_an_input_waits_for_nothing_in_the_graph() -> None:
+    problem = problem_of(waits_for_an_input)
+    outside = [node for node in problem.nodes if node.kind is Kind.WAIT and node.collective is None]
+    assert len(outside) == 1
+    assert main_report().report.notes["wait_outside"] == 1
+
+
+def test_without_collectives_nothing_is_lifted() -> None:
+    run(lambda x, w: x @ w, overlap_sched.inductor_options(Options(strict=True)))
+    assert main_report().report.reason == "the graph has no collectives"

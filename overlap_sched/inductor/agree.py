@@ -1,6 +1,9 @@
 """The one place where a plug-in asks the other ranks before it uses an order."""
 
+import hashlib
 from dataclasses import replace
+
+from torch import fx
 
 from overlap_sched.errors import AgreementError
 from overlap_sched.fx.apply import Report
@@ -9,29 +12,46 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 
 
-def settle(report: Report, problem: Problem | None, options: Options) -> Report:
+def settle(report: Report, problem: Problem | None, options: Options, key: str | None) -> Report:
     """The report after all ranks have agreed: ``changed`` only where every rank uses the same order.
 
-    Each rank asks for each graph that it could lift, whether or not a better order was found there. A rank that could
-    not lift its graph (``problem`` is ``None``) has nothing to show; the others then find it missing.
+    Each rank asks for each graph that communicates, whether or not a better order was found there, and even where the
+    graph could not be lifted: the others then learn at once that this rank differs, and need not wait for it.
+
+    Args:
+        report: What this rank would do.
+        problem: What was scheduled; ``None``: lifting failed.
+        options: How it was scheduled.
+        key: Which graph this is, see :func:`key_of`; ``None``: it does not communicate.
 
     Raises:
         AgreementError: With ``strict``, where the ranks differ.
     """
-    if problem is None or options.agreement == "none" or not several_ranks():
+    if key is None or options.agreement == "none" or not several_ranks():
         return report
     try:
-        from overlap_sched.distributed import agree, digest_of
+        from overlap_sched.distributed import Digest, agree, digest_of
 
-        planned = report.schedule is not None and report.changed
-        order = report.schedule.order if report.schedule is not None and planned else problem.original_order
-        agreement = agree(digest_of(problem, options, order), strict=options.strict)
-        reason = agreement.reason
+        if problem is None:
+            mine = Digest("failed", "failed", "failed", "failed", key, report.name)
+        else:
+            plan = report.schedule
+            order = plan.order if plan is not None and report.changed else problem.original_order
+            mine = replace(digest_of(problem, options, order), key=key)
+        reason = agree(mine, strict=options.strict).reason
     except AgreementError:
         raise
     except Exception as error:  # before this rank has shown anything: the others will miss it
         reason = f"agreement failed: {type(error).__name__}: {error}"
     if reason is None:
         return report
+    if report.reason is not None and not report.changed:
+        reason = f"{report.reason}; {reason}"
     warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")
     return replace(report, changed=False, reason=reason)
+
+
+def key_of(graph: fx.Graph, stage: str) -> str:
+    """A name under which ranks meet: which graph this is, told by its operators, before anything of ours has run."""
+    calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    return hashlib.sha256("\n".join([stage, *calls]).encode()).hexdigest()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlap_sched.errors import NotUnderstoodError, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import settle
+from overlap_sched.inductor.agree import key_of, settle
 from overlap_sched.inductor.identity import Settings, uuid
 from overlap_sched.inductor.reporting import GraphReport, keep, no_collectives, warn
 from overlap_sched.inductor.versions import check_torch
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 
 class _Planned(NamedTuple):
-    """What this rank would do by itself: a report, the graph if it could be lifted, the nodes in order."""
+    """What this rank would do by itself: a report, the graph if it could be lifted, the nodes in order, their key."""
 
     report: Report
     lifted: "LiftedKernels | None"
     ordered: list[Any]
+    key: str | None
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ class SchedulerPass:
         """
         original = list(snodes)
         planned = self._planned(original)
-        report = settle(planned.report, planned.lifted.problem if planned.lifted else None, self.settings.options)
+        report = settle(
+            planned.report, planned.lifted.problem if planned.lifted else None, self.settings.options, planned.key
+        )
         keep(GraphReport(report.name, "inductor", report, self.settings.notes))
         if not report.changed or planned.lifted is None:
             return original
@@ -59,7 +62,7 @@ class SchedulerPass:
         return planned.ordered
 
     def _planned(self, snodes: list[Any]) -> "_Planned":
-        name, lifted = "a graph", None
+        name, lifted, key = "a graph", None, None
         try:
             check_torch()
             from overlap_sched.inductor import private
@@ -67,28 +70,30 @@ class SchedulerPass:
 
             name = private.graph_name()
             if not any(private.contains_collective(snode) for snode in snodes):
-                return _Planned(no_collectives(name), None, snodes)
+                return _Planned(no_collectives(name), None, snodes, None)
+            key = key_of(private.V.graph.graph, "inductor")
             began = time.perf_counter()
             lifted = lift_kernels(snodes, name=name, **self.settings.costs)
-            return self._scheduled(snodes, lifted, time.perf_counter() - began)
+            report, ordered = self._scheduled(snodes, lifted, time.perf_counter() - began)
+            return _Planned(report, lifted, ordered, key)
         except Exception as error:  # a pass that fails must not take the compilation with it
             reason = f"{type(error).__name__}: {error}"
             if self.settings.options.strict:
                 raise VerificationError(f"scheduling {name!r} failed: {reason}") from error
             warn(f"overlap_sched leaves {name!r} as it was: {reason}")
-            return _Planned(Report(name, reason=reason), lifted, snodes)
+            return _Planned(Report(name, reason=reason), lifted, snodes, key)
 
-    def _scheduled(self, snodes: list[Any], lifted: "LiftedKernels", lift_s: float) -> "_Planned":
+    def _scheduled(self, snodes: list[Any], lifted: "LiftedKernels", lift_s: float) -> tuple[Report, list[Any]]:
         problem = lifted.problem
         plan = schedule(problem, self.settings.options)
         if plan.order == problem.original_order:
             reason = plan.fell_back or "no better order was found"
             report = Report(problem.name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
-            return _Planned(report, lifted, snodes)
+            return report, snodes
         began = time.perf_counter()
         ordered = _put_in_order(snodes, lifted, plan.order)
         reorder_s = time.perf_counter() - began
-        return _Planned(Report(problem.name, plan, True, None, lifted.notes, lift_s, reorder_s), lifted, ordered)
+        return Report(problem.name, plan, True, None, lifted.notes, lift_s, reorder_s), ordered
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.identity.uuid`.

@@ -1,6 +1,7 @@
 """Graphs with more in them than matmuls: lifted without a doubt, and right in any order that the problem allows."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -156,8 +157,6 @@ def test_any_order_that_the_problem_allows_gives_the_same(function: Function, mo
     for seed in range(3):
 
         def dice(problem: Problem, options: Options, seed: int = seed) -> Any:
-            from dataclasses import replace
-
             return replace(schedule(problem, options), order=tuple(random_order(problem, seed)))
 
         monkeypatch.setattr("overlap_sched.inductor.scheduler_pass.schedule", dice)

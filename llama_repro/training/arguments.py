@@ -1,4 +1,4 @@
-"""The command line of ``scripts/train.py``; options of the scheduler have the names of :class:`overlap_sched.Options`."""
+"""The command line of ``scripts/train.py``; the scheduler's options are named as in ``Options``."""
 
 import argparse
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
         choices=("measured", "h100"),
         help="times by which graphs are scheduled: of this machine (default), or of a node of eight H100",
     )
-    add("--predict", action="store_true", help="with none and torch: read the graphs, so that figures can be compared")
+    add("--predict", action="store_true", help="with none: read the graphs, to predict their figures")
 
 
 def _files(group: argparse._ArgumentGroup) -> None:

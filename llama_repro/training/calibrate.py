@@ -54,13 +54,14 @@ def _compute_us(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 def _gather_us(world: World) -> dict[str, float]:
     """Times of all_gathers whose results have these bytes; none in a world of one."""
     result = {}
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
     for name, nbytes in (("small", _SMALL_BYTES), ("large", _LARGE_BYTES)) if world.size > 1 else ():
         length = nbytes // world.size
         part = torch.ones(length, device=world.device, dtype=torch.uint8)
         whole = torch.empty(length * world.size, device=world.device, dtype=torch.uint8)
 
         def gather(whole: torch.Tensor = whole, part: torch.Tensor = part) -> object:
-            return dist.all_gather_into_tensor(whole, part)
+            return all_gather(whole, part)
 
         result[name] = _median_us(gather, world.device)
     return result

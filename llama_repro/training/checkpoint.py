@@ -99,7 +99,9 @@ def _check_config(newest: Path, config: Config) -> None:
     try:
         saved = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}). Remove {newest} to resume from the one before.") from None
+        raise CheckpointError(
+            f"{path} cannot be read ({error}). Remove {newest} to resume from the one before."
+        ) from None
     wanted = json.loads(json.dumps(dict(config)))
     differing = [
         f"{name} was {saved.get(name)!r} and is {wanted.get(name)!r}"

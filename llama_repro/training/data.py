@@ -1,4 +1,4 @@
-"""What is trained on: synthetic phrases or a file's bytes. A batch is a function of its number, so resuming is exact."""
+"""Training data: synthetic phrases or a file's bytes. A batch depends on its number alone, so resumes are exact."""
 
 from pathlib import Path
 from typing import NamedTuple, Protocol

@@ -77,8 +77,10 @@ class Llama(nn.Module):
         """Mean loss over this rank's tokens.
 
         Args:
-            tokens: (sequence / tp, batch), int64. labels: the same.
-            cosine: (sequence, 1, 1, head_dim / 2). sine: the same; see :func:`rotations`.
+            tokens: (sequence / tp, batch), int64.
+            labels: (sequence / tp, batch), int64.
+            cosine: (sequence, 1, 1, head_dim / 2), see :func:`rotations`.
+            sine: (sequence, 1, 1, head_dim / 2).
         """
         x = functional.embedding(tokens, self.embedding).to(self.dtype)
         for block in self.blocks:

@@ -2,7 +2,7 @@
 
     raw      wait_tensor(all_gather_into_tensor(shard)); backward reduces and scatters in fp32
     dtensor  DTensor: redistribute(Replicate).to_local(grad_placements=[Partial()])
-    2d       raw; matrices of the blocks are divided among tensor-parallel ranks first, all else is sharded over all ranks
+    2d       raw; tensor-parallel ranks divide the matrices of the blocks, and all else is sharded over all ranks
 
 After SimpleFSDP (Zhang et al. 2024, arXiv 2411.00284) and its code in torchtitan. Gathered weights are not saved for
 backward but gathered again there (a checkpoint policy that marks the gather alone). Gradients are *summed* over ranks:
@@ -82,7 +82,9 @@ def gather_dtensor(shard: DTensor, dtype: torch.dtype) -> Tensor:
     return full.to_local(grad_placements=[Partial()])
 
 
-def shard_(model: nn.Module, config: LlamaConfig, place: Place, dtype: torch.dtype, seed: int, device: str) -> None:
+def shard_(
+    model: nn.Module, config: LlamaConfig, place: Place, dtype: torch.dtype, seed: int, device: torch.device
+) -> None:
     """Fill ``model`` (made on ``meta``) with this rank's shards, each with a property in its place that gathers it.
 
     The first values depend on the parameter's name and ``seed`` alone, not on how many ranks there are; one whole

@@ -16,7 +16,7 @@ SIZES = {
         LlamaConfig("8b", 4096, 14336, 32, 32, 8, 128256, 1, 8192, fsdp=1),
     )
 }
-"""``1b``, ``3b`` and ``8b`` have the sizes of Llama 3.2 and 3.1 (the output projection is not tied to the embedding)."""
+"""``1b``, ``3b`` and ``8b`` have the sizes of Llama 3.2 and 3.1 (but no output projection is tied to the embedding)."""
 
 
 def sized(name: str, fsdp: int, tp: int, batch: int | None = None, sequence: int | None = None) -> LlamaConfig:
@@ -26,7 +26,8 @@ def sized(name: str, fsdp: int, tp: int, batch: int | None = None, sequence: int
         name: One of :data:`SIZES`.
         fsdp: Ranks over which each parameter is sharded, each with data of its own.
         tp: Ranks of tensor parallelism.
-        batch: Sequences per rank and micro batch. sequence: tokens per sequence. ``None``: those of the table.
+        batch: Sequences per rank and micro batch; ``None``: as in the table.
+        sequence: Tokens per sequence; ``None``: as in the table.
 
     Raises:
         OptionsError: There is no such model, or it cannot be divided so; the message says what can.

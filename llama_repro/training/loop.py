@@ -1,0 +1,145 @@
+"""``scripts/train.py``: train, save, measure, and say what came of it.
+
+Exit status: 0; 2 for wrong usage or where something that was asked for cannot be done.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import overlap_sched
+from llama_repro.training.arguments import Arguments, parse
+from llama_repro.training.calibrate import measured_roofline, synchronize
+from llama_repro.training.checkpoint import resume, save
+from llama_repro.training.measure import Profiled, profiled
+from llama_repro.training.outcome import Outcome
+from llama_repro.training.schedulers import scheduling
+from llama_repro.training.trainer import DTYPES, Trainer, identity, make_trainer
+from llama_repro.training.world import World, world_of
+from overlap_sched.errors import OverlapSchedError
+from overlap_sched.report.files import check_writable, write_file
+
+_LINES = 10
+"""Lines that a run prints where no terminal shows a bar."""
+
+
+def main(given: list[str] | None = None) -> int:
+    """Run the command on this rank; returns the exit status."""
+    say = Console(stderr=True, soft_wrap=True)
+    try:
+        arguments = parse(given)
+        with world_of(arguments.device) as world:
+            _run(arguments, world)
+    except OverlapSchedError as error:
+        say.print(f"train: {error}", style="red", markup=False, highlight=False)
+        return 2
+    return 0
+
+
+def _run(arguments: Arguments, world: World) -> None:
+    if arguments.json:
+        check_writable(arguments.json)
+    console = Console(quiet=world.rank != 0, soft_wrap=True, highlight=False)
+    if world.note:
+        console.print(f"train: {world.note}", markup=False)
+    trainer = make_trainer(arguments, world)
+    outcome = train(arguments, trainer, console)
+    _summary(outcome, console)
+    if arguments.json and world.rank == 0:
+        about = {
+            "scheduler": arguments.scheduler,
+            "options": vars(arguments.options),
+            "device": str(world.device.type),
+            "backend": world.backend,
+            "torch": torch.__version__,
+            **identity(arguments, trainer),
+        }
+        write_file(arguments.json, json.dumps({**about, **outcome.to_json()}, indent=1).encode())
+
+
+def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
+    """Resume if there is a checkpoint, run the steps that are left, save; measure where asked for."""
+    world, config = trainer.world, identity(arguments, trainer)
+    first = 0
+    if arguments.checkpoint is not None:
+        first = resume(arguments.checkpoint, config, trainer.model, trainer.optimizer)
+        if first:
+            console.print(f"train: resumed after step {first} of {arguments.checkpoint}", markup=False)
+    model = measured_roofline(world, DTYPES[arguments.dtype]) if arguments.costs == "measured" else None
+    _quieten()
+    overlap_sched.clear_reports()
+    on_gpu = world.device.type == "cuda"
+    losses, times = [], []
+    seen: Profiled | None = None
+    with (
+        scheduling(arguments.scheduler, arguments.options, model, on_gpu=on_gpu, predict=arguments.predict),
+        _shown(first, arguments.steps, console) as show,
+    ):
+        for number in range(first, arguments.steps):
+            began = time.perf_counter()
+            losses.append(trainer.step(number))
+            synchronize(world.device)
+            times.append(time.perf_counter() - began)
+            show(number + 1, losses[-1], times[-1])
+            if arguments.checkpoint is not None and _due(number + 1, arguments):
+                save(arguments.checkpoint, number + 1, config, trainer.model, trainer.optimizer)
+        weights = trainer.digests()
+        static = trainer.static_bytes()
+        if arguments.measure:
+            seen = profiled(lambda: trainer.step(arguments.steps), world.device)
+    peak = torch.cuda.max_memory_allocated(world.device) if on_gpu else static + seen.growth_bytes if seen else None
+    return Outcome(first, tuple(losses), tuple(times), peak, tuple(weights), seen, overlap_sched.reports())
+
+
+def _due(done: int, arguments: Arguments) -> bool:
+    every = arguments.checkpoint_every
+    return done == arguments.steps or (every > 0 and done % every == 0)
+
+
+@contextmanager
+def _shown(first: int, steps: int, console: Console) -> Iterator[Callable[[int, float, float], None]]:
+    """A bar on rank 0's terminal; some lines where there is none."""
+    if console.is_terminal and not console.quiet:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task("compiling", total=steps, completed=first)
+            yield lambda done, loss, step_s: bar.update(
+                task, completed=done, description=f"loss {loss:.4f}  {step_s * 1e3:.1f} ms"
+            )
+        return
+    every = max(1, (steps - first) // _LINES)
+
+    def line(done: int, loss: float, step_s: float) -> None:
+        if done % every == 0 or done in (first + 1, steps):
+            console.print(f"step {done}/{steps}  loss {loss:.4f}  {step_s * 1e3:.1f} ms")
+
+    yield line
+
+
+def _summary(outcome: Outcome, console: Console) -> None:
+    if outcome.typical_step_s is not None and outcome.compile_s is not None:
+        console.print(
+            f"step {outcome.typical_step_s * 1e3:.1f} ms (median), the first {outcome.compile_s:.1f} s more (compiling)"
+        )
+    if outcome.peak_bytes is not None:
+        console.print(f"peak memory {outcome.peak_bytes / 2**20:.1f} MiB (rank 0, tensors)")
+    for report in outcome.reports:
+        console.print(f"graph {report.line}", markup=False)
+    if outcome.profiled is not None:
+        console.print(f"exposed {outcome.profiled.exposed_us / 1e3:.3f} ms in a profiled step (rank 0)")
+        for graph in outcome.profiled.graphs:
+            console.print(
+                f"  {graph.kind}: {graph.collectives} collectives, {graph.matmuls_in_between} matmuls between launches "
+                f"and waits, memory grew by {graph.growth_bytes / 2**20:.2f} MiB"
+            )
+
+
+def _quieten() -> None:
+    """Leave out one remark of torch: what is recomputed has no in-place operations, as it asks for."""
+    logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in record.getMessage())

@@ -1,0 +1,61 @@
+"""A way around torch's gloo: functional all_gathers on a CPU, several in flight, without damage to memory.
+
+In torch 2.13 ``_c10d_functional.all_gather_into_tensor`` goes through gloo's coalesced path, which corrupts memory when
+several are in flight: two ranks with eight in flight abort within two thousand rounds, every time. The variant with a
+given output, ``all_gather_into_tensor_out``, does not go that way and stays clean over the same rounds.
+``tests/training/test_gloo.py`` runs both, and says so when torch is mended.
+
+While :func:`safe_gathers` is on, the CPU's kernel of the operator is one that gives an output of its own to the
+``_out`` variant, for groups whose CPU backend is gloo. Graphs, generated code and results stay the same. Code compiled
+inside runs as it always did once it is off: leave it on for as long as graphs with overlapped gathers run.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+_FUNCTIONAL = torch.ops._c10d_functional
+_depth = 0
+_library: Any = None
+
+
+@contextmanager
+def safe_gathers() -> Iterator[None]:
+    """Route functional all_gathers of CPU tensors over gloo through the ``_out`` variant; may be nested."""
+    global _depth, _library
+    if _depth == 0:
+        _library = torch.library.Library("_c10d_functional", "IMPL")
+        _library.impl("all_gather_into_tensor", _gather, "CPU")
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+        if _depth == 0:
+            _library._destroy()
+            _library = None
+
+
+def routed() -> bool:
+    """Whether it is on."""
+    return _depth > 0
+
+
+def _gather(input: Tensor, group_size: int, group_name: Any) -> Tensor:
+    if not _is_gloo(group_name):
+        operator = _FUNCTIONAL.all_gather_into_tensor.default
+        result: Tensor = operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, input, group_size, group_name)
+        return result
+    out = input.new_empty((input.shape[0] * group_size, *input.shape[1:]))
+    gathered: Tensor = _FUNCTIONAL.all_gather_into_tensor_out(input.contiguous(), group_size, group_name, out=out)
+    return gathered
+
+
+def _is_gloo(group_name: Any) -> bool:
+    group = _resolve_process_group(group_name) if isinstance(group_name, str) else group_name
+    return "cpu:gloo" in str(dist.get_backend_config(group)) or dist.get_backend(group) == "gloo"

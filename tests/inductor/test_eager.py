@@ -1,0 +1,133 @@
+"""The backend that does not lower, and the pass before lowering."""
+
+import configparser
+import re
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.errors import OptionsError
+from overlap_sched.problem import Kind
+from overlap_sched.result import Schedule
+from tests.inductor.conftest import Compiled, compiled_step
+from tests.inductor.models import Net, step
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+def executed(run: Callable[[], Any]) -> list[str]:
+    """What runs, in order, as the profiler sees it: launches, waits, matmuls."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        run()
+    names = [event.name for event in sorted(profiled.events(), key=lambda event: event.time_range.start)]
+    return [
+        "matmul" if name in ("aten::mm", "aten::addmm") else name.removeprefix("_c10d_functional::")
+        for name in names
+        if name.startswith("_c10d_functional::") or name in ("aten::mm", "aten::addmm")
+    ]
+
+
+def planned(plan: Schedule) -> list[str]:
+    nodes = [plan.problem.nodes[v] for v in plan.order]
+    kinds = (Kind.COLLECTIVE, Kind.WAIT)
+    return [
+        "matmul" if "mm.default" in node.op else node.op.removeprefix("_c10d_functional.").split(".")[0]
+        for node in nodes
+        if node.kind in kinds or "mm.default" in node.op
+    ]
+
+
+def plans() -> list[Schedule]:
+    return [report.report.schedule for report in overlap_sched.reports() if report.report.schedule is not None]
+
+
+def test_what_runs_is_what_was_planned() -> None:
+    model = Net()
+    compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
+    step(model, compiled)
+    ran = executed(lambda: step(model, compiled))
+    forward, backward = plans()
+    assert ran == planned(forward) + planned(backward)
+    assert all(report.report.changed and report.stage == "backend" for report in overlap_sched.reports())
+
+
+def test_results_are_those_of_eager_execution() -> None:
+    model = Net()
+    expected = step(model, torch.compile(model, backend="aot_eager"))
+    torch._dynamo.reset()
+    options = {"headroom": "1GiB", "strict": True}
+    results = step(model, torch.compile(model, backend=overlap_sched.backend, options=options))
+    assert all(map(torch.equal, expected, results))
+    assert [plan.options for plan in plans()] == [Options(headroom="1GiB", strict=True)] * 2
+
+
+def test_inference_graphs_are_scheduled_too() -> None:
+    model = Net(blocks=1)
+    with torch.no_grad():
+        torch.compile(model, backend=overlap_sched.backend)(torch.ones(16, 32))
+    (report,) = overlap_sched.reports()
+    assert report.name.startswith("inference ")
+    assert report.report.schedule is not None
+
+
+def test_what_is_switched_on_is_taken_where_no_options_are_given() -> None:
+    model = Net(blocks=1)
+    overlap_sched.enable(Options(headroom="7MiB"))
+    with torch.no_grad():
+        torch.compile(model, backend=overlap_sched.backend)(torch.ones(16, 32))
+    assert [plan.options.headroom for plan in plans()] == ["7MiB"]
+
+
+def test_torch_finds_it_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.backends import registry
+
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).resolve().parents[2] / "setup.cfg")
+    name, _, where = setup["options.entry_points"]["torch_dynamo_backends"].strip().partition(" = ")
+    monkeypatch.setitem(registry._BACKENDS, name, EntryPoint(name, where, "torch_dynamo_backends"))
+    assert name == "overlap_sched"
+    model = Net(blocks=1)
+    with torch.no_grad():
+        torch.compile(model, backend="overlap_sched")(torch.ones(16, 32))
+    assert len(plans()) == 1
+    registry._COMPILER_FNS.pop(name)
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(OptionsError) as error:
+        overlap_sched.backend(torch.fx.GraphModule({}, torch.fx.Graph()), [], options={"headrom": 1})
+    assert str(error.value) == (
+        "there is no option 'headrom'; there are headroom, budget, memory_model, preserve_collective_order, "
+        "effort, strict, agreement."
+    )
+
+
+def test_modes_are_for_inductor() -> None:
+    message = "mode is 'max-autotune', which is for Inductor. Leave it out with backend='overlap_sched'."
+    with pytest.raises(OptionsError, match=re.escape(message)):
+        overlap_sched.backend(torch.fx.GraphModule({}, torch.fx.Graph()), [], mode="max-autotune")
+
+
+@pytest.fixture(scope="module")
+def before_lowering(ranks: None) -> Compiled:
+    options = overlap_sched.inductor_options(Options(headroom="20%", strict=True), stage="post_grad")
+    return compiled_step(options=options)
+
+
+def test_before_lowering_results_are_the_same(plain: Compiled, before_lowering: Compiled) -> None:
+    assert all(map(torch.equal, plain.results, before_lowering.results))
+
+
+def test_before_lowering_is_reported_with_its_caveat(before_lowering: Compiled) -> None:
+    assert [report.name.split()[0] for report in before_lowering.reports] == ["forward", "backward"]
+    for report in before_lowering.reports:
+        assert report.stage == "post_grad"
+        assert report.report.changed
+        assert report.settings == ("Inductor reorders what it lowers: the order survives in part",)

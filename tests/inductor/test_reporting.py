@@ -1,0 +1,109 @@
+"""Reports: kept, one line on rank 0, all of it where asked for, in torch's structured trace."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import overlap_sched
+from overlap_sched.fx.apply import Report
+from overlap_sched.inductor import reporting
+from overlap_sched.inductor.reporting import GraphReport, keep, no_collectives
+from tests.inductor.conftest import Compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def none_kept() -> Any:
+    overlap_sched.clear_reports()
+    yield
+    overlap_sched.clear_reports()
+
+
+def test_the_last_256_are_kept() -> None:
+    for number in range(300):
+        keep(GraphReport(str(number), "inductor", Report("x", reason="none")))
+    kept = overlap_sched.reports()
+    assert len(kept) == reporting.KEPT == 256
+    assert (kept[0].name, kept[-1].name) == ("44", "299")
+
+
+def test_one_line_says_what_became_of_a_graph(ours: Compiled) -> None:
+    number = r"\d+\.\d"
+    ms, mib = rf"{number}\d\d -> {number}\d\d ms", rf"{number} -> {number} MiB"
+    assert re.fullmatch(
+        rf"backward 0/0 \(inductor\): 12 collectives, exposed {ms} of a step of {ms}, peak {mib} \(predicted\)",
+        ours.reports[1].line,
+    )
+    assert "\n" not in ours.reports[1].line
+
+
+def test_one_line_says_why_not() -> None:
+    report = GraphReport("forward 0/0", "backend", Report("forward 0/0", reason="no better order was found"))
+    assert report.line == "forward 0/0 (backend): left as it was: no better order was found"
+
+
+def test_all_of_it_names_the_settings(ours: Compiled) -> None:
+    report = GraphReport("forward 0/0", "inductor", ours.reports[0].report, ("torch's pass 'sink_waits' is off",))
+    lines = str(report).split("\n")
+    assert lines[0] == "inductor: forward 0/0: reordered"
+    assert lines[-1] == "  setting: torch's pass 'sink_waits' is off"
+
+
+@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
+def test_only_rank_0_logs_the_line(
+    rank: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reporting, "rank", lambda: rank)
+    with caplog.at_level(logging.INFO, logger="overlap_sched"):
+        keep(GraphReport("a", "inductor", Report("a", reason="b")))
+    assert len(caplog.records) == lines
+
+
+def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(
+        reporting,
+        "trace_structured",
+        lambda name, metadata_fn, payload_fn: traced.append((metadata_fn(), json.loads(payload_fn()))),
+    )
+    keep(ours.reports[1])
+    ((metadata, payload),) = traced
+    plan = ours.reports[1].report.schedule
+    assert plan is not None
+    assert metadata == {"name": "overlap_sched_report", "encoding": "json"}
+    assert payload["changed"] is True
+    assert payload["scheduled"]["step_us"] == plan.scheduled.step_us
+    assert payload["order"][-1] == "output"
+
+
+def test_graphs_without_collectives_say_where_they_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert no_collectives("a").reason == "the graph has no collectives"
+    monkeypatch.setattr(reporting, "several_ranks", lambda: True)
+    assert no_collectives("a").reason == (
+        "the graph has no collectives; fully_shard (FSDP2), DDP and other hooks keep theirs out of the graph, where "
+        "nothing can move them: shard with functional collectives or DTensor instead"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("logs", "seen"), [("", 0), ("overlap_sched", 1), ("+overlap_sched", 2)])
+def test_torch_logs_knows_our_name(logs: str, seen: int) -> None:
+    code = (
+        "import torch\n"
+        "from overlap_sched.fx.apply import Report\n"
+        "from overlap_sched.inductor.reporting import GraphReport, keep\n"
+        "keep(GraphReport('a', 'inductor', Report('a', reason='b')))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_LOGS": logs}
+    if not logs:
+        del environment["TORCH_LOGS"]
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stderr.count("left as it was: b") == seen

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 def executed(run: Callable[[], Any]) -> list[str]:
     """What runs, in order, as the profiler sees it: launches, waits, matmuls."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         run()
     names = [event.name for event in sorted(profiled.events(), key=lambda event: event.time_range.start)]
     return [

@@ -3,7 +3,6 @@
 Rank 0's figures are used by every rank: no two measure the same, and orders must be equal.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from overlap_sched.distributed import broadcast_costs
 
 _MATMUL, _COPY_BYTES = 512, 2**24
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**22
-_REPEATS = 7
+_REPEATS = 10
 
 
 def measured_roofline(world: World, dtype: torch.dtype) -> Roofline:
@@ -45,9 +44,9 @@ def _compute_us(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     source = torch.ones(_COPY_BYTES, device=device, dtype=torch.uint8)
     target, tiny = torch.empty_like(source), torch.ones(1, device=device)
     return {
-        "matmul": _median_us(lambda: a @ a, device),
-        "copy": _median_us(lambda: target.copy_(source), device),
-        "empty": _median_us(lambda: tiny.neg_(), device),
+        "matmul": _fastest_us(lambda: a @ a, device),
+        "copy": _fastest_us(lambda: target.copy_(source), device),
+        "empty": _fastest_us(lambda: tiny.neg_(), device),
     }
 
 
@@ -63,20 +62,20 @@ def _gather_us(world: World) -> dict[str, float]:
         def gather(whole: torch.Tensor = whole, part: torch.Tensor = part) -> object:
             return all_gather(whole, part)
 
-        result[name] = _median_us(gather, world.device)
+        result[name] = _fastest_us(gather, world.device)
     return result
 
 
-def _median_us(run: Callable[[], object], device: torch.device) -> float:
-    """The middle one of a few runs, each alone on the device, in microseconds."""
+def _fastest_us(run: Callable[[], object], device: torch.device) -> float:
+    """The fastest of a few runs, each alone on the device, in microseconds: what else runs here only adds."""
     times = []
-    for _ in range(_REPEATS + 2):
+    for _ in range(_REPEATS):
         synchronize(device)
         began = time.perf_counter()
         run()
         synchronize(device)
         times.append((time.perf_counter() - began) * 1e6)
-    return statistics.median(times[2:])
+    return min(times)
 
 
 def synchronize(device: torch.device) -> None:

@@ -80,7 +80,7 @@ def resume(folder: Path, config: Config, model: nn.Module, optimizer: Optimizer)
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file fails in many ways
         raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}: {error}). Remove {newest} to resume from the one before."
+            f"{path} cannot be read ({type(error).__name__}). Remove {newest} to resume from the one before."
         ) from error
     with torch.no_grad():
         for name, shard in local_shards(model):

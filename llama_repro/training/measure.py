@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 _GRAPH, _BACKWARD = "## Call CompiledFxGraph", "CompiledFunctionBackward"
 _LAUNCHES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single")
 _C10D = "_c10d_functional::"
-_MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product", "mkl::_mkl_linear", "mkldnn::_linear")
+_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", _ATTENTION, _ATTENTION + "_backward")
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 """As c10::DeviceType counts them; of ``[memory]`` events."""
 
@@ -108,16 +109,17 @@ def _graph(span: Event, spans: Sequence[Event], memory: Sequence[Event], device:
     inside = [e for e in spans if e["tid"] == span["tid"] and _within(e, span)]
     first, last = span["ts"], span["ts"] + span["dur"]
     in_flight = launched = between = 0
-    waited_us = 0.0
+    waited_us = until = 0.0
     for e in inside:
         name: str = e["name"]
-        if name.startswith(_C10D):
+        if name.startswith(_C10D) and e["ts"] >= until:  # an operator of theirs may call another
+            until = e["ts"] + e["dur"]
             launch = name.removeprefix(_C10D).startswith(_LAUNCHES)
             wait = name == _C10D + "wait_tensor"
             in_flight += launch - wait
             launched += launch
             waited_us += e["dur"] if wait else 0.0
-        elif name.startswith(_MATMULS):
+        elif name in _MATMULS:
             between += max(in_flight, 0)
     growth = _growth([e for e in memory if first <= e["ts"] <= last])
     return Graph(

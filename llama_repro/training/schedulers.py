@@ -102,7 +102,7 @@ class CollectiveTimes:
         op = str(getattr(node.target, "_opname", ""))
         if getattr(node.target, "namespace", "") != "_c10d_functional" or not op.startswith(_PRICED):
             return None
-        sent, received = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+        sent, received = node.args[0].meta["val"], node.meta["val"]
         smaller, larger = sorted((sent.nbytes, received.nbytes))
         group = Group(max(2, larger // max(1, smaller)), True)
         nbytes = larger if override_bytes is None else override_bytes

@@ -91,7 +91,8 @@ def table_of(runs: Mapping[Scheduler, Run]) -> Table:
 
 def _equal_steps(run: Run, first: Run) -> str:
     equal = sum(a == b for a, b in zip(run["losses"], first["losses"], strict=True))
-    return f"{equal} of {len(first['losses'])} steps, weights {'equal' if run['weights'] == first['weights'] else 'differ'}"
+    weights = "equal" if run["weights"] == first["weights"] else "differ"
+    return f"{equal} of {len(first['losses'])} steps, weights {weights}"
 
 
 def _predicted(run: Run, figure: str, scale: float) -> str:

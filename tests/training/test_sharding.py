@@ -76,9 +76,7 @@ def test_every_size_can_be_sharded_in_the_usual_ways(name):
 
 def test_the_largest_has_eight_billion_parameters():
     config = SIZES["8b"]
-    layer = (
-        2 * config.hidden**2 + 2 * config.hidden * config.kv_heads * config.head_dim + 3 * config.hidden * config.ffn
-    )
+    rows = 2 * config.hidden + 2 * config.kv_heads * config.head_dim + 3 * config.ffn
     assert round((config.layers * rows * config.hidden + 2 * config.vocabulary * config.hidden) / 1e9) == 8
 
 

@@ -91,7 +91,12 @@ def _run(options: argparse.Namespace) -> int:
     for line in (*checked.remarks, *_said(plugin)):
         console.print(line, markup=False, highlight=False)
     if options.json:
-        write_file(options.json, json.dumps(record(checked, plugin, device), indent=1).encode())
+        write_file(
+            options.json,
+            json.dumps(
+                record(checked, plugin, device, repeat=options.repeat, headroom=options.headroom), indent=1
+            ).encode(),
+        )
     failures = [text for row in checked.rows if (text := broken(row)) is not None]
     if plugin is not None and not plugin.same_results:
         failures.append("the plug-in changed a result")

@@ -86,8 +86,10 @@ def hardware_of(device: torch.device) -> str:
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 
-def record(checked: Checked, plugin: PluginCheck | None, device: torch.device) -> dict[str, Any]:
-    """What ``--json`` writes: bytes, microseconds."""
+def record(
+    checked: Checked, plugin: PluginCheck | None, device: torch.device, *, repeat: int, headroom: int | str
+) -> dict[str, Any]:
+    """What ``--json`` writes: bytes, microseconds. ``repeat`` and ``headroom`` are those that the check was given."""
     return {
         "date": date.today().isoformat(),
         "hardware": hardware_of(device),
@@ -99,6 +101,8 @@ def record(checked: Checked, plugin: PluginCheck | None, device: torch.device) -
         },
         "measured_on_gpu": checked.cycles_per_us is not None,
         "cycles_per_us": checked.cycles_per_us,
+        "repeat": repeat,
+        "headroom": headroom,
         "config": asdict(checked.config),
         "nodes": checked.nodes,
         "collectives": checked.collectives,

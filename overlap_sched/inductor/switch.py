@@ -6,18 +6,23 @@ with overlap_sched.enabled(options):      # around the first forward and backwar
 overlap_sched.enable(options)             # until overlap_sched.disable()
 
 torch.compile(model, options=overlap_sched.inductor_options(options))
+
+While it is on, gathers over gloo go around a fault of torch (:mod:`~overlap_sched.inductor.gloo`). With
+``inductor_options`` nothing is on: enter ``safe_gathers()`` yourself where compiled graphs run over gloo.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch.distributed as dist
 from torch._inductor import config
 
 from overlap_sched.cost import CostModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx.costs import Cost
+from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.inductor.identity import Settings
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.reporting import warn
@@ -35,8 +40,8 @@ COMPETING = (
 """Reorderers of torch, some only in newer versions: one after us would undo our order, one before us makes fusion
 worse by the dependencies that it inserts."""
 
-_on: list[tuple[Settings, dict[str, Any]]] = []
-"""What is switched on, innermost last: the settings, and the values that they replaced."""
+_on: list[tuple[Settings, dict[str, Any], ExitStack]] = []
+"""What is switched on, innermost last: the settings, the values that they replaced, what else is to be undone."""
 
 
 def inductor_options(
@@ -161,12 +166,16 @@ def _changes(settings: Settings, stage: str) -> tuple[Settings, dict[str, Any]]:
 
 def _switch_on(settings: Settings, changes: dict[str, Any]) -> None:
     before = {name: getattr(config, name) for name in changes}
-    _on.append((settings, before))
+    undo = ExitStack()
+    if dist.is_available():
+        undo.enter_context(safe_gathers())
+    _on.append((settings, before, undo))
     for name, value in changes.items():
         setattr(config, name, value)
 
 
 def _switch_off() -> None:
-    _, before = _on.pop()
+    _, before, undo = _on.pop()
+    undo.close()
     for name, value in before.items():
         setattr(config, name, value)

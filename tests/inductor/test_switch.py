@@ -11,6 +11,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning
+from overlap_sched.inductor.gloo import routed
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.switch import current_settings
@@ -41,6 +42,16 @@ def test_off_again_restores_every_setting() -> None:
         assert all_settings() == before
         overlap_sched.disable()
         assert all_settings() == before
+
+
+def test_gathers_over_gloo_are_safe_while_it_is_on() -> None:
+    assert not routed()
+    with overlap_sched.enabled():
+        assert routed()
+    overlap_sched.enable()
+    assert routed()
+    overlap_sched.disable()
+    assert not routed()
 
 
 def test_an_error_in_the_block_restores_them_too() -> None:

@@ -28,13 +28,15 @@ _EACH = {
     "torch": (),
 }
 Run = Mapping[str, Any]
+_WIDTH = 132
+"""Columns that the table needs."""
 
 
 def main(given: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     arguments = list(sys.argv[1:] if given is None else given)
     ranks = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "2"
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(width=max(Console().width, _WIDTH), soft_wrap=True, highlight=False)
     if not ranks.isdigit() or int(ranks) < 1:
         console.print(
             f"compare: {ranks!r} is no number of ranks. Usage: compare_training.sh [RANKS] [--model SIZE ...]"

@@ -12,6 +12,7 @@ from overlap_sched.inductor.private import (
     WeakDep,
     contains_collective,
     contains_wait,
+    ir,
     is_async_collective,
     is_nonfreeable_buffers,
     members,
@@ -55,7 +56,10 @@ class Flow:
         waited = set(self.launch_of.values())
         lost = [at for at, kind in enumerate(self.kinds) if kind is Kind.COLLECTIVE and at not in waited]
         notes["collective_without_wait"] = len(lost)
-        outputs = (s for name in V.graph.get_output_names() for s in buffers.of(name))
+        # a gradient that is None, or a size: outputs, but no buffers
+        no_buffers = (ir.NoneAsConstantBuffer, ir.ShapeAsConstantBuffer)
+        tensors = (out for out in V.graph.graph_outputs if not isinstance(out, no_buffers))
+        outputs = (s for out in tensors for s in buffers.of(out.get_name()))
         held = (s for at in lost for s in (*self.uses[at], *self.made[at]))
         self.kept = _distinct([*outputs, *held])
 

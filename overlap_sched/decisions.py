@@ -20,9 +20,11 @@ def decisions(problem: Problem, order: Order, timeline: Replay, run: Run | None)
         run: The run that made it; ``None`` where the original order was kept.
     """
     nodes, waits = problem.nodes, problem.waits
-    original = {v: at for at, v in enumerate(problem.original_order)}
-    busy = [v for v in order if nodes[v].kind is not Kind.COLLECTIVE and timeline.finish_us[v] > timeline.start_us[v]]
-    computing = [v for v in busy if nodes[v].kind is not Kind.WAIT]
+    computing = [
+        v
+        for v in order
+        if nodes[v].kind not in (Kind.COLLECTIVE, Kind.WAIT) and timeline.finish_us[v] > timeline.start_us[v]
+    ]
     starts = [timeline.start_us[v] for v in computing]
     previous: dict[str | None, int] = {}
     records = []
@@ -45,7 +47,7 @@ def decisions(problem: Problem, order: Order, timeline: Replay, run: Run | None)
             Decision(
                 collective=v,
                 position=position,
-                original_position=original[v],
+                original_position=v,  # nodes are listed in their original order
                 reason=run.reasons[v] if run else "original",
                 launch_us=timeline.at_us[v],
                 start_us=start,

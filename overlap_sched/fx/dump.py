@@ -22,7 +22,6 @@ from overlap_sched.fx.dump_groups import DumpGroup, given_groups, stand_ins
 from overlap_sched.fx.dump_loader import Loader
 from overlap_sched.fx.dump_source import read_source
 from overlap_sched.fx.dump_values import MisfitError, fake_execution
-from overlap_sched.problem import Group
 
 GROUPS_KEY = "overlap_sched_groups"
 """Key of ``gm.meta`` under which a loaded graph carries its process groups, ``{name: (size, ranks or None)}``."""
@@ -45,19 +44,6 @@ class Dump:
     name: str
     groups: Mapping[str, DumpGroup]
     notes: Mapping[str, int]
-
-    def problem_groups(self, ranks_per_node: int = 8) -> dict[str, Group]:
-        """The groups as :func:`overlap_sched.fx.lift` takes them.
-
-        A group is inside a node if all its ranks are on one, `ranks_per_node` consecutive ranks to a node; where its
-        ranks are not known, if it is no larger than a node.
-        """
-        return {
-            name: Group(
-                size, size <= ranks_per_node if ranks is None else len({rank // ranks_per_node for rank in ranks}) == 1
-            )
-            for name, (size, ranks) in self.groups.items()
-        }
 
 
 def load_dump(

@@ -7,6 +7,7 @@ is impure, fences against everything, and readers of a copy that need not be fin
 """
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.facts import Keeps
@@ -19,7 +20,9 @@ def hazards(reading: Reading) -> dict[int, set[int]]:
     Linear in the graph and its hazards; most graphs have few.
     """
     after: dict[int, set[int]] = defaultdict(set)
-    _keep_places(reading, after)
+    impure = sorted({*reading.keeps, *reading.writes, *reading.syncs})
+    for v, before in chained((v, reading.keeps.get(v, Keeps.NOTHING)) for v in impure):
+        after[v].add(before)
     _keep_storages(reading, _written_roots(reading), after)
     if Keeps.FENCE in reading.keeps.values():
         _keep_fences(reading, after)
@@ -35,24 +38,30 @@ def _written_roots(r: Reading) -> set[int]:
     return written
 
 
-def _keep_places(r: Reading, after: dict[int, set[int]]) -> None:
-    """Chains of random numbers and of effects; barriers against both and against writes."""
+def chained(impure: Iterable[tuple[int, Keeps]]) -> Iterator[tuple[int, int]]:
+    """Random numbers among themselves, effects among themselves; barriers against both and against all the others.
+
+    Args:
+        impure: In order: positions of what draws, acts, writes or communicates, and what each must keep.
+
+    Yields:
+        A position and an earlier one behind which it stays.
+    """
     last: dict[Keeps, int] = {}
-    impure: list[int] = []
-    for v in sorted({*r.keeps, *r.writes, *r.syncs}):
-        keeps = r.keeps.get(v, Keeps.NOTHING)
+    since: list[int] = []  # the last barrier
+    for v, keeps in impure:
         if Keeps.BARRIER in last:
-            after[v].add(last[Keeps.BARRIER])
+            yield v, last[Keeps.BARRIER]
         if keeps >= Keeps.BARRIER:
-            after[v].update(impure)
-            impure.clear()
+            yield from ((v, before) for before in since)
+            since.clear()
             last = {Keeps.BARRIER: v}
             continue
         if keeps in last:
-            after[v].add(last[keeps])
+            yield v, last[keeps]
         if keeps is not Keeps.NOTHING:
             last[keeps] = v
-        impure.append(v)
+        since.append(v)
 
 
 def _keep_storages(r: Reading, written: set[int], after: dict[int, set[int]]) -> None:

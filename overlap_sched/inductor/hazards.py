@@ -7,11 +7,12 @@ after write, as they are in the order given.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.facts import Keeps
+from overlap_sched.fx.hazards import chained
 from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.buffers import Buffers
 from overlap_sched.inductor.costs import KernelCosts
@@ -44,7 +45,8 @@ def dependencies(
     after = [_of_torch(at, snode, buffers, notes) for at, snode in enumerate(snodes)]
     known = sum(map(len, after))
     _keep_storages(takes, writes, after)
-    _keep_places(snodes, reading, costs, after)
+    for at, before in chained(_impure(snodes, reading, costs)):
+        after[at].add(before)
     _keep_point_to_point(snodes, reading, costs, after, notes)
     notes["hazard"] = sum(map(len, after)) - known
     return after
@@ -95,27 +97,13 @@ def _keep_storages(takes: Sequence[Sequence[str]], writes: Sequence[Sequence[str
         after[at].discard(at)
 
 
-def _keep_places(snodes: Sequence[Any], reading: Reading, costs: KernelCosts, after: list[set[int]]) -> None:
-    """Random numbers among themselves, effects among themselves; unknown calls against both and all communication."""
-    last: dict[Keeps, int] = {}
-    impure: list[int] = []
+def _impure(snodes: Sequence[Any], reading: Reading, costs: KernelCosts) -> Iterator[tuple[int, Keeps]]:
+    """What draws random numbers, acts or communicates; of communication, barriers alone keep their side."""
     for at, snode in enumerate(snodes):
-        comm = contains_collective(snode) or contains_wait(snode)
-        keeps = Keeps.NOTHING if comm else _keeps(snode, reading, costs)
-        if keeps is Keeps.NOTHING and not comm:
-            continue
-        if Keeps.BARRIER in last:
-            after[at].add(last[Keeps.BARRIER])
-        if keeps >= Keeps.BARRIER:
-            after[at].update(impure)
-            impure.clear()
-            last = {Keeps.BARRIER: at}
-            continue
-        if keeps in last:
-            after[at].add(last[keeps])
-        if keeps is not Keeps.NOTHING:
-            last[keeps] = at
-        impure.append(at)
+        if contains_collective(snode) or contains_wait(snode):
+            yield at, Keeps.NOTHING
+        elif (keeps := _keeps(snode, reading, costs)) is not Keeps.NOTHING:
+            yield at, keeps
 
 
 def _keeps(snode: Any, reading: Reading, costs: KernelCosts) -> Keeps:

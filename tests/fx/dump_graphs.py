@@ -15,8 +15,22 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from overlap_sched.fx.dump import Dump, load_dump
+
 RANKS = 64
 INSIDE = 8
+
+
+def loaded(folder: Path, text: str, name: str = "dump.py", **options: Any) -> Dump:
+    """A dump of this text, loaded as the user's would be."""
+    path = folder / name
+    path.write_text(text)
+    return load_dump(path, **options)
+
+
+def values(dump: Dump) -> dict[str, Any]:
+    """Per node its fake value."""
+    return {node.name: node.meta.get("val") for node in dump.gm.graph.nodes}
 
 
 @contextlib.contextmanager

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from dump_graphs import RANKS, fake_world, forward_and_backward, layer_arguments, sharded_layer
+from dump_graphs import RANKS, fake_world, forward_and_backward, layer_arguments, loaded, sharded_layer, values
 from torch import fx
 
 from overlap_sched import errors
-from overlap_sched.fx.dump import Dump, load_dump
+from overlap_sched.fx.dump import Dump
 from overlap_sched.fx.dump_literals import UnknownOp
+from overlap_sched.fx.groups import carried_groups
 from overlap_sched.fx.lift import lift
 
 OWN_STORAGE = "inputs whose storage the file does not say, each taken to have its own"
@@ -22,13 +23,7 @@ HEAD = """class GraphModule(torch.nn.Module):
 
 
 def load(tmp_path: Path, text: str, **options: Any) -> Dump:
-    path = tmp_path / "aot_forward_graph_3.txt"
-    path.write_text(text)
-    return load_dump(path, **options)
-
-
-def values(dump: Dump) -> dict[str, Any]:
-    return {node.name: node.meta.get("val") for node in dump.gm.graph.nodes}
+    return loaded(tmp_path, text, "aot_forward_graph_3.txt", **options)
 
 
 def test_a_printed_graph_is_the_graph(tmp_path: Path) -> None:
@@ -39,8 +34,8 @@ def test_a_printed_graph_is_the_graph(tmp_path: Path) -> None:
             dump = load(tmp_path, text, groups={"1": 8})
             assert dump.notes == {OWN_STORAGE: len(inputs)}
             assert (dump.name, dump.groups["0"].size) == ("aot_forward_graph_3", RANKS)
-            ours = lift(dump.gm, name="it", groups=dump.problem_groups()).problem
-            theirs = lift(gm, name="it", groups=dump.problem_groups()).problem
+            ours = lift(dump.gm, name="it").problem
+            theirs = lift(gm, name="it", groups=carried_groups(dump.gm.graph, 8)).problem
             assert [(n.name, n.deps, n.time_us) for n in ours.nodes] == [
                 (n.name, n.deps, n.time_us) for n in theirs.nodes
             ]

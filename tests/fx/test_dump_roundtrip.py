@@ -23,6 +23,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.fx.dump import Dump, load_dump
+from overlap_sched.fx.groups import carried_groups
 from overlap_sched.fx.lift import lift
 
 
@@ -106,8 +107,8 @@ def test_partitioned_forward_and_backward_on_two_mesh_dimensions(world: tuple[st
 def test_the_problem_of_a_dump_equals_that_of_the_graph(world: tuple[str, str], tmp_path: Path, model: str) -> None:
     for gm, inputs in forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True)):
         dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
-        groups = dump.problem_groups()
-        from_dump = lift(dump.gm, memory_model=model, groups=groups, name="it")  # type: ignore[arg-type]
+        groups = carried_groups(dump.gm.graph, 8)
+        from_dump = lift(dump.gm, memory_model=model, name="it")  # type: ignore[arg-type]
         from_graph = lift(gm, memory_model=model, groups=groups, name="it")  # type: ignore[arg-type]
         assert from_dump.problem.nodes == from_graph.problem.nodes
         assert from_dump.problem == from_graph.problem
@@ -206,7 +207,7 @@ def test_compiled_forward_and_backward_of_experts(world: tuple[str, str], tmp_pa
         exchanged = [n.meta["val"] for n in dump.gm.graph.nodes if "all_to_all_single" in n.name]
         assert {tuple(value.shape) for value in exchanged} <= {(96, 8), (8,)}
         assert dump.notes == {"sizes that only the data knows, taken as 12": 16}
-        assert lift(dump.gm, groups=dump.problem_groups()).problem.collectives
+        assert lift(dump.gm).problem.collectives
 
 
 def test_joint_graph_with_flattened_arguments(tmp_path: Path) -> None:

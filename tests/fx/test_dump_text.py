@@ -3,27 +3,18 @@
 
 import gzip
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from dump_graphs import handwritten
+from dump_graphs import handwritten, values
+from dump_graphs import loaded as load
 from torch import fx
 
-from overlap_sched.fx.dump import Dump, load_dump
+from overlap_sched.fx.dump import load_dump
 from overlap_sched.fx.dump_literals import UnknownOp
 from overlap_sched.fx.dump_values import Opaque
+from overlap_sched.fx.groups import carried_groups
 from overlap_sched.problem import Group
-
-
-def load(tmp_path: Path, text: str, **options: Any) -> Dump:
-    path = tmp_path / "dump.py"
-    path.write_text(text)
-    return load_dump(path, **options)
-
-
-def values(dump: Dump) -> dict[str, Any]:
-    return {node.name: node.meta.get("val") for node in dump.gm.graph.nodes}
 
 
 def test_tensors_stay_on_the_device_of_the_dump_and_views_share_storages(tmp_path: Path) -> None:
@@ -284,7 +275,8 @@ return (a, b, c, d)
     dump = load(tmp_path, text, groups={"7": [1, 9, 17]})
     assert dump.groups == {"0": (64, None), "513": (8, None), "7": (3, (1, 9, 17))}
     assert values(dump)["d"].shape == (64, 1)
-    assert dump.problem_groups() == {"0": Group(64, False), "513": Group(8, True), "7": Group(3, False)}
+    groups = {"0": Group(64, False), "513": Group(8, True), "7": Group(3, False)}
+    assert carried_groups(dump.gm.graph, ranks_per_node=8) == groups
     guessed = load_dump(tmp_path / "dump.py")
     assert guessed.groups["7"] == (64, None)
     assert guessed.notes == {"process group '7': size not known, taken as 64, the largest one named": 1}

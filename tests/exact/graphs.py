@@ -50,6 +50,7 @@ class _Builder:
         self.groups = ("dp", "tp", "ep")[: self.draw.choice((1, 2, 2, 3))]
         self.late_waits = self.draw.random() < 0.3  # reductions are waited for at the end of the graph
         self.flying: list[tuple[int, _Value, _Value]] = []
+        self.results: list[_Value] = []
 
     def us(self, mean: int) -> float:
         return float(max(1, round(mean * self.draw.choice((0.25, 0.5, 1, 1, 1.5, 3)))))
@@ -61,12 +62,12 @@ class _Builder:
         s = self.graph.storage(mib, pinned)
         return _Value(self.graph.add(name, Kind.INPUT, alloc=(s,)), s, mib)
 
-    def compute(self, name: str, *values: _Value, mib: int | None = None, us: float | None = None) -> _Value:
+    def compute(self, name: str, *values: _Value, mib: int | None = None) -> _Value:
         mib = self.mib() if mib is None else mib
         s = self.graph.storage(mib)
         v = self.graph.add(
             name, Kind.COMPUTE, deps=tuple(sorted({value.node for value in values})), alloc=(s,),
-            use=tuple(sorted({value.storage for value in values})), time_us=self.us(self.compute_us) if us is None else us,
+            use=tuple(sorted({value.storage for value in values})), time_us=self.us(self.compute_us),
         )  # fmt: skip
         return _Value(v, s, mib)
 
@@ -99,8 +100,6 @@ class _Builder:
             self.flying.append(flying)
         else:
             self.results.append(self.wait(flying))
-
-    results: list[_Value]
 
     def problem(self, name: str) -> Problem:
         """The graph with its output; the original order is the order of making."""
@@ -242,7 +241,6 @@ def small_graph(seed: int) -> Problem:
     family = names[seed % len(names)]
     for attempt in range(1000):
         build = _Builder(seed * 1000 + attempt)
-        build.results = []
         FAMILIES[family](build)
         problem = build.problem(f"{family}-{seed}")
         if len(problem.nodes) <= MOST_NODES and problem.collectives:

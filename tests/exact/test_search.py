@@ -1,31 +1,78 @@
-"""The exact search against brute force, from the words of the definitions."""
+"""Both exact solvers against brute force, from the words of the definitions."""
 
-from hypothesis import given, settings
+from itertools import islice
+
+import pytest
+from hypothesis import assume, given, settings
 
 from overlap_sched.problem import Problem
-from tests.exact.search import shortest_step
+from tests.exact import cpsat
+from tests.exact.graphs import SEEDS, small_graph
+from tests.exact.search import TooLargeError, shortest_step
 from tests.graphs import problems
 from tests.oracle import all_orders, peak_by_definition, step_by_definition
 
-MOST_ORDERS = 3_000
+MOST_ORDERS = 400
 
 
-@settings(max_examples=150, deadline=None)
+def measured_orders(problem: Problem) -> list[tuple[int, float]]:
+    """(peak, step) of every valid order; the graph is passed over where there are too many."""
+    orders = list(islice(all_orders(problem), MOST_ORDERS + 1))
+    assume(1 < len(orders) <= MOST_ORDERS)
+    return [(max(peak_by_definition(problem, order)), step_by_definition(problem, order)) for order in orders]
+
+
+def budgets(measured: list[tuple[int, float]]) -> tuple[int, ...]:
+    """One that no order keeps, the least that some do, one between, one that all do."""
+    peaks = sorted({peak for peak, _ in measured})
+    return peaks[0] - 1, peaks[0], peaks[len(peaks) // 2], peaks[-1]
+
+
+@settings(max_examples=60, deadline=None)
 @given(problems(max_steps=6))
 def test_no_order_is_shorter_and_one_is_as_short(problem: Problem) -> None:
-    measured = []
-    for order in all_orders(problem):
-        measured.append((max(peak_by_definition(problem, order)), step_by_definition(problem, order)))
-        if len(measured) > MOST_ORDERS:
-            return
-    peaks = sorted({peak for peak, _ in measured})
-    for limit in (peaks[0] - 1, peaks[0], peaks[len(peaks) // 2], peaks[-1]):
-        steps = [step for peak, step in measured if peak <= limit]
-        found = shortest_step(problem, limit)
+    measured = measured_orders(problem)
+    for budget in budgets(measured):
+        steps = [step for peak, step in measured if peak <= budget]
+        found = shortest_step(problem, budget)
         if not steps:
             assert found is None
         else:
             assert found is not None
             assert found.step_us == min(steps)
             assert step_by_definition(problem, list(found.order)) == found.step_us
-            assert max(peak_by_definition(problem, list(found.order))) <= limit
+            assert max(peak_by_definition(problem, list(found.order))) <= budget
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(max_steps=5))
+def test_constraints_say_the_same(problem: Problem) -> None:
+    pytest.importorskip("ortools")
+    measured = measured_orders(problem)
+    for budget in budgets(measured):
+        steps = [step for peak, step in measured if peak <= budget]
+        found = cpsat.shortest_step(problem, budget)
+        assert (None if found is None else found[0]) == min(steps, default=None)
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems(max_steps=5))
+def test_what_can_be_reached_with_the_listed_order_to_fall_back_on(problem: Problem) -> None:
+    orders = list(islice(all_orders(problem), MOST_ORDERS + 1))
+    assume(1 < len(orders) <= MOST_ORDERS)
+    listed = list(range(len(problem.nodes)))
+    budget = max(peak_by_definition(problem, listed))
+    steps = []
+    for order in orders:
+        prefixes = (order[:k] + [v for v in listed if v not in order[:k]] for k in range(len(order) + 1))
+        if all(max(peak_by_definition(problem, prefix)) <= budget for prefix in prefixes):
+            steps.append(step_by_definition(problem, order))
+    found = shortest_step(problem, budget, completed_as_listed=True)
+    assert found is not None
+    assert found.step_us == min(steps)
+
+
+def test_the_search_gives_up_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.exact.search.MOST_PATHS", 10)
+    with pytest.raises(TooLargeError, match=r"^forward-0: more than 10 paths$"):
+        shortest_step(small_graph(SEEDS[0]), 2**60)

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""How far from the true optimum, on three hundred small graphs? Ours at headroom 0 beside an exact solver's order.
+
+    scripts/small_graphs.py                    one line per family of graphs, and the worst ones
+    scripts/small_graphs.py --second-opinion   also solve all of them with CP-SAT (minutes; needs ortools)
+    scripts/small_graphs.py --update           write the figures that the tests guard (tests/data/small_graphs.json)
+
+The graphs (tests/exact/graphs.py) have up to 25 nodes: gathers, matmuls, reductions on up to three process groups, by
+fixed seeds. The optimum (tests/exact/search.py) is the shortest step of any order within the original peak; simulated,
+runtime memory model. "reachable" is the best order of which every beginning can be completed in the original order
+within the budget.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the solvers belong to the tests
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from overlap_sched.liveness import peak_memory
+from overlap_sched.problem import Problem
+from overlap_sched.report.progress import progress
+from tests.exact.graphs import FAMILIES, SEEDS, small_graph
+from tests.exact.table import GOLDEN, Row, measure, summary, write_golden
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit status (1: the two solvers disagree)."""
+    options = _parser().parse_args(arguments)
+    rows: list[Row] = []
+    disagree: list[str] = []
+    unproved = 0
+    with progress() as tell:
+        for seed in SEEDS:
+            problem = small_graph(seed)
+            tell(f"{problem.name}: {seed + 1} of {len(SEEDS)}")
+            rows.append(measure(problem))
+            if options.second_opinion:
+                said = second_opinion(problem)
+                unproved += said is None
+                if said is not None and said != rows[-1].optimal_us:
+                    disagree.append(f"{problem.name}: search {rows[-1].optimal_us} us, CP-SAT {said} us")
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(by_family(rows))
+    console.print(worst(rows, options.worst))
+    if options.second_opinion:
+        same = len(rows) - len(disagree) - unproved
+        console.print(f"CP-SAT proves the same optimum for {same} of {len(rows)} graphs, and none for {unproved}.")
+    for line in disagree:
+        console.print(line, style="red")
+    if options.update:
+        write_golden(rows)
+        console.print(f"Written: {GOLDEN}", highlight=False)
+    return 1 if disagree else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worst", type=int, default=10, metavar="N", help="how many of the worst (default: 10)")
+    parser.add_argument("--second-opinion", action="store_true", help="solve all of them with CP-SAT too")
+    parser.add_argument("--update", action="store_true", help=f"write {GOLDEN.name}")
+    return parser
+
+
+def second_opinion(problem: Problem) -> float | None:
+    """The optimum as CP-SAT has it; ``None`` where its count of work was used up before it had a proof."""
+    from tests.exact import cpsat
+
+    budget, _ = peak_memory(problem, problem.original_order)
+    try:
+        found = cpsat.shortest_step(problem, budget)
+    except cpsat.NotSolvedError:
+        return None
+    return -1.0 if found is None else found[0]
+
+
+def by_family(rows: Sequence[Row]) -> Table:
+    """One line per family, and all."""
+    table = Table(title="Simulated, headroom 0. Gaps are to the true optimum: mean (worst).", box=box.SIMPLE_HEAD)
+    table.add_column("graphs")
+    for column in ("", "optimal", "original", "reachable", "ours", "ours, worst"):
+        table.add_column(column, justify="right")
+    for family in (*FAMILIES, ""):
+        total = summary([row for row in rows if row.name.startswith(family)])
+        gaps = (total.original_percent, total.reachable_percent, total.mean_percent, total.worst_percent)
+        shown = [f"{gap:.2f} %" for gap in gaps]
+        table.add_row(family or "all", str(total.graphs), str(total.optimal), *shown, style=None if family else "bold")
+    return table
+
+
+def worst(rows: Sequence[Row], count: int) -> Table:
+    """The graphs with the largest gaps."""
+    table = Table(title="The worst", box=box.SIMPLE_HEAD)
+    table.add_column("graph")
+    for column in ("nodes", "original", "ours", "reachable", "optimal", "gap"):
+        table.add_column(column, justify="right")
+    for row in sorted(rows, key=lambda row: -row.gap_percent)[:count]:
+        steps = (row.original_us, row.scheduled_us, row.reachable_us, row.optimal_us)
+        table.add_row(row.name, str(row.nodes), *(f"{us:.0f} us" for us in steps), f"{row.gap_percent:.1f} %")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,6 +18,8 @@ class LlamaConfig:
         batch, sequence: Sequences per rank and tokens per sequence (before tensor parallelism splits them).
         fsdp: Ranks over which every parameter is sharded.
         tp: Ranks of tensor parallelism (1: none). The world has ``fsdp * tp`` ranks.
+        cp: Of the ``fsdp`` ranks, how many share a sequence (context parallelism; 1: none). ``sequence`` is then what
+            one of them has. For times and sizes only: the causal mask is the first rank's on all of them.
     """
 
     name: str
@@ -31,6 +33,7 @@ class LlamaConfig:
     sequence: int
     fsdp: int
     tp: int = 1
+    cp: int = 1
 
     @property
     def world(self) -> int:

@@ -149,6 +149,7 @@ def attention(x: Tensor, weights: Weights, layer: int, rotation: Tensor, config:
     value = functional.linear(x, weights[f"{layer}.wv"]).view(heads)
     times = config.heads // config.kv_heads
     query, key = rotate(query, rotation), rotate(key, rotation)
+    key, value = enter_block(key, weights.mesh.cp), enter_block(value, weights.mesh.cp)
     key, value = repeat_heads(key, times), repeat_heads(value, times)
     out = FlashAttention.apply(*(y.permute(1, 2, 0, 3) for y in (query, key, value)))
     out = out.permute(2, 0, 1, 3).reshape(*x.shape[:2], -1)

@@ -34,10 +34,11 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The process groups that this rank is in; ``tp`` is ``None`` without tensor parallelism."""
+    """The process groups that this rank is in; ``tp`` and ``cp`` are ``None`` without that kind of parallelism."""
 
     fsdp: Ranks
     tp: Ranks | None = None
+    cp: Ranks | None = None
 
 
 @contextmanager
@@ -63,11 +64,17 @@ def make_mesh(config: LlamaConfig) -> Mesh:
     """The groups of rank 0: tensor-parallel ranks are neighbours, so that they share a node."""
     world = dist.group.WORLD
     assert world is not None, "make_mesh runs inside fake_world"
-    if config.tp == 1:
-        return Mesh(Ranks(world.group_name, config.fsdp))
-    fsdp = dist.new_group(list(range(0, config.world, config.tp)))
-    tp = dist.new_group(list(range(config.tp)))
-    return Mesh(Ranks(fsdp.group_name, config.fsdp), Ranks(tp.group_name, config.tp))
+    fsdp, tp, cp = Ranks(world.group_name, config.fsdp), None, None
+    if config.tp > 1:
+        fsdp = _ranks(range(0, config.world, config.tp))
+        tp = _ranks(range(config.tp))
+    if config.cp > 1:
+        cp = _ranks(range(0, config.cp * config.tp, config.tp))
+    return Mesh(fsdp, tp, cp)
+
+
+def _ranks(members: range) -> Ranks:
+    return Ranks(dist.new_group(list(members)).group_name, len(members))
 
 
 def all_gather(x: Tensor, ranks: Ranks) -> Tensor:
@@ -135,7 +142,7 @@ class LeaveBlock(torch.autograd.Function):
 
 
 def enter_block(x: Tensor, tp: Ranks | None) -> Tensor:
-    """Gather the tokens before a tensor-parallel block."""
+    """Gather the tokens before a tensor-parallel block, or those that context-parallel ranks attend to."""
     return x if tp is None else EnterBlock.apply(x, tp)
 
 

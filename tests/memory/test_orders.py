@@ -1,0 +1,234 @@
+"""Orders with a low peak: valid, never above the original, optimal where they say so; brute force is the judge."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap_sched.errors import OptionsError
+from overlap_sched.liveness import memory_profile
+from overlap_sched.memory.best import ORDERS, best_order
+from overlap_sched.memory.cut import cheapest_state
+from overlap_sched.memory.descend import eager
+from overlap_sched.memory.floor import floor_bytes, floor_profile
+from overlap_sched.memory.flow import flow_of, lead_with_inputs
+from overlap_sched.memory.published import lpmf
+from overlap_sched.memory.search import search
+from overlap_sched.memory.walk import Backward, Forward
+from overlap_sched.options import Preserve
+from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
+from overlap_sched.validate import violation
+from tests.graphs import problems
+from tests.oracle import all_orders, peak_by_definition, random_order
+
+PRESERVES = st.sampled_from(("none", "group", "all"))
+
+
+def launches(problem: Problem, order: list[int], preserve: Preserve) -> list[list[int]]:
+    """Collectives in launch order, per key that is to keep it."""
+    keys = {"none": [], "all": [None], "group": sorted(problem.groups)}[preserve]
+    comms = [v for v in order if problem.nodes[v].kind is Kind.COLLECTIVE]
+    return [[v for v in comms if key is None or problem.nodes[v].group == key] for key in keys]
+
+
+def allowed(problem: Problem, order: list[int], preserve: Preserve) -> bool:
+    return violation(problem, order) is None and all(own == sorted(own) for own in launches(problem, order, preserve))
+
+
+def brute_force(problem: Problem, preserve: Preserve) -> tuple[int, list[list[int]]]:
+    """The lowest peak of all orders, and every order (few nodes only)."""
+    orders = [order for order in all_orders(problem) if allowed(problem, order, preserve)]
+    return min(max(peak_by_definition(problem, order)) for order in orders), orders
+
+
+@given(problems(max_steps=20), st.sampled_from(sorted(ORDERS)), PRESERVES)
+def test_simple_orders_are_valid(problem: Problem, name: str, preserve: Preserve) -> None:
+    flow = flow_of(problem, preserve)
+    assert allowed(problem, list(lead_with_inputs(flow, ORDERS[name](flow))), preserve)
+
+
+@given(problems(max_steps=20), PRESERVES, st.integers(0, 2))
+def test_best_is_valid_and_never_above_the_original(problem: Problem, preserve: Preserve, effort: int) -> None:
+    plan = best_order(problem, preserve, effort)
+    assert allowed(problem, list(plan.order), preserve)
+    peak = max(peak_by_definition(problem, list(plan.order)))
+    original = max(peak_by_definition(problem, list(problem.original_order)))
+    assert plan.bound_bytes <= peak <= original
+    assert (plan.peak_bytes, plan.original_bytes, plan.tried["original"]) == (peak, original, original)
+    if peak == original:
+        assert plan.order == problem.original_order
+
+
+@settings(max_examples=60)
+@given(problems(max_steps=5), PRESERVES)
+def test_small_graphs_are_solved_and_proven(problem: Problem, preserve: Preserve) -> None:
+    if len(problem.nodes) > 8:
+        return
+    lowest, _ = brute_force(problem, preserve)
+    plan = best_order(problem, preserve)
+    assert (plan.peak_bytes, plan.bound_bytes) == (lowest, lowest)
+    assert plan.optimal
+
+
+@settings(max_examples=60)
+@given(problems(max_steps=5), st.booleans(), st.integers(-2, 2))
+def test_search_of_the_whole_graph_is_exact(problem: Problem, backward: bool, above: int) -> None:
+    if len(problem.nodes) > 8:
+        return
+    lowest, orders = brute_force(problem, "none")
+    flow = flow_of(problem, "none")
+    limit = lowest + above
+    found = search(flow, flow.rest, 0, len(flow.rest), limit, 10**6, backward)
+    assert found.answer == ("found" if above >= 0 else "none")
+    if found.answer == "found":
+        assert max(peak_by_definition(problem, list(lead_with_inputs(flow, found.order)))) <= max(
+            limit, peak_by_definition(problem, orders[0])[0]
+        )
+    else:
+        assert limit < found.refused_bytes <= lowest
+
+
+@settings(max_examples=60)
+@given(problems(max_steps=5))
+def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
+    if len(problem.nodes) > 8:
+        return
+    _, orders = brute_force(problem, "none")
+    profiles = [dict(zip(order, peak_by_definition(problem, order), strict=True)) for order in orders]
+    flow = flow_of(problem, "none")
+    floor = floor_profile(flow)
+    for v in flow.rest:
+        least = min(profile[v] for profile in profiles)
+        cut = cheapest_state(flow, v)
+        assert cut is not None
+        assert cut.live_bytes == least
+        assert floor[v] <= least
+    assert floor_bytes(flow) <= min(max(profile.values()) for profile in profiles)
+
+
+@given(problems(max_steps=20), st.integers(0, 1000))
+def test_walks_know_what_each_step_costs(problem: Problem, seed: int) -> None:
+    flow = flow_of(problem, "none")
+    order = [v for v in random_order(problem, seed) if v not in set(flow.first)]
+    profile = dict(zip((*flow.first, *order), memory_profile(problem, lead_with_inputs(flow, order)), strict=True))
+    for walk, nodes in ((Forward(flow), order), (Backward(flow), order[::-1])):
+        for v in nodes:
+            assert v in walk.ready
+            before = (walk.live_bytes, list(walk.rise), list(walk.net), dict(walk.ready))
+            walk.run(v)
+            walk.undo(v)
+            assert (walk.live_bytes, list(walk.rise), list(walk.net), dict(walk.ready)) == before
+            assert walk.live_bytes + walk.rise[v] == profile[v]
+            walk.run(v)
+
+
+@given(problems(max_steps=20))
+def test_lpmf_picks_what_torch_would(problem: Problem) -> None:
+    """Every pick has the least key among all ready nodes, as torch compares them."""
+    flow = flow_of(problem, "none")
+    order = lpmf(flow)
+    walk = Forward(flow)
+    ends = flow.problem.nodes[-1].use
+    at_end = flow.always_bytes + sum(flow.size[s] for s in {*flow.kept, *(s for s in ends if flow.users[s])})
+    most = max(walk.live_bytes, at_end)
+    for v in order:
+        gap = most - walk.live_bytes
+        keys = {w: (walk.rise[w] if walk.rise[w] > gap else 0, walk.net[w], w) for w in walk.ready}
+        assert keys[v] == min(keys.values())
+        most = max(most, walk.live_bytes + walk.rise[v])
+        walk.run(v)
+
+
+def chain_with_updates(layers: int) -> Problem:
+    """A training step in small: forward keeps activations, backward makes gradients, updates come at the end."""
+    nodes, storages = [], []
+
+    def add(name: str, deps: list[int], made: list[int], used: list[int], kind: Kind = Kind.COMPUTE) -> int:
+        first = len(storages)
+        storages.extend(Storage(size) for size in made)
+        nodes.append(Node(name, kind, tuple(deps), tuple(range(first, len(storages))), tuple(used)))
+        return len(nodes) - 1
+
+    x = add("x", [], [8], [], Kind.INPUT)
+    acts = [0]
+    for k in range(layers):
+        x = add(f"f{k}", [x], [8], [acts[-1]])
+        acts.append(len(storages) - 1)
+    grad, grads = x, acts[-1]
+    updates = []
+    for k in reversed(range(layers)):
+        grad = add(f"b{k}", [grad], [8], [grads, acts[k]])
+        made = len(storages) - 1
+        w = add(f"w{k}", [grad], [64], [grads, acts[k]])
+        updates.append((k, w, len(storages) - 1))
+        grads = made
+    for k, w, s in updates:
+        add(f"u{k}", [w], [], [s])
+    add("out", [], [], [], Kind.OUTPUT)
+    return Problem("steps", tuple(nodes), tuple(storages))
+
+
+def test_updates_follow_their_gradients() -> None:
+    problem = chain_with_updates(20)
+    plan = best_order(problem)
+    assert plan.optimal
+    assert plan.original_bytes > 20 * 64
+    assert plan.peak_bytes < 4 * 64 + 20 * 8
+
+
+def test_collectives_keep_their_launch_order_within_a_group() -> None:
+    assert all(
+        allowed(EXAMPLE, list(best_order(EXAMPLE, preserve).order), preserve) for preserve in ("none", "group", "all")
+    )
+
+
+def wide(n: int) -> Problem:
+    """Many independent pairs: every producer is ready at once."""
+    nodes, storages = [], []
+    for k in range(n // 2):
+        storages.append(Storage(1 + k % 7))
+        nodes.append(Node(f"make{k}", Kind.COMPUTE, (), (k,), ()))
+    for k in range(n // 2):
+        nodes.append(Node(f"use{k}", Kind.COMPUTE, (k,), (), (k,)))
+    return Problem("wide", tuple(nodes), tuple(storages))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_work_of_an_eager_order_grows_with_the_graph(backward: bool) -> None:
+    steps = []
+    for n in (500, 4000):
+        flow = flow_of(wide(n))
+        walk = (Backward if backward else Forward)(flow)
+        eager(flow, flow.rest, backward=backward, walk=walk)
+        steps.append(walk.steps)
+    assert steps == [500, 4000]  # every node is run once, nothing is undone
+
+
+def test_work_is_counted_and_bounded_by_the_effort() -> None:
+    problem = chain_with_updates(40)
+    tight = replace(problem, name="again")
+    assert best_order(problem).work == best_order(tight).work
+    assert best_order(problem, effort=0).work == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"preserve": "some"}, "preserve is 'some'; it is one of 'none', 'group', 'all'."),
+        ({"effort": -1}, "effort is -1; it is a whole number, 0 or more."),
+        ({"effort": True}, "effort is True; it is a whole number, 0 or more."),
+    ],
+)
+def test_arguments_that_cannot_be(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        best_order(EXAMPLE, **arguments)  # type: ignore[arg-type]
+    assert str(caught.value) == text
+
+
+def test_flow_sorts_storages() -> None:
+    flow = flow_of(EXAMPLE)
+    assert flow.always_bytes == 2**20  # w, pinned
+    assert flow.given == (1,)  # x, given up by the caller
+    assert flow.kept == ()
+    assert flow.rest == tuple(range(2, 10))

@@ -43,6 +43,7 @@ class Keys:
     place_us: list[float]
     due_us: list[float]
     tail_us: list[float]
+    prepares: list[bool]
     total_us: float
     longest_us: float
 
@@ -69,6 +70,7 @@ def keys(problem: Problem, order: Sequence[int]) -> Keys:
         place[v] = done
         done += compute[v]
     cheap = CHEAP * done
+    prepares = [False] * n
     stream_due: dict[str | None, float] = {}  # the latest start of what follows on the group's stream
     for v in reversed(order):
         node = nodes[v]
@@ -88,9 +90,12 @@ def keys(problem: Problem, order: Sequence[int]) -> Keys:
         else:
             us = compute[v]
             needed, path = done, 0.0
+            launch_us = done
             for w in successors[v]:
                 if due[w] < needed:
                     needed = due[w]
+                if nodes[w].kind is Kind.COLLECTIVE or prepares[w]:
+                    launch_us = min(launch_us, due[w])
                 if tail[w] > path:
                     path = tail[w]
             tail[v] = path + us
@@ -98,4 +103,7 @@ def keys(problem: Problem, order: Sequence[int]) -> Keys:
                 due[v] = needed
             else:
                 due[v] = min(place[v], needed - us) if us <= cheap else place[v]
-    return Keys(compute, place, due, tail, done, max(tail))
+                if us <= cheap and launch_us < done:
+                    prepares[v] = True
+                    due[v] = launch_us - us
+    return Keys(compute, place, due, tail, prepares, done, max(tail))

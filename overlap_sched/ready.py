@@ -54,7 +54,8 @@ class Ready:
             )
         ]
         self._hoisted = [
-            launch or due < place for launch, due, place in zip(self._launch, keys.due_us, keys.place_us, strict=True)
+            launch or due < place or prep
+            for launch, due, place, prep in zip(self._launch, keys.due_us, keys.place_us, keys.prepares, strict=True)
         ]
 
     def add(self, v: int) -> None:

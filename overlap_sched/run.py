@@ -17,6 +17,7 @@ from overlap_sched.priority import Keys, keys
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.ready import Ready
 from overlap_sched.result import Reason, Work
+from overlap_sched.streams import Streams
 
 _LOOK = 4
 """How many of the most urgent nodes are looked at in one step."""
@@ -81,7 +82,7 @@ def list_schedule(
         v, reason = state.choose()
         state.run(v, reason)
     memory, ready = state.memory, state.ready
-    step_us = max([state.clock_us, *state.stream_free_us.values()])
+    step_us = max([state.clock_us, *state.streams.free_us.values()])
     work = Work(1, ready.rescored, memory.updates)
     made = (tuple(state.done), step_us, memory.peak_bytes, step_us - state.compute_end_us, state.keys.longest_us)
     return Run(*made, state.reasons, state.refusals, work)
@@ -108,8 +109,7 @@ class _State:
         self.done: list[int] = []
         self.clock_us = self.compute_end_us = 0.0
         self.computed_us = 0.0  # compute done so far: the clock without the stalls
-        self.finish_us: dict[int, float] = {}  # of the collectives launched
-        self.stream_free_us: dict[str | None, float] = {}
+        self.streams = Streams(problem, self.keys, self.memory.has_run)
         self.reasons: dict[int, Reason] = {}
         self.refusals: dict[int, tuple[int, int]] = {}
         self.blockers = [len(before) for before in problem.predecessors]
@@ -133,28 +133,45 @@ class _State:
         step_us = math.inf if step is None else self.keys.compute_us[step]
 
         # 1. a collective (or what prepares it) whose latest start would pass while the next compute runs
-        due = self._admitted(self.ready.due, (self.computed_us + step_us + self.lead_us,))
+        end_us = max(self.keys.longest_us, self.clock_us + self.keys.total_us - self.computed_us)
+        due = self._launch((self.computed_us + step_us + self.lead_us,), end_us)
         if due is not None:
             return due, "fits" if step is None else "frees" if self.ready.frees[due] else "due"
         # 2. a node of the critical path that would become late if the next compute went first
         if step is not None:
-            end_us = max(self.keys.longest_us, self.clock_us + self.keys.total_us - self.computed_us)
             late = self._late(step, end_us)
             if late is not None:
                 return late, "due"
             # 3. waits are deferred simply by running what does not need them
             return step, "reference"
         # 4. all that is left would stall: the wait that ends first
-        return self._land_first(), "fits"
+        landed = self._land_first()
+        if landed is not None:
+            return landed, "fits"
+        # 5. all that is left are launches in each other's way
+        due = self._admitted(self.ready.due)
+        assert due is not None, "the first open node of the reference order is always admitted"
+        return due, "fits"
 
-    def _land_first(self) -> int:
+    def _launch(self, below: tuple[float], end_us: float) -> int | None:
+        """The collective (or what prepares it) that is due first, with a key below the one given; see above."""
+        due, k = self.ready.due, 0
+        while k < min(len(due), _LOOK) and due[k] < below:
+            v = self.memory.order[due[k][-1]]
+            if self.nodes[v].kind is Kind.COLLECTIVE and self.streams.in_the_way(v, self.clock_us, end_us):
+                k += 1
+            elif self._may_run(v):
+                return v
+        return None
+
+    def _land_first(self) -> int | None:
         """Take out the wait, of those that would stall, whose collective finishes first and that the budget admits."""
         for key in self.ready.flying:
             v = self.memory.order[key[1]]
             if self.memory.admits(v):
                 self.ready.flying.remove(key)
                 return v
-        raise AssertionError("the first open node of the reference order is always admitted")
+        return None
 
     def _late(self, step: int, end_us: float) -> int | None:
         """The most urgent node that would make the end later if ``step`` went first, and that ``step`` can wait for."""
@@ -200,11 +217,10 @@ class _State:
         ready.remove(v)
         self.done.append(v)
         if node.kind is Kind.COLLECTIVE:
-            start_us = max(self.clock_us, self.stream_free_us.get(node.group, 0.0))
-            self.finish_us[v] = self.stream_free_us[node.group] = start_us + node.time_us
+            self.streams.launch(v, self.clock_us)
             self.reasons[v] = "reference" if self.memory.position[v] == self.memory.first else reason
         elif node.kind is Kind.WAIT:
-            self.clock_us = max(self.clock_us, self._finish(v))
+            self.clock_us = max(self.clock_us, self.streams.finished_us(v))
         else:
             self.clock_us += node.time_us
             self.computed_us += node.time_us
@@ -221,13 +237,8 @@ class _State:
             if blockers[w] == 0:
                 self._add(w)
 
-    def _finish(self, v: int) -> float:
-        """When the collective that v waits for is finished; 0 for one launched before this graph."""
-        collective = self.nodes[v].collective
-        return 0.0 if collective is None else self.finish_us[collective]
-
     def _add(self, v: int) -> None:
-        finish_us = self._finish(v) if self.nodes[v].kind is Kind.WAIT else 0.0
+        finish_us = self.streams.finished_us(v) if self.nodes[v].kind is Kind.WAIT else 0.0
         if finish_us > self.clock_us:
             self.ready.fly(v, finish_us)
         else:

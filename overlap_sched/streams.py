@@ -1,0 +1,127 @@
+"""The communication streams of one run, and which launch would stand in the way of a more urgent one.
+
+A stream takes one collective at a time and never interrupts it. A launch that nobody needs soon, one moment
+before the critical path has its own collective ready, makes the whole step longer::
+
+    compute       |= chain =|===== other =====|......|= chain =|     u waits for v: the chain stands still
+    group stream     |======= v =======|==== u ====|
+
+    compute       |= chain =|= other =|= chain =|=== other ===|      v lets u go first
+    group stream              |== u ==||======= v =======|
+
+So before v is launched: is there a collective u of its group with a longer path to the end that will be ready
+while v is on the stream, and would be late behind it, by more than v would be behind u?
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from overlap_sched.priority import Keys
+from overlap_sched.problem import Kind, Problem
+
+_LOOK = 4
+"""How many of the next collectives of its group are looked at before a launch."""
+_FAR = 40
+"""A collective with more than so many open nodes before it is far from ready."""
+
+
+class Streams:
+    """When each group's stream is free.
+
+    Attributes:
+        finish_us: Per collective launched, when it is finished. free_us: per group, when its stream is.
+        looked: Nodes visited by :meth:`in_the_way`: the work done, for tests and benchmarks.
+    """
+
+    def __init__(self, problem: Problem, keys: Keys, has_run: Sequence[bool]) -> None:
+        """Nothing launched; ``has_run``: per node id, kept up to date by its owner."""
+        self.finish_us: dict[int, float] = {}
+        self.free_us: dict[str | None, float] = {}
+        self.looked = 0
+        self._nodes, self._before = problem.nodes, problem.predecessors
+        self._tail_us, self._has_run = keys.tail_us, has_run
+        self._coming: dict[str | None, list[int]] = {}  # per group, by latest start
+        for v in sorted(problem.collectives, key=lambda v: keys.due_us[v]):
+            self._coming.setdefault(self._nodes[v].group, []).append(v)
+        self._open = dict.fromkeys(self._coming, 0)  # the first of them that has not been launched
+
+    def launch(self, v: int, clock_us: float) -> None:
+        """Collective v is launched now."""
+        self.finish_us[v] = self.free_us[self._nodes[v].group] = self.start_us(v, clock_us) + self._nodes[v].time_us
+
+    def start_us(self, v: int, clock_us: float) -> float:
+        """When v would start if it were launched now."""
+        return max(clock_us, self.free_us.get(self._nodes[v].group, 0.0))
+
+    def finished_us(self, wait: int) -> float:
+        """When the collective that a wait is for is finished; 0 for one launched before this graph."""
+        collective = self._nodes[wait].collective
+        return 0.0 if collective is None else self.finish_us[collective]
+
+    def in_the_way(self, v: int, clock_us: float, end_us: float) -> bool:
+        """Would v, launched now, hold up a more urgent collective for longer than it would have to wait for that one?
+
+        Args:
+            v: A collective that could be launched.
+            clock_us: Now.
+            end_us: When the step is expected to end: a node with a longer path than what is left is late.
+        """
+        start_us = self.start_us(v, clock_us)
+        finish_us = start_us + self._nodes[v].time_us
+        latest_us = end_us - self._tail_us[v]
+        for u in self._more_urgent(v):
+            late_us = finish_us - (end_us - self._tail_us[u])
+            if late_us <= 0:
+                continue
+            ready_us = max(start_us, self._ready_us(u, clock_us))
+            if ready_us >= finish_us:
+                continue
+            behind = max(ready_us - (end_us - self._tail_us[u]), ready_us + self._nodes[u].time_us - latest_us)
+            if behind < max(start_us - latest_us, late_us):
+                return True
+        return False
+
+    def _more_urgent(self, v: int) -> list[int]:
+        """Those of the next few collectives of v's group, by latest start, with a longer path to the end than v's."""
+        group, launched = self._nodes[v].group, self.finish_us
+        coming, k = self._coming[group], self._open[group]
+        while coming[k] in launched:
+            k += 1
+        self._open[group] = k
+        following = islice((u for u in islice(coming, k, None) if u not in launched), _LOOK)
+        return [u for u in following if self._tail_us[u] > self._tail_us[v]]
+
+    def _ready_us(self, v: int, clock_us: float) -> float:
+        """When v could be launched if all that it needs ran at once; infinite where that is far.
+
+        Nodes come in the original order within each other's dependencies, so one sweep by id is a longest path.
+        """
+        nodes, has_run = self._nodes, self._has_run
+        found, todo = {v}, [v]
+        while todo:
+            for u in self._before[todo.pop()]:
+                if not has_run[u] and u not in found:
+                    found.add(u)
+                    todo.append(u)
+            if len(found) > _FAR:
+                return float("inf")
+        self.looked += len(found)
+        done: dict[int, float] = {}
+        for u in sorted(found):
+            node = nodes[u]
+            at_us = max([done[w] for w in self._before[u] if w in done], default=clock_us)
+            if node.kind is Kind.COLLECTIVE:
+                done[u] = at_us
+            elif node.kind is Kind.WAIT:
+                done[u] = max(at_us, self._lands_us(node.collective, at_us))
+            else:
+                done[u] = at_us + node.time_us
+        return done[v]
+
+    def _lands_us(self, collective: int | None, launched_us: float) -> float:
+        """When a collective is finished, or would be if it were launched then."""
+        if collective is None:
+            return 0.0
+        if collective in self.finish_us:
+            return self.finish_us[collective]
+        return self.start_us(collective, launched_us) + self._nodes[collective].time_us

@@ -1,6 +1,7 @@
 """The command line of ``scripts/train.py``; the scheduler's options are named as in ``Options``."""
 
 import argparse
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Arguments:
     scheduler: Scheduler
     options: Options
     costs: str
+    slow_network: float | None
     predict: bool
     measure: bool
     checkpoint: Path | None
@@ -48,6 +50,9 @@ def parse(given: list[str] | None = None) -> Arguments:
     for name in ("batch", "sequence", "accumulate", "steps", "tp"):
         if values[name] is not None and values[name] < 1:
             raise OptionsError(f"--{name} is {values[name]}; it is 1 or more.")
+    slow = values["slow_network"]
+    if slow is not None and not 0.0 < slow < math.inf:
+        raise OptionsError(f"--slow-network is {slow:g}; it is a bandwidth in GB/s, above 0.")
     if values["checkpoint_every"] < 0:
         raise OptionsError(f"--checkpoint-every is {values['checkpoint_every']}; it is 0 (at the end) or more.")
     names = ("headroom", "budget", "memory_model", "preserve_collective_order", "effort", "strict", "agreement")
@@ -95,6 +100,12 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
         default="measured",
         choices=("measured", "h100"),
         help="times by which graphs are scheduled: of this machine (default), or of a node of eight H100",
+    )
+    add(
+        "--slow-network",
+        type=float,
+        metavar="GB/S",
+        help="on the CPU: collectives take as long as over a link of this bandwidth, without processor time",
     )
     add("--predict", action="store_true", help="with none: read the graphs, to predict their figures")
 

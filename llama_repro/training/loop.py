@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from rich.console import Console
@@ -20,9 +20,11 @@ from llama_repro.training.checkpoint import resume, save
 from llama_repro.training.measure import Profiled, profiled
 from llama_repro.training.outcome import Outcome
 from llama_repro.training.schedulers import scheduling
+from llama_repro.training.slow_network import slow_network, with_slow_links
 from llama_repro.training.trainer import DTYPES, Trainer, identity, make_trainer
 from llama_repro.training.world import World, world_of
-from overlap_sched.errors import OverlapSchedError
+from overlap_sched.cost import Roofline
+from overlap_sched.errors import OptionsError, OverlapSchedError
 from overlap_sched.report.files import check_writable, write_file
 
 _LINES = 10
@@ -46,6 +48,8 @@ def _run(arguments: Arguments, world: World) -> None:
     if arguments.json:
         check_writable(arguments.json)
     console = Console(quiet=world.rank != 0, soft_wrap=True, highlight=False)
+    if arguments.slow_network is not None and world.device.type != "cpu":
+        raise OptionsError("--slow-network slows collectives of the CPU down; add --device cpu.")
     if world.note:
         console.print(f"train: {world.note}", markup=False)
     trainer = make_trainer(arguments, world)
@@ -72,12 +76,15 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
         if first:
             console.print(f"train: resumed after step {first} of {arguments.checkpoint}", markup=False)
     model = measured_roofline(world, DTYPES[arguments.dtype]) if arguments.costs == "measured" else None
+    if arguments.slow_network is not None:
+        model = with_slow_links(model or Roofline(), arguments.slow_network * 1e9)
     _quieten()
     overlap_sched.clear_reports()
     on_gpu = world.device.type == "cuda"
-    losses, times = [], []
+    losses, times, passed = [], [], []
     seen: Profiled | None = None
     with (
+        slow_network(model) if arguments.slow_network is not None and model else nullcontext() as traffic,
         scheduling(arguments.scheduler, arguments.options, model, on_gpu=on_gpu, predict=arguments.predict),
         _shown(first, arguments.steps, console) as show,
     ):
@@ -86,6 +93,8 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
             losses.append(trainer.step(number))
             synchronize(world.device)
             times.append(time.perf_counter() - began)
+            if traffic is not None:
+                passed.append(traffic.taken())
             show(number + 1, losses[-1], times[-1])
             if arguments.checkpoint is not None and _due(number + 1, arguments):
                 save(arguments.checkpoint, number + 1, config, trainer.model, trainer.optimizer)
@@ -94,7 +103,9 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
         if arguments.measure:
             seen = profiled(lambda: trainer.step(arguments.steps), world.device)
     peak = torch.cuda.max_memory_allocated(world.device) if on_gpu else static + seen.growth_bytes if seen else None
-    return Outcome(first, tuple(losses), tuple(times), peak, tuple(weights), seen, overlap_sched.reports())
+    return Outcome(
+        first, tuple(losses), tuple(times), tuple(passed), peak, tuple(weights), seen, overlap_sched.reports()
+    )
 
 
 def _due(done: int, arguments: Arguments) -> bool:
@@ -127,6 +138,9 @@ def _summary(outcome: Outcome, console: Console) -> None:
         console.print(
             f"step {outcome.typical_step_s * 1e3:.1f} ms (median), the first {outcome.compile_s:.1f} s more (compiling)"
         )
+    if outcome.network is not None:
+        busy_us, blocked_us = outcome.network
+        console.print(f"link busy {busy_us / 1e3:.1f} ms a step, {blocked_us / 1e3:.1f} ms of waits (median, rank 0)")
     if outcome.peak_bytes is not None:
         console.print(f"peak memory {outcome.peak_bytes / 2**20:.1f} MiB (rank 0, tensors)")
     for report in outcome.reports:

@@ -1,9 +1,12 @@
 """What really ran: one step under PyTorch's profiler, read from its trace.
 
 - exposed time: on a CPU the time in ``wait_tensor``; on a GPU the time in which NCCL's kernels run and no others do.
-- memory: what the allocator reports, as growth since the entry of each compiled graph.
-- overlap: matrix products by how many collectives are in flight. The sum over matrix products of the collectives in
-  flight is the sum over collectives of the matrix products between launch and wait, so no pairs need be known.
+- memory: what the allocator reports, as growth since the entry of each compiled graph; with and without what the process
+  group allocates for itself. gloo (torch 2.13) copies the input of a reduce_scatter until it is waited for, and holds a
+  copy of an all_gather's output while it runs: allocated inside a ``c10d::`` operator, or by another thread.
+- overlap: the *program* of a graph, a letter for each launch (L), wait (W) and matrix product (M) in the order in which
+  they ran. The sum over matrix products of the collectives in flight is the sum over collectives of the matrix products
+  between launch and wait, so no pairs need be known.
 """
 
 import json
@@ -18,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 _GRAPH, _BACKWARD = "## Call CompiledFxGraph", "CompiledFunctionBackward"
 _LAUNCHES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single")
-_C10D = "_c10d_functional::"
+_C10D, _BACKEND = "_c10d_functional::", "c10d::"
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", _ATTENTION, _ATTENTION + "_backward")
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
@@ -33,17 +36,21 @@ class Graph:
 
     Attributes:
         kind: ``"forward"`` or ``"backward"``.
-        growth_bytes: Most bytes allocated during it above those at its entry.
+        growth_bytes: Most bytes allocated during it above those at its entry, without the process group's own.
+        with_copies_bytes: The same with them.
         exposed_us: Time spent in its waits (on a CPU; ``None`` on a GPU, which runs behind).
         collectives: How many it launched.
         matmuls_in_between: Sum over its collectives of the matrix products between launch and wait, as executed.
+        program: What it ran.
     """
 
     kind: str
     growth_bytes: int
+    with_copies_bytes: int
     exposed_us: float | None
     collectives: int
     matmuls_in_between: int
+    program: str
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ def profiled(step: Callable[[], object], device: torch.device) -> Profiled:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
+        import os, shutil
+        if os.environ.get("KEEPTRACE"): shutil.copy(path, os.environ["KEEPTRACE"]+os.environ.get("RANK","0"))
         return read_trace(json.loads(path.read_text())["traceEvents"], device.type)
 
 
@@ -108,23 +117,55 @@ def exposed_on_gpu(spans: Iterable[Event]) -> float:
 def _graph(span: Event, spans: Sequence[Event], memory: Sequence[Event], device: str, backward: bool) -> Graph:
     inside = [e for e in spans if e["tid"] == span["tid"] and _within(e, span)]
     first, last = span["ts"], span["ts"] + span["dur"]
-    in_flight = launched = between = 0
     waited_us = until = 0.0
+    program = ""
     for e in inside:
         name: str = e["name"]
         if name.startswith(_C10D) and e["ts"] >= until:  # an operator of theirs may call another
             until = e["ts"] + e["dur"]
-            launch = name.removeprefix(_C10D).startswith(_LAUNCHES)
-            wait = name == _C10D + "wait_tensor"
-            in_flight += launch - wait
-            launched += launch
-            waited_us += e["dur"] if wait else 0.0
+            if name == _C10D + "wait_tensor":
+                program += "W"
+                waited_us += e["dur"]
+            elif name.removeprefix(_C10D).startswith(_LAUNCHES):
+                program += "L"
         elif name in _MATMULS:
-            between += max(in_flight, 0)
-    growth = _growth([e for e in memory if first <= e["ts"] <= last])
+            program += "M"
+    during = [e for e in memory if first <= e["ts"] <= last]
+    backend = [(e["ts"], e["ts"] + e["dur"]) for e in inside if e["name"].startswith(_BACKEND)]
     return Graph(
-        "backward" if backward else "forward", growth, waited_us if device == "cpu" else None, launched, between
+        "backward" if backward else "forward",
+        _growth(_without_copies(during, span["tid"], backend)),
+        _growth(during),
+        waited_us if device == "cpu" else None,
+        program.count("L"),
+        matmuls_in_between(program),
+        program,
     )
+
+
+def matmuls_in_between(program: str) -> int:
+    """Sum over the collectives of a program of the matrix products between launch and wait."""
+    in_flight = between = 0
+    for letter in program:
+        in_flight = max(0, in_flight + (letter == "L") - (letter == "W"))
+        between += in_flight if letter == "M" else 0
+    return between
+
+
+def _without_copies(memory: Sequence[Event], tid: Any, backend: Sequence[tuple[float, float]]) -> list[Event]:
+    """The events but for what other threads or the process group's operators allocate, and its end."""
+    copies: dict[int, int] = {}
+    kept = []
+    for e in memory:
+        nbytes, address, total = e["args"]["Bytes"], e["args"]["Addr"], e["args"]["Total Allocated"]
+        theirs = address in copies
+        if nbytes > 0 and (e["tid"] != tid or any(first <= e["ts"] <= last for first, last in backend)):
+            copies[address], theirs = nbytes, True
+        elif theirs:
+            del copies[address]
+        if not theirs:
+            kept.append({**e, "args": {**e["args"], "Total Allocated": total - sum(copies.values())}})
+    return kept
 
 
 def _growth(memory: Sequence[Event]) -> int:

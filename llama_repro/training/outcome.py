@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from llama_repro.training.measure import Profiled
+from llama_repro.training.measure import Profiled, matmuls_in_between
 from overlap_sched.inductor import GraphReport
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.result import Figures, Schedule
@@ -18,6 +18,7 @@ class Outcome:
     Attributes:
         losses: By step, from ``first_step`` (0-based) on.
         step_s: Seconds of each of these steps; the first one compiles.
+        traffic_us: Of each of these steps, how long the slow network was busy and how long waits took; else empty.
         peak_bytes: Most bytes of tensors on this rank; ``None``: not measured (on a CPU: without ``--measure``).
         weights: Per rank, a digest of the final shards.
         profiled: The step that was profiled.
@@ -27,6 +28,7 @@ class Outcome:
     first_step: int
     losses: tuple[float, ...]
     step_s: tuple[float, ...]
+    traffic_us: tuple[tuple[float, float], ...]
     peak_bytes: int | None
     weights: tuple[str, ...]
     profiled: Profiled | None
@@ -43,6 +45,12 @@ class Outcome:
         typical = self.typical_step_s
         return None if typical is None else self.step_s[0] - typical
 
+    @property
+    def network(self) -> tuple[float, float] | None:
+        """Of a step after the first, microseconds: the slow network busy, waits (median); ``None`` without one."""
+        later = self.traffic_us[1:]
+        return (later[0][0], statistics.median(blocked for _, blocked in later)) if later else None
+
     def to_json(self) -> dict[str, Any]:
         """Losses as hexadecimal floats, exact to the bit."""
         return {
@@ -51,6 +59,7 @@ class Outcome:
             "step_s": list(self.step_s),
             "typical_step_s": self.typical_step_s,
             "compile_s": self.compile_s,
+            "network_us": self.network,
             "peak_bytes": self.peak_bytes,
             "weights": list(self.weights),
             "graphs": [graph_figures(report) for report in self.reports],
@@ -80,15 +89,11 @@ def schedule_s(report: GraphReport, plan: Schedule) -> float:
     return report.report.lift_s + plan.schedule_s + report.report.reorder_s
 
 
-def matmuls_in_between(problem: Problem, order: Order) -> int:
-    """Sum over collectives of the nodes with floating-point operations between launch and wait."""
-    in_flight = between = 0
-    for v in order:
-        node = problem.nodes[v]
-        in_flight += (node.kind is Kind.COLLECTIVE) - (node.kind is Kind.WAIT)
-        if node.kind is Kind.COMPUTE and node.flops > 0:
-            between += max(in_flight, 0)
-    return between
+def program_of(problem: Problem, order: Order) -> str:
+    """The program of an order, as :mod:`~llama_repro.training.measure` has it: what computes by FLOPs is a product."""
+    letters = {Kind.COLLECTIVE: "L", Kind.WAIT: "W"}
+    nodes = (problem.nodes[v] for v in order)
+    return "".join(letters.get(node.kind, "M" if node.flops else "") for node in nodes)
 
 
 def total_us(graphs: Sequence[dict[str, Any]], which: str, figure: str) -> float | None:
@@ -99,8 +104,10 @@ def total_us(graphs: Sequence[dict[str, Any]], which: str, figure: str) -> float
 
 def _figures(problem: Problem, order: Order, figures: Figures) -> dict[str, Any]:
     inputs = {s for node in problem.nodes if node.kind is Kind.INPUT for s in node.alloc}
+    program = program_of(problem, order)
     return {
         **asdict(figures),
         "growth_bytes": figures.peak_bytes - sum(problem.storages[s].bytes for s in inputs),
-        "matmuls_in_between": matmuls_in_between(problem, order),
+        "matmuls_in_between": matmuls_in_between(program),
+        "program": program,
     }

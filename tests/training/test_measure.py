@@ -1,15 +1,15 @@
 """Figures read from a trace, on traces drawn by hand."""
 
-from llama_repro.training.measure import exposed_on_gpu, read_trace
+from llama_repro.training.measure import exposed_on_gpu, matmuls_in_between, read_trace
 
 
 def span(name, ts, dur, cat="cpu_op", tid=1):
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "tid": tid}
 
 
-def memory(ts, total, change, device=0):
-    args = {"Total Allocated": total, "Bytes": change, "Device Type": device}
-    return {"ph": "i", "name": "[memory]", "ts": ts, "args": args}
+def memory(ts, total, change, device=0, address=0, tid=1):
+    args = {"Total Allocated": total, "Bytes": change, "Device Type": device, "Addr": address}
+    return {"ph": "i", "name": "[memory]", "ts": ts, "args": args, "tid": tid}
 
 
 def test_a_step_on_a_cpu():
@@ -36,10 +36,33 @@ def test_a_step_on_a_cpu():
     ]
     step = read_trace(reversed(events), "cpu")
     forward, backward = step.graphs
-    assert (forward.kind, forward.collectives, forward.matmuls_in_between) == ("forward", 2, 1 + 2 + 1)
-    assert (forward.growth_bytes, forward.exposed_us) == (350, 11)
-    assert (backward.kind, backward.growth_bytes, backward.exposed_us) == ("backward", 0, 0)
+    assert (forward.kind, forward.collectives, forward.program) == ("forward", 2, "LMLMWMW")
+    assert (forward.growth_bytes, forward.with_copies_bytes, forward.exposed_us) == (350, 350, 11)
+    assert (backward.kind, backward.growth_bytes, backward.program, backward.exposed_us) == ("backward", 0, "", 0)
     assert (step.growth_bytes, step.exposed_us) == (350, 11)
+
+
+def test_the_matmuls_between_launches_and_waits():
+    assert [matmuls_in_between(program) for program in ("LMLMWMW", "MLWM", "LLMWW", "WMLM")] == [4, 0, 2, 1]  # the last waits for another graph's
+
+
+def test_copies_of_the_process_group_are_told_apart():
+    events = [
+        span("## Call CompiledFxGraph f ##", 0, 100),
+        memory(1, 110, 10, address=1),
+        span("_c10d_functional::reduce_scatter_tensor", 10, 10),
+        memory(11, 115, 5, address=2),  # its output
+        span("c10d::reduce_scatter_tensor_coalesced_", 12, 5),
+        memory(13, 135, 20, address=3),  # a copy of its input
+        memory(21, 175, 40, address=4, tid=2),  # of gloo's thread
+        memory(22, 205, 30, address=5),
+        memory(30, 165, -40, address=4),
+        memory(31, 145, -20, address=3),
+        memory(32, 146, 1, address=3),  # the address serves again
+        memory(33, 145, -1, address=3),
+    ]
+    (graph,) = read_trace(events, "cpu").graphs
+    assert (graph.growth_bytes, graph.with_copies_bytes) == (46, 105)
 
 
 def test_on_a_gpu_only_communication_without_compute_is_exposed():

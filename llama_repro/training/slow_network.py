@@ -1,0 +1,130 @@
+"""A slow network between CPU ranks: a collective ends when a link of that speed would have ended it.
+
+gloo's own time is processor time, which compute on the same cores pays for: nothing can hide it. Here each process group
+has one stream. A collective starts on it when it is launched and the one before has ended, and takes as long as
+the cost model says; its wait returns when gloo is done and that moment has come. Until then the waiting thread sleeps,
+so the link costs no processor time, and what is computed before the wait is really hidden.
+
+The operators are those of compiled graphs, ``_c10d_functional``; eager collectives run at gloo's speed.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from overlap_sched.cost import Collective, CostModel, Link, Network, Roofline
+from overlap_sched.inductor.gloo import safe_gathers
+from overlap_sched.problem import Group
+
+_FUNCTIONAL = torch.ops._c10d_functional
+_LAUNCHES = {
+    "all_gather_into_tensor_out": "all_gather_into_tensor",  # what gathers over gloo come to, see safe_gathers
+    "reduce_scatter_tensor": "reduce_scatter_tensor",
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_to_all_single": "all_to_all_single",
+}
+"""The operators that are slowed down, and how the cost model names them."""
+
+_LATENCY_US = 300.0
+
+
+@dataclass
+class Traffic:
+    """What went over the link since the last :meth:`taken`.
+
+    Attributes:
+        link_us: How long the link was busy.
+        blocked_us: How long waits took, gloo and a rank that is late included.
+    """
+
+    link_us: float = 0.0
+    blocked_us: float = 0.0
+    _free_at: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _done_at: dict[int, float] = field(default_factory=dict)
+
+    def taken(self) -> tuple[float, float]:
+        """``(link_us, blocked_us)``, which start again at zero."""
+        figures = (self.link_us, self.blocked_us)
+        self.link_us = self.blocked_us = 0.0
+        return figures
+
+    def launched(self, result: Tensor, group: str, us: float, now: float) -> None:
+        """A collective of this length is on its way; ``now`` in seconds."""
+        self._free_at[group] = max(now, self._free_at[group]) + us / 1e6
+        self._done_at[result.data_ptr()] = self._free_at[group]
+        self.link_us += us
+
+    def left_s(self, result: Tensor, now: float) -> float:
+        """Seconds until what was launched into this tensor has arrived; 0 for all else."""
+        return max(0.0, self._done_at.pop(result.data_ptr(), now) - now)
+
+
+@contextmanager
+def slow_network(
+    model: CostModel, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], object] = time.sleep
+) -> Iterator[Traffic]:
+    """Collectives of CPU tensors take as long as ``model`` says, or as gloo takes where that is longer.
+
+    Args:
+        model: Length of a collective.
+        clock: Seconds; tests give their own.
+        sleep: Waits some seconds; tests give their own.
+    """
+    traffic = Traffic()
+    library = torch.library.Library("_c10d_functional", "IMPL")
+
+    def wait(tensor: Tensor) -> Tensor:
+        began = clock()
+        result = _as_without(_FUNCTIONAL.wait_tensor.default, tensor)
+        now = clock()
+        left_s = traffic.left_s(tensor, now)
+        if left_s:
+            sleep(left_s)
+        traffic.blocked_us += (now - began + left_s) * 1e6
+        return result
+
+    with safe_gathers():
+        for name, priced in _LAUNCHES.items():
+            library.impl(name, _launch(getattr(_FUNCTIONAL, name).default, priced, model, traffic, clock), "CPU")
+        library.impl("wait_tensor", wait, "CPU")
+        try:
+            yield traffic
+        finally:
+            library._destroy()
+
+
+def with_slow_links(model: Roofline, bytes_per_s: float) -> Roofline:
+    """The same machine with links of this bandwidth, inside a node and across nodes.
+
+    Their latency is a round number that gloo does not exceed for a small message where ranks have cores of their own; so
+    every run has the same link.
+    """
+    link = Link(_LATENCY_US, bytes_per_s)
+    return replace(model, network=Network(link, link))
+
+
+def _launch(
+    operator: Any, priced: str, model: CostModel, traffic: Traffic, clock: Callable[[], float]
+) -> Callable[..., Tensor]:
+    def launch(sent: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+        result: Tensor = _as_without(operator, sent, *arguments, **keywords)
+        name = arguments[-1]
+        group = _resolve_process_group(name) if isinstance(name, str) else name
+        work = Collective(priced, max(sent.nbytes, result.nbytes), Group(dist.get_world_size(group), True))
+        traffic.launched(result, group.group_name, model.collective_us(work), clock())
+        return result
+
+    return launch
+
+
+def _as_without(operator: Any, *arguments: Any, **keywords: Any) -> Any:
+    return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *arguments, **keywords)

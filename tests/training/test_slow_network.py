@@ -1,0 +1,91 @@
+"""A slow network by a clock of the test's own: when a collective ends, who is kept waiting, and that nothing else is."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from llama_repro.training.arguments import parse
+from llama_repro.training.loop import main
+from llama_repro.training.slow_network import Traffic, slow_network, with_slow_links
+from llama_repro.training.world import world_of
+from overlap_sched.cost import Collective, Roofline
+from overlap_sched.errors import OptionsError
+from overlap_sched.problem import Group
+
+FUNCTIONAL = torch.ops._c10d_functional
+
+
+class Time:
+    """Seconds that pass only in ``sleep`` and by hand."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.slept = []
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append(pytest.approx(seconds))
+        self.now += seconds
+
+
+class ByBytes:
+    """A microsecond per byte."""
+
+    def collective_us(self, work: Collective) -> float:
+        assert work.op in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+        return float(work.bytes)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with world_of("cpu"):
+        yield dist.group.WORLD.group_name
+
+
+def test_a_wait_sleeps_until_the_link_has_sent_everything_before_it(alone):
+    time = Time()
+    x = torch.arange(25.0)
+    with slow_network(ByBytes(), time.clock, time.sleep) as traffic:
+        first = FUNCTIONAL.all_gather_into_tensor(x, 1, alone)  # 100 us, until 100
+        second = FUNCTIONAL.reduce_scatter_tensor(x, "sum", 1, alone)  # 100 us, behind the first: until 200
+        time.now += 60e-6  # compute hides that much
+        assert torch.equal(FUNCTIONAL.wait_tensor(first), x)
+        assert torch.equal(FUNCTIONAL.wait_tensor(second), x)
+        assert time.slept == [40e-6, 100e-6]
+        assert traffic.taken() == (200.0, pytest.approx(140.0))
+        third = FUNCTIONAL.all_reduce(x, "sum", alone)
+        time.now += 1.0
+        FUNCTIONAL.wait_tensor(third)  # has long arrived
+        FUNCTIONAL.wait_tensor(third)  # is no longer on its way
+        assert traffic.taken() == (100.0, pytest.approx(0.0))
+    assert len(time.slept) == 2
+    assert torch.equal(FUNCTIONAL.wait_tensor(FUNCTIONAL.all_reduce(x, "sum", alone)), x)  # off: nobody is slowed down
+    assert traffic.taken() == (0.0, 0.0)
+
+
+def test_groups_do_not_wait_for_each_other():
+    traffic = Traffic()
+    one, other = torch.zeros(1), torch.zeros(1)
+    traffic.launched(one, "fsdp", 1e6, now=0.0)
+    traffic.launched(other, "tp", 3e6, now=1.0)
+    assert traffic.left_s(other, now=2.0) == pytest.approx(2.0)
+    assert traffic.left_s(one, now=2.0) == 0.0
+
+
+def test_the_cost_model_knows_the_slow_links():
+    model = with_slow_links(Roofline(), 1e9)
+    for inside in (True, False):
+        work = Collective("all_gather_into_tensor", 2_000_000, Group(2, inside))
+        assert model.collective_us(work) == pytest.approx(300.0 + 1000.0)
+    assert model.device == Roofline().device
+
+
+def test_wrong_bandwidths_are_told(monkeypatch, capsys):
+    for wrong in ("0", "-1", "nan", "inf"):
+        with pytest.raises(OptionsError, match=r"--slow-network is .*; it is a bandwidth in GB/s, above 0\."):
+            parse(["--slow-network", wrong])
+    assert main(["--slow-network", "0"]) == 2
+    assert capsys.readouterr().err == "train: --slow-network is 0; it is a bandwidth in GB/s, above 0.\n"

@@ -18,7 +18,7 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.groups import groups_of
 from overlap_sched.fx.reading import Reading
-from overlap_sched.inductor.private import is_wait, members
+from overlap_sched.inductor.private import NopKernelSchedulerNode, ir, is_wait, members
 from overlap_sched.problem import Group
 
 
@@ -83,6 +83,8 @@ class KernelCosts:
         parts = [member for member in members(snode) if member.node is not None and not is_wait(member.node)]
         origins = list(dict.fromkeys(v for part in parts for v in self.origins(part)))
         op = "+".join(dict.fromkeys(self._name(v) for v in origins if not self._reading.facts[v].free))
+        if parts and all(_no_kernel(part) for part in parts):
+            return KernelCost(op, 0, 0, 0.0)
         if len(parts) == 1 and (snode.is_extern() or self._blocking(origins)):
             return self._of_extern(op, parts[0], origins)
         nbytes = self._moved(snode)
@@ -122,3 +124,8 @@ class KernelCosts:
         except Exception:  # torch's own estimate; a wrong cost must not stop a pass
             self._notes["bytes_failed"] += 1
             return 0
+
+
+def _no_kernel(part: Any) -> bool:
+    """One output of a kernel that has several, whose cost the kernel has; a whole that its parts have written."""
+    return isinstance(part.node, ir.MultiOutput) or isinstance(part, NopKernelSchedulerNode)

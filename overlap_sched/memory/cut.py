@@ -136,7 +136,8 @@ class Network:
         """Depth first without recursion: a path of arcs, given up arc by arc."""
         to, room, out = self.to, self.room, self.out
         next_arc = [0] * len(out)
-        total, path, a = 0, [], SOURCE
+        path: list[int] = []
+        total, a = 0, SOURCE
         while True:
             if a == SINK:
                 least = min(room[e] for e in path)

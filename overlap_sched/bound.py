@@ -8,8 +8,20 @@ For collectives u, v let c(u -> v) be the compute that must run after u has fini
     step >= (a) all compute
             (b) start(v) + time(v) + all compute that needs v finished
             (c) per group: its earliest start + all its time + the least compute after any of it
+            (d) all compute + what the collectives of one group take from it (0 without contention)
+            (d) all compute that v needs + time(v) + sum over u of the same group of min(time(u), compute of u)
+
+(d) is for ends of steps. Let "compute of u" be compute that u needs and v does not, each node counted for one u
+only. All of it runs before v is launched, or u is launched after v and stands behind it on the stream::
+
+    compute       |= what v needs =|= wgrad =|               weight gradients put off to hide v
+    group stream                   |==== v ====|= scatter =| bring reduce_scatters of their own
 
 "Finished" means that a wait of u lies between: a node that merely needs u launched does not wait for it.
+Groups that share a link do its work at its rate at most, like one group: (c) and (d) then hold per link. While a
+collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
+from compute; start(v) and tails are those without contention, which only makes them later.
+
 One reachability bit set per side (Python integers, one bit per collective) and one matrix product over the
 nodes that take time: well under a second for ten thousand nodes.
 """
@@ -36,6 +48,8 @@ def lower_bound_us(problem: Problem) -> float:
     comm_us = np.array([nodes[v].time_us for v in collectives])
     head, tail = np.zeros(count), np.zeros(count)
     between = np.zeros((count, count))  # [u, v]: c(u -> v)
+    owned = np.zeros((count, count))  # [u, v]: compute of u that v does not need
+    group_of = [nodes[v].group for v in collectives]
     for low in range(0, len(busy), _ROWS):
         rows, us = busy[low : low + _ROWS], busy_us[low : low + _ROWS]
         after = _unpack([finished[v] for v in rows], count) * us[:, None]
@@ -43,16 +57,29 @@ def lower_bound_us(problem: Problem) -> float:
         head += us @ before
         tail += after.sum(axis=0)
         between += after.T @ before
+        for group in sorted(set(group_of)):
+            mine = np.flatnonzero([g == group for g in group_of])
+            needed = before[:, mine]
+            owner = needed.argmax(axis=1)  # the first that needs it; none: the product with `needed` is 0
+            owned_by = np.zeros_like(needed)
+            owned_by[np.arange(len(rows)), owner] = needed[np.arange(len(rows)), owner]
+            owned[np.ix_(mine, mine)] += (owned_by * us[:, None]).T @ (1.0 - needed)
 
+    behind = np.minimum(owned, comm_us[:, None]).sum(axis=0)
+    bounds.append(float((head + comm_us + behind).max()))
     start = head
     for k, v in enumerate(collectives):
         earlier = np.flatnonzero(_unpack([finished[v]], count)[0])
         if len(earlier):
             start[k] = max(start[k], float((start[earlier] + comm_us[earlier] + between[earlier, k]).max()))
     bounds.append(float((start + comm_us + tail).max()))
-    for group in sorted({nodes[v].group or "" for v in collectives}):
-        mine = np.array([nodes[v].group == group for v in collectives])
+    contention = problem.contention
+    lost_us = np.array([1 - 1 / contention.slowdown_of(nodes[v].op) for v in collectives]) * comm_us
+    link = [contention.link_of(nodes[v].group) for v in collectives]
+    for name in sorted(set(link)):
+        mine = np.array([other == name for other in link])
         bounds.append(float(start[mine].min() + comm_us[mine].sum() + tail[mine].min()))
+        bounds.append(bounds[0] + float(lost_us[mine].sum()))
     return max(bounds)
 
 

@@ -48,6 +48,10 @@ class QuantityError(ProblemError):
     """A time or size is negative, not finite, or too large to add up."""
 
 
+class ContentionError(ProblemError):
+    """Contention names a group that is not there, or a factor that makes compute faster."""
+
+
 class MemoryModelError(ProblemError):
     """The problem was written for another memory model than the one asked for."""
 

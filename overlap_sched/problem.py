@@ -39,6 +39,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from overlap_sched import errors
+from overlap_sched.contention import NO_CONTENTION, Contention, check_contention
 
 Order = tuple[int, ...]
 """A permutation of a problem's node ids."""
@@ -118,6 +119,8 @@ class Problem:
     storages: tuple[Storage, ...]
     groups: Mapping[str, Group] = field(default_factory=dict)
     memory_model: MemoryModel = "runtime"
+    contention: Contention = NO_CONTENTION
+    """What compute and communication cost each other at the same time; by default nothing."""
 
     def __post_init__(self) -> None:
         check_problem(self)
@@ -201,6 +204,7 @@ def check_problem(problem: Problem) -> None:
     _check_nodes(problem)
     _check_storages(problem)
     _check_quantities(problem)
+    check_contention(problem.contention, problem.groups)
 
 
 def _check_names(problem: Problem) -> None:

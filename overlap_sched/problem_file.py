@@ -1,8 +1,10 @@
-"""Read and write problems as ``overlap-problem/1``: JSON, plain or gzipped.
+"""Read and write problems as ``overlap-problem/1`` (with contention: ``/2``): JSON, plain or gzipped.
 
 ``name``; ``groups``: {name: {``size``, ``intra_node``}}; ``storages``: list of {``bytes``, ``pinned``}; ``nodes``
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
 absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
+Version 2 adds ``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, see
+:mod:`overlap_sched.contention`. It is written only where there is any, so that all else stays readable to old versions.
 
 Files are not trusted: every field is checked for its type here, for its meaning by :class:`Problem`.
 """
@@ -14,10 +16,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from overlap_sched.contention import NO_CONTENTION, Contention
 from overlap_sched.errors import ProblemFileError, QuantityError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 
-FORMAT = "overlap-problem/1"
+FORMAT, FORMAT_2 = "overlap-problem/1", "overlap-problem/2"
 _KINDS = {kind.value: kind for kind in Kind}
 
 
@@ -36,9 +39,15 @@ def read_problem(path: str | Path, comm_scale: float = 1.0) -> Problem:
 
 def write_problem(problem: Problem, path: str | Path) -> None:
     """Write a problem; gzipped where the name ends in ``.gz``. The same problem gives the same bytes."""
-    data: dict[str, Any] = {"format": FORMAT, "name": problem.name}
+    contention = problem.contention != NO_CONTENTION
+    data: dict[str, Any] = {"format": FORMAT_2 if contention else FORMAT, "name": problem.name}
     if problem.memory_model != "runtime":
         data["memory_model"] = problem.memory_model
+    if contention:
+        data["contention"] = {
+            "slowdown": dict(problem.contention.slowdown),
+            "links": dict(problem.contention.links),
+        }
     data["groups"] = {name: group._asdict() for name, group in problem.groups.items()}
     data["storages"] = [storage._asdict() for storage in problem.storages]
     data["nodes"] = [_node_fields(node) for node in problem.nodes]
@@ -88,10 +97,14 @@ class _Reader:
         self.comm_scale = comm_scale
 
     def problem(self, data: Any) -> Problem:
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
+        if not isinstance(data, dict) or data.get("format") not in (FORMAT, FORMAT_2):
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ProblemFileError(
-                f"{self.path}: format is {found!r}, not {FORMAT!r}. This version reads only that one."
+                f"{self.path}: format is {found!r}; this version reads {FORMAT!r} and {FORMAT_2!r}, no others."
+            )
+        if data["format"] == FORMAT and "contention" in data:
+            raise ProblemFileError(
+                f"{self.path}: has contention, which {FORMAT!r} does not know. Say {FORMAT_2!r} as its format."
             )
         groups = self.field(data, "groups", dict, "the file", {})
         return Problem(
@@ -100,6 +113,15 @@ class _Reader:
             storages=tuple(self.storage(i, d) for i, d in enumerate(self.field(data, "storages", list, "the file"))),
             groups={name: self.group(name, d) for name, d in groups.items()},
             memory_model=self.field(data, "memory_model", str, "the file", "runtime"),
+            contention=self.contention(self.field(data, "contention", dict, "the file", {})),
+        )
+
+    def contention(self, data: Any) -> Contention:
+        slowdown = self.field(data, "slowdown", dict, "contention", {})
+        links = self.field(data, "links", dict, "contention", {})
+        return Contention(
+            {op: self.number(slowdown, op, "contention.slowdown") for op in slowdown},
+            {group: self.field(links, group, str, "contention.links") for group in links},
         )
 
     def group(self, name: str, data: Any) -> Group:

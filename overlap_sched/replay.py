@@ -7,12 +7,14 @@ of its collective (a collective launched before this graph has finished)::
     compute |   mm 50    | wgrad 30 | dgrad 30 |..10|    the wait for `scatter` stands still for 10 us: exposed
     fsdp    |gather 40 |            |  scatter 40   |
 
-A launch costs the compute stream nothing.
+A launch costs the compute stream nothing. Where the problem has contention, the times of what runs at the same time
+stretch (:mod:`overlap_sched.contended`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from overlap_sched.contended import ContendedClock
 from overlap_sched.problem import Kind, Problem
 
 
@@ -26,6 +28,7 @@ class Replay:
         at_us: The compute stream's clock when it reached the node.
         start_us, finish_us: When the node ran (a collective: on its stream; a wait: reached, and left).
         stall_us: Standstill at the node; 0 for all but waits.
+        slowed_us: Time that compute takes longer than alone, because of contention.
     """
 
     step_us: float
@@ -34,10 +37,13 @@ class Replay:
     start_us: tuple[float, ...]
     finish_us: tuple[float, ...]
     stall_us: tuple[float, ...]
+    slowed_us: float = 0.0
 
 
 def replay(problem: Problem, order: Sequence[int]) -> Replay:
     """Run the order in simulated time. The order must be valid (:func:`overlap_sched.validate.violation`)."""
+    if problem.contention:
+        return _contended(problem, order)
     n = len(problem.nodes)
     at, start, finish, stall = [0.0] * n, [0.0] * n, [0.0] * n, [0.0] * n
     stream_free: dict[str | None, float] = {}
@@ -60,3 +66,28 @@ def replay(problem: Problem, order: Sequence[int]) -> Replay:
             finish[v] = clock
     step = max([clock, *stream_free.values()])
     return Replay(step, exposed, tuple(at), tuple(start), tuple(finish), tuple(stall))
+
+
+def _contended(problem: Problem, order: Sequence[int]) -> Replay:
+    n = len(problem.nodes)
+    at, finish, stall = [0.0] * n, [0.0] * n, [0.0] * n
+    clock, exposed, slowed = ContendedClock(problem), 0.0, 0.0
+    for v in order:
+        node = problem.nodes[v]
+        at[v] = clock.clock_us
+        if node.kind is Kind.COLLECTIVE:
+            clock.launch(v)
+        elif node.kind is Kind.WAIT:
+            if node.collective is not None:
+                clock.wait(node.collective)
+            stall[v] = clock.clock_us - at[v]
+            exposed += stall[v]
+        else:
+            clock.compute(node.time_us)
+            slowed += max(clock.clock_us - at[v] - node.time_us, 0.0)
+        finish[v] = clock.clock_us
+    step = clock.drain()
+    start = list(at)
+    for v in problem.collectives:
+        start[v], finish[v] = clock.start_us[v], clock.finish_us[v]
+    return Replay(step, exposed, tuple(at), tuple(start), tuple(finish), tuple(stall), slowed)

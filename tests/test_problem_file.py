@@ -3,12 +3,14 @@
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 
+from overlap_sched.contention import Contention
 from overlap_sched.errors import EmptyProblemError, ProblemFileError, QuantityError
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem_file import read_problem, write_problem
@@ -39,6 +41,22 @@ def test_memory_model_is_written_where_it_is_not_runtime(tmp_path: Path) -> None
     data = json.loads(path.read_text()) | {"memory_model": "tracker"}
     path.write_text(json.dumps(data))
     assert read_problem(path).memory_model == "tracker"
+
+
+def test_contention_is_written_as_version_2_where_there_is_any(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    problem = replace(EXAMPLE, contention=Contention({"all_gather": 1.1, "": 1.05}, {"fsdp": "nvlink"}))
+    write_problem(problem, path)
+    assert json.loads(path.read_text())["format"] == "overlap-problem/2"
+    assert read_problem(path) == problem
+    for field, said in (
+        ({"slowdown": {"": "fast"}}, 'contention.slowdown. is "fast"; it must be a number.'),
+        ({"links": {"fsdp": 1}}, "contention.links.fsdp is 1; it must be text."),
+        ({"links": []}, "contention.links is []; it must be an object."),
+    ):
+        tree = json.loads(path.read_text()) | {"contention": field}
+        assert bad(path, json.dumps(tree).encode()) == said
+        write_problem(problem, path)
 
 
 def test_comm_scale(tmp_path: Path) -> None:
@@ -120,10 +138,17 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "said"),
     [
         (
-            put("format", value="overlap-problem/2"),
-            "format is 'overlap-problem/2', not 'overlap-problem/1'. This version reads only that one.",
+            put("format", value="overlap-problem/3"),
+            "format is 'overlap-problem/3'; this version reads 'overlap-problem/1' and 'overlap-problem/2', no others.",
         ),
-        (drop("format"), "format is None, not 'overlap-problem/1'. This version reads only that one."),
+        (
+            drop("format"),
+            "format is None; this version reads 'overlap-problem/1' and 'overlap-problem/2', no others.",
+        ),
+        (
+            put("contention", value={"links": {"g": "nvlink"}}),
+            "has contention, which 'overlap-problem/1' does not know. Say 'overlap-problem/2' as its format.",
+        ),
         (drop("name"), "the file.name is missing; it must be text."),
         (put("nodes", value={}), "the file.nodes is {}; it must be a list."),
         (put("nodes", 1, value=7), "nodes[1] is 7; it must be an object."),

@@ -1,0 +1,85 @@
+"""What compute and communication cost each other when they run at the same time; by default nothing.
+
+Two things are modelled, both of a problem (like its times, they are the hardware's):
+
+``slowdown``
+    Compute takes longer while a collective of a given kind is in flight (it takes memory bandwidth, and NCCL's kernels
+    take multiprocessors). ``{"all_gather": 1.1}``: while any collective whose operator begins with ``all_gather`` runs
+    on its stream, compute takes 1.1 times its time. Of several in flight, the largest factor counts.
+
+``links``
+    Process groups that use the same wires. ``{"tp": "nvlink", "ep": "nvlink"}``: while collectives of k groups of one
+    link are in flight, each gets 1 / k of it and takes k times as long. A group without a link has its own::
+
+        fsdp  |==== 40 ====|                fsdp  |====== 40 ======|        together for 2 x 20
+        ep             |= 20 =|             ep             |== 20 ==|
+
+Times of nodes (``Node.time_us``) are those of each alone. "In flight" is from when a collective starts on its stream
+to when it is finished. A collective is not slowed by compute.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from overlap_sched import errors
+
+
+@dataclass(frozen=True)
+class Contention:
+    """See the module.
+
+    Attributes:
+        slowdown: By how an operator of collectives begins (``Node.op``; ``""``: all of them): a factor of 1 or more on
+            the time of compute. Of several that fit, the longest counts.
+        links: Of process groups that share a link, by name: which link.
+
+    Raises:
+        ContentionError: A factor is below 1 or not finite.
+    """
+
+    slowdown: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for op, factor in self.slowdown.items():
+            if not 1.0 <= factor < math.inf:
+                raise errors.ContentionError(
+                    f"contention: compute beside {op!r} takes {factor} times its time; a factor is finite and 1 or "
+                    "more. Give how many times as long compute takes, 1.1 for a tenth longer."
+                )
+
+    def __bool__(self) -> bool:
+        """Is there any?"""
+        return any(factor != 1.0 for factor in self.slowdown.values()) or bool(self.shared_links)
+
+    @property
+    def shared_links(self) -> Collection[str]:
+        """Links of more than one group, in the order in which they are named."""
+        links = list(self.links.values())
+        return [link for link in dict.fromkeys(links) if links.count(link) > 1]
+
+    def slowdown_of(self, op: str) -> float:
+        """Factor on the time of compute while a collective of this operator is in flight."""
+        fits = [begin for begin in self.slowdown if op.startswith(begin)]
+        return self.slowdown[max(fits, key=len)] if fits else 1.0
+
+    def link_of(self, group: str | None) -> str:
+        """The link of a group: groups with the same one share it."""
+        name = group or ""
+        link = self.links.get(name)
+        return f"group {name}" if link is None else f"link {link}"
+
+
+NO_CONTENTION = Contention()
+"""Compute and communication do not slow each other down."""
+
+
+def check_contention(contention: Contention, groups: Collection[str]) -> None:
+    """Raise the error for the first group that is not there."""
+    for name in contention.links:
+        if name not in groups:
+            raise errors.ContentionError(
+                f"contention: group {name!r} has link {contention.links[name]!r}, but the problem's groups are "
+                f"{sorted(groups)}. Name a process group, or leave it out."
+            )

@@ -8,8 +8,8 @@ For collectives u, v let c(u -> v) be the compute that must run after u has fini
     step >= (a) all compute
             (b) start(v) + time(v) + all compute that needs v finished
             (c) per group: its earliest start + all its time + the least compute after any of it
-            (d) all compute + what the collectives of one group take from it (0 without contention)
             (d) all compute that v needs + time(v) + sum over u of the same group of min(time(u), compute of u)
+            (e) all compute + what the collectives of one group take from it (0 without contention)
 
 (d) is for ends of steps. Let "compute of u" be compute that u needs and v does not, each node counted for one u
 only. All of it runs before v is launched, or u is launched after v and stands behind it on the stream::
@@ -18,7 +18,7 @@ only. All of it runs before v is launched, or u is launched after v and stands b
     group stream                   |==== v ====|= scatter =| bring reduce_scatters of their own
 
 "Finished" means that a wait of u lies between: a node that merely needs u launched does not wait for it.
-Groups that share a link do its work at its rate at most, like one group: (c) and (d) then hold per link. While a
+Groups that share a link do its work at its rate at most, like one group: (c) and (e) then hold per link. While a
 collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
 from compute; start(v) and tails are those without contention, which only makes them later.
 
@@ -49,7 +49,7 @@ def lower_bound_us(problem: Problem) -> float:
     head, tail = np.zeros(count), np.zeros(count)
     between = np.zeros((count, count))  # [u, v]: c(u -> v)
     owned = np.zeros((count, count))  # [u, v]: compute of u that v does not need
-    group_of = [nodes[v].group for v in collectives]
+    group_of = [nodes[v].group or "" for v in collectives]
     for low in range(0, len(busy), _ROWS):
         rows, us = busy[low : low + _ROWS], busy_us[low : low + _ROWS]
         after = _unpack([finished[v] for v in rows], count) * us[:, None]

@@ -215,7 +215,8 @@ class _Builder:
                 for s in node.alloc:
                     storages[s] = fresh(graph.storages[s])
                 ids[v] = len(self.nodes)
-                deps, use = tuple([ids[u] for u in node.deps]), tuple([storages[s] for s in node.use])
+                deps = tuple([ids[u] for u in node.deps])
+                use = tuple(dict.fromkeys([storages[s] for s in node.use]))  # two saved values may share a storage
                 if v in received:
                     deps, use = (*deps, received[v][0]), (*use, *received[v][1])
                 alloc = tuple([storages[s] for s in node.alloc])

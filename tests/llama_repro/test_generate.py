@@ -117,6 +117,7 @@ def test_a_step_has_as_many_nodes_as_asked_and_hardly_more(traced, nodes):
     assert layers <= 6
     assert violation(problem, problem.original_order) is None
     assert problem == generate(MODEL, four, mesh, nodes)
+    assert all(len(set(node.use)) == len(node.use) for node in problem.nodes)
 
 
 @pytest.mark.slow

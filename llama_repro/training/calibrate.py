@@ -1,27 +1,55 @@
 """How fast this machine is, so that predicted times mean something on it: a roofline from a few measurements.
 
-Rank 0's figures are used by every rank: no two measure the same, and orders must be equal.
+All ranks measure at the same time, as they will compute at the same time: they share caches, memory and clocks. Rank
+0's figures are used by every rank: no two measure the same, and orders must be equal.
 """
 
+import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from llama_repro.training.world import World
-from overlap_sched.cost import Device, Link, Network, Roofline
+from overlap_sched.cost import Compute, Device, Link, Network, Roofline
 from overlap_sched.distributed import broadcast_costs
+from overlap_sched.fx.flops import formula
 
 _MATMUL, _COPY_BYTES = 512, 2**24
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**22
-_REPEATS = 10
+_ATTENTION = (1, 8, 256, 64)
+"""Batch, heads, sequence, width of a head."""
+_REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Measured(Roofline):
+    """A roofline in which some operators have rates of their own: a CPU's attention is far slower than its matmuls.
+
+    Attributes:
+        flops_per_s: Operators, as in ``Compute.op``, and their rates.
+    """
+
+    flops_per_s: tuple[tuple[str, float], ...] = ()
+
+    def compute_us(self, work: Compute) -> float:
+        """Microseconds."""
+        own = dict(self.flops_per_s).get(work.op)
+        return super().compute_us(work) if own is None else max(work.flops / own * 1e6, self.device.kernel_us)
 
 
 def measured_roofline(world: World, dtype: torch.dtype) -> Roofline:
-    """Time a matmul, a copy, an empty kernel and two all_gathers; all ranks call it and get rank 0's roofline."""
+    """Time a matmul, a copy, an empty kernel, attention and two all_gathers; all ranks call it and get rank 0's."""
+    attention = _attention_calls(dtype) if world.device.type == "cpu" else {}
+    dist.barrier()
     own = {**_compute_us(world.device, dtype), **_gather_us(world)}
+    own |= {name: _typical_us(call, world.device) for name, (call, _) in attention.items()}
     us = broadcast_costs(own, "training")
+    rates = tuple((name, flops / us[name] * 1e6) for name, (_, flops) in attention.items())
     matmul_flops = 2.0 * _MATMUL**3
     device = Device(
         f"measured {world.device.type}",
@@ -33,10 +61,26 @@ def measured_roofline(world: World, dtype: torch.dtype) -> Roofline:
     )
     share = (world.size - 1) / world.size
     if share == 0.0:
-        return Roofline(device)
+        return Measured(device, flops_per_s=rates)
     rate = (_LARGE_BYTES - _SMALL_BYTES) * share / max(us["large"] - us["small"], 1.0) * 1e6
     link = Link(latency_us=us["small"], bytes_per_s=rate)
-    return Roofline(device, Network(link, link))
+    return Measured(device, Network(link, link), rates)
+
+
+def _attention_calls(dtype: torch.dtype) -> dict[str, tuple[Callable[[], object], int]]:
+    """The CPU's attention and its backward: per operator a call and its floating-point operations."""
+    names = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
+    forward, backward = (getattr(torch.ops.aten, name).default for name in names)
+    x = torch.ones(_ATTENTION, dtype=dtype)
+    out, logsumexp = forward(x, x, x, 0.0, True)
+    arguments = {forward: (x, x, x, 0.0, True), backward: (x, x, x, x, out, logsumexp, 0.0, True)}
+    return {str(op): (partial(op, *given), _flops(op, given)) for op, given in arguments.items()}
+
+
+def _flops(op: Any, given: tuple[Any, ...]) -> int:
+    """Operations as the scheduler counts them; 1 where it has no formula, so that nothing is divided by 0."""
+    count = formula(op)
+    return 1 if count is None else count(*given)
 
 
 def _compute_us(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
@@ -44,9 +88,9 @@ def _compute_us(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     source = torch.ones(_COPY_BYTES, device=device, dtype=torch.uint8)
     target, tiny = torch.empty_like(source), torch.ones(1, device=device)
     return {
-        "matmul": _fastest_us(lambda: a @ a, device),
-        "copy": _fastest_us(lambda: target.copy_(source), device),
-        "empty": _fastest_us(lambda: tiny.neg_(), device),
+        "matmul": _typical_us(lambda: a @ a, device),
+        "copy": _typical_us(lambda: target.copy_(source), device),
+        "empty": _typical_us(lambda: tiny.neg_(), device),
     }
 
 
@@ -62,12 +106,12 @@ def _gather_us(world: World) -> dict[str, float]:
         def gather(whole: torch.Tensor = whole, part: torch.Tensor = part) -> object:
             return all_gather(whole, part)
 
-        result[name] = _fastest_us(gather, world.device)
+        result[name] = _typical_us(gather, world.device)
     return result
 
 
-def _fastest_us(run: Callable[[], object], device: torch.device) -> float:
-    """The fastest of a few runs, each alone on the device, in microseconds: what else runs here only adds."""
+def _typical_us(run: Callable[[], object], device: torch.device) -> float:
+    """The lower quartile of a few runs, in microseconds: little of what else runs here, but not the luckiest one."""
     times = []
     for _ in range(_REPEATS):
         synchronize(device)
@@ -75,7 +119,7 @@ def _fastest_us(run: Callable[[], object], device: torch.device) -> float:
         run()
         synchronize(device)
         times.append((time.perf_counter() - began) * 1e6)
-    return min(times)
+    return statistics.quantiles(times, n=4)[0]
 
 
 def synchronize(device: torch.device) -> None:

@@ -97,12 +97,33 @@ def _equal_steps(run: Run, first: Run) -> str:
     return f"{equal} of {len(first['losses'])} steps, weights {weights}"
 
 
-def _predicted(run: Run, figure: str, scale: float) -> str:
-    if figure == "growth_bytes":
-        known = [graph["used"][figure] for graph in run["graphs"] if "used" in graph]
-        return ", ".join(f"{value / scale:.2f}" for value in known) or "-"
-    total = total_us(run["graphs"], "used", figure)
-    return "-" if total is None else f"{total * run['accumulate'] / scale:.2f}"
+def _predicted_growth(run: Run) -> str:
+    known = [graph["used"]["growth_bytes"] for graph in run["graphs"] if "used" in graph]
+    return ", ".join(f"{value / _MIB:.2f}" for value in known) or "-"
+
+
+def _exposed(run: Run, how: str) -> float | None:
+    """Microseconds per step; measured: with a slow network the median over all steps, else that of a profiled one."""
+    if how == "predicted":
+        total = total_us(run["graphs"], "used", "exposed_us")
+        return None if total is None else total * run["accumulate"]
+    exposed: float = run["network_us"][1] if run["network_us"] else run["measured"]["exposed_us"]
+    return exposed
+
+
+def _hidden(run: Run, first: Run, how: str) -> float | None:
+    """What is exposed without a scheduler and not with this one, in microseconds."""
+    before, after = _exposed(first, how), _exposed(run, how)
+    return None if run is first or before is None or after is None else before - after
+
+
+def _share(run: Run, first: Run) -> str:
+    predicted, measured = (_hidden(run, first, how) for how in ("predicted", "measured"))
+    return f"{measured / predicted:.0%}" if predicted and measured is not None else "-"
+
+
+def _ms(us: float | None) -> str:
+    return "-" if us is None else f"{us / 1e3:.2f}"
 
 
 def _measured(run: Run, figure: str, scale: float = 1.0) -> str:
@@ -126,12 +147,18 @@ _ROWS: tuple[tuple[str, Callable[[Run, Run], str]], ...] = (
     ("step time, median (ms)", lambda run, first: _seconds(run["typical_step_s"], 1e3)),
     ("first step more: compiling (s)", lambda run, first: _seconds(run["compile_s"])),
     ("scheduling, of that (s)", lambda run, first: _seconds(sum(g.get("schedule_s", 0.0) for g in run["graphs"]))),
-    ("exposed, predicted (ms)", lambda run, first: _predicted(run, "exposed_us", 1e3)),
-    ("exposed, measured (ms)", lambda run, first: f"{run['measured']['exposed_us'] / 1e3:.2f}"),
+    ("fused kernels generated", lambda run, first: str(run["kernels"])),
+    ("link busy (ms)", lambda run, first: _ms(run["network_us"] and run["network_us"][0])),
+    ("exposed, predicted (ms)", lambda run, first: _ms(_exposed(run, "predicted"))),
+    ("exposed, measured (ms)", lambda run, first: _ms(_exposed(run, "measured"))),
+    ("hidden of none's exposed, predicted (ms)", lambda run, first: _ms(_hidden(run, first, "predicted"))),
+    ("hidden of none's exposed, measured (ms)", lambda run, first: _ms(_hidden(run, first, "measured"))),
+    ("measured / predicted", lambda run, first: _share(run, first)),
     ("matmuls from launch to wait, planned (fwd, bwd)", lambda run, first: _planned_matmuls(run)),
     ("matmuls from launch to wait, executed", lambda run, first: _measured(run, "matmuls_in_between")),
-    ("peak above graph entry, predicted (MiB; fwd, bwd)", lambda run, first: _predicted(run, "growth_bytes", _MIB)),
+    ("peak above graph entry, predicted (MiB; fwd, bwd)", lambda run, first: _predicted_growth(run)),
     ("peak above graph entry, measured", lambda run, first: _measured(run, "growth_bytes", _MIB)),
+    ("the same with copies of the process group", lambda run, first: _measured(run, "with_copies_bytes", _MIB)),
     ("peak of the step, measured (MiB)", lambda run, first: f"{run['peak_bytes'] / _MIB:.2f}"),
 )
 

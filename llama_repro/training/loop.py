@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch._inductor import metrics
 
 import overlap_sched
 from llama_repro.training.arguments import Arguments, parse
@@ -20,7 +21,7 @@ from llama_repro.training.checkpoint import resume, save
 from llama_repro.training.measure import Profiled, profiled
 from llama_repro.training.outcome import Outcome
 from llama_repro.training.schedulers import scheduling
-from llama_repro.training.slow_network import slow_network, with_slow_links
+from llama_repro.training.slow_network import NoLink, slow_network, with_slow_links
 from llama_repro.training.trainer import DTYPES, Trainer, identity, make_trainer
 from llama_repro.training.world import World, world_of
 from overlap_sched.cost import Roofline
@@ -80,6 +81,7 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
         model = with_slow_links(model or Roofline(), arguments.slow_network * 1e9)
     _quieten()
     overlap_sched.clear_reports()
+    metrics.reset()
     on_gpu = world.device.type == "cuda"
     losses, times, passed = [], [], []
     seen: Profiled | None = None
@@ -101,10 +103,19 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
         weights = trainer.digests()
         static = trainer.static_bytes()
         if arguments.measure:
-            seen = profiled(lambda: trainer.step(arguments.steps), world.device)
+            with nullcontext(traffic) if traffic is not None or on_gpu else slow_network(NoLink()) as waits:
+                seen = profiled(lambda: trainer.step(arguments.steps), world.device, waits)
     peak = torch.cuda.max_memory_allocated(world.device) if on_gpu else static + seen.growth_bytes if seen else None
     return Outcome(
-        first, tuple(losses), tuple(times), tuple(passed), peak, tuple(weights), seen, overlap_sched.reports()
+        first_step=first,
+        losses=tuple(losses),
+        step_s=tuple(times),
+        traffic_us=tuple(passed),
+        peak_bytes=peak,
+        kernels=metrics.generated_kernel_count,
+        weights=tuple(weights),
+        profiled=seen,
+        reports=overlap_sched.reports(),
     )
 
 

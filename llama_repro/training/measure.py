@@ -1,9 +1,9 @@
 """What really ran: one step under PyTorch's profiler, read from its trace.
 
 - exposed time: on a CPU the time in ``wait_tensor``; on a GPU the time in which NCCL's kernels run and no others do.
-- memory: what the allocator reports, as growth since the entry of each compiled graph; with and without what the process
-  group allocates for itself. gloo (torch 2.13) copies the input of a reduce_scatter until it is waited for, and holds a
-  copy of an all_gather's output while it runs: allocated inside a ``c10d::`` operator, or by another thread.
+- memory: what the allocator reports, as growth since the entry of each compiled graph; with and without what the
+  process group allocates for itself, inside a ``c10d::`` operator or by another thread: gloo (torch 2.13) copies the
+  input of a reduce_scatter until it is waited for, and holds a copy of an all_gather's output while it runs.
 - overlap: the *program* of a graph, a letter for each launch (L), wait (W) and matrix product (M) in the order in which
   they ran. The sum over matrix products of the collectives in flight is the sum over collectives of the matrix products
   between launch and wait, so no pairs need be known.
@@ -12,12 +12,14 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from llama_repro.training.slow_network import Traffic
 
 _GRAPH, _BACKWARD = "## Call CompiledFxGraph", "CompiledFunctionBackward"
 _LAUNCHES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single")
@@ -26,6 +28,8 @@ _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", _ATTENTION, _ATTENTION + "_backward")
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 """As c10::DeviceType counts them; of ``[memory]`` events."""
+
+_SETTLE_S = 2e-3
 
 Event = Mapping[str, Any]
 
@@ -62,8 +66,29 @@ class Profiled:
     exposed_us: float
 
 
-def profiled(step: Callable[[], object], device: torch.device) -> Profiled:
-    """Run ``step`` under the profiler."""
+def profiled(step: Callable[[], object], device: torch.device, traffic: Traffic | None = None) -> Profiled:
+    """Run ``step`` under the profiler.
+
+    Args:
+        step: What to run.
+        device: Where it runs.
+        traffic: On a CPU: the waits of its graphs. Then it runs twice: as it is, for its times; and with waits that
+            settle, for its memory.
+    """
+    if traffic is None:
+        return _profiled(step, device)
+    timed = _profiled(step, device)
+    traffic.settle_s = _SETTLE_S
+    settled = _profiled(step, device)
+    traffic.settle_s = 0.0
+    graphs = tuple(
+        replace(one, growth_bytes=other.growth_bytes, with_copies_bytes=other.with_copies_bytes)
+        for one, other in zip(timed.graphs, settled.graphs, strict=True)
+    )
+    return replace(timed, graphs=graphs, growth_bytes=settled.growth_bytes)
+
+
+def _profiled(step: Callable[[], object], device: torch.device) -> Profiled:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities, profile_memory=True) as profiler:
         step()
@@ -153,7 +178,7 @@ def matmuls_in_between(program: str) -> int:
 def _without_copies(memory: Sequence[Event], tid: Any, backend: Sequence[tuple[float, float]]) -> list[Event]:
     """The events but for what other threads or the process group's operators allocate, and its end."""
     copies: dict[int, int] = {}
-    kept = []
+    kept: list[Event] = []
     for e in memory:
         nbytes, address, total = e["args"]["Bytes"], e["args"]["Addr"], e["args"]["Total Allocated"]
         theirs = address in copies

@@ -20,6 +20,7 @@ class Outcome:
         step_s: Seconds of each of these steps; the first one compiles.
         traffic_us: Of each of these steps, how long the slow network was busy and how long waits took; else empty.
         peak_bytes: Most bytes of tensors on this rank; ``None``: not measured (on a CPU: without ``--measure``).
+        kernels: Fused kernels that Inductor has generated.
         weights: Per rank, a digest of the final shards.
         profiled: The step that was profiled.
         reports: What the scheduler said of each compiled graph.
@@ -30,6 +31,7 @@ class Outcome:
     step_s: tuple[float, ...]
     traffic_us: tuple[tuple[float, float], ...]
     peak_bytes: int | None
+    kernels: int
     weights: tuple[str, ...]
     profiled: Profiled | None
     reports: tuple[GraphReport, ...]
@@ -61,6 +63,7 @@ class Outcome:
             "compile_s": self.compile_s,
             "network_us": self.network,
             "peak_bytes": self.peak_bytes,
+            "kernels": self.kernels,
             "weights": list(self.weights),
             "graphs": [graph_figures(report) for report in self.reports],
             "measured": None if self.profiled is None else asdict(self.profiled),

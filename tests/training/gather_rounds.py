@@ -6,7 +6,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from overlap_sched.inductor.gloo import routed, safe_gathers
+from overlap_sched.inductor.gloo import safe_gathers
+from tests.inductor.models import routed
 
 ROUNDS, IN_FLIGHT = 300, 8
 

@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 
 from llama_repro.training.world import world_of
-from overlap_sched.inductor.gloo import routed, safe_gathers
+from overlap_sched.inductor.gloo import safe_gathers
+from tests.inductor.models import routed
 from tests.training.test_two_ranks import ROOT, torchrun
 
 FUNCTIONAL = torch.ops._c10d_functional

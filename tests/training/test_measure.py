@@ -43,7 +43,12 @@ def test_a_step_on_a_cpu():
 
 
 def test_the_matmuls_between_launches_and_waits():
-    assert [matmuls_in_between(program) for program in ("LMLMWMW", "MLWM", "LLMWW", "WMLM")] == [4, 0, 2, 1]  # the last waits for another graph's
+    assert [matmuls_in_between(program) for program in ("LMLMWMW", "MLWM", "LLMWW", "WMLM")] == [
+        4,
+        0,
+        2,
+        1,
+    ]  # the last waits for another graph's
 
 
 def test_copies_of_the_process_group_are_told_apart():

@@ -56,6 +56,11 @@ def test_a_wait_sleeps_until_the_link_has_sent_everything_before_it(alone):
         assert torch.equal(FUNCTIONAL.wait_tensor(second), x)
         assert time.slept == [40e-6, 100e-6]
         assert traffic.taken() == (200.0, pytest.approx(140.0))
+        traffic.settle_s = 7.0
+        FUNCTIONAL.wait_tensor(FUNCTIONAL.all_reduce(x, "sum", alone))
+        assert time.slept.pop() == 100e-6 + 7.0
+        traffic.settle_s = 0.0
+        assert traffic.taken() == (100.0, pytest.approx(7e6 + 100))
         third = FUNCTIONAL.all_reduce(x, "sum", alone)
         time.now += 1.0
         FUNCTIONAL.wait_tensor(third)  # has long arrived

@@ -43,7 +43,7 @@ def lower_bound_us(problem: Problem) -> float:
     if not collectives:
         return bounds[0]
 
-    finished, needed_by = _reachability(problem)
+    finished, needed_by = reachability(problem)
     count = len(collectives)
     comm_us = np.array([nodes[v].time_us for v in collectives])
     head, tail = np.zeros(count), np.zeros(count)
@@ -52,24 +52,15 @@ def lower_bound_us(problem: Problem) -> float:
     group_of = [nodes[v].group or "" for v in collectives]
     for low in range(0, len(busy), _ROWS):
         rows, us = busy[low : low + _ROWS], busy_us[low : low + _ROWS]
-        after = _unpack([finished[v] for v in rows], count) * us[:, None]
-        before = _unpack([needed_by[v] for v in rows], count)
+        after = unpack([finished[v] for v in rows], count) * us[:, None]
+        before = unpack([needed_by[v] for v in rows], count)
         head += us @ before
         tail += after.sum(axis=0)
         between += after.T @ before
-        for group in sorted(set(group_of)):
-            mine = np.flatnonzero([g == group for g in group_of])
-            needed = before[:, mine]
-            owner = needed.argmax(axis=1)  # the first that needs it; none: the product with `needed` is 0
-            owned_by = np.zeros_like(needed)
-            owned_by[np.arange(len(rows)), owner] = needed[np.arange(len(rows)), owner]
-            owned[np.ix_(mine, mine)] += (owned_by * us[:, None]).T @ (1.0 - needed)
 
-    behind = np.minimum(owned, comm_us[:, None]).sum(axis=0)
-    bounds.append(float((head + comm_us + behind).max()))
     start = head
     for k, v in enumerate(collectives):
-        earlier = np.flatnonzero(_unpack([finished[v]], count)[0])
+        earlier = np.flatnonzero(unpack([finished[v]], count)[0])
         if len(earlier):
             start[k] = max(start[k], float((start[earlier] + comm_us[earlier] + between[earlier, k]).max()))
     bounds.append(float((start + comm_us + tail).max()))
@@ -83,7 +74,7 @@ def lower_bound_us(problem: Problem) -> float:
     return max(bounds)
 
 
-def _reachability(problem: Problem) -> tuple[list[int], list[int]]:
+def reachability(problem: Problem) -> tuple[list[int], list[int]]:
     """Per node two bit sets over the collectives: which have finished before it, which need it to launch."""
     nodes, before = problem.nodes, problem.predecessors
     bit = {v: 1 << k for k, v in enumerate(problem.collectives)}
@@ -101,7 +92,7 @@ def _reachability(problem: Problem) -> tuple[list[int], list[int]]:
     return finished, needed_by
 
 
-def _unpack(bits: list[int], count: int) -> npt.NDArray[np.float64]:
+def unpack(bits: list[int], count: int) -> npt.NDArray[np.float64]:
     """Bit sets as rows of 0.0 and 1.0."""
     width = (count + 7) // 8
     packed = np.frombuffer(b"".join(b.to_bytes(width, "little") for b in bits), dtype=np.uint8)

@@ -17,7 +17,8 @@ from overlap_sched.problem import Group, Kind, Node, Problem
 
 ROOT = Path(__file__).parents[1]
 KEYS = [
-    "name", "nodes", "original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent", "original_peak_bytes",
+    "name", "nodes", "original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent",
+    "budget_bound_us", "gap_within_budget_percent", "original_peak_bytes",
     "peak_bytes", "headroom_bytes", "memory_model", "schedule_s", "fell_back",
 ]  # fmt: skip
 

@@ -7,6 +7,7 @@ from rich import box
 from rich.table import Table
 
 from overlap_sched.bound import lower_bound_us
+from overlap_sched.budget_bound import budget_bound_us
 from overlap_sched.errors import UnknownIdError
 from overlap_sched.problem import Problem
 from overlap_sched.report.units import change, duration, printable, size
@@ -32,6 +33,7 @@ def gap_percent(step_us: float, bound_us: float) -> float:
 def figures(schedule: Schedule) -> dict[str, Any]:
     """What ``overlap-sched plan --json`` prints: microseconds, bytes, percent, seconds."""
     bound_us = lower_bound_us(schedule.problem)
+    budget_bound = budget_bound_us(schedule.problem, schedule.budget_bytes)
     return {
         "name": schedule.problem.name,
         "nodes": len(schedule.problem.nodes),
@@ -40,6 +42,8 @@ def figures(schedule: Schedule) -> dict[str, Any]:
         "exposed_us": schedule.scheduled.exposed_us,
         "bound_us": bound_us,
         "gap_percent": gap_percent(schedule.scheduled.step_us, bound_us),
+        "budget_bound_us": budget_bound,
+        "gap_within_budget_percent": gap_percent(schedule.scheduled.step_us, budget_bound),
         "original_peak_bytes": schedule.original.peak_bytes,
         "peak_bytes": schedule.scheduled.peak_bytes,
         "headroom_bytes": schedule.headroom_bytes,
@@ -52,7 +56,7 @@ def figures(schedule: Schedule) -> dict[str, Any]:
 def summary(schedule: Schedule) -> Table:
     """Before, after, and the limit of each: a table for :mod:`rich` to print."""
     problem, before, after = schedule.problem, schedule.original, schedule.scheduled
-    bound_us = lower_bound_us(problem)
+    bound_us, budget_bound = lower_bound_us(problem), budget_bound_us(problem, schedule.budget_bytes)
     groups = len({problem.nodes[v].group for v in problem.collectives})
     table = Table(
         title=f"{printable(problem.name)}: {_count(len(problem.nodes), 'node')}, "
@@ -73,6 +77,9 @@ def summary(schedule: Schedule) -> Table:
     table.add_row("exposed", *map(duration, exposed), change(*exposed))
     table.add_row("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes))
     table.add_row("step above its limit", *(f"{gap_percent(us, bound_us):.1f} %" for us in step))
+    if budget_bound > bound_us * (1 + _ROUNDING):
+        gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
+        table.add_row("... of orders within the budget", *gaps, "", duration(budget_bound))
     return table
 
 

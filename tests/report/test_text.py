@@ -30,6 +30,8 @@ def test_figures_have_exactly_the_documented_keys(reordered: Schedule) -> None:
         "exposed_us": 10.0,
         "bound_us": 120.0,
         "gap_percent": 0.0,
+        "budget_bound_us": 120.0,
+        "gap_within_budget_percent": 0.0,
         "original_peak_bytes": 21 * 2**20,
         "peak_bytes": 26 * 2**20,
         "headroom_bytes": 5 * 2**20,

@@ -13,7 +13,7 @@ from typing import Any
 
 from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.place import PREFIX, Place, Store, members_of, place_of
-from overlap_sched.distributed.protocol import Step, Steps, agreement_steps
+from overlap_sched.distributed.protocol import InDoubtError, NotShownError, Step, Steps, agreement_steps
 from overlap_sched.distributed.verdict import Verdict
 from overlap_sched.errors import AgreementError
 
@@ -32,6 +32,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
 second at most; a rank learns a verdict at most a tenth of a second late."""
 
 
+_SERVED = "Is the process that serves the store (rank 0, or torchrun) still there?"
+
+
 @dataclass(frozen=True)
 class Agreement:
     """What all ranks decided.
@@ -39,8 +42,9 @@ class Agreement:
     Attributes:
         agreed: Use the new order. Else keep the original one.
         verdict: The recorded decision, the same on every rank: the reason, who differs in what, who is missing.
-        in_doubt: The store failed, so this rank does not know what the others decided; it keeps the original order.
-            If they agreed, the job hangs at the first collective whose place differs, until torch's own time limit.
+        in_doubt: The store failed for good while this rank waited, so it does not know what the others decided; it
+            keeps the original order. If they agreed, the job hangs at the first collective whose place differs, until
+            torch's own time limit.
         waited_s: Time spent here (seconds; for people).
     """
 
@@ -104,10 +108,13 @@ def agree(
         limits = (timeout_s, timeout_s * ABSENT_SHARE)
         verdict = _run(steps, place.store, _prefix(place, members), limits, clock, sleep)
         result = Agreement(verdict.agreed, verdict, waited_s=clock() - began)
-    except Exception as error:  # torch raises several types, none of them public
+    except NotShownError as error:
+        reason = f"the store of the process group failed ({error}). {_SERVED}"
+        result = Agreement(False, Verdict(False, reason), waited_s=clock() - began)
+    except InDoubtError as error:
         reason = (
-            f"the store of the process group failed ({type(error).__name__}: {error}), so this rank does not know "
-            "what the others decided. Is the process that serves the store (rank 0, or torchrun) still there?"
+            f"the store of the process group failed ({error}), so this rank does not know what the others decided. "
+            f"{_SERVED}"
         )
         result = Agreement(False, Verdict(False, reason), in_doubt=True, waited_s=clock() - began)
     return _checked(result, mine, strict)
@@ -121,20 +128,25 @@ def _run(
     clock: Callable[[], float],
     sleep: Callable[[float], object],
 ) -> Verdict:
-    """Drive one rank's steps on a real store and a real clock."""
+    """Drive one rank's steps on a real store and a real clock; what fails is thrown into them."""
     began, pause_s = clock(), FIRST_PAUSE_S
     result: Any = None
+    fault: Exception | None = None
     try:
         while True:
-            step = steps.send(result)
-            if step.call == "pause":
-                left_s = began + limits[step.args[0]] - clock()
-                result = left_s <= 0
-                if not result:
-                    sleep(min(pause_s, left_s))
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            else:
-                result = perform(step, store, prefix)
+            step = steps.send(result) if fault is None else steps.throw(fault)
+            fault = None
+            try:
+                if step.call == "pause":
+                    left_s = began + limits[step.args[0]] - clock()
+                    result = left_s <= 0
+                    if not result:
+                        sleep(min(pause_s, left_s))
+                        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                else:
+                    result = perform(step, store, prefix)
+            except Exception as error:  # torch's stores raise several types, none of them public
+                fault = error
     except StopIteration as done:
         verdict: Verdict = done.value
         return verdict

@@ -24,6 +24,11 @@ shapes, other options) finds its own first digest and goes on to the next round.
 recorded verdict. So a decision never changes while the job runs, and graphs that a rank takes from a cache filled
 by this job have the order that all others have.
 
+**A fault on this rank** (of the store, or of our own code) is thrown into the generator at the step where it happens.
+It then does not guess: it writes the verdict "original" where there is none yet, and follows what is recorded. Only if
+the store fails for that too does a rank go on without knowing; and since "agreed" is only written where every rank
+stands, that leaves no doubt unless it failed while it stood (:class:`InDoubtError`).
+
 **All stand waiting, but at different graphs.** Then nobody would come before the limit. The last one who comes to
 stand sees it and decides "original" for all those graphs at once.
 """
@@ -32,7 +37,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.verdict import Verdict, absent, judge
+from overlap_sched.distributed.verdict import Verdict, absent, gone, judge
 
 
 class Step(NamedTuple):
@@ -44,6 +49,14 @@ class Step(NamedTuple):
 
     call: str
     args: tuple[Any, ...] = ()
+
+
+class NotShownError(Exception):
+    """The store failed before the others could count on this rank: they keep the original order as it does."""
+
+
+class InDoubtError(Exception):
+    """The store failed while this rank stood waiting: the others may have agreed without its knowing."""
 
 
 Steps = Generator[Step, Any, Verdict]
@@ -59,18 +72,36 @@ def agreement_steps(mine: Digest, rank: int, ranks: Sequence[int], limit_s: floa
         limit_s: Time limit, for the message only (seconds).
         short_limit_s: The one that holds after a rank was found missing.
     """
+    stands = False
+    try:
+        place = yield from _post(mine, rank)
+        if not (yield _has_verdict(place)):
+            short = yield from _someone_was_absent(rank)
+            stands = True
+            yield Step("set", (f"at/{rank}", place))
+            if (yield Step("add", ("waiting", 1))) >= len(ranks):
+                yield from _decide_if_all_wait(ranks)
+            while not (yield _has_verdict(place)):
+                if (yield Step("pause", (short,))):
+                    yield from _decide_at_the_limit(mine, place, ranks, short_limit_s if short else limit_s)
+            yield Step("set", (f"at/{rank}", ""))
+            yield Step("add", ("waiting", -1))
+        return Verdict.from_json((yield Step("get", (f"{place}/verdict",))))
+    except Exception as fault:  # torch's stores raise several types, none of them public
+        try:
+            return (yield from _after_a_fault(mine, rank, stands, fault))
+        except Exception as again:
+            raise (InDoubtError if stands else NotShownError)(f"{type(again).__name__}: {again}") from fault
+
+
+def _after_a_fault(mine: Digest, rank: int, stands: bool, fault: Exception) -> Generator[Step, Any, Verdict]:
+    """What is recorded, or else "original"; a count of waiting ranks that stays too high does no harm."""
     place = yield from _post(mine, rank)
-    if not (yield _has_verdict(place)):
-        short = yield from _someone_was_absent(rank)
-        yield Step("set", (f"at/{rank}", place))
-        if (yield Step("add", ("waiting", 1))) >= len(ranks):
-            yield from _decide_if_all_wait(ranks)
-        while not (yield _has_verdict(place)):
-            if (yield Step("pause", (short,))):
-                yield from _decide_at_the_limit(mine, place, ranks, short_limit_s if short else limit_s)
+    verdict = Verdict(agreed=False, reason=f"rank {rank} failed while ranks agreed: {type(fault).__name__}: {fault}")
+    recorded = yield Step("compare_set", (f"{place}/verdict", "", verdict.to_json()))
+    if stands:
         yield Step("set", (f"at/{rank}", ""))
-        yield Step("add", ("waiting", -1))
-    return Verdict.from_json((yield Step("get", (f"{place}/verdict",))))
+    return Verdict.from_json(recorded)
 
 
 def _post(mine: Digest, rank: int) -> Generator[Step, Any, str]:
@@ -96,7 +127,7 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
     """If every rank stands at a graph without verdict: decide for all these graphs, from what was posted there."""
     places: dict[int, str] = {}
     for r in ranks:
-        places[r] = (yield Step("get", (f"at/{r}",))) if (yield Step("check", ([f"at/{r}"],))) else ""
+        places[r] = yield from _stands_at(r)
     different = list(dict.fromkeys(places.values()))
     for place in different:  # who stands where all is decided is about to go on, and will come to stand again
         if not place or (yield _has_verdict(place)):
@@ -119,9 +150,23 @@ def _decide_at_the_limit(mine: Digest, place: str, ranks: Sequence[int], limit_s
         else:
             missing.append(r)
     verdict = absent(missing, mine.name, limit_s) if missing else judge(digests)
+    if verdict.agreed:
+        away = []
+        for r in ranks:
+            if (yield from _stands_at(r)) != place:
+                away.append(r)
+        if away:  # they have shown a digest, and may never learn what comes of it
+            verdict = gone(away, mine.name, limit_s)
     written = yield Step("compare_set", (f"{place}/verdict", "", verdict.to_json()))
     if missing and written == verdict.to_json():
         yield Step("set", ("absent", ",".join(map(str, missing))))
+
+
+def _stands_at(rank: int) -> Generator[Step, Any, str]:
+    """The ``<key>/<round>`` at which a rank stands waiting; empty if it does not."""
+    known = yield Step("check", ([f"at/{rank}"],))
+    place: str = (yield Step("get", (f"at/{rank}",))) if known else ""
+    return place
 
 
 def _has_verdict(place: str) -> Step:

@@ -72,6 +72,16 @@ def absent(missing: Sequence[int], name: str, limit_s: float) -> Verdict:
     return Verdict(agreed=False, reason=reason, missing=tuple(missing))
 
 
+def gone(ranks: Sequence[int], name: str, limit_s: float) -> Verdict:
+    """The verdict when some ranks came, but were not waiting any more at the limit (seconds)."""
+    verb, those = ("does", "It has") if len(ranks) == 1 else ("do", "They have")
+    reason = (
+        f"{ranks_text(ranks)} {verb} not wait for the others, {limit_s:g} s after the order for graph {name!r} was "
+        f"shown. {those} died, or lost the store of the process group."
+    )
+    return Verdict(agreed=False, reason=reason, missing=tuple(ranks))
+
+
 def differences(digests: Mapping[int, Digest]) -> dict[str, Sides]:
     """Per part that differs, the ranks that are alike; only causes: costs of different problems are not compared."""
     found: dict[str, Sides] = {}

@@ -3,7 +3,8 @@
 A state is what is in the store and what each rank has been told so far. The next step of a rank follows from what it
 has been told, so two ways to the same state are followed once. Time is free: a rank that pauses may find its limit
 passed at any moment, however far the others are; it goes on without that only if there is something new to see.
-A rank may die before anything that it writes: to the others, that is all the same as dying between reads.
+A rank may die before anything that it writes: to the others, that is all the same as dying between reads. And a step
+may fail on a rank, done or not: it is told of the fault, and goes on as the protocol says.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,6 +17,11 @@ from overlap_sched.distributed.protocol import Step, agreement_steps
 from overlap_sched.distributed.verdict import Verdict
 from tests.distributed.examples import MemoryStore
 
+class Fault(Exception):  # noqa: N818 - what a rank is told instead of a result
+    """A step that failed."""
+
+
+FAULT = Fault("injected")
 LIMITS_S = (300.0, 30.0)
 WRITES = ("set", "add", "compare_set")
 
@@ -56,6 +62,7 @@ class Checker:
         graphs: Per rank, the digests on which it agrees, one after the other.
         limit_passes: Whether a time limit can pass.
         deaths: How many ranks may die.
+        faults: How many steps may fail on one rank.
         agree: The steps of one agreement.
         states: How many states there are; counted while exploring.
     """
@@ -63,6 +70,7 @@ class Checker:
     graphs: Sequence[Sequence[Digest]]
     limit_passes: bool = True
     deaths: int = 0
+    faults: int = 0
     agree: Agree = agreement_steps
     states: int = 0
     _stores: list[Contents] = field(default_factory=list)
@@ -99,8 +107,12 @@ class Checker:
         store, ranks = state
         if step.call in WRITES and ranks.count(self._dead) < self.deaths:
             yield store, (*ranks[:rank], self._dead, *ranks[rank + 1 :])
+        may_fail = self._ranks[ranks[rank]].told.count(FAULT) < self.faults
         for result, store_after in self._results(store, rank, step):
             yield store_after, (*ranks[:rank], self._tell(rank, ranks[rank], result), *ranks[rank + 1 :])
+            if may_fail:
+                failed = (*ranks[:rank], self._tell(rank, ranks[rank], FAULT), *ranks[rank + 1 :])
+                yield from dict.fromkeys([(store, failed), (store_after, failed)])
 
     def _results(self, store: int, rank: int, step: Step) -> Iterator[tuple[Any, int]]:
         """What a step may return, and the store after it."""
@@ -136,7 +148,7 @@ class Checker:
         try:
             step: Step | tuple[Verdict, ...] = next(steps)
             for result in told:
-                step = steps.send(result)
+                step = steps.throw(FAULT) if result is FAULT else steps.send(result)
         except StopIteration as done:
             step = done.value
         return Rank(told, step)

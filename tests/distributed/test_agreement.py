@@ -1,13 +1,13 @@
 """One rank's way through an agreement: limits, races at the limit, failing stores, what is raised and what is not."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from overlap_sched.distributed import TIMEOUT_S, Agreement, agree, broadcast_costs, place, run_token
+from overlap_sched.distributed import TIMEOUT_S, Agreement, Verdict, agree, broadcast_costs, place, run_token
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 from tests.distributed.examples import MemoryStore, digest
 
@@ -167,44 +167,87 @@ def test_a_rank_that_comes_exactly_at_the_limit(kind: str, before: bool, tmp_pat
 
 
 class Failing(MemoryStore):
-    """Fails at one operation, or at it and all that follow."""
+    """Fails at one operation, before or after it was done, or at it and all that follow.
 
-    def __init__(self, at: int, lasting: bool) -> None:
+    Attributes:
+        stood: Whether the rank had begun to stand waiting when it first failed.
+    """
+
+    def __init__(self, at: int, lasting: bool = False, done: bool = False) -> None:
         super().__init__()
-        self.at, self.lasting, self.calls = at, lasting, 0
+        self.at, self.lasting, self.done, self.calls, self.stood = at, lasting, done, 0, False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("set", "get", "check", "add", "compare_set"):
+        operation = super().__getattribute__(name)
+        if name not in ("set", "get", "check", "add", "compare_set"):
+            return operation
+
+        def perform(key: Any, *rest: str) -> Any:
             self.calls += 1
-            if self.calls == self.at or (self.lasting and self.calls > self.at):
+            self.stood |= self.calls <= self.at and (name, "/at/" in key, rest != ("",)) == ("set", True, True)
+            fails = self.calls == self.at or (self.lasting and self.calls > self.at)
+            result = operation(key, *rest) if self.done or not fails else None
+            if fails:
                 raise RuntimeError("Broken pipe")
-        return super().__getattribute__(name)
+            return result
+
+        return perform
 
 
-@pytest.mark.parametrize("lasting", [True, False])
-def test_a_store_that_fails_at_any_operation_leaves_the_original_order(lasting: bool) -> None:
-    at = 0
-    while True:
+def failing_at_each(**how: bool) -> Iterator[tuple[Failing, Agreement]]:
+    """One agreement of rank 0 alone for each operation that may fail."""
+    at, left = 0, True
+    while left:
         at += 1
-        store = Failing(at, lasting)
+        store = Failing(at, **how)
         result = joined(store, 0, timeout_s=0.01)  # a few looks for a verdict, then the limit
-        assert not result.agreed
-        if store.calls < at:
-            break
-        assert result.in_doubt
+        left = store.calls >= at
+        if left:
+            yield store, result
+    assert at > 10
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+def test_a_store_that_fails_once_leaves_no_doubt(done: bool) -> None:
+    """The rank follows what is recorded, and what is recorded is the original order."""
+    for store, result in failing_at_each(done=done):
+        (recorded,) = (value for key, value in store.values.items() if key.endswith("/verdict"))
+        assert result.verdict == Verdict.from_json(recorded.decode())
+        assert not result.in_doubt
+        reasons = "rank 0 failed while ranks agreed: RuntimeError: Broken pipe", "rank 1 has not shown the order"
+        assert str(result.reason).startswith(reasons)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+def test_a_store_that_fails_for_good_leaves_a_doubt_where_others_may_count_on_this_rank(done: bool) -> None:
+    seen = set()
+    for store, result in failing_at_each(lasting=True, done=done):
+        assert result.in_doubt == store.stood
+        unknown = ", so this rank does not know what the others decided" if result.in_doubt else ""
         assert result.reason == (
-            "the store of the process group failed (RuntimeError: Broken pipe), so this rank does not know what the "
-            "others decided. Is the process that serves the store (rank 0, or torchrun) still there?"
+            f"the store of the process group failed (RuntimeError: Broken pipe){unknown}. "
+            "Is the process that serves the store (rank 0, or torchrun) still there?"
         )
         with pytest.raises(AgreementError, match="Broken pipe"):
-            joined(Failing(at, lasting), 0, timeout_s=0.01, strict=True)
-    assert at > 10
+            joined(Failing(store.at, lasting=True, done=done), 0, timeout_s=0.01, strict=True)
+        others = joined(revived(store), 1, timeout_s=0.01)  # the other rank, whose store is there, comes later
+        assert result.in_doubt or not others.agreed
+        seen.add(result.in_doubt)
+    assert seen == {False, True}
+
+
+def revived(store: Failing) -> MemoryStore:
+    alive = MemoryStore()
+    alive.values = dict(store.values)
+    return alive
 
 
 def test_nonsense_in_the_store_is_a_failing_store() -> None:
     store = MemoryStore()
     store.set(f"overlap_sched/agreement/all/{A.key}/0/verdict", "not ours")
-    assert joined(store, 0).in_doubt
+    result = joined(store, 0)
+    assert not result.agreed
+    assert str(result.reason).startswith("the store of the process group failed (JSONDecodeError: ")
 
 
 def c10d(**more: Any) -> SimpleNamespace:

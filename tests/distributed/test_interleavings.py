@@ -9,7 +9,7 @@ import pytest
 from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.protocol import Step, agreement_steps
 from overlap_sched.distributed.verdict import Verdict, judge
-from tests.distributed.interleavings import Checker, End, StuckError
+from tests.distributed.interleavings import Checker, End, Fault, StuckError
 
 A, B, C = (Digest(problem=name, options="o", costs="c", order="r", key=name, name=name) for name in "ABC")
 OTHER_OPTIONS, OTHER_COSTS = replace(A, options="other"), replace(A, costs="other")
@@ -62,6 +62,13 @@ def shown(value: object) -> str:
 @pytest.mark.parametrize("deaths", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_two_ranks_whatever_the_timing(graphs: list[list[Digest]], deaths: int) -> None:
     ends(graphs, deaths=deaths)
+
+
+@pytest.mark.parametrize("graphs", [[[A], [A]], [[A], [OTHER_OPTIONS]]], ids=shown)
+def test_a_step_that_fails_on_a_rank_leaves_all_alike(graphs: list[list[Digest]]) -> None:
+    """Done or not, at any moment, once on each rank: it follows what is recorded."""
+    found = ends(graphs, faults=1)
+    assert {verdict.agreed for end in found for verdict in end.verdicts[0] or ()} >= {graphs == [[A], [A]], False}
 
 
 @pytest.mark.slow
@@ -170,3 +177,25 @@ def _no_look_back(
 def test_the_checker_finds_the_race_in_protocols_that_have_it(broken: Any) -> None:
     graphs = [[A], [A]]
     assert not all(alike(graphs, end) for end in Checker(graphs, agree=broken).ends())
+
+
+def _gives_up(
+    mine: Digest, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
+) -> Generator[Step, Any, Verdict]:
+    """Falls back by itself when a step fails, as it did once."""
+    steps = agreement_steps(mine, rank, ranks, limit_s, short_limit_s)
+    result = None
+    try:
+        while True:
+            try:
+                result = yield steps.send(result)
+            except Fault:
+                return Verdict(agreed=False, reason="failed")
+    except StopIteration as done:
+        verdict: Verdict = done.value
+        return verdict
+
+
+def test_the_checker_finds_a_rank_that_falls_back_by_itself() -> None:
+    graphs = [[A], [A]]
+    assert not all(alike(graphs, end) for end in Checker(graphs, agree=_gives_up, faults=1).ends())

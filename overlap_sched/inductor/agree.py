@@ -5,14 +5,14 @@ from dataclasses import replace
 
 from torch import fx
 
-from overlap_sched.errors import AgreementError
+from overlap_sched.distributed import Digest, agree, digest_of
 from overlap_sched.fx.apply import Report
+from overlap_sched.inductor.identity import Settings
 from overlap_sched.inductor.reporting import several_ranks, warn
-from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 
 
-def settle(report: Report, problem: Problem | None, options: Options, key: str | None) -> Report:
+def settle(report: Report, problem: Problem | None, settings: Settings, key: str | None) -> Report:
     """The report after all ranks have agreed: ``changed`` only where every rank uses the same order.
 
     Each rank asks for each graph that communicates, whether or not a better order was found there, and even where the
@@ -21,28 +21,26 @@ def settle(report: Report, problem: Problem | None, options: Options, key: str |
     Args:
         report: What this rank would do.
         problem: What was scheduled; ``None``: lifting failed.
-        options: How it was scheduled.
+        settings: How it was scheduled, and whom to ask.
         key: Which graph this is, see :func:`key_of`; ``None``: it does not communicate.
 
     Raises:
         AgreementError: With ``strict``, where the ranks differ.
     """
+    options = settings.options
     if key is None or options.agreement == "none" or not several_ranks():
         return report
-    try:
-        from overlap_sched.distributed import Digest, agree, digest_of
-
-        if problem is None:
-            mine = Digest("failed", "failed", "failed", "failed", key, report.name)
-        else:
+    failed = Digest("failed", "failed", "failed", "failed", key, report.name)
+    if problem is None:
+        mine = failed
+    else:
+        try:
             plan = report.schedule
             order = plan.order if plan is not None and report.changed else problem.original_order
             mine = replace(digest_of(problem, options, order), key=key)
-        reason = agree(mine, strict=options.strict).reason
-    except AgreementError:
-        raise
-    except Exception as error:  # before this rank has shown anything: the others will miss it
-        reason = f"agreement failed: {type(error).__name__}: {error}"
+        except Exception as error:  # the others learn at once, instead of waiting for this rank
+            report, mine = replace(report, changed=False, reason=f"{type(error).__name__}: {error}"), failed
+    reason = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=options.strict).reason
     if reason is None:
         return report
     if report.reason is not None and not report.changed:

@@ -6,13 +6,13 @@ give the function itself: ``torch.compile(model, backend=overlap_sched.backend)`
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._guards import CompileContext
 from torch.fx.graph import _BoxedCodeGen
 
 from overlap_sched.errors import OptionsError
@@ -44,8 +44,7 @@ def backend(
     if mode is not None:
         raise OptionsError(f"mode is {mode!r}, which is for Inductor. Leave it out with backend='overlap_sched'.")
     settings = current_settings() if options is None else None
-    if settings is None:
-        settings = Settings(_options(options))
+    settings = replace(settings or Settings(_options(options)), stage="backend")
     compilers = {
         "fw_compiler": partial(_compile, settings=settings, kind="forward"),
         "bw_compiler": partial(_compile, settings=settings, kind="backward"),
@@ -68,7 +67,7 @@ def _options(given: Options | Mapping[str, Any] | None) -> Options:
 
 
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Settings, kind: str) -> Callable[..., Any]:
-    schedule_fx(gm, f"{kind} {CompileContext.current_compile_id()}", "backend", settings)
+    schedule_fx(gm, settings, kind)
     gm.graph.set_codegen(_BoxedCodeGen())  # takes its inputs as a list that it empties: they can be freed after use
     gm.recompile()
     forward = gm.forward

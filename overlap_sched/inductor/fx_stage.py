@@ -1,37 +1,62 @@
 """Schedule an FX graph for a plug-in: in place, agreed with all ranks, kept in the reports."""
 
 from torch import fx
+from torch._guards import CompileContext
 
-from overlap_sched.errors import VerificationError
 from overlap_sched.fx.apply import Report, schedule_graph
 from overlap_sched.fx.reorder import reorder
-from overlap_sched.inductor.agree import key_of, settle
+from overlap_sched.inductor.agree import key_of
+from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.identity import Settings
-from overlap_sched.inductor.reporting import GraphReport, Stage, keep, no_collectives, warn
+from overlap_sched.inductor.reporting import no_collectives, warn
 
 
-def schedule_fx(gm: fx.GraphModule | fx.Graph, name: str, stage: Stage, settings: Settings) -> None:
+def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
     """Reorder a graph in place, or leave it as it was.
+
+    Args:
+        gm: The graph, or its module, which is recompiled.
+        settings: How.
+        kind: ``"forward"``, ``"backward"`` or ``"inference"``; ``None``: told by its inputs.
 
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    before, key = list(graph.nodes), key_of(graph, stage)
+    before, attempt = list(graph.nodes), Attempt(settings)
     try:
-        report = schedule_graph(gm, settings.options, name=name, **settings.costs)
-    except VerificationError:
-        raise
-    except Exception as error:  # schedule_graph falls back by itself; this is for what happens around it
-        if settings.options.strict:
-            raise VerificationError(f"scheduling {name!r} failed: {type(error).__name__}: {error}") from error
-        report = Report(name, reason=f"{type(error).__name__}: {error}")
-        warn(f"overlap_sched leaves {name!r} as it was: {report.reason}")
-    plan = report.schedule
-    if plan is None and report.reason == "the graph has no collectives":
-        report = no_collectives(name)
-    else:
-        report = settle(report, None if plan is None else plan.problem, settings.options, key)
+        report = attempt.decided(lambda known: _plan(gm, graph, known, kind))
+    except Exception as error:  # on this rank alone, before it could agree
+        report = attempt.failed(error)
     if not report.changed and list(graph.nodes) != before:
         reorder(gm, before)
-    keep(GraphReport(name, stage, report, settings.notes))
+    try:
+        attempt.told(report)
+    except Exception as error:  # the order is settled
+        warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
+
+
+def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
+    """What is being compiled, with torch's compile id: ``"backward 0/0"``."""
+    return f"{kind or _kind_of(graph)} {CompileContext.current_compile_id()}"
+
+
+def _plan(gm: fx.GraphModule | fx.Graph, graph: fx.Graph, attempt: Attempt, kind: str | None) -> Report:
+    """What this rank would do by itself."""
+    settings = attempt.settings
+    name = attempt.name = graph_name(graph, kind)
+    attempt.key = key_of(graph, settings.stage)
+    report = schedule_graph(gm, settings.options, name=name, **settings.costs)
+    if report.schedule is None and report.reason == "the graph has no collectives":
+        attempt.key = None
+        return no_collectives(name)
+    attempt.problem = None if report.schedule is None else report.schedule.problem
+    return report
+
+
+def _kind_of(graph: fx.Graph) -> str:
+    """Whether AOTAutograd made it a backward graph, which its inputs' names tell."""
+    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
+    if any(name.startswith("tangents") for name in inputs):
+        return "backward"
+    return "forward" if any(name.startswith("primals") for name in inputs) else "inference"

@@ -10,8 +10,9 @@ While :func:`safe_gathers` is on, the CPU's kernel of the operator is one that g
 inside runs as it always did once it is off: leave it on for as long as graphs with overlapped gathers run.
 """
 
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -29,8 +30,7 @@ def safe_gathers() -> Iterator[None]:
     """Route functional all_gathers of CPU tensors over gloo through the ``_out`` variant; may be nested."""
     global _depth, _library
     if _depth == 0:
-        _library = torch.library.Library("_c10d_functional", "IMPL")
-        _library.impl("all_gather_into_tensor", _gather, "CPU")
+        _library = kernel()
     _depth += 1
     try:
         yield
@@ -41,9 +41,18 @@ def safe_gathers() -> Iterator[None]:
             _library = None
 
 
-def routed() -> bool:
-    """Whether it is on."""
-    return _depth > 0
+def safe_gathers_with(owner: object) -> None:
+    """The same for as long as an object lives: the pass that a compiled function holds, say."""
+    stack = ExitStack()
+    stack.enter_context(safe_gathers())
+    weakref.finalize(owner, stack.close).atexit = False
+
+
+def kernel() -> Any:
+    """Registers ours; gone when it is destroyed."""
+    library = torch.library.Library("_c10d_functional", "IMPL")
+    library.impl("all_gather_into_tensor", _gather, "CPU")
+    return library
 
 
 def _gather(input: Tensor, group_size: int, group_name: Any) -> Tensor:

@@ -8,7 +8,6 @@ behind fusion (``torch._inductor.config.deterministic``), and for those who lowe
 from dataclasses import dataclass
 
 from torch import fx
-from torch._guards import CompileContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_sched.inductor import identity
@@ -32,20 +31,8 @@ class PostGradPass(CustomGraphPass):
         """Reorder the graph in place, or leave it as it was."""
         if self.before is not None:
             self.before(graph)
-        schedule_fx(graph, f"{kind_of(graph)} {CompileContext.current_compile_id()}", "post_grad", self.settings)
+        schedule_fx(graph, self.settings)
 
     def uuid(self) -> str | None:
         """Name of this package's version and of all settings, for torch's caches; ``None``: compile without them."""
-        name = identity.uuid(self.settings)
-        if name is None or self.before is None:
-            return name
-        first = self.before.uuid()
-        return None if first is None else f"{first} {name}"
-
-
-def kind_of(graph: fx.Graph) -> str:
-    """Whether AOTAutograd made it a backward graph, which its inputs' names tell."""
-    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
-    if any(name.startswith("tangents") for name in inputs):
-        return "backward"
-    return "forward" if any(name.startswith("primals") for name in inputs) else "inference"
+        return identity.uuid_after(self.before, identity.uuid(self.settings))

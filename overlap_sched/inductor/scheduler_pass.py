@@ -3,34 +3,25 @@
     scheduler nodes -> problem -> schedule -> all ranks agree -> nodes in that order
             any failure before the ranks agree: the nodes as they were, and why
 
-What comes after the ranks have agreed (reports, logs) can no longer change the order: one rank that fell back by itself
-would launch its collectives in another order than the others, which hangs.
+How that is kept: :mod:`overlap_sched.inductor.attempt`.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from overlap_sched.errors import NotUnderstoodError, VerificationError
+from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import key_of, settle
+from overlap_sched.inductor.agree import key_of
+from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.identity import Settings, uuid
-from overlap_sched.inductor.reporting import GraphReport, keep, no_collectives, warn
+from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.versions import check_torch
 from overlap_sched.schedule import schedule
 
 if TYPE_CHECKING:
     from overlap_sched.inductor.lift import LiftedKernels
-
-
-class _Planned(NamedTuple):
-    """What this rank would do by itself: a report, the graph if it could be lifted, the nodes in order, their key."""
-
-    report: Report
-    lifted: "LiftedKernels | None"
-    ordered: list[Any]
-    key: str | None
 
 
 @dataclass(frozen=True)
@@ -50,50 +41,19 @@ class SchedulerPass:
             VerificationError: With ``strict``, instead of a fallback.
             AgreementError: With ``strict``, where the ranks differ.
         """
-        original = list(snodes)
-        planned = self._planned(original)
-        report = settle(
-            planned.report, planned.lifted.problem if planned.lifted else None, self.settings.options, planned.key
-        )
-        keep(GraphReport(report.name, "inductor", report, self.settings.notes))
-        if not report.changed or planned.lifted is None:
-            return original
-        _tell_planner(planned.ordered, planned.lifted)
-        return planned.ordered
-
-    def _planned(self, snodes: list[Any]) -> "_Planned":
-        name, lifted, key = "a graph", None, None
+        original, attempt, planned = list(snodes), Attempt(self.settings), _Planned()
         try:
-            check_torch()
-            from overlap_sched.inductor import private
-            from overlap_sched.inductor.lift import lift_kernels
-
-            name = private.graph_name()
-            if not any(private.contains_collective(snode) for snode in snodes):
-                return _Planned(no_collectives(name), None, snodes, None)
-            key = key_of(private.V.graph.graph, "inductor")
-            began = time.perf_counter()
-            lifted = lift_kernels(snodes, name=name, **self.settings.costs)
-            report, ordered = self._scheduled(snodes, lifted, time.perf_counter() - began)
-            return _Planned(report, lifted, ordered, key)
-        except Exception as error:  # a pass that fails must not take the compilation with it
-            reason = f"{type(error).__name__}: {error}"
-            if self.settings.options.strict:
-                raise VerificationError(f"scheduling {name!r} failed: {reason}") from error
-            warn(f"overlap_sched leaves {name!r} as it was: {reason}")
-            return _Planned(Report(name, reason=reason), lifted, snodes, key)
-
-    def _scheduled(self, snodes: list[Any], lifted: "LiftedKernels", lift_s: float) -> tuple[Report, list[Any]]:
-        problem = lifted.problem
-        plan = schedule(problem, self.settings.options)
-        if plan.order == problem.original_order:
-            reason = plan.fell_back or "no better order was found"
-            report = Report(problem.name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
-            return report, snodes
-        began = time.perf_counter()
-        ordered = _put_in_order(snodes, lifted, plan.order)
-        reorder_s = time.perf_counter() - began
-        return Report(problem.name, plan, True, None, lifted.notes, lift_s, reorder_s), ordered
+            report = attempt.decided(lambda known: _plan(original, known, planned))
+        except Exception as error:  # on this rank alone, before it could agree
+            report = attempt.failed(error)
+        ordered = planned.ordered if report.changed else original
+        try:
+            attempt.told(report)
+            if report.changed:
+                _tell_planner(planned)
+        except Exception as error:  # the order is settled
+            warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
+        return ordered
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.identity.uuid`.
@@ -116,6 +76,38 @@ def _named(name: str, settings: Settings) -> SchedulerPass:
     return SchedulerPass(settings)
 
 
+@dataclass
+class _Planned:
+    """What planning leaves besides a report."""
+
+    ordered: list[Any] = field(default_factory=list)
+    lifted: "LiftedKernels | None" = None
+
+
+def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
+    """What this rank would do by itself."""
+    check_torch()
+    from overlap_sched.inductor import private
+    from overlap_sched.inductor.lift import lift_kernels
+
+    settings = attempt.settings
+    attempt.name = private.graph_name()
+    if not any(private.contains_collective(snode) for snode in snodes):
+        return no_collectives(attempt.name)
+    attempt.key = key_of(private.V.graph.graph, settings.stage)
+    began = time.perf_counter()
+    lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
+    lift_s = time.perf_counter() - began
+    problem = attempt.problem = lifted.problem
+    plan = schedule(problem, settings.options)
+    if plan.order == problem.original_order:
+        reason = plan.fell_back or "no better order was found"
+        return Report(problem.name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
+    began = time.perf_counter()
+    planned.ordered = _put_in_order(snodes, lifted, plan.order)
+    return Report(problem.name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
+
+
 def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequence[int]) -> list[Any]:
     """The nodes in an order, checked against what torch gave us: the same nodes, each once.
 
@@ -128,12 +120,11 @@ def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequenc
     return ordered
 
 
-def _tell_planner(ordered: Sequence[Any], lifted: "LiftedKernels") -> None:
+def _tell_planner(planned: _Planned) -> None:
     try:
         from overlap_sched.inductor.planner import tell_sizes
 
-        tell_sizes(ordered, lifted.buffers)
+        assert planned.lifted is not None
+        tell_sizes(planned.ordered, planned.lifted.buffers)
     except Exception as error:  # torch's estimate stays as it was
-        warn(
-            f"overlap_sched could not tell torch the sizes in {lifted.problem.name!r}: {type(error).__name__}: {error}"
-        )
+        warn(f"overlap_sched could not tell torch the sizes of buffers: {type(error).__name__}: {error}")

@@ -7,14 +7,14 @@ overlap_sched.enable(options)             # until overlap_sched.disable()
 
 torch.compile(model, options=overlap_sched.inductor_options(options))
 
-While it is on, gathers over gloo go around a fault of torch (:mod:`~overlap_sched.inductor.gloo`). With
-``inductor_options`` nothing is on: enter ``safe_gathers()`` yourself where compiled graphs run over gloo.
+While it is on, gathers over gloo go around a fault of torch (:mod:`~overlap_sched.inductor.gloo`); with
+``inductor_options`` for as long as anything holds these options, as the compiled function does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch.distributed as dist
 from torch._inductor import config
@@ -22,7 +22,8 @@ from torch._inductor import config
 from overlap_sched.cost import CostModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx.costs import Cost
-from overlap_sched.inductor.gloo import safe_gathers
+from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWatch
+from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.identity import Settings
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.reporting import warn
@@ -40,50 +41,48 @@ COMPETING = (
 """Reorderers of torch, some only in newer versions: one after us would undo our order, one before us makes fusion
 worse by the dependencies that it inserts."""
 
-_on: list[tuple[Settings, dict[str, Any], ExitStack]] = []
-"""What is switched on, innermost last: the settings, the values that they replaced, what else is to be undone."""
+
+class How(TypedDict, total=False):
+    """What may be told by name besides the options: fields of :class:`~overlap_sched.inductor.identity.Settings`."""
+
+    stage: Literal["inductor", "post_grad"]
+    cost: Cost | None
+    model: CostModel | None
+    ranks_per_node: int
+    ranks: Sequence[int] | None
+    timeout_s: float
 
 
-def inductor_options(
-    options: Options | None = None,
-    *,
-    stage: Literal["inductor", "post_grad"] = "inductor",
-    cost: Cost | None = None,
-    model: CostModel | None = None,
-    ranks_per_node: int = 8,
-) -> dict[str, Any]:
+_on: list[tuple[Settings, ExitStack]] = []
+"""What is switched on, innermost last: the settings, and how to undo them."""
+
+
+def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict[str, Any]:
     """Settings of ``torch._inductor.config``, for ``torch.compile(model, options=...)``.
 
     Args:
         options: How to schedule; ``None``: the defaults (zero headroom).
-        stage: ``"inductor"`` (default): behind fusion, where an order survives to the generated code. ``"post_grad"``:
-            on the FX graph before lowering.
-        cost: Microseconds of an FX node, or ``None`` to leave it to ``model``. With a function torch compiles without
-            its caches, unless it has a ``uuid()``.
-        model: Cost model; an H100 in nodes of eight by default.
-        ranks_per_node: Consecutive ranks that share a node.
+        **how: ``stage``, ``cost``, ``model``, ``ranks_per_node``, ``ranks`` and ``timeout_s``, see
+            :class:`~overlap_sched.inductor.identity.Settings`.
 
     Raises:
         OptionsError: There is no such stage, or the ``tracker`` memory model was asked for behind fusion.
     """
-    return _changes(_settings(options, stage, cost, model, ranks_per_node), stage)[1]
+    _, changes = _changes(_settings(options, how))
+    if dist.is_available():
+        owner = changes[PASSES][-1] if isinstance(changes[POST_GRAD], DeterministicWatch) else changes[POST_GRAD]
+        safe_gathers_with(owner)
+    return changes
 
 
 @contextmanager
-def enabled(
-    options: Options | None = None,
-    *,
-    stage: Literal["inductor", "post_grad"] = "inductor",
-    cost: Cost | None = None,
-    model: CostModel | None = None,
-    ranks_per_node: int = 8,
-) -> Iterator[None]:
+def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None]:
     """Schedule what is compiled inside the block; see :func:`inductor_options` for the arguments.
 
     torch compiles when a function is called first, its backward when that is: both belong into the block. What has been
     compiled before stays as it is.
     """
-    _switch_on(*_changes(_settings(options, stage, cost, model, ranks_per_node), stage))
+    _switch_on(_settings(options, how))
     depth = len(_on)
     try:
         yield
@@ -92,18 +91,11 @@ def enabled(
             _switch_off()
 
 
-def enable(
-    options: Options | None = None,
-    *,
-    stage: Literal["inductor", "post_grad"] = "inductor",
-    cost: Cost | None = None,
-    model: CostModel | None = None,
-    ranks_per_node: int = 8,
-) -> None:
+def enable(options: Options | None = None, **how: Unpack[How]) -> None:
     """Schedule all that is compiled until :func:`disable`; again: with the new options."""
-    settings = _settings(options, stage, cost, model, ranks_per_node)
+    settings = _settings(options, how)
     disable()
-    _switch_on(*_changes(settings, stage))
+    _switch_on(settings)
 
 
 def disable() -> None:
@@ -117,21 +109,20 @@ def current_settings() -> Settings | None:
     return _on[-1][0] if _on else None
 
 
-def _settings(
-    options: Options | None, stage: str, cost: Cost | None, model: CostModel | None, ranks_per_node: int
-) -> Settings:
-    if stage not in ("inductor", "post_grad"):
-        raise OptionsError(f"stage is {stage!r}; it is 'inductor' or 'post_grad'.")
-    options = options or Options()
-    if stage == "inductor" and options.memory_model != "runtime":
+def _settings(options: Options | None, how: How) -> Settings:
+    settings = Settings(options or Options(), **how)
+    model = settings.options.memory_model
+    if settings.stage not in ("inductor", "post_grad"):
+        raise OptionsError(f"stage is {settings.stage!r}; it is 'inductor' or 'post_grad'.")
+    if settings.stage == "inductor" and model != "runtime":
         raise OptionsError(
-            f"memory_model is {options.memory_model!r}, but behind Inductor's fusion memory is counted as it is at run "
+            f"memory_model is {model!r}, but behind Inductor's fusion memory is counted as it is at run "
             "time. Leave it at 'runtime', or schedule before lowering (stage='post_grad')."
         )
-    return Settings(options, cost, model, ranks_per_node)
+    return settings
 
 
-def _changes(settings: Settings, stage: str) -> tuple[Settings, dict[str, Any]]:
+def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     """The settings with notes on what they change, and the changes."""
     changes: dict[str, Any] = {}
     notes: list[str] = []
@@ -145,37 +136,33 @@ def _changes(settings: Settings, stage: str) -> tuple[Settings, dict[str, Any]]:
     theirs = [p for p in earlier if callable(p) and not isinstance(p, SchedulerPass)]
     notes += [f"torch's pass {p!r} is off" for p in earlier if isinstance(p, str)]
     notes += [f"{getattr(p, '__name__', type(p).__name__)} runs before" for p in theirs]
-    if stage == "post_grad":
-        before = known[POST_GRAD]
+    before = known[POST_GRAD]
+    while isinstance(before, PostGradPass | DeterministicWatch):  # ours, of an outer block
+        before = before.before
+    if settings.stage == "post_grad":
         settings = replace(settings, notes=(*notes, "Inductor reorders what it lowers: the order survives in part"))
-        changes[POST_GRAD] = PostGradPass(settings, None if isinstance(before, PostGradPass) else before)
+        changes[POST_GRAD] = PostGradPass(settings, before)
         changes[PASSES_ON], changes[PASSES] = bool(theirs), theirs
         return settings, changes
     if known["deterministic"]:
-        notes.append("torch._inductor.config.deterministic is on: torch runs no pass behind fusion")
-        warn(
-            "overlap_sched cannot run: torch._inductor.config.deterministic is on, with which torch runs no pass "
-            "behind fusion, so orders stay as they are. Turn it off, or schedule before lowering (stage='post_grad')."
-        )
+        notes.append(NOTE)
+        warn(f"overlap_sched cannot run: {NOT_RUN}")
     settings = replace(settings, notes=tuple(notes))
     changes[PASSES_ON], changes[PASSES] = True, [*theirs, SchedulerPass(settings)]
-    if isinstance(known[POST_GRAD], PostGradPass):
-        changes[POST_GRAD] = known[POST_GRAD].before
+    changes[POST_GRAD] = DeterministicWatch(settings, before)
     return settings, changes
 
 
-def _switch_on(settings: Settings, changes: dict[str, Any]) -> None:
-    before = {name: getattr(config, name) for name in changes}
-    undo = ExitStack()
-    if dist.is_available():
-        undo.enter_context(safe_gathers())
-    _on.append((settings, before, undo))
-    for name, value in changes.items():
-        setattr(config, name, value)
+def _switch_on(settings: Settings) -> None:
+    settings, changes = _changes(settings)
+    with ExitStack() as undo:  # all of it, or nothing
+        if dist.is_available():
+            undo.enter_context(safe_gathers())
+        for name, value in changes.items():
+            undo.callback(setattr, config, name, getattr(config, name))
+            setattr(config, name, value)
+        _on.append((settings, undo.pop_all()))
 
 
 def _switch_off() -> None:
-    _, before, undo = _on.pop()
-    undo.close()
-    for name, value in before.items():
-        setattr(config, name, value)
+    _on.pop()[1].close()

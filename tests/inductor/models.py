@@ -49,6 +49,11 @@ def _kernels_that_set_their_results() -> torch.library.Library:
     return library
 
 
+def routed() -> bool:
+    """Whether functional all_gathers on a CPU take our way around torch's gloo."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("_c10d_functional::all_gather_into_tensor", "CPU"))
+
+
 def gathered(shard: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
     """A whole weight from its shards; its gradient comes back by a reduce_scatter."""
     functional = torch.ops._c10d_functional

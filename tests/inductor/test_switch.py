@@ -1,6 +1,8 @@
 """On, off, nested, with other passes around: every setting comes back."""
 
+import gc
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning
-from overlap_sched.inductor.gloo import routed
+from overlap_sched.inductor import gloo
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.switch import current_settings
+from tests.inductor.models import routed
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 OVERLAP = "aten_distributed_optimizations.enable_overlap_scheduling"
@@ -44,14 +47,43 @@ def test_off_again_restores_every_setting() -> None:
         assert all_settings() == before
 
 
-def test_gathers_over_gloo_are_safe_while_it_is_on() -> None:
+@pytest.fixture
+def not_routed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Off at first: torch may still hold options with which other tests compiled."""
+    held = gloo._library
+    if held is not None:
+        held._destroy()
+    monkeypatch.setattr(gloo, "_depth", 0)
+    monkeypatch.setattr(gloo, "_library", None)
     assert not routed()
+    yield
+    assert not routed()
+    if held is not None:
+        monkeypatch.undo()
+        gloo._library = gloo.kernel()
+
+
+@pytest.mark.usefixtures("not_routed")
+def test_gathers_over_gloo_are_safe_while_it_is_on() -> None:
     with overlap_sched.enabled():
         assert routed()
     overlap_sched.enable()
     assert routed()
     overlap_sched.disable()
     assert not routed()
+
+
+@pytest.mark.usefixtures("not_routed")
+@pytest.mark.parametrize("stage", ["inductor", "post_grad"])
+def test_and_for_as_long_as_somebody_holds_our_options(stage: Any) -> None:
+    """As a compiled function does: torch may find its graph in a cache, where no pass is called."""
+    options = overlap_sched.inductor_options(stage=stage)
+    with overlap_sched.enabled():
+        pass
+    gc.collect()
+    assert routed()
+    del options
+    gc.collect()
 
 
 def test_an_error_in_the_block_restores_them_too() -> None:

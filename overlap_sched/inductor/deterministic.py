@@ -1,0 +1,56 @@
+"""torch's deterministic mode, in which it runs no pass behind fusion: said for each graph, not silent.
+
+``torch.use_deterministic_algorithms(True)`` may come after :func:`overlap_sched.enable`, so it is looked at when a
+graph is compiled, by a pass that torch still runs then.
+"""
+
+from dataclasses import dataclass
+
+from torch import fx
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from overlap_sched.fx.apply import Report
+from overlap_sched.fx.facts import facts_of
+from overlap_sched.inductor.fx_stage import graph_name
+from overlap_sched.inductor.identity import Settings, uuid_after
+from overlap_sched.inductor.reporting import GraphReport, keep, warn
+
+NOTE = "torch._inductor.config.deterministic is on: torch runs no pass behind fusion"
+NOT_RUN = (
+    "torch._inductor.config.deterministic is on, with which torch runs no pass behind fusion, so orders stay as they "
+    "are. Turn it off, or schedule before lowering (stage='post_grad')."
+)
+
+
+@dataclass(frozen=True)
+class DeterministicWatch(CustomGraphPass):
+    """A pass for ``torch._inductor.config.post_grad_custom_post_pass`` that changes nothing.
+
+    Attributes:
+        settings: Those of the pass behind fusion, which is not going to run.
+        before: The pass that was set before; it runs first.
+    """
+
+    settings: Settings
+    before: CustomGraphPass | None = None
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Warn and report where a graph communicates and will not be scheduled."""
+        if self.before is not None:
+            self.before(graph)
+        try:
+            if config.deterministic and _communicates(graph):
+                name = graph_name(graph)
+                warn(f"overlap_sched leaves {name!r} as it was: {NOT_RUN}")
+                keep(GraphReport(name, "inductor", Report(name, reason=NOT_RUN), self.settings.notes))
+        except Exception as error:  # what only looks must not stop a compilation
+            warn(f"overlap_sched could not look at a graph: {type(error).__name__}: {error}")
+
+    def uuid(self) -> str | None:
+        """A name for torch's caches; ``None`` where the other pass has none."""
+        return uuid_after(self.before, "overlap_sched watches")
+
+
+def _communicates(graph: fx.Graph) -> bool:
+    return any(node.op == "call_function" and facts_of(node.target).comm is not None for node in graph.nodes)

@@ -8,6 +8,7 @@ from overlap_sched.liveness import peak_memory
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.replay import replay
 from tests.exact.graphs import small_graphs
+from tests.exact.search import shortest_step
 from tests.exact.table import read_golden
 from tests.graphs import problems
 from tests.oracle import all_orders
@@ -41,8 +42,9 @@ def tail(slow_us: float, x_bytes: int = 0, table_bytes: int = 0) -> Problem:
 
 
 def shortest(problem: Problem, budget_bytes: int) -> float:
-    orders = (order for order in all_orders(problem) if peak_memory(problem, order)[0] <= budget_bytes)
-    return min(replay(problem, order).step_us for order in orders)
+    found = shortest_step(problem, budget_bytes)
+    assert found is not None
+    return found.step_us
 
 
 def test_what_hides_a_collective_queues_behind_it() -> None:

@@ -8,35 +8,35 @@ For collectives u, v let c(u -> v) be the compute that must run after u has fini
     step >= (a) all compute
             (b) start(v) + time(v) + all compute that needs v finished
             (c) per group: its earliest start + all its time + the least compute after any of it
-            (d) all compute that v needs + time(v) + sum over u of the same group of min(time(u), compute of u)
-            (e) all compute + what the collectives of one group take from it (0 without contention)
-
-(d) is for ends of steps. Let "compute of u" be compute that u needs and v does not, each node counted for one u
-only. All of it runs before v is launched, or u is launched after v and stands behind it on the stream::
-
-    compute       |= what v needs =|= wgrad =|               weight gradients put off to hide v
-    group stream                   |==== v ====|= scatter =| bring reduce_scatters of their own
+            (d) all compute + what the collectives of one group take from it (0 without contention)
 
 "Finished" means that a wait of u lies between: a node that merely needs u launched does not wait for it.
-Groups that share a link do its work at its rate at most, like one group: (c) and (e) then hold per link. While a
+Groups that share a link do its work at its rate at most, like one group: (c) and (d) then hold per link. While a
 collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
 from compute; start(v) and tails are those without contention, which only makes them later.
 
 One reachability bit set per side (Python integers, one bit per collective) and one matrix product over the
-nodes that take time: well under a second for ten thousand nodes.
+nodes that take time: well under a second for ten thousand nodes. Above ``EXACT_NODES`` nodes the bound is the
+approximation of :mod:`overlap_sched.bound_windows`: true as well, but it may be smaller.
 """
 
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.bound_windows import windowed_bound_us
 from overlap_sched.problem import Kind, Problem
+
+EXACT_NODES = 16_384
+"""Graphs of at most this many nodes have the exact bound."""
 
 _ROWS = 2048  # nodes per block of the matrix product: bounds its memory at 2 * _ROWS * collectives doubles
 
 
 def lower_bound_us(problem: Problem) -> float:
-    """The bound on the step, in microseconds."""
+    """The bound on the step, in microseconds; approximate above :data:`EXACT_NODES` nodes."""
     nodes, collectives = problem.nodes, problem.collectives
+    if len(nodes) > EXACT_NODES:
+        return windowed_bound_us(problem)
     busy = [v for v, node in enumerate(nodes) if node.time_us > 0 and node.kind not in (Kind.COLLECTIVE, Kind.WAIT)]
     busy_us = np.array([nodes[v].time_us for v in busy])
     bounds = [float(busy_us.sum())]
@@ -48,8 +48,6 @@ def lower_bound_us(problem: Problem) -> float:
     comm_us = np.array([nodes[v].time_us for v in collectives])
     head, tail = np.zeros(count), np.zeros(count)
     between = np.zeros((count, count))  # [u, v]: c(u -> v)
-    owned = np.zeros((count, count))  # [u, v]: compute of u that v does not need
-    group_of = [nodes[v].group or "" for v in collectives]
     for low in range(0, len(busy), _ROWS):
         rows, us = busy[low : low + _ROWS], busy_us[low : low + _ROWS]
         after = unpack([finished[v] for v in rows], count) * us[:, None]

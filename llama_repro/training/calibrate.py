@@ -15,38 +15,51 @@ import torch
 import torch.distributed as dist
 
 from llama_repro.training.world import World
-from overlap_sched.cost import Compute, Device, Link, Network, Roofline
+from overlap_sched.cost import Collective, Compute, Device, Link, Network, Roofline
 from overlap_sched.distributed import broadcast_costs
 from overlap_sched.fx.flops import formula
+from overlap_sched.inductor.gloo import safe_gathers
 
 _MATMUL, _COPY_BYTES = 512, 2**24
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**22
 _ATTENTION = (1, 8, 256, 64)
 """Batch, heads, sequence, width of a head."""
 _REPEATS = 20
+_FUNCTIONAL = torch.ops._c10d_functional
+_COLLECTIVES = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 @dataclass(frozen=True)
 class Measured(Roofline):
-    """A roofline in which some operators have rates of their own: a CPU's attention is far slower than its matmuls.
+    """A roofline in which some operators have rates of their own.
+
+    A CPU's attention is far slower than its matmuls. gloo's reduce_scatter (torch 2.13) is a copy, an all_reduce of the
+    whole input, and another copy.
 
     Attributes:
         flops_per_s: Operators, as in ``Compute.op``, and their rates.
+        links: Operators, as in ``Collective.op``, and the link that they see.
     """
 
     flops_per_s: tuple[tuple[str, float], ...] = ()
+    links: tuple[tuple[str, Link], ...] = ()
 
     def compute_us(self, work: Compute) -> float:
         """Microseconds."""
         own = dict(self.flops_per_s).get(work.op)
         return super().compute_us(work) if own is None else max(work.flops / own * 1e6, self.device.kernel_us)
 
+    def collective_us(self, work: Collective) -> float:
+        """Microseconds."""
+        own = dict(self.links).get(work.op)
+        return super().collective_us(work) if own is None else Roofline(network=Network(own, own)).collective_us(work)
+
 
 def measured_roofline(world: World, dtype: torch.dtype) -> Roofline:
-    """Time a matmul, a copy, an empty kernel, attention and two all_gathers; all ranks call it and get rank 0's."""
+    """Time a matmul, a copy, an empty kernel, attention and collectives; all ranks call it and get rank 0's figures."""
     attention = _attention_calls(dtype) if world.device.type == "cpu" else {}
     dist.barrier()
-    own = {**_compute_us(world.device, dtype), **_gather_us(world)}
+    own = {**_compute_us(world.device, dtype), **_collectives_us(world)}
     own |= {name: _typical_us(call, world.device) for name, (call, _) in attention.items()}
     us = broadcast_costs(own, "training")
     rates = tuple((name, flops / us[name] * 1e6) for name, (_, flops) in attention.items())
@@ -59,12 +72,17 @@ def measured_roofline(world: World, dtype: torch.dtype) -> Roofline:
         bytes_efficiency=1.0,
         kernel_us=us["empty"],
     )
-    share = (world.size - 1) / world.size
-    if share == 0.0:
+    if world.size == 1:
         return Measured(device, flops_per_s=rates)
-    rate = (_LARGE_BYTES - _SMALL_BYTES) * share / max(us["large"] - us["small"], 1.0) * 1e6
-    link = Link(latency_us=us["small"], bytes_per_s=rate)
-    return Measured(device, Network(link, link), rates)
+    links = {name: _link(us[f"small {name}"], us[f"large {name}"], world.size) for name in _COLLECTIVES}
+    gather = links["all_gather_into_tensor"]
+    return Measured(device, Network(gather, gather), rates, tuple(links.items()))
+
+
+def _link(small_us: float, large_us: float, ranks: int) -> Link:
+    """The link by which the cost model finds these times again."""
+    sent = (_LARGE_BYTES - _SMALL_BYTES) * (ranks - 1) / ranks
+    return Link(latency_us=small_us, bytes_per_s=sent / max(large_us - small_us, 1.0) * 1e6)
 
 
 def _attention_calls(dtype: torch.dtype) -> dict[str, tuple[Callable[[], object], int]]:
@@ -94,19 +112,25 @@ def _compute_us(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     }
 
 
-def _gather_us(world: World) -> dict[str, float]:
-    """Times of all_gathers whose results have these bytes; none in a world of one."""
+def _collectives_us(world: World) -> dict[str, float]:
+    """Times of collectives whose larger side has these bytes; none in a world of one."""
     result = {}
-    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
-    for name, nbytes in (("small", _SMALL_BYTES), ("large", _LARGE_BYTES)) if world.size > 1 else ():
-        length = nbytes // world.size
-        part = torch.ones(length, device=world.device, dtype=torch.uint8)
-        whole = torch.empty(length * world.size, device=world.device, dtype=torch.uint8)
+    group = dist.group.WORLD.group_name
+    for size, nbytes in (("small", _SMALL_BYTES), ("large", _LARGE_BYTES)) if world.size > 1 else ():
+        part = torch.ones(nbytes // 4 // world.size, device=world.device)
+        whole = torch.ones(nbytes // 4, device=world.device)
+        calls = (
+            partial(_FUNCTIONAL.all_gather_into_tensor, part, world.size, group),
+            partial(_FUNCTIONAL.reduce_scatter_tensor, whole, "sum", world.size, group),
+        )
+        with safe_gathers():
+            for name, call in zip(_COLLECTIVES, calls, strict=True):
+                result[f"{size} {name}"] = _typical_us(partial(_waited, call), world.device)
+    return result
 
-        def gather(whole: torch.Tensor = whole, part: torch.Tensor = part) -> object:
-            return all_gather(whole, part)
 
-        result[name] = _typical_us(gather, world.device)
+def _waited(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    result: torch.Tensor = _FUNCTIONAL.wait_tensor(call())
     return result
 
 

@@ -111,6 +111,7 @@ def _figures(problem: Problem, order: Order, figures: Figures) -> dict[str, Any]
     return {
         **asdict(figures),
         "growth_bytes": figures.peak_bytes - sum(problem.storages[s].bytes for s in inputs),
+        "link_us": sum(node.time_us for node in problem.nodes if node.kind is Kind.COLLECTIVE),
         "matmuls_in_between": matmuls_in_between(program),
         "program": program,
     }

@@ -1,7 +1,7 @@
 """A slow network between CPU ranks: a collective ends when a link of that speed would have ended it.
 
-gloo's own time is processor time, which compute on the same cores pays for: nothing can hide it. Here each process group
-has one stream. A collective starts on it when it is launched and the one before has ended, and takes as long as
+gloo's own time is processor time, which compute on the same cores pays for: nothing can hide it. Here each process
+group has one stream. A collective starts on it when it is launched and the one before has ended, and takes as long as
 the cost model says; its wait returns when gloo is done and that moment has come. Until then the waiting thread sleeps,
 so the link costs no processor time, and what is computed before the wait is really hidden.
 
@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from llama_repro.training.calibrate import Measured
 from overlap_sched.cost import Collective, Link, Network, Roofline
 from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.problem import Group
@@ -35,6 +36,7 @@ _LAUNCHES = {
 """The operators that are slowed down, and how the cost model names them."""
 
 _LATENCY_US = 300.0
+"""About what gloo takes for a small message where each rank has a core of its own: it cannot be faster than it is."""
 
 
 @dataclass
@@ -119,11 +121,11 @@ def slow_network(
 def with_slow_links(model: Roofline, bytes_per_s: float) -> Roofline:
     """The same machine with links of this bandwidth, inside a node and across nodes.
 
-    Their latency is a round number that gloo does not exceed for a small message where ranks have cores of their own; so
-    every run has the same link.
+    Their latency is a round number, so that every run has the same link.
     """
     link = Link(_LATENCY_US, bytes_per_s)
-    return replace(model, network=Network(link, link))
+    rates = model.flops_per_s if isinstance(model, Measured) else ()
+    return Measured(model.device, Network(link, link), rates)
 
 
 def _launch(

@@ -1,4 +1,4 @@
-"""``scripts/train.py`` as it is used: two gloo ranks under torchrun, compiled, each way of sharding."""
+"""``scripts/train.py`` as it is used: two or four gloo ranks under torchrun, compiled, each way of sharding."""
 
 import json
 import os
@@ -16,6 +16,9 @@ from llama_repro.training.trainer import make_trainer
 from llama_repro.training.world import world_of
 
 ROOT = Path(__file__).parents[2]
+STEPS = 5
+NEAR_BYTES = 2**18
+"""How far measured memory may be from the prediction: Inductor lets dead buffers lie for later ones of their size."""
 pytestmark = pytest.mark.slow
 
 
@@ -32,66 +35,70 @@ def torchrun(script: Path, *arguments: str, ranks: int = 2, timeout: float = 600
     )
 
 
-def trained(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
-    """What two ranks wrote, and what they said."""
-    done = torchrun(ROOT / "scripts/train.py", *arguments, "--json", str(out))
+def trained(ranks: int, out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """What the ranks wrote, and what they said."""
+    done = torchrun(ROOT / "scripts/train.py", *arguments, "--json", str(out), ranks=ranks)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return json.loads(out.read_text()), done.stdout
 
 
 def unsharded_losses(monkeypatch: pytest.MonkeyPatch, *given: str) -> list[float]:
-    """The same five steps on one rank, nothing compiled: two ranks' batches accumulated."""
+    """The same steps on one rank, nothing compiled: all ranks' batches accumulated."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
     with world_of("cpu") as world:
         trainer = make_trainer(parse(["--device", "cpu", *given]), world)
-        return [trainer.step(number) for number in range(5)]
+        return [trainer.step(number) for number in range(STEPS)]
 
 
 @pytest.mark.parametrize(
-    ("sharding", "dtype", "accumulate", "collectives", "tolerance"),
-    [("raw", "fp32", 2, (21, 41), 1e-5), ("dtensor", "bf16", 1, (21, 41), 2e-3), ("2d", "bf16", 1, None, 2e-3)],
+    ("ranks", "sharding", "dtype", "accumulate", "collectives", "tolerance"),
+    [
+        (2, "raw", "fp32", 2, (21, 41), 1e-5),
+        (2, "dtensor", "bf16", 1, (21, 41), 2e-3),
+        (4, "2d", "bf16", 1, (29, 57), 2e-3),
+    ],
 )
-def test_training(sharding, dtype, accumulate, collectives, tolerance, tmp_path, monkeypatch):
-    common = ("--device", "cpu", "--steps", "5", "--dtype", dtype, "--accumulate", str(accumulate))
-    common = (*common, "--sharding", sharding)
+def test_training(ranks, sharding, dtype, accumulate, collectives, tolerance, tmp_path, monkeypatch):
+    data = ("--data", str(ROOT / "CONTRIBUTING.md")) if ranks == 4 else ()
+    common = ("--device", "cpu", "--steps", str(STEPS), "--dtype", dtype, "--accumulate", str(accumulate))
+    common = (*common, "--sharding", sharding, *data)
     saved = tmp_path / "checkpoint"
-    none, _ = trained(tmp_path / "none.json", *common, "--scheduler", "none")
-    keep = ("--checkpoint", str(saved), "--checkpoint-every", "3")
+    keep = ("--checkpoint", str(saved), "--checkpoint-every", "3") if sharding == "raw" else ()
+    none, _ = trained(ranks, tmp_path / "none.json", *common, "--scheduler", "none", *keep)
+    first = 0
+    if keep:  # ours goes on where the first run was after three steps
+        shutil.rmtree(saved / f"step-{STEPS:08}")
+        first = 3
     scheduled = ("--scheduler", "overlap_sched", "--measure", "--strict", "--headroom", "1MiB", "--costs", "h100")
-    ours, _ = trained(tmp_path / "ours.json", *common, *scheduled, *keep)
+    ours, said = trained(ranks, tmp_path / "ours.json", *common, *scheduled, "--slow-network", "0.05", *keep)
 
-    # the order changes nothing, neither on rank 0 nor on rank 1
-    assert len(none["losses"]) == 5
-    assert ours["losses"] == none["losses"]
+    # the order changes nothing on any rank, nor does a resume
+    assert ("train: resumed after step 3" in said) == bool(keep)
+    assert len(none["losses"]) == STEPS
+    assert ours["losses"] == none["losses"][first:]
     assert ours["weights"] == none["weights"]
-    assert len(set(ours["weights"])) == 2
+    assert len(set(ours["weights"])) == ranks
 
-    if sharding == "raw":  # resumed after three steps
-        shutil.rmtree(saved / "step-00000005")
-        resumed, said = trained(tmp_path / "resumed.json", *common, "--scheduler", "none", *keep)
-        assert "train: resumed after step 3" in said
-        assert resumed["first_step"] == 3
-        assert resumed["losses"] == none["losses"][3:]
-        assert resumed["weights"] == none["weights"]
-
-    # every graph was scheduled, and what ran is what was planned
+    # every graph was scheduled, and what ran is what was planned: each launch, wait and matmul in its place
     assert [graph["name"].split()[0] for graph in ours["graphs"]] == ["forward", "backward"]
     assert all(graph["changed"] for graph in ours["graphs"]), ours["graphs"]
     measured = ours["measured"]["graphs"]
     assert [graph["kind"] for graph in measured] == ["forward", "backward"] * accumulate
-    for planned, ran in zip(ours["graphs"], measured[:2], strict=True):
-        assert ran["collectives"] == planned["collectives"]
-        # the plan counts what belongs to an attention kernel apart from it, so it counts more
-        assert ran["matmuls_in_between"] <= planned["used"]["matmuls_in_between"]
-        assert planned["used"]["matmuls_in_between"] > planned["original"]["matmuls_in_between"]
-        assert abs(ran["growth_bytes"] - planned["used"]["growth_bytes"]) < 2 * 2**20
-    if collectives:
-        assert tuple(graph["collectives"] for graph in measured[:2]) == collectives
+    assert tuple(graph["collectives"] for graph in measured[:2]) == collectives
+    for planned, ran in zip(ours["graphs"] * accumulate, measured, strict=True):
+        assert ran["program"] == planned["used"]["program"]
+        assert ran["matmuls_in_between"] > planned["original"]["matmuls_in_between"]
+        assert abs(ran["growth_bytes"] - planned["used"]["growth_bytes"]) < NEAR_BYTES
+    assert ours["kernels"] == none["kernels"]  # as much is fused as without us
+
+    # the network was as slow as the scheduler took it to be
+    link_us = accumulate * sum(graph["used"]["link_us"] for graph in ours["graphs"])
+    assert ours["network_us"][0] == pytest.approx(link_us)
 
     # the same model on one rank, which takes the batches of all as micro batches
-    micro = 2 * accumulate if sharding != "2d" else accumulate
-    reference = unsharded_losses(monkeypatch, "--dtype", dtype, "--accumulate", str(micro))
+    micro = accumulate * (2 if sharding == "2d" else ranks)
+    reference = unsharded_losses(monkeypatch, "--dtype", dtype, "--accumulate", str(micro), *data)
     assert [float.fromhex(loss) for loss in none["losses"]] == pytest.approx(reference, rel=tolerance)
 
 

@@ -64,6 +64,10 @@ class OrderError(OverlapSchedError, ValueError):
     """An order is not a permutation of the problem's nodes, or breaks a rule."""
 
 
+class UnreachableError(OverlapSchedError, ValueError):
+    """A memory limit or a step was asked for that no order found keeps."""
+
+
 class VerificationError(OverlapSchedError, RuntimeError):
     """``strict=True`` and the emitted order failed verification (or making it raised)."""
 
@@ -134,3 +138,11 @@ class AgreementError(OverlapSchedError, RuntimeError):
 
 class CheckpointError(OverlapSchedError, ValueError):
     """A training checkpoint cannot be written or read, or is of another configuration."""
+
+
+class InfeasibleLimitError(OverlapSchedError, ValueError):
+    """No order of the graph has a peak as low as the one asked for: proven."""
+
+
+class NoSolutionError(OverlapSchedError, RuntimeError):
+    """The exact search ended at its limits, with neither an order as low as asked for nor a proof that there is none."""

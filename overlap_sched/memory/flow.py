@@ -10,7 +10,7 @@ Storages sort into four kinds by the rules of :mod:`overlap_sched.liveness`:
 Ids are those of the problem; inputs without predecessors run first and cost nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -129,7 +129,7 @@ def _precedence(
     return tuple(map(tuple, before)), tuple(map(tuple, after))
 
 
-def reached(edges: Sequence[Sequence[int]], starts: Iterable[int]) -> set[int]:
+def reached(edges: Sequence[Sequence[int]] | Mapping[int, Sequence[int]], starts: Iterable[int]) -> set[int]:
     """All that can be reached along the edges from the starts, the starts included. Linear; no recursion."""
     seen = set(starts)
     stack = list(seen)

@@ -22,7 +22,7 @@ def search_windows(flow: Flow, best: Incumbent, bound_bytes: int, steps: int) ->
     """Lower the peak window by window, within so many steps; returns the best order and the steps left."""
     length, n = SHORTEST_WINDOW, len(best.order)
     while best.score[0] > bound_bytes and best.peak_node >= 0 and steps > 0:
-        begin, end = _window(flow, best, length)
+        begin, end = window_at_peak(flow, best, length)
         result, order, used = _both_ways(flow, best.order, begin, end, best.score[0] - 1, min(STEPS_PER_WINDOW, steps))
         steps -= used
         found = judged(flow, order) if result.answer == "found" else best
@@ -56,7 +56,7 @@ def search_everywhere(flow: Flow, best: Incumbent, bound_bytes: int, steps: int)
     return best, bound_bytes, steps
 
 
-def _window(flow: Flow, best: Incumbent, length: int) -> tuple[int, int]:
+def window_at_peak(flow: Flow, best: Incumbent, length: int) -> tuple[int, int]:
     """Around the peak, from waist to waist, at least half and at most twice as long as asked for."""
     order, n = best.order, len(best.order)
     at = order.index(best.peak_node)

@@ -106,7 +106,7 @@ def _computed_before(
 ) -> tuple[Order, Floats]:
     """The launches and waits in order; the compute done before each of them and, in a last row, all compute."""
     events, between = [], [0]  # per event: where in `computing` it stands
-    computing = []
+    computing: list[int] = []
     for v in order:
         if problem.nodes[v].kind in (Kind.COLLECTIVE, Kind.WAIT):
             events.append(v)

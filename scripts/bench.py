@@ -1,182 +1,162 @@
 #!/usr/bin/env python3
-"""Schedule real graphs and print one table: ours at headroom 0 beside torch's own pass, judged by one judge.
+"""Schedule real and generated graphs, and print ours beside torch's own pass, judged by one judge on the same costs.
 
-    scripts/bench.py                       every problem in scripts/instances, both networks, and llama1d
-    scripts/bench.py --no-torch            ours alone: seconds instead of minutes
-    scripts/bench.py --json record.json    also a dated record with hardware and versions
+    scripts/bench.py                          several graphs, two networks, torch's pass, three headrooms, sizes
+    scripts/bench.py --no-torch               ours alone: a fraction of the time
+    scripts/bench.py --full                   more graphs, every ablation, a million nodes
+    scripts/bench.py --record docs/bench      also docs/bench-DATE.json and .md, with hardware and versions
+    scripts/bench.py compare OLD NEW          two records side by side
 
 Steps, peaks and gaps are simulated (runtime memory model unless said otherwise). Run times are wall clock, measured
 side by side in one run: quote the ratio, not the seconds. Exit status 1 where a promise is broken: an order that is
-not valid, a peak above the original one, a step above the original one.
+not valid, a peak above the budget, a step above the original one; of ``compare``, where an order of ours is slower.
 """
 
 import argparse
 import json
 import os
-import platform
 import resource
-import statistics
 import subprocess
 import sys
-import time
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from overlap_sched.bound import lower_bound_us
+from llama_repro.bench import tables
+from llama_repro.bench.ablations import ablated
+from llama_repro.bench.cases import INSTANCES, Case, Tell, cases, slower_network
+from llama_repro.bench.compare import changes, comparison
+from llama_repro.bench.record import read_record, record
+from llama_repro.bench.rows import Row, TorchOrders, measured, torch_orders
+from llama_repro.bench.scale import Size, sizes
 from overlap_sched.errors import OverlapSchedError
-from overlap_sched.liveness import peak_memory
 from overlap_sched.options import Options
-from overlap_sched.problem import Order, Problem
-from overlap_sched.problem_file import read_problem
-from overlap_sched.replay import replay
+from overlap_sched.report.files import write_file
 from overlap_sched.report.progress import progress
-from overlap_sched.report.units import change, duration, size
-from overlap_sched.schedule import schedule
-from overlap_sched.validate import violation
 
-INSTANCES = Path(__file__).resolve().parent / "instances"
 REPEATS = 3
-"""Runs of ours per row; the median time is printed (torch's pass runs once: it takes seconds)."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One order of one graph, measured.
-
-    Attributes:
-        pass_s: Seconds that making it took, lifting from FX included where the graph is at hand.
-        broken: What is wrong with it, if it promised anything.
-    """
-
-    graph: str
-    network: str
-    by: str
-    memory_model: str
-    bound_us: float
-    step_us: float
-    exposed_us: float
-    gap_percent: float
-    peak_bytes: int
-    peak_percent: float
-    pass_s: float
-    runs: int | None = None
-    rescored: int | None = None
-    updates: int | None = None
-    broken: str | None = None
+"""Runs of ours per row at headroom 0; the median time is printed (torch's pass runs once: it takes seconds)."""
+TORCH_NODES = 12_000
+"""torch's pass runs on graphs of at most so many nodes, unless said otherwise."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
-    options = _parser().parse_args(arguments)
-    rows: list[Row] = []
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    memory = peak_resident_mib()  # first: a child is charged what its parent holds when it starts
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    console = Console(width=None if sys.stdout.isatty() else 170)
     try:
-        with progress() as step:
-            for path in options.problems or sorted(INSTANCES.glob("*.json.gz")):
-                for scale in options.comm_scale:
-                    step(f"{path.name} x{scale:g}")
-                    rows += measure(read_problem(path, scale), f"x{scale:g}", options)
-            if options.llama and not options.problems:
-                step("llama1d: capturing")
-                rows += measure_llama(options)
+        if given[:1] == ["compare"]:
+            return compare(given[1:], console)
+        return run(given, console)
     except OverlapSchedError as error:
         console.print(f"bench: {error}", style="red", markup=False)
         return 2
+
+
+def compare(arguments: Sequence[str], console: Console) -> int:
+    """Two records; exit status 1 where an order of ours is slower."""
+    parser = argparse.ArgumentParser("bench.py compare")
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--all", action="store_true", help="also what is as it was")
+    options = parser.parse_args(arguments)
+    old, new = read_record(options.old), read_record(options.new)
+    table, lines = comparison(old, new, options.all)
+    console.print(table)
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    return 1 if any(change.worse for change in changes(old, new)) else 0
+
+
+def run(arguments: Sequence[str], console: Console) -> int:
+    """All graphs, then all sizes."""
+    options = _parser().parse_args(arguments)
+    rows: list[Row] = []
+    with progress() as tell:
+        tell("memory of overlap-sched plan")
+        resident = resident_mib()  # first: a child is charged what its parent holds when it starts
+        own = not options.problems and options.scale
+        found = list(sizes(options.full, options.effort, options.comm_scale, tell)) if own else []
+        choice = {"captured": options.llama, "generated": options.generated, "full": options.full}
+        for case in cases(options.problems, **choice):
+            tell(f"{case.name}: loading")
+            rows += _rows(case, options, tell)
+    data = record(" ".join(["scripts/bench.py", *arguments]), rows, found, resident)
+    text = documents(data, rows, found, options.ablate or options.full)
     if options.markdown:
-        print(markdown(rows))
+        print(tables.markdown(rows))
     else:
-        console.print(table(rows))
-    console.print(f"Peak resident memory of `overlap-sched plan` on 9,879 nodes: {memory:.0f} MiB.", highlight=False)
+        console.print(tables.table(rows))
+        if found:
+            print(tables.scale_markdown(found, data["growth"]))
+    console.print(f"Peak resident memory of `overlap-sched plan` on 9,879 nodes: {resident:.0f} MiB.", highlight=False)
     if options.json:
-        options.json.write_text(json.dumps(record(rows, memory), indent=1) + "\n")
-    broken = [f"{row.graph} {row.network}: {row.broken}" for row in rows if row.broken]
+        write_file(options.json, (json.dumps(data, indent=1) + "\n").encode())
+    if options.record:
+        stem = f"{options.record}-{date.today().isoformat()}"
+        write_file(Path(f"{stem}.json"), (json.dumps(data, indent=1) + "\n").encode())
+        write_file(Path(f"{stem}.md"), text.encode())
+    return _verdict(rows, console)
+
+
+def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
+    loaded = case.load(tell)
+    for scale in options.comm_scale:
+        torchs: TorchOrders = {}
+        for k, plain in enumerate(loaded.problems):
+            if k and scale != 1:
+                continue  # the second memory model: on the plain network only
+            problem, network = slower_network(plain, scale), f"x{scale:g}"
+            small = len(problem.nodes) <= (options.torch_nodes * 4 if options.full else options.torch_nodes)
+            if options.torch and small and not torchs:  # it knows of no model but its own: one order serves both
+                tell(f"{case.name} {network}: torch's own pass")
+                torchs = torch_orders(problem)
+            tell(f"{case.name} {network}: ours")
+            how = {"effort": options.effort, "repeats": REPEATS, "more": options.headrooms, "lift_s": loaded.lift_s}
+            yield from measured(problem, network, torchs, **how)
+            if (options.ablate or options.full) and not k:
+                tell(f"{case.name} {network}: ablations")
+                yield from ablated(problem, network, options.effort)
+
+
+def _verdict(rows: Sequence[Row], console: Console) -> int:
+    remarks = [f"{row.graph} {row.network}, {row.by}: {row.remark}" for row in rows if row.remark]
+    broken = [f"{row.graph} {row.network}, {row.by}: {row.broken}" for row in rows if row.broken]
+    for line in remarks:
+        console.print(line, markup=False, highlight=False)
     for line in broken:
         console.print(f"FAILED {line}", style="red", markup=False, highlight=False)
     return 1 if broken else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("problems", nargs="*", type=Path, help="problem files (default: all in scripts/instances)")
-    parser.add_argument("--comm-scale", nargs="+", type=float, default=[1.0, 4.0], help="networks (default: 1 4)")
-    parser.add_argument("--effort", type=int, default=Options().effort, help="runs per graph (default: %(default)s)")
-    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own pass")
-    parser.add_argument(
-        "--no-llama", dest="llama", action="store_false", help="leave out llama1d (captured with torch)"
-    )
-    parser.add_argument("--markdown", action="store_true", help="print the table as the README has it")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write a dated record")
-    return parser
-
-
-def measure(problem: Problem, network: str, options: argparse.Namespace, lift_s: float = 0.0) -> Iterator[Row]:
-    """The original order, torch's two settings if asked for, and ours."""
-    bound_us = lower_bound_us(problem)
-
-    def row(by: str, order: Order, pass_s: float) -> Row:
-        timeline, (peak, _) = replay(problem, order), peak_memory(problem, order)
-        original, _ = peak_memory(problem, problem.original_order)
-        gap, rise = 100 * (timeline.step_us / bound_us - 1), 100 * (peak / original - 1)
-        times = (bound_us, timeline.step_us, timeline.exposed_us, gap)
-        return Row(problem.name, network, by, problem.memory_model, *times, peak, rise, pass_s)
-
-    original = row("original", problem.original_order, 0.0)
-    yield original
-    if options.torch:
-        caps: Literal["default", "zero"]
-        for caps in ("default", "zero"):
-            order, seconds = torch_order(problem, caps)
-            yield row(f"torch, {caps} caps", order, seconds)
-    results = [
-        schedule(problem, Options(effort=options.effort, memory_model=problem.memory_model)) for _ in range(REPEATS)
+def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size], ablations: bool) -> str:
+    """The record for people."""
+    parts = [
+        f"# Benchmark of {data['date']}",
+        tables.provenance(data),
+        "## Against torch's own pass\n\nStep (above the lower bound), peak against the original order's.",
+        tables.markdown(rows),
+        "## What memory buys\n\nOurs at three headrooms; the tail is what stands still after the last long "
+        "reduce_scatter was launched, at headroom 0.",
+        tables.headroom_markdown(rows),
     ]
-    result = results[0]
-    ours = row("ours, headroom 0", result.order, lift_s + statistics.median(r.schedule_s for r in results))
-    broken = violation(problem, result.order) or result.fell_back
-    if ours.peak_bytes > original.peak_bytes:
-        broken = broken or f"peak {ours.peak_bytes - original.peak_bytes} bytes above the original"
-    if ours.step_us > original.step_us * (1 + 1e-9):
-        broken = broken or f"step {ours.step_us} us above the original {original.step_us} us"
-    yield replace(ours, broken=broken, **result.work._asdict())
+    if ablations:
+        parts += [
+            "## Without each idea\n\nGap at headroom 0; `=`: as with all of them.",
+            tables.ablation_markdown(rows),
+        ]
+    if found:
+        parts += ["## Scale", tables.scale_markdown(found, data["growth"])]
+    remarks = [f"- {row.graph} {row.network}, {row.by}: {row.remark}" for row in rows if row.remark]
+    if remarks:
+        parts += ["## Remarks", "\n".join(remarks)]
+    return "\n\n".join(parts) + "\n"
 
 
-def torch_order(problem: Problem, caps: Literal["default", "zero"]) -> tuple[Order, float]:
-    """The order of torch's own pass; its warnings are ours to know, not the reader's."""
-    from llama_repro.torch_pass import torch_order as run
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return run(problem, caps)
-
-
-def measure_llama(options: argparse.Namespace) -> Iterator[Row]:
-    """``llama1d`` captured now, so that lifting is timed too; in both memory models."""
-    import overlap_sched.fx
-    from llama_repro.capture import captured
-    from llama_repro.configs import find_config
-
-    with captured(find_config("llama1d")) as graphs:
-        lifted = {}
-        for model in ("runtime", "tracker"):
-            seconds = []
-            for _ in range(REPEATS):
-                began = time.perf_counter()
-                lifted[model] = overlap_sched.fx.lift(graphs.backward, memory_model=model, name="llama1d").problem
-                seconds.append(time.perf_counter() - began)
-            yield from measure(lifted[model], "x1", options, statistics.median(seconds))
-
-
-def peak_resident_mib() -> float:
+def resident_mib() -> float:
     """Of a process of its own that reads and schedules the largest instance."""
     command = [sys.executable, "-m", "overlap_sched", "plan", str(INSTANCES / "dsv3_bw_64.json.gz"), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=INSTANCES.parents[1])
@@ -186,80 +166,26 @@ def peak_resident_mib() -> float:
     return usage.ru_maxrss / 1024
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """One line per order, a rule between graphs."""
-    result = Table(title="Simulated. gap: step above the lower bound. pass: wall clock, this run.", box=box.SIMPLE_HEAD)
-    for column in ("graph, network", "order"):
-        result.add_column(column, no_wrap=True)
-    for column in ("step", "exposed", "gap", "peak", "", "pass", "torch / ours"):
-        result.add_column(column, justify="right", no_wrap=True)
-    torch_s: dict[tuple[str, str, str], float] = {}
-    for row in rows:
-        key = (row.graph, row.network, row.memory_model)
-        if row.by.startswith("torch"):
-            torch_s[key] = min(row.pass_s, torch_s.get(key, row.pass_s))
-        first, ours = row.by == "original", row.by.startswith("ours")
-        ratio = f"{torch_s[key] / row.pass_s:.0f} x" if ours and key in torch_s else ""
-        if first:
-            result.add_section()
-        model = "" if row.memory_model == "runtime" else f", {row.memory_model} model"
-        result.add_row(
-            f"{row.graph} {row.network}{model}" if first else "",
-            row.by,
-            duration(row.step_us),
-            duration(row.exposed_us),
-            f"{abs(row.gap_percent):.2f} %",
-            size(row.peak_bytes),
-            change(100.0, 100.0 + row.peak_percent),
-            "" if first else f"{row.pass_s:.2f} s",
-            ratio,
-            style="red" if row.broken else "bold" if ours else None,
-        )
-    return result
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """One line per graph: step (gap to the bound) and peak against the original, of each scheduler in turn."""
-    lines = [
-        "| graph, network | lower bound | original order | torch, default caps | torch, caps 0 "
-        "| **ours, headroom 0** | pass: torch / ours |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    graphs = dict.fromkeys((row.graph, row.network, row.memory_model) for row in rows)
-    for key in graphs:
-        mine = {row.by: row for row in rows if (row.graph, row.network, row.memory_model) == key}
-        cells = []
-        for by in ("original", "torch, default caps", "torch, zero caps", "ours, headroom 0"):
-            row = mine.get(by)
-            peak = "" if row is None else change(100.0, 100.0 + row.peak_percent)
-            cell = "" if row is None else f"{row.step_us / 1e3:,.1f} ms ({abs(row.gap_percent):.2f} %)"
-            cells.append(f"**{cell}, peak {peak}**" if by.startswith("ours") else f"{cell}, {peak}" if cell else "-")
-        ours, torch = mine["ours, headroom 0"], [row.pass_s for by, row in mine.items() if by.startswith("torch")]
-        times = f"{min(torch):.1f} s / {ours.pass_s:.2f} s = {min(torch) / ours.pass_s:.0f}" if torch else "-"
-        model = "" if key[2] == "runtime" else f", {key[2]} model"
-        original = mine["original"]
-        cells[0] = f"{original.step_us / 1e3:,.1f} ms, {size(original.peak_bytes)}"
-        name = f"`{key[0]}` {key[1]}{model}"
-        lines.append("| " + " | ".join([name, f"{original.bound_us / 1e3:,.1f} ms", *cells, times]) + " |")
-    return "\n".join(lines)
-
-
-def record(rows: Sequence[Row], peak_resident: float) -> dict[str, object]:
-    """Everything that is needed to read the figures later."""
-    packages = {}
-    for name in ("overlap_sched", "torch", "numpy", "sortedcontainers"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "not installed"
-    return {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "python": platform.python_version(),
-        "packages": packages,
-        "peak_resident_mib": round(peak_resident),
-        "rows": [asdict(row) for row in rows],
-    }
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="*", type=Path, help="problem files (default: the benchmark's own graphs)")
+    parser.add_argument("--comm-scale", nargs="+", type=float, default=[1.0, 4.0], help="networks (default: 1 4)")
+    parser.add_argument("--effort", type=int, default=Options().effort, help="runs per graph (default: %(default)s)")
+    for name, what in (
+        ("torch", "torch's own pass"),
+        ("llama", "what is captured with torch"),
+        ("generated", "generated graphs"),
+        ("headrooms", "headrooms other than 0, and torch's peak"),
+        ("scale", "how time grows with the graph"),
+    ):
+        parser.add_argument(f"--no-{name}", dest=name, action="store_false", help=f"leave out {what}")
+    parser.add_argument("--torch-nodes", type=int, default=TORCH_NODES, help="no larger graphs for torch's pass")
+    parser.add_argument("--ablate", action="store_true", help="also without each idea of the scheduler")
+    parser.add_argument("--full", action="store_true", help="more graphs, every ablation, a million nodes")
+    parser.add_argument("--markdown", action="store_true", help="print the table as the README has it")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write a dated record")
+    parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json and STEM-DATE.md")
+    return parser
 
 
 if __name__ == "__main__":

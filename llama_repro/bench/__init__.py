@@ -1,0 +1,1 @@
+"""What ``scripts/bench.py`` is made of: graphs, rows, ablations, scale, records."""

@@ -1,0 +1,71 @@
+"""Each idea of the scheduler taken out in turn: what is it worth?
+
+Switches are the scheduler's own numbers and questions, set for one row. One that is no longer there is an error.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from unittest import mock
+
+from llama_repro.bench.rows import Judge, Row, ours
+from overlap_sched import improve
+from overlap_sched.options import Options
+from overlap_sched.problem import Problem
+from overlap_sched.run import Policy
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One idea.
+
+    Attributes:
+        name: For the table, behind ``without``: second runs (one run only); lead (collectives at their latest start);
+            slack (the critical path at its latest start); critical path first (reference order, whatever is late);
+            letting urgent launches go first (a launch never makes way); moving what prepares launches (casts stay).
+        switches: What is set, by its full name.
+        policy: What becomes of every policy.
+        effort: How much is tried; ``None``: as asked.
+    """
+
+    name: str
+    switches: tuple[tuple[str, object], ...] = ()
+    policy: Callable[[Policy], Policy] | None = None
+    effort: int | None = None
+
+
+ABLATIONS = (
+    Ablation("second runs", (("overlap_sched.improve.MOST_RUNS", 1),), effort=1),
+    Ablation("lead", policy=lambda policy: replace(policy, lead=0.0)),
+    Ablation("slack", policy=lambda policy: replace(policy, slack=0.0)),
+    Ablation("critical path first", (("overlap_sched.run._State._late", lambda state, step, end_us: None),)),
+    Ablation(
+        "letting urgent launches go first",
+        (("overlap_sched.streams.Streams.in_the_way", lambda streams, v, clock_us, end_us: False),),
+    ),
+    Ablation("moving what prepares launches", (("overlap_sched.priority.CHEAP", 0.0),)),
+)
+
+
+def ablated(problem: Problem, network: str, effort: int) -> Iterator[Row]:
+    """A row for each ablation, at headroom 0."""
+    judge = Judge(problem, network)
+    for ablation in ABLATIONS:
+        options = Options(effort=ablation.effort or effort, memory_model=problem.memory_model)
+        with without(ablation):
+            yield ours(judge, f"without {ablation.name}", options)
+
+
+@contextmanager
+def without(ablation: Ablation) -> Iterator[None]:
+    """The scheduler without an idea, as long as the ``with`` block lasts."""
+    with ExitStack() as stack:
+        for name, value in ablation.switches:
+            stack.enter_context(mock.patch(name, value))
+        if ablation.policy is not None:
+            for name, value in vars(improve).copy().items():
+                if isinstance(value, Policy):
+                    stack.enter_context(mock.patch.object(improve, name, ablation.policy(value)))
+                elif isinstance(value, tuple) and value and all(isinstance(item, Policy) for item in value):
+                    stack.enter_context(mock.patch.object(improve, name, tuple(map(ablation.policy, value))))
+        yield

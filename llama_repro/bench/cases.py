@@ -1,0 +1,90 @@
+"""Which graphs are measured, and how each is had."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from llama_repro.generate.models import MODELS, parse_mesh
+from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem_file import read_problem
+
+INSTANCES = Path(__file__).resolve().parents[2] / "scripts" / "instances"
+
+CAPTURED = ("llama1d",)
+CAPTURED_MORE = ("llama3-8b", "llama3-8b-2d")
+"""Configurations of :mod:`llama_repro.configs`; the second with ``--full``."""
+
+GENERATED = (("70b", "fsdp=64", 10_000),)
+GENERATED_MORE = (("70b", "fsdp=32,tp=8", 36_000), ("405b", "fsdp=64,tp=8,cp=2,pp=4", 36_000))
+"""Model, mesh, nodes at least; the second with ``--full``. Larger ones are measured in processes of their own."""
+
+Tell = Callable[[str], None]
+"""Hears what is being done."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A graph, in the models it is measured in.
+
+    Attributes:
+        problems: The same nodes in each. The second is measured on the plain network only.
+        lift_s: Seconds that lifting it from FX takes; 0 where it comes from a file.
+    """
+
+    problems: tuple[Problem, ...]
+    lift_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph that can be loaded; told what is being done."""
+
+    name: str
+    load: Callable[[Tell], Loaded]
+
+
+def cases(problems: list[Path], *, captured: bool, generated: bool, full: bool) -> Iterator[Case]:
+    """The files given, or all of the benchmark's own graphs."""
+    for path in problems or sorted(INSTANCES.glob("*.json.gz")):
+        yield Case(path.name, partial(_file, path))
+    if problems:
+        return
+    for name in (CAPTURED + CAPTURED_MORE if full else CAPTURED) if captured else ():
+        yield Case(name, partial(_captured, name))
+    for model, mesh, nodes in (GENERATED + GENERATED_MORE if full else GENERATED) if generated else ():
+        yield Case(f"{model}, {mesh}, {nodes:,} nodes", partial(_generated, model, mesh, nodes))
+
+
+def _file(path: Path, tell: Tell) -> Loaded:
+    return Loaded((read_problem(path),))
+
+
+def _generated(model: str, mesh: str, nodes: int, tell: Tell) -> Loaded:
+    return Loaded((generated_problem(model, mesh, nodes, tell),))
+
+
+def _captured(name: str, tell: Tell) -> Loaded:
+    from llama_repro.configs import find_config
+    from llama_repro.store import stored_problems
+
+    stored = stored_problems(find_config(name), progress=tell)
+    return Loaded(tuple(replace(stored.problems[model], name=name) for model in ("runtime", "tracker")), stored.lift_s)
+
+
+def generated_problem(model: str, mesh: str, nodes: int, tell: Tell) -> Problem:
+    """A training step of a large model with at least so many nodes."""
+    from llama_repro.generate.graph import generate
+    from llama_repro.generate.traced import traced_graphs
+
+    which = MODELS[model]
+    ranks = parse_mesh(mesh, which)
+    return generate(which, traced_graphs(which.traced(ranks), tell), ranks, nodes, tell)
+
+
+def slower_network(problem: Problem, scale: float) -> Problem:
+    """Every collective takes ``scale`` times as long."""
+    if scale == 1:
+        return problem
+    nodes = (n._replace(time_us=n.time_us * scale) if n.kind is Kind.COLLECTIVE else n for n in problem.nodes)
+    return replace(problem, nodes=tuple(nodes))

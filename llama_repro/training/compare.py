@@ -83,7 +83,7 @@ def table_of(runs: Mapping[Scheduler, Run]) -> Table:
         f"{first['model']}, {first['sharding']}, {first['ranks']} ranks, {first['dtype']}, {len(first['losses'])} steps"
     )
     table = Table(title=title)
-    table.add_column("rank 0, per step")
+    table.add_column("rank 0, per step", no_wrap=True)
     for scheduler in runs:
         table.add_column(scheduler, justify="right")
     for name, cell in _ROWS:
@@ -94,7 +94,7 @@ def table_of(runs: Mapping[Scheduler, Run]) -> Table:
 def _equal_steps(run: Run, first: Run) -> str:
     equal = sum(a == b for a, b in zip(run["losses"], first["losses"], strict=True))
     weights = "equal" if run["weights"] == first["weights"] else "differ"
-    return f"{equal} of {len(first['losses'])} steps, weights {weights}"
+    return f"{equal} of {len(first['losses'])}, weights {weights}"
 
 
 def _predicted_growth(run: Run) -> str:
@@ -103,7 +103,7 @@ def _predicted_growth(run: Run) -> str:
 
 
 def _exposed(run: Run, how: str) -> float | None:
-    """Microseconds per step; measured: with a slow network the median over all steps, else that of a profiled one."""
+    """Microseconds per step; measured: with a slow network that of its link, else all waits of a profiled step."""
     if how == "predicted":
         total = total_us(run["graphs"], "used", "exposed_us")
         return None if total is None else total * run["accumulate"]
@@ -151,8 +151,9 @@ _ROWS: tuple[tuple[str, Callable[[Run, Run], str]], ...] = (
     ("link busy (ms)", lambda run, first: _ms(run["network_us"] and run["network_us"][0])),
     ("exposed, predicted (ms)", lambda run, first: _ms(_exposed(run, "predicted"))),
     ("exposed, measured (ms)", lambda run, first: _ms(_exposed(run, "measured"))),
-    ("hidden of none's exposed, predicted (ms)", lambda run, first: _ms(_hidden(run, first, "predicted"))),
-    ("hidden of none's exposed, measured (ms)", lambda run, first: _ms(_hidden(run, first, "measured"))),
+    ("waits, gloo and late ranks included (ms)", lambda run, first: _ms(run["network_us"] and run["network_us"][2])),
+    ("hidden, predicted (ms)", lambda run, first: _ms(_hidden(run, first, "predicted"))),
+    ("hidden, measured (ms)", lambda run, first: _ms(_hidden(run, first, "measured"))),
     ("measured / predicted", lambda run, first: _share(run, first)),
     ("matmuls from launch to wait, planned (fwd, bwd)", lambda run, first: _planned_matmuls(run)),
     ("matmuls from launch to wait, executed", lambda run, first: _measured(run, "matmuls_in_between")),

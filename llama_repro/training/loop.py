@@ -150,8 +150,8 @@ def _summary(outcome: Outcome, console: Console) -> None:
             f"step {outcome.typical_step_s * 1e3:.1f} ms (median), the first {outcome.compile_s:.1f} s more (compiling)"
         )
     if outcome.network is not None:
-        busy_us, blocked_us = outcome.network
-        console.print(f"link busy {busy_us / 1e3:.1f} ms a step, {blocked_us / 1e3:.1f} ms of waits (median, rank 0)")
+        link, exposed, blocked = (f"{us / 1e3:.1f} ms" for us in outcome.network)
+        console.print(f"link busy {link} a step, {exposed} of it exposed; waits {blocked} (median, rank 0)")
     if outcome.peak_bytes is not None:
         console.print(f"peak memory {outcome.peak_bytes / 2**20:.1f} MiB (rank 0, tensors)")
     for report in outcome.reports:

@@ -18,7 +18,7 @@ class Outcome:
     Attributes:
         losses: By step, from ``first_step`` (0-based) on.
         step_s: Seconds of each of these steps; the first one compiles.
-        traffic_us: Of each of these steps, how long the slow network was busy and how long waits took; else empty.
+        traffic_us: Of each of these steps, with a slow network, see ``Traffic.taken``; else empty.
         peak_bytes: Most bytes of tensors on this rank; ``None``: not measured (on a CPU: without ``--measure``).
         kernels: Fused kernels that Inductor has generated.
         weights: Per rank, a digest of the final shards.
@@ -29,7 +29,7 @@ class Outcome:
     first_step: int
     losses: tuple[float, ...]
     step_s: tuple[float, ...]
-    traffic_us: tuple[tuple[float, float], ...]
+    traffic_us: tuple[tuple[float, float, float], ...]
     peak_bytes: int | None
     kernels: int
     weights: tuple[str, ...]
@@ -48,10 +48,13 @@ class Outcome:
         return None if typical is None else self.step_s[0] - typical
 
     @property
-    def network(self) -> tuple[float, float] | None:
-        """Of a step after the first, microseconds: the slow network busy, waits (median); ``None`` without one."""
+    def network(self) -> tuple[float, float, float] | None:
+        """Medians of ``Traffic.taken`` over the steps after the first, in microseconds; ``None`` without a network."""
         later = self.traffic_us[1:]
-        return (later[0][0], statistics.median(blocked for _, blocked in later)) if later else None
+        if not later:
+            return None
+        link_us, exposed_us, blocked_us = (statistics.median(values) for values in zip(*later, strict=True))
+        return link_us, exposed_us, blocked_us
 
     def to_json(self) -> dict[str, Any]:
         """Losses as hexadecimal floats, exact to the bit."""

@@ -45,22 +45,24 @@ class Traffic:
 
     Attributes:
         link_us: How long the link was busy.
-        blocked_us: How long waits took, gloo and a rank that is late included.
+        exposed_us: How long waits took until the link was done.
+        blocked_us: How long waits took until gloo was done too, which had to wait for late ranks and for a processor.
         settle_s: How much longer each wait is to take. When gloo's thread has finished a collective, it still holds its
             tensors for a moment; if the graph lets go of them first, that thread frees them, which the profiler does
             not see. To measure memory, waits take a little longer.
     """
 
     link_us: float = 0.0
+    exposed_us: float = 0.0
     blocked_us: float = 0.0
     settle_s: float = 0.0
     _free_at: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _done_at: dict[int, float] = field(default_factory=dict)
 
-    def taken(self) -> tuple[float, float]:
-        """``(link_us, blocked_us)``, which start again at zero."""
-        figures = (self.link_us, self.blocked_us)
-        self.link_us = self.blocked_us = 0.0
+    def taken(self) -> tuple[float, float, float]:
+        """``(link_us, exposed_us, blocked_us)``, which start again at zero."""
+        figures = (self.link_us, self.exposed_us, self.blocked_us)
+        self.link_us = self.exposed_us = self.blocked_us = 0.0
         return figures
 
     def launched(self, result: Tensor, group: str, us: float, now: float) -> None:
@@ -100,12 +102,14 @@ def slow_network(
 
     def wait(tensor: Tensor) -> Tensor:
         began = clock()
+        on_its_way_s = traffic.left_s(tensor, began)
         result = _as_without(_FUNCTIONAL.wait_tensor.default, tensor)
-        now = clock()
-        left_s = traffic.left_s(tensor, now) + traffic.settle_s
+        passed_s = clock() - began
+        left_s = max(0.0, on_its_way_s - passed_s) + traffic.settle_s
         if left_s:
             sleep(left_s)
-        traffic.blocked_us += (now - began + left_s) * 1e6
+        traffic.exposed_us += on_its_way_s * 1e6
+        traffic.blocked_us += (passed_s + left_s) * 1e6
         return result
 
     with safe_gathers():

@@ -22,7 +22,7 @@ def run(**changed):
         "typical_step_s": 0.25,
         "compile_s": 3.0,
         "kernels": 7,
-        "network_us": [30_000.0, 25_000.0],
+        "network_us": [30_000.0, 25_000.0, 28_000.0],
         "peak_bytes": 2**22,
         "graphs": [graph],
         "measured": {"graphs": [measured], "exposed_us": 26_000.0},
@@ -37,16 +37,17 @@ def rows(runs):
 
 
 def test_what_was_hidden_stands_next_to_what_should_be():
-    ours = run(network_us=[30_000.0, 7_000.0])
+    ours = run(network_us=[30_000.0, 7_000.0, 9_000.0])
     ours["graphs"][0]["used"]["exposed_us"] = 1_000.0
-    theirs = run(graphs=[], network_us=[30_000.0, 20_000.0], losses=[(2.0).hex(), (1.25).hex()])
+    theirs = run(graphs=[], network_us=[30_000.0, 20_000.0, 20_000.0], losses=[(2.0).hex(), (1.25).hex()])
     found = rows({"none": run(), "overlap_sched": ours, "torch": theirs})
     assert found["exposed, predicted (ms)"] == ["20.00", "2.00", "-"]  # two micro batches
     assert found["exposed, measured (ms)"] == ["25.00", "7.00", "20.00"]
-    assert found["hidden of none's exposed, predicted (ms)"] == ["-", "18.00", "-"]
-    assert found["hidden of none's exposed, measured (ms)"] == ["-", "18.00", "5.00"]
+    assert found["waits, gloo and late ranks included (ms)"] == ["28.00", "9.00", "20.00"]
+    assert found["hidden, predicted (ms)"] == ["-", "18.00", "-"]
+    assert found["hidden, measured (ms)"] == ["-", "18.00", "5.00"]
     assert found["measured / predicted"] == ["-", "100%", "-"]
-    assert found["bitwise as none"][1:] == ["2 of 2 steps, weights equal", "1 of 2 steps, weights equal"]
+    assert found["bitwise as none"][1:] == ["2 of 2, weights equal", "1 of 2, weights equal"]
     assert found["peak above graph entry, measured"] == ["2.00, 0.00"] * 3
     assert found["the same with copies of the process group"] == ["3.00, 0.00"] * 3
 

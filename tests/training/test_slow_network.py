@@ -54,20 +54,33 @@ def test_a_wait_sleeps_until_the_link_has_sent_everything_before_it(alone):
         assert torch.equal(FUNCTIONAL.wait_tensor(first), x)
         assert torch.equal(FUNCTIONAL.wait_tensor(second), x)
         assert time.slept == [40e-6, 100e-6]
-        assert traffic.taken() == (200.0, pytest.approx(140.0))
+        assert traffic.taken() == (200.0, pytest.approx(140.0), pytest.approx(140.0))
         traffic.settle_s = 7.0
         FUNCTIONAL.wait_tensor(FUNCTIONAL.all_reduce(x, "sum", alone))
         assert time.slept.pop() == 100e-6 + 7.0
         traffic.settle_s = 0.0
-        assert traffic.taken() == (100.0, pytest.approx(7e6 + 100))
+        assert traffic.taken() == (100.0, pytest.approx(100.0), pytest.approx(7e6 + 100))
         third = FUNCTIONAL.all_reduce(x, "sum", alone)
         time.now += 1.0
         FUNCTIONAL.wait_tensor(third)  # has long arrived
         FUNCTIONAL.wait_tensor(third)  # is no longer on its way
-        assert traffic.taken() == (100.0, pytest.approx(0.0))
+        assert traffic.taken() == (100.0, 0.0, pytest.approx(0.0))
     assert len(time.slept) == 2
     assert torch.equal(FUNCTIONAL.wait_tensor(FUNCTIONAL.all_reduce(x, "sum", alone)), x)  # off: nobody is slowed down
-    assert traffic.taken() == (0.0, 0.0)
+    assert traffic.taken() == (0.0, 0.0, 0.0)
+
+
+def test_what_gloo_takes_longer_is_told_apart(alone):
+    ticks = iter([0.0, 1.0, 1.0 + 350e-6, 2.0, 3.0, 3.0 + 40e-6])  # launch, wait, gloo done; twice
+    slept = []
+    x = torch.arange(25.0)
+    with slow_network(ByBytes(), lambda: next(ticks), slept.append) as traffic:
+        FUNCTIONAL.wait_tensor(FUNCTIONAL.all_reduce(x, "sum", alone))  # has arrived, but gloo takes 350 us more
+        assert traffic.taken() == (100.0, 0.0, pytest.approx(350.0))
+        traffic.launched(x, "a group", 1e6 + 100.0, next(ticks))
+        FUNCTIONAL.wait_tensor(x)  # 100 us are left when it begins, 60 when gloo is done
+        assert traffic.taken() == (1e6 + 100.0, pytest.approx(100.0), pytest.approx(100.0))
+    assert slept == [pytest.approx(60e-6)]
 
 
 def test_groups_do_not_wait_for_each_other():

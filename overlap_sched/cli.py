@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from overlap_sched.cli_input import Source, load
+from overlap_sched import cli_frontier, cli_robust
+from overlap_sched.cli_input import load, options_of, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.options import Options
+from overlap_sched.problem import Problem
 from overlap_sched.report import explanation, figures, summary, write_trace
 from overlap_sched.report.files import check_writable, write_file
 from overlap_sched.report.progress import progress
@@ -105,39 +107,53 @@ def _explain(options: argparse.Namespace) -> int:
     return FINE if result.fell_back is None else FELL_BACK
 
 
+def _frontier(options: argparse.Namespace) -> int:
+    """``frontier``: see :mod:`overlap_sched.cli_frontier`."""
+    request = cli_frontier.request_of(options)
+    with progress() as tell:
+        shown = cli_frontier.answer(request, _loaded(options, tell), tell)
+    print(shown if isinstance(shown, str) else _shown(*shown), flush=True)
+    return FINE
+
+
+def _robust(options: argparse.Namespace) -> int:
+    """``robust``: see :mod:`overlap_sched.cli_robust`."""
+    request = cli_robust.request_of(options)
+    with progress() as tell:
+        shown = cli_robust.answer(request, _loaded(options, tell), tell)
+    print(shown if isinstance(shown, str) else _shown(*shown), flush=True)
+    return FINE
+
+
 def _scheduled(options: argparse.Namespace, tell: Callable[[str], None]) -> Schedule:
-    """Read the input and schedule it; notes on how it was read go to standard error."""
-    tell(f"reading {options.problem}")
-    source = Source(
-        path=options.problem,
-        comm_scale=options.comm_scale,
-        memory_model=options.memory_model,
-        groups=dict(options.group),
-        sizes=dict(options.size),
-        packages=tuple(options.packages),
-        device=options.device,
-    )
-    wanted = Options(
-        headroom=options.headroom,
-        budget=options.budget,
-        preserve_collective_order=options.preserve_collective_order,
-        effort=options.effort,
-        strict=options.strict,
-    )
-    loaded = load(source, tell)
-    for note in loaded.notes:
-        _complain(f"note: {note}")
-    problem = loaded.problem
+    """Read the input and schedule it."""
+    wanted = options_of(options)
+    problem = _loaded(options, tell)
     tell(f"scheduling {len(problem.nodes):,} nodes")
     return schedule(problem, replace(wanted, memory_model=options.memory_model or problem.memory_model))
 
 
+def _loaded(options: argparse.Namespace, tell: Callable[[str], None]) -> Problem:
+    """Read the input; notes on how it was read go to standard error."""
+    tell(f"reading {options.problem}")
+    loaded = load(source_of(options), tell)
+    for note in loaded.notes:
+        _complain(f"note: {note}")
+    return loaded.problem
+
+
 def _table(result: Schedule) -> str:
+    if result.fell_back is None:
+        return _shown(summary(result))
+    return _shown(summary(result), f"The original order was kept: {result.fell_back}")
+
+
+def _shown(*parts: RenderableType) -> str:
+    """Tables, and text as it is."""
     console = Console(file=sys.stdout)
     with console.capture() as captured:
-        console.print(summary(result))
-        if result.fell_back is not None:
-            console.print(f"The original order was kept: {result.fell_back}", markup=False, highlight=False)
+        for part in parts:
+            console.print(part, markup=False, highlight=False)
     return captured.get().rstrip("\n")
 
 
@@ -174,6 +190,10 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     plan.add_argument("--plot", metavar="OUT.png", help="draw memory and streams, before and after (.png, .svg, .pdf)")
     plan.add_argument("--trace", metavar="OUT.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
+    frontier = _command(commands, "frontier", _frontier, "the shortest step for each peak: what another GiB buys")
+    cli_frontier.add_options(frontier)
+    robust = _command(commands, "robust", _robust, "the step of each order when predicted times are wrong")
+    cli_robust.add_options(robust)
     explain = _command(commands, "explain", _explain, "say why each collective is where it is, the most exposed first")
     explain.add_argument("collective", nargs="?", metavar="COLLECTIVE", help="only this one, by its node name")
     return parser

@@ -3,6 +3,7 @@
 Only a dump imports torch, and only when there is one.
 """
 
+import argparse
 import gzip
 import importlib
 import math
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
+from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, MemoryModel, Problem
 from overlap_sched.problem_file import read_problem
 
@@ -58,6 +60,30 @@ class Loaded:
 
     problem: Problem
     notes: tuple[str, ...] = ()
+
+
+def source_of(options: argparse.Namespace) -> Source:
+    """What the options that all commands share say of the input."""
+    return Source(
+        path=options.problem,
+        comm_scale=options.comm_scale,
+        memory_model=options.memory_model,
+        groups=dict(options.group),
+        sizes=dict(options.size),
+        packages=tuple(options.packages),
+        device=options.device,
+    )
+
+
+def options_of(options: argparse.Namespace) -> Options:
+    """What they say of scheduling; the memory model is the problem's, unless it is said."""
+    return Options(
+        headroom=options.headroom,
+        budget=options.budget,
+        preserve_collective_order=options.preserve_collective_order,
+        effort=options.effort,
+        strict=options.strict,
+    )
 
 
 def load(source: Source, tell: Callable[[str], None]) -> Loaded:

@@ -9,7 +9,7 @@ a replay of a thousand draws costs little more than one::
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,16 +55,23 @@ def robustness(
         seed: Of the errors.
 
     Raises:
-        OptionsError: ``draws`` is not at least 1.
+        OptionsError: ``draws`` is not at least 1, or ``seed`` is negative.
     """
     steps = steps_us(problem, order, noise, draws, seed)
     return Robustness(replay(problem, order).step_us, float(steps.mean()), float(np.percentile(steps, 95)))
 
 
-def steps_us(problem: Problem, order: Sequence[int], noise: Noise, draws: int, seed: int) -> Floats:
-    """The step under each draw; arguments as of :func:`robustness`."""
+def check_draws(draws: int, seed: int) -> None:
+    """Raise for values that these cannot have."""
     if draws < 1:
         raise OptionsError(f"draws is {draws}; it is a number of replays, 1 or more.")
+    if seed < 0:
+        raise OptionsError(f"seed is {seed}; it is a whole number, 0 or more.")
+
+
+def steps_us(problem: Problem, order: Sequence[int], noise: Noise, draws: int, seed: int) -> Floats:
+    """The step under each draw; arguments as of :func:`robustness`."""
+    check_draws(draws, seed)
     timed = [v for v, node in enumerate(problem.nodes) if node.time_us and node.kind is not Kind.WAIT]
     row = {v: k for k, v in enumerate(timed)}
     nodes = [problem.nodes[v] for v in timed]
@@ -72,8 +79,21 @@ def steps_us(problem: Problem, order: Sequence[int], noise: Noise, draws: int, s
     steps = []
     for part, begin in enumerate(range(0, draws, at_once)):
         times = noise.times_us(nodes, min(at_once, draws - begin), (seed, part))
-        steps.append(_replayed(problem, order, times, row))
+        steps.append(
+            _one_by_one(problem, order, times, row) if problem.contention else _replayed(problem, order, times, row)
+        )
     return np.concatenate(steps)
+
+
+def _one_by_one(problem: Problem, order: Sequence[int], times: Floats, row: dict[int, int]) -> Floats:
+    """The same by as many replays: with contention, what runs beside what differs from draw to draw."""
+    steps = []
+    for draw in times.T:
+        nodes = (
+            node._replace(time_us=float(draw[row[v]])) if v in row else node for v, node in enumerate(problem.nodes)
+        )
+        steps.append(replay(replace(problem, nodes=tuple(nodes)), order).step_us)
+    return np.array(steps)
 
 
 def _replayed(problem: Problem, order: Sequence[int], times: Floats, row: dict[int, int]) -> Floats:

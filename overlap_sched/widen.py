@@ -11,6 +11,8 @@ turn out to be:
     A launch moves to just behind what it needs and the launch before it on its group's stream. Its stream gets
     everything no later.
 
+(Where collectives slow compute down, :mod:`overlap_sched.contention`, neither is certain: compare the steps.)
+
 Both cost memory in between: the wait holds the collective's input, the launch its output. So each goes as far as the
 budget allows. Memory is exact: a move changes it only between its two places.
 """

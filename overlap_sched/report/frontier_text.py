@@ -1,0 +1,94 @@
+"""A frontier in words: a table for people, figures as data, and what a point picked from it costs."""
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from overlap_sched.frontier import Frontier, Point
+from overlap_sched.report.text import gap_percent
+from overlap_sched.report.units import change, duration, printable, size
+
+
+def frontier_figures(found: Frontier, picked: Point | None) -> dict[str, Any]:
+    """What ``overlap-sched frontier --json`` prints: microseconds, bytes, percent."""
+    return {
+        "name": found.problem.name,
+        "memory_model": found.problem.memory_model,
+        "bound_us": found.bound_us,
+        "floor_bytes": found.floor_bytes,
+        "original": _figures(found, found.original),
+        "points": [_figures(found, point) for point in found.points],
+        "picked": None if picked is None else _figures(found, picked),
+    }
+
+
+def _figures(found: Frontier, point: Point) -> dict[str, Any]:
+    return {
+        "peak_bytes": point.peak_bytes,
+        "headroom_bytes": point.peak_bytes - found.original.peak_bytes,
+        "step_us": point.step_us,
+        "exposed_us": point.exposed_us,
+        "gap_percent": gap_percent(point.step_us, found.bound_us),
+    }
+
+
+def frontier_table(found: Frontier, picked: Point | None) -> Table:
+    """The original order, then the frontier by ascending peak; a table for :mod:`rich` to print."""
+    original = found.original
+    table = Table(
+        title=f"{printable(found.problem.name)}: step against peak memory",
+        caption=f"Simulated, in the {found.problem.memory_model} memory model: bytes that live tensors of this graph "
+        f"hold. Gap: to {duration(found.bound_us)}, which no order's step is below; no peak is below "
+        f"{size(found.floor_bytes)}. "
+        f"Orders found with {found.budgets} budgets; there may be better ones.",
+        title_style="bold",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for heading in ("peak", "", "step", "", "exposed", "gap"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for point in (original, *found.points):
+        first = point is original
+        if first and original in found.points:
+            continue  # it stands in its place among the others
+        names = [name for name, named in (("original", original), ("picked", picked)) if point is named]
+        table.add_row(
+            size(point.peak_bytes),
+            change(original.peak_bytes, point.peak_bytes),
+            duration(point.step_us),
+            change(original.step_us, point.step_us),
+            duration(point.exposed_us),
+            f"{gap_percent(point.step_us, found.bound_us):.2f} %",
+            ", ".join(names),
+            style="bold" if point is picked else "dim" if first else None,
+            end_section=first,
+        )
+    return table
+
+
+def cost_of_limit(found: Frontier, limit_bytes: int, picked: Point) -> str:
+    """Does it fit, and what does it cost?"""
+    shortest = found.points[-1]
+    cost = 100 * (picked.step_us / shortest.step_us - 1) if shortest.step_us else 0.0
+    least = "" if picked is found.points[0] else f", and {size(found.points[0].peak_bytes)} would do"
+    free = (
+        "more memory buys nothing"
+        if picked is shortest
+        else f"{cost:.2f} % longer than without a limit ({duration(shortest.step_us)} at {size(shortest.peak_bytes)})"
+    )
+    return (
+        f"Fits into {size(limit_bytes)}: a peak of {size(picked.peak_bytes)}{least}. "
+        f"The step takes {duration(picked.step_us)}: {free}."
+    )
+
+
+def cost_of_target(found: Frontier, target_us: float, picked: Point) -> str:
+    """What memory does a step that short take?"""
+    return (
+        f"The lowest peak found for a step of at most {duration(target_us)}: {size(picked.peak_bytes)} "
+        f"({change(found.original.peak_bytes, picked.peak_bytes)} against the original order). "
+        f"It takes {duration(picked.step_us)}."
+    )

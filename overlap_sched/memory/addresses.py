@@ -26,8 +26,9 @@ from overlap_sched.memory.lifetimes import Lifetime, lifetimes
 from overlap_sched.memory.sweep import fit_within
 from overlap_sched.problem import Problem
 
-CLIMBS, SWEEP_STEPS = 40, 4_000
-"""Per unit of effort: placements while climbing, steps of the exact search."""
+MOST_CLIMBS, CLIMB_BOXES, SWEEP_BOXES = 40, 30_000, 300_000
+"""Per unit of effort: placements of all boxes while climbing, and boxes placed in these; boxes that the exact search
+looks at."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -125,11 +126,11 @@ def _place_moving(lives: Sequence[Lifetime], steps: int, effort: int) -> tuple[l
     assert best is not None
     arena, found_by, order, offsets = best
     if effort and arena > least:
-        climbed = boxes.climb(order, offsets, least, CLIMBS * effort)
+        climbed = boxes.climb(order, offsets, least, min(MOST_CLIMBS, CLIMB_BOXES // len(lives)) * effort)
         if boxes.arena(climbed) < arena:
             arena, found_by, offsets = boxes.arena(climbed), "climbing", climbed
     if effort and arena > least:
-        swept = fit_within(lives, least, SWEEP_STEPS * effort)
+        swept = fit_within(lives, least, SWEEP_BOXES * effort)
         if swept is not None:
             return swept, "sweep"
     return [int(at) for at in offsets], found_by

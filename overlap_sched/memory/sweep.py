@@ -19,15 +19,15 @@ from overlap_sched.memory.lifetimes import Lifetime
 Ints = npt.NDArray[np.int64]
 
 
-def fit_within(lives: Sequence[Lifetime], limit: int, most_steps: int) -> list[int] | None:
+def fit_within(lives: Sequence[Lifetime], limit: int, most_work: int) -> list[int] | None:
     """Offsets, one per lifetime, with no end above the limit; ``None`` where there are none or it gave up.
 
     Args:
         lives: What is to be placed, each larger than 0 bytes.
         limit: Bytes.
-        most_steps: Placements tried before giving up.
+        most_work: Give up after looking at so many boxes (a vector operation on 64 counts as one).
     """
-    return _Sweep(lives, limit).offsets(most_steps)
+    return _Sweep(lives, limit).offsets(most_work)
 
 
 class _Sweep:
@@ -46,22 +46,21 @@ class _Sweep:
             self.rest[self.begin[i] : self.end[i]] += self.bytes[i]
         self.least = np.zeros(len(lives), np.int64)  # where each open box would lie now
         self.open = np.ones(len(lives), bool)
+        self.work = 0
         self.placed: list[tuple[int, int, Ints]] = []  # (box, its offset, the top before it)
 
-    def offsets(self, most_steps: int) -> list[int] | None:
+    def offsets(self, most_work: int) -> list[int] | None:
         """See :func:`fit_within`."""
         if (self.rest > self.limit).any():
             return None
         branches = [self._choices(0)]
-        steps = 0
         while branches:
             if not branches[-1]:
                 branches.pop()
                 if self.placed:
                     self._undo()
                 continue
-            steps += 1
-            if steps > most_steps:
+            if self.work > most_work:
                 return None
             i = branches[-1].pop()
             self._place(i)
@@ -91,6 +90,7 @@ class _Sweep:
     def _raise(self, i: int) -> None:
         """Where open boxes that live together with box i would lie now."""
         near = np.flatnonzero(self.open & (self.begin < self.end[i]) & (self.end > self.begin[i]))
+        self.work += len(near) + len(self.open) // 64 + 1
         for j in near:
             self.least[j] = self.top[self.begin[j] : self.end[j]].max()
 

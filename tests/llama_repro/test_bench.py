@@ -1,0 +1,196 @@
+"""The benchmark: its figures by hand on the example, its records, and their comparison."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llama_repro.bench import ablations, rows, scale
+from llama_repro.bench.cases import slower_network
+from llama_repro.bench.compare import changes, comparison, only_in_one
+from llama_repro.bench.record import RecordError, read_record, record
+from llama_repro.bench.tables import ablation_markdown, markdown, scale_markdown
+from overlap_sched.errors import TorchPassError
+from overlap_sched.problem import EXAMPLE
+from overlap_sched.problem_file import write_problem
+from overlap_sched.replay import replay
+from overlap_sched.schedule import schedule
+
+HIDDEN = (0, 1, 2, 4, 3, 6, 7, 5, 8, 9)
+"""The order of the example at 5 MiB of headroom: 120 us, peak 26 MiB."""
+
+
+def bench():
+    spec = importlib.util.spec_from_file_location("bench", Path(__file__).parents[2] / "scripts" / "bench.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured(**more):
+    asked = {"effort": 2, "repeats": 1, "more": True, **more}
+    return {row.by: row for row in rows.measured(EXAMPLE, "x1", {"default": (HIDDEN, 2.0), "zero": "no pass"}, **asked)}
+
+
+def test_figures_of_the_example():
+    mine = measured()
+    assert list(mine) == [
+        "original",
+        "torch, default caps",
+        "torch, zero caps",
+        "ours, headroom 0",
+        "ours, headroom 5%",
+        "ours, no limit",
+        "ours, torch's peak",
+    ]
+    steps = [row.step_us for row in mine.values()]
+    assert steps == [190.0, 120.0, 190.0, 150.0, 150.0, 120.0, 120.0]
+    assert mine["torch, default caps"].peak_percent == pytest.approx(100 * 5 / 21)
+    assert mine["torch, zero caps"].remark == "no pass"
+    at_peak = mine["ours, torch's peak"]
+    assert (at_peak.headroom_bytes, at_peak.remark) == (5 * 2**20, None)
+    assert mine["ours, headroom 0"].work["runs"] > 0
+    assert all(row.broken is None for row in mine.values())
+    assert mine["ours, headroom 0"].budget_bound_us >= mine["ours, headroom 0"].bound_us
+
+
+def test_the_tail_is_what_stands_still_after_the_last_long_reduce_scatter():
+    for order, tail in ((EXAMPLE.original_order, 40.0), (HIDDEN, 10.0)):
+        assert rows.tail_us(EXAMPLE, order, replay(EXAMPLE, order)) == tail
+    nodes = list(EXAMPLE.nodes)
+    nodes[7] = nodes[7]._replace(op="all_gather_into_tensor")
+    without = replace(EXAMPLE, nodes=tuple(nodes))
+    assert rows.tail_us(without, HIDDEN, replay(without, HIDDEN)) == 0.0
+
+
+def test_ours_slower_than_torch_at_its_peak_is_said(monkeypatch):
+    original = schedule(EXAMPLE)
+    kept = replace(original, order=EXAMPLE.original_order, headroom_bytes=5 * 2**20)
+    monkeypatch.setattr(rows, "schedule", lambda problem, options: kept)
+    assert measured()["ours, torch's peak"].remark == "58.333% slower than torch's order at its peak"
+
+
+def test_broken_promises_are_found(monkeypatch):
+    over = replace(schedule(EXAMPLE), order=HIDDEN)
+    monkeypatch.setattr(rows, "schedule", lambda problem, options: over)
+    assert measured()["ours, headroom 0"].broken == "peak 5242880 bytes above the original peak and the headroom"
+    slow = replace(over, order=(0, 2, 3, 1, 4, 5, 6, 7, 8, 9), fell_back="why")
+    monkeypatch.setattr(rows, "schedule", lambda problem, options: slow)
+    assert measured()["ours, headroom 0"].broken == "why"
+
+
+def test_torch_that_fails_is_told_and_not_measured(monkeypatch):
+    pytest.importorskip("torch")
+
+    def failing(problem, caps):
+        raise TorchPassError(f"{caps} does not work")
+
+    monkeypatch.setattr("llama_repro.torch_pass.torch_order", failing)
+    made = rows.torch_orders(EXAMPLE)
+    assert made == {"default": "default does not work", "zero": "zero does not work"}
+    lines = markdown(list(rows.measured(EXAMPLE, "x1", made, effort=1, repeats=1, more=False)))
+    assert lines.splitlines()[-1].startswith("| `example` x1 | 0.1 ms | 0.2 ms, 21.0 MiB | - | - | **0.1 ms (25.00 %)")
+
+
+@pytest.mark.parametrize("ablation", ablations.ABLATIONS, ids=lambda ablation: ablation.name)
+def test_every_ablation_switches_something_that_is_there(ablation):
+    """One that names what the scheduler no longer has fails here: give it its new name, or take it out."""
+    before = [getattr(ablations.improve, name) for name in vars(ablations.improve)]
+    with ablations.without(ablation):
+        during = [getattr(ablations.improve, name) for name in vars(ablations.improve)]
+        assert schedule(EXAMPLE).fell_back is None
+    assert [getattr(ablations.improve, name) for name in vars(ablations.improve)] == before
+    assert (during != before) == (ablation.policy is not None or "improve" in str(ablation.switches))
+
+
+def test_slower_networks_slow_collectives_only():
+    slow = slower_network(EXAMPLE, 4)
+    assert [node.time_us for node in slow.nodes] == [0, 0, 160, 0, 50, 30, 30, 160, 0, 0]
+    assert slower_network(EXAMPLE, 1) is EXAMPLE
+
+
+def size(nodes, cpu_s, runs=1, rescored=0, effort=2):
+    work = {"runs": runs, "rescored": rescored, "updates": 0}
+    return scale.Size("g", "x1", nodes, 10, effort, 0.1, 2 * cpu_s, cpu_s, 0.2, work, 100.0, 9.0, 8.0, 1.0, 0.0, None)
+
+
+def test_growth_is_between_the_smallest_and_the_largest_of_one_effort():
+    found = scale.growth(
+        [size(10, 1.0, 2, 200), size(50, 9.0, 1, 900), size(100, 50.0, 1, 1000), size(1000, 1.0, effort=1)]
+    )
+    assert found["cpu_s"] == pytest.approx(1.69897)
+    assert found["cpu_s of a run"] == pytest.approx(2.0)
+    assert found["rescored of a run"] == pytest.approx(1.0)
+    assert scale.growth([size(10, 1.0)]) == {}
+
+
+def test_a_size_is_measured_in_a_process_of_its_own(tmp_path):
+    write_problem(EXAMPLE, tmp_path / "example.json")
+    one = scale._in_a_process(tmp_path / "example.json", 2, 1.0)
+    assert (one.nodes, one.step_us, one.gap_percent, one.fell_back) == (10, 150.0, 25.0, None)
+    assert one.resident_mib > 10
+    assert "| `example` | 10 | 2 | x1 | 2 |" in scale_markdown([one], {})
+
+
+def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatch):
+    script = bench()
+    monkeypatch.setattr(script, "resident_mib", lambda: 1.0)
+    monkeypatch.setattr(script, "date", SimpleNamespace(today=lambda: date(2026, 1, 2)))
+    write_problem(EXAMPLE, tmp_path / "example.json")
+    command = [str(tmp_path / "example.json"), "--no-torch", "--comm-scale", "1", "--ablate"]
+    assert script.main([*command, "--record", str(tmp_path / "record")]) == 0
+    assert "ours, headroom 5%" in capsys.readouterr().out
+    path = tmp_path / "record-2026-01-02.json"
+    data = json.loads(path.read_text())
+    assert {"cpu", "cores", "memory_gib", "load"} <= data["machine"].keys()
+    assert data["packages"].keys() == {"torch", "numpy", "sortedcontainers"}
+    assert data["command"].endswith("--ablate --record " + str(tmp_path / "record"))
+    text = (tmp_path / "record-2026-01-02.md").read_text()
+    assert "| `example` x1 | 0.1 ms | 0.2 ms, 21.0 MiB |" in text
+    assert "without second runs" in text
+
+    for row in data["rows"]:
+        row["step_us"] *= 0.9 if row["by"] == "ours, headroom 0" else 1.1
+    data["rows"] = data["rows"][:-1]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(data))
+    assert script.main(["compare", str(path), str(path)]) == 0
+    assert "0 with another step" in capsys.readouterr().out
+    assert script.main(["compare", str(other), str(path)]) == 1  # ours at headroom 0 takes longer than in `other`
+    said = capsys.readouterr().out
+    assert "+11.11 %" in said
+    assert "1 of ours worse" in said
+    assert "only in the new: example x1 without moving what prepares launches" in said
+    assert script.main(["compare", str(path), str(other)]) == 1  # and at other headrooms the other way round
+
+
+def test_records_of_older_versions_are_compared():
+    old = read_record(Path(__file__).parents[2] / "docs" / "bench-2026-11-20.json")
+    new = {**old, "machine": "another", "rows": [dict(row) for row in old["rows"]]}
+    new["rows"][0]["step_us"] *= 2
+    assert not any(change.worse for change in changes(old, new))  # it is the original order
+    _, lines = comparison(old, new, everything=True)
+    assert lines[0] == f"{len(old['rows'])} orders in both: 1 with another step, 0 of them shorter; 0 of ours worse."
+    assert lines[1] == "machine: x86_64, 2 cores, Linux before, another now"
+    assert only_in_one(old, {"rows": []})[1] == []
+
+
+def test_what_is_no_record_is_told(tmp_path):
+    with pytest.raises(RecordError, match=r"none\.json: cannot be read as a record .* --json writes one\."):
+        read_record(tmp_path / "none.json")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(RecordError) as caught:
+        read_record(tmp_path / "list.json")
+    assert str(caught.value) == f"{tmp_path / 'list.json'}: holds no rows. scripts/bench.py --json writes a record."
+
+
+def test_records_hold_what_is_needed_to_read_them():
+    mine = list(measured().values())
+    data = record("scripts/bench.py", mine, [size(10, 1.0), size(100, 10.0)], 12.4)
+    assert json.loads(json.dumps(data)) == data
+    assert data["growth"]["x1"]["cpu_s"] == pytest.approx(1.0)
+    assert ablation_markdown(mine).count("\n") == 1  # a head alone

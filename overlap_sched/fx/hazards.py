@@ -26,8 +26,8 @@ def hazards(reading: Reading) -> dict[int, set[int]]:
     _keep_storages(reading, _written_roots(reading), after)
     if Keeps.FENCE in reading.keeps.values():
         _keep_fences(reading, after)
-    for v, before in after.items():
-        before.discard(v)
+    for v, others in after.items():
+        others.discard(v)
     return after
 
 

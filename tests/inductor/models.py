@@ -76,6 +76,22 @@ class Block(nn.Module):
         return x + hidden @ gathered(self.down, group, self.ranks)
 
 
+class Pair(nn.Module):
+    """The least that can be reordered: two sharded matrices, without recomputation."""
+
+    def __init__(self, width: int, ranks: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.ranks = ranks
+        self.first = nn.Parameter(torch.randn(width // ranks, width))
+        self.second = nn.Parameter(torch.randn(width // ranks, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        group = dist.group.WORLD.group_name
+        hidden = x @ gathered(self.first, group, self.ranks)
+        return (hidden @ gathered(self.second, group, self.ranks)).sum()
+
+
 class Net(nn.Module):
     """Blocks whose gathered weights are gathered again in the backward."""
 

@@ -1,0 +1,135 @@
+"""Faults for the plug-ins: at every function of the package that a compilation enters, and at every store operation.
+
+Which functions there are is not written down anywhere: one compilation is watched (``sys.settrace``), and a fault is
+raised where the function would have begun. So a new boundary has its fault as soon as it is there.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import overlap_sched
+from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
+from overlap_sched.inductor import eager, fx_stage
+from overlap_sched.inductor.scheduler_pass import SchedulerPass
+
+PACKAGE = Path(overlap_sched.__file__).parent
+ERRORS: tuple[type[BaseException], ...] = (
+    RuntimeError,
+    MemoryError,
+    RecursionError,
+    KeyError,
+    OSError,
+    StopIteration,
+    AssertionError,
+    NotUnderstoodError,
+    VerificationError,
+    AgreementError,
+)
+ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.__reduce__", "schedule_fx"}
+"""What torch calls. A fault before they have begun is torch's."""
+
+
+@dataclass
+class Watch:
+    """Sees the package's functions begin while torch is inside one of its entries, and lets one of them fail.
+
+    Attributes:
+        fails: The function that fails the first time it is entered: ``"inductor/lift.py:lift_kernels"``.
+        error: With what.
+        seen: The functions that have begun, by first time.
+        orders: Per graph, the names of its nodes as the plug-in left them.
+        struck: Whether the function has failed.
+    """
+
+    fails: str = ""
+    error: type[BaseException] = RuntimeError
+    seen: dict[str, None] = field(default_factory=dict)
+    orders: list[tuple[str, ...]] = field(default_factory=list)
+    struck: bool = False
+
+    def _trace(self, frame: Any, event: str, arg: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(PACKAGE)) and code.co_qualname not in ENTRIES:
+            place = f"{Path(code.co_filename).relative_to(PACKAGE)}:{code.co_qualname}"
+            self.seen[place] = None
+            if place == self.fails and not self.struck:
+                self.struck = True
+                raise self.error("injected")
+
+    def _inside(self, entry: Callable[..., Any], names: Callable[..., tuple[str, ...]] | None) -> Callable[..., Any]:
+        def watched(*arguments: Any, **more: Any) -> Any:
+            sys.settrace(self._trace)
+            try:
+                result = entry(*arguments, **more)
+            finally:
+                sys.settrace(None)
+            if names is not None:
+                self.orders.append(names(arguments, result))
+            return result
+
+        return watched
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """While it is on, torch enters the package through us."""
+        scheduled = self._inside(SchedulerPass.__call__, _scheduler_nodes)
+        reduced = self._inside(SchedulerPass.__reduce__, None)
+        before_lowering = self._inside(fx_stage.schedule_fx, _fx_nodes)
+        with (
+            mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: scheduled(self, nodes)),
+            mock.patch.object(SchedulerPass, "__reduce__", lambda self: reduced(self)),
+            mock.patch.object(eager, "schedule_fx", before_lowering),
+        ):
+            yield
+
+
+def _scheduler_nodes(arguments: Any, result: Any) -> tuple[str, ...]:
+    return tuple(node.get_name() for node in result)
+
+
+def _fx_nodes(arguments: Any, result: Any) -> tuple[str, ...]:
+    return tuple(node.name for node in arguments[0].graph.nodes)
+
+
+@dataclass
+class FaultyStore:
+    """A store of which one operation goes wrong, or all from that one on.
+
+    Attributes:
+        store: The real one.
+        at: Which operation, counted from 1; 0: none.
+        how: ``"before"`` it is done, ``"after"`` it is done, ``"garbage"`` comes back, ``"slow"``, ``"for good"``.
+        calls: How many there were.
+        standing: Which operation made this rank stand waiting: the first at which others may count on it; 0: none.
+    """
+
+    store: Any
+    at: int = 0
+    how: str = "before"
+    calls: int = 0
+    standing: int = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation = getattr(self.store, name)
+
+        def perform(key: Any, *rest: Any) -> Any:
+            self.calls += 1
+            if name == "set" and "/at/" in str(key) and not self.standing:
+                self.standing = self.calls
+            hit = self.calls == self.at or (self.how == "for good" and 0 < self.at <= self.calls)
+            if hit and self.how in ("before", "for good"):
+                raise RuntimeError("Broken pipe")
+            result = operation(key, *rest)
+            if hit and self.how == "after":
+                raise RuntimeError("Broken pipe")
+            if hit and self.how == "slow":
+                time.sleep(0.2)
+            return b"garbage" if hit and self.how == "garbage" and isinstance(result, bytes) else result
+
+        return perform

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from llama_repro.training.measure import profiled
+from llama_repro.training.slow_network import NoLink, slow_network
 from llama_repro.training.world import world_of
 from overlap_sched.inductor.gloo import safe_gathers
 from tests.inductor.models import routed
@@ -37,6 +39,25 @@ def test_it_is_on_only_inside_and_gathers_the_same(monkeypatch):
             assert out in operators_of(gather)
         assert not routed()
         assert out not in operators_of(gather)
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter_tensor", "all_gather_into_tensor"])
+def test_gloo_holds_a_copy(collective, monkeypatch):
+    """What it allocates beside the output; when this fails, what is said of measured memory is no longer so."""
+    monkeypatch.delenv("RANK", raising=False)
+    x = torch.ones(2**18)
+    arguments = ("sum",) if collective == "reduce_scatter_tensor" else ()
+
+    def step():
+        with torch.profiler.record_function("## Call CompiledFxGraph of one collective ##"):
+            group = dist.group.WORLD.group_name
+            FUNCTIONAL.wait_tensor(getattr(FUNCTIONAL, collective)(x, *arguments, 1, group))
+
+    with world_of("cpu"), slow_network(NoLink()) as waits:
+        (graph,) = profiled(step, torch.device("cpu"), waits).graphs
+    assert graph.program == "LW"
+    assert graph.growth_bytes == x.nbytes
+    assert graph.with_copies_bytes == 2 * x.nbytes
 
 
 @pytest.mark.slow

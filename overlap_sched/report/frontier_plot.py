@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlap_sched.frontier import Frontier, Point
 from overlap_sched.report.files import write_file
 from overlap_sched.report.plot import AFTER, BEFORE, EXPOSED, IDLE, INK, LIMIT, check_plot
-from overlap_sched.report.units import change, duration, printable, size, time_unit
+from overlap_sched.report.units import duration, printable, size, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,19 +28,19 @@ def plot_frontier(found: Frontier, path: str | Path, picked: Point | None = None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5.4), dpi=150, facecolor="white")
+    figure = Figure(figsize=(9, 5.8), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    figure.subplots_adjust(left=0.115, right=0.965, top=0.85, bottom=0.12)
+    figure.subplots_adjust(left=0.115, right=0.965, top=0.86, bottom=0.235)
     _draw(axes, found, picked)
     first, last = found.points[0], found.points[-1]
-    figure.text(0.115, 0.935, printable(found.problem.name), fontsize=14, weight="bold", color=INK, parse_math=False)
+    figure.text(0.115, 0.94, printable(found.problem.name), fontsize=14, weight="bold", color=INK, parse_math=False)
     figures = (
-        f"lowest peak {size(first.peak_bytes)}: {duration(first.step_us)}   |   "
-        f"shortest step {duration(last.step_us)}: {size(last.peak_bytes)}   |   "
-        f"original order {size(found.original.peak_bytes)}: {duration(found.original.step_us)}"
+        f"lowest peak {size(first.peak_bytes)} ({duration(first.step_us)})   |   "
+        f"shortest step {duration(last.step_us)} ({size(last.peak_bytes)})   |   "
+        f"original {size(found.original.peak_bytes)} ({duration(found.original.step_us)})"
     )
-    figure.text(0.115, 0.885, figures, fontsize=10, color=INK)
+    figure.text(0.115, 0.89, figures, fontsize=9.5, color=INK)
     picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # names in any script
@@ -57,6 +57,7 @@ def _draw(axes: "Axes", found: Frontier, picked: Point | None) -> None:
     original = (found.original.peak_bytes / unit_bytes, found.original.step_us / scale)
     left, right = _around(min(peaks[0], original[0]), max(peaks[-1], original[0]))
     low, high = _around(min(steps[-1], found.bound_us / scale), steps[0])
+    high += MARGIN * (high - low)  # room for a line of text
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
 
@@ -71,16 +72,17 @@ def _draw(axes: "Axes", found: Frontier, picked: Point | None) -> None:
     if original[1] <= high:
         axes.plot(*original, "s", color=INK, markersize=6, label="original order")
     else:
-        slower = change(found.points[0].step_us, found.original.step_us)
-        axes.annotate(f"original order: {slower}", (original[0], high), (6, -12), textcoords="offset points",
-                      fontsize=9, color=INK, ha="left" if original[0] < (left + right) / 2 else "right")  # fmt: skip
+        to_the_right = original[0] < (left + right) / 2
+        text = f"original order: {duration(found.original.step_us)}"
+        axes.annotate(text, (original[0], high), (6 if to_the_right else -6, -11), textcoords="offset points",
+                      fontsize=9, color=INK, ha="left" if to_the_right else "right", va="center")  # fmt: skip
     if picked is not None:
         axes.plot(picked.peak_bytes / unit_bytes, picked.step_us / scale, "o", color=EXPOSED, markersize=8,
                   label=f"picked: {duration(picked.step_us)} at {size(picked.peak_bytes)}")  # fmt: skip
     axes.set_xlabel(f"peak memory ({unit}), {found.problem.memory_model} model, simulated", color=INK)
     axes.set_ylabel(f"step ({time}), simulated", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper right", frameon=False, fontsize=9)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.48, -0.13), ncols=2, frameon=False, fontsize=9)
 
 
 def _around(low: float, high: float) -> tuple[float, float]:

@@ -29,8 +29,8 @@ from overlap_sched.schedule import schedule
 
 BUDGETS = 12
 """How many budgets are tried, unless said otherwise."""
-SAME_STEP = 1e-6
-"""Relative: a step shorter by less is not worth a byte."""
+SAME_STEP = 1e-9
+"""Relative: steps closer than this differ by rounding."""
 CLOSE = 0.01
 """A target is met with the least memory up to this part of the range of peaks."""
 

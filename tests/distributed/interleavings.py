@@ -17,6 +17,7 @@ from overlap_sched.distributed.protocol import Step, agreement_steps
 from overlap_sched.distributed.verdict import Verdict
 from tests.distributed.examples import MemoryStore
 
+
 class Fault(Exception):  # noqa: N818 - what a rank is told instead of a result
     """A step that failed."""
 

@@ -1,37 +1,19 @@
 """Real gloo jobs of two and four ranks: one process each, the default process group's own store."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.ranks import run_ranks
+
 pytest.importorskip("torch.distributed")
-ROOT = Path(__file__).parents[2]
 
 
 def job(scenes: str, ranks: int, folder: Path) -> list[dict[str, Any] | None]:
     """Runs a job; what each rank wrote, ``None`` for one that died before it could."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.distributed.ranks", scenes, str(folder)]
-    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, env={**os.environ, **where, "RANK": str(rank)}, **said)  # type: ignore[call-overload]
-        for rank in range(ranks)
-    ]
-    try:
-        output = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(output)
+    run_ranks("tests.distributed.ranks", scenes, folder, ranks=ranks)
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 

@@ -130,7 +130,7 @@ class Runner:
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
             placed = replace(self.shared, store=store)  # type: ignore[type-var]
-            stack.enter_context(mock.patch.object(agreement, "place_of", lambda *_: placed))
+            stack.enter_context(mock.patch.object(agreement, "place_of", return_value=placed))
             stack.enter_context(watch.on())
             if here and fault.kind == "lie":
                 module = sys.modules["overlap_sched.schedule"]
@@ -191,9 +191,8 @@ def faults(runner: Runner) -> Iterator[Fault]:
             for at in range(1, seen[rank][1] + 1):
                 hows = ["before", "after", "garbage", "slow"] + ["for good"] * (at < (seen[rank][2] or at + 1))
                 yield from (Fault(way, "store", str(at), how, rank) for how in hows)
-        yield from (
-            Fault(way, "store", str(at), "for good", None) for at in range(1, min(each[1] for each in seen) + 1)
-        )
+        common = min(each[1] for each in seen)
+        yield from (Fault(way, "store", str(at), "for good", None) for at in range(1, common + 1))
         yield from (Fault(way, "lie", lie, "", on) for lie in LIES for on in (0, 1, None))
 
 

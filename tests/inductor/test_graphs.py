@@ -1,5 +1,6 @@
 """Graphs with more in them than matmuls: lifted without a doubt, and right in any order that the problem allows."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 import overlap_sched
 from overlap_sched import Options
+from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor.reporting import GraphReport
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.schedule import schedule
+from tests.inductor.generated import events
 from tests.inductor.models import RANKS
 from tests.oracle import random_order
 
@@ -202,3 +205,30 @@ def test_a_wait_for_an_input_waits_for_nothing_in_the_graph() -> None:
 def test_without_collectives_nothing_is_lifted() -> None:
     run(lambda x, w: x @ w, overlap_sched.inductor_options(Options(strict=True)))
     assert main_report().report.reason == "the graph has no collectives"
+
+
+def grouping(snodes: list[Any]) -> list[Any]:
+    """Somebody else's pass: the first collective and what stands behind it become one node."""
+    from torch._inductor.scheduler import GroupedSchedulerNode
+    from torch._inductor.utils import contains_collective
+
+    at = next(i for i, snode in enumerate(snodes) if contains_collective(snode))
+    return [*snodes[:at], GroupedSchedulerNode.create(snodes[at : at + 2]), *snodes[at + 2 :]]
+
+
+def test_communication_in_a_group_of_nodes_is_left_alone_and_said() -> None:
+    theirs = {"reorder_for_compute_comm_overlap": True, "reorder_for_compute_comm_overlap_passes": [grouping]}
+    expected, code = run(reduces, theirs)
+    with torch._inductor.config.patch(theirs):
+        settings = overlap_sched.inductor_options()
+    with pytest.warns(OverlapSchedWarning) as warned:
+        results, ours = run(reduces, settings)
+    assert same(results, expected)
+    assert events(ours) == events(code)
+    assert main_report().settings == ("grouping runs before",)
+    (message,) = (str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning))
+    assert re.fullmatch(
+        r"overlap_sched leaves 'inference 0/0' as it was: NotUnderstoodError: 'op\d+_op\d+' groups communication with "
+        r"other nodes \(by another pass, which put them there\)\. Turn that pass off\.",
+        message,
+    )

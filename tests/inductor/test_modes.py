@@ -17,6 +17,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import H100, Link, Network, Roofline
 from overlap_sched.errors import OverlapSchedWarning
+from overlap_sched.inductor.deterministic import NOT_RUN
 from tests.inductor.models import Block, Net
 
 SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
@@ -254,10 +255,34 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.usefixtures("deterministic")
 def test_deterministic_mode_keeps_the_original_order_and_says_so() -> None:
     expected = alone(trained_once)
-    with pytest.warns(OverlapSchedWarning, match=r"torch\._inductor\.config\.deterministic is on"):
+    with pytest.warns(OverlapSchedWarning) as warned:
         results = scheduled(trained_once)
     assert same(results, expected)
-    assert overlap_sched.reports() == ()
+    said = [str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning)]
+    assert said == [
+        f"overlap_sched {what}: {NOT_RUN}"
+        for what in ("cannot run", "leaves 'forward 0/0' as it was", "leaves 'backward 0/0' as it was")
+    ]
+    assert told() == [("forward", False), ("backward", False)]
+
+
+def test_deterministic_mode_that_comes_later_is_not_silent() -> None:
+    expected = alone(trained_once)
+    torch._dynamo.reset()
+    with on():
+        torch.use_deterministic_algorithms(True)
+        try:
+            with pytest.warns(OverlapSchedWarning) as warned:
+                results = trained_once()
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert all(map(torch.allclose, results, expected))
+    assert str(warned[0].message) == (
+        "overlap_sched leaves 'forward 0/0' as it was: torch._inductor.config.deterministic is on, with which torch "
+        "runs no pass behind fusion, so orders stay as they are. Turn it off, or schedule before lowering "
+        "(stage='post_grad')."
+    )
+    assert {report.report.reason for report in overlap_sched.reports()} == {NOT_RUN}
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -1,0 +1,74 @@
+"""Two and four gloo ranks train: where they agree all have the new order, where one is odd all have the original one.
+
+The protocol by itself is tested in ``tests/distributed``; these are steps that are really compiled and run.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+Played = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=["two ranks", "four ranks"])
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """What each rank found in each scene."""
+    folder: Path = tmp_path_factory.mktemp("scenes")
+    run_ranks("tests.inductor.scenes", folder, ranks=request.param)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(request.param)]
+
+
+@pytest.mark.parametrize("scene", ["equal", "equal, in generated code", "costs of rank 0"])
+def test_ranks_that_are_alike_take_the_new_order(played: Played, scene: str) -> None:
+    for rank in played:
+        assert rank[scene] == {"equal": True, "changed": [True, True], "reasons": [None, None]}
+
+
+@pytest.mark.parametrize(
+    ("scene", "part"),
+    [
+        ("graph", "problem"),
+        ("options", "options"),
+        ("options, in generated code", "options"),
+        ("costs", "costs"),
+    ],
+)
+def test_an_odd_rank_leaves_all_with_the_original_order(played: Played, scene: str, part: str) -> None:
+    last = len(played) - 1
+    others = "rank 0" if last == 1 else f"ranks 0-{last - 1}"
+    for rank in played:
+        assert rank[scene]["equal"]
+        assert rank[scene]["changed"] == [False, False]
+        for reason in rank[scene]["reasons"]:
+            assert f"the ranks differ in {part}: {others} against rank {last}" in reason
+
+
+def test_graphs_compiled_in_different_order(played: Played) -> None:
+    scenes = [rank["different order"] for rank in played]
+    assert all(scene["equal"] for scene in scenes)
+    by_graph = [scene["by graph"] for scene in scenes]
+    assert all(one == by_graph[0] for one in by_graph)
+    assert not all(by_graph[0])  # somebody has to go on without knowing
+
+
+def test_a_step_that_one_rank_has_compiled_already(played: Played) -> None:
+    for rank in played:
+        first, again = rank["hit and miss"]
+        assert first["equal"]
+        assert again["equal"]
+        assert first["changed"] == [True, True]
+    assert [rank["hit and miss"][1]["changed"] for rank in played] == [[True, True]] * (len(played) - 1) + [[]]
+
+
+def test_a_rank_that_dies(played: Played) -> None:
+    last = len(played) - 1
+    for rank in played[:-1]:
+        told = rank["dies"]
+        assert told["changed"][:1] == [False]
+        assert told["reasons"][0].startswith(f"rank {last} has not shown the order for graph 'forward 0/0' within 2 s.")
+        assert told["error"]  # of gloo, in the first collective

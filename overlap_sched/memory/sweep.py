@@ -10,6 +10,7 @@ that are placed. At every step ``top`` is how high the boxes already reach, ``re
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,11 @@ import numpy.typing as npt
 from overlap_sched.memory.lifetimes import Lifetime
 
 Ints = npt.NDArray[np.int64]
+
+Rule = Literal["bytes", "area", "span"]
+RULES: tuple[Rule, ...] = ("bytes", "area", "span")
+"""Of boxes that could be placed next at one offset, the one with the most of it goes first: each rule gets a share of
+the work, since none is good everywhere."""
 
 
 def fit_within(lives: Sequence[Lifetime], limit: int, most_work: int) -> list[int] | None:
@@ -27,19 +33,26 @@ def fit_within(lives: Sequence[Lifetime], limit: int, most_work: int) -> list[in
         limit: Bytes.
         most_work: Give up after looking at so many boxes (a vector operation on 64 counts as one).
     """
-    return _Sweep(lives, limit).offsets(most_work)
+    for rule in RULES:
+        sweep = _Sweep(lives, limit, rule)
+        found = sweep.offsets(most_work // len(RULES))
+        if found is not None or sweep.work <= most_work // len(RULES):
+            return found
+    return None
 
 
 class _Sweep:
     """The state of the search: who is placed, and how high the boxes reach at each moment."""
 
-    def __init__(self, lives: Sequence[Lifetime], limit: int) -> None:
+    def __init__(self, lives: Sequence[Lifetime], limit: int, rule: Rule = "bytes") -> None:
         moments = sorted({life.first for life in lives})  # what is live changes upward at these only
         index = np.array(moments, np.int64)
         self.limit = limit
         self.bytes = np.array([life.bytes for life in lives], np.int64)
         self.begin = np.searchsorted(index, [life.first for life in lives])
         self.end = np.searchsorted(index, [life.last for life in lives], side="right")
+        spans = self.end - self.begin
+        self.prefers = {"bytes": self.bytes, "area": self.bytes * spans, "span": spans}[rule]
         self.top = np.zeros(len(moments), np.int64)
         self.rest = np.zeros(len(moments), np.int64)
         for i in range(len(lives)):
@@ -104,5 +117,4 @@ class _Sweep:
             return []
         lowest_end = (np.maximum(least, floor) + self.bytes[open_]).min()
         fits = open_[(least >= floor) & (least < lowest_end)]
-        spans = self.end[fits] - self.begin[fits]
-        return [int(i) for i in fits[np.lexsort((self.bytes[fits], spans, -self.least[fits]))]]
+        return [int(i) for i in fits[np.lexsort((self.bytes[fits], self.prefers[fits], -self.least[fits]))]]

@@ -15,13 +15,15 @@ from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
-from overlap_sched import cli_frontier, cli_robust
+from overlap_sched import cli_frontier, cli_memory, cli_robust
 from overlap_sched.cli_input import load, options_of, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
+from overlap_sched.memory.peak import explain_peak
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.report import explanation, figures, summary, write_trace
 from overlap_sched.report.files import check_writable, write_file
+from overlap_sched.report.peak_text import peak_text
 from overlap_sched.report.progress import progress
 from overlap_sched.report.units import printable
 from overlap_sched.result import Schedule
@@ -103,8 +105,19 @@ def _explain(options: argparse.Namespace) -> int:
     """``explain``: schedule, print why each collective is where it is."""
     with progress() as tell:
         result = _scheduled(options, tell)
-    print(explanation(result, options.collective), flush=True)
+    if options.peak:
+        print(peak_text(explain_peak(result.problem, result.order)), flush=True)
+    else:
+        print(explanation(result, options.collective), flush=True)
     return FINE if result.fell_back is None else FELL_BACK
+
+
+def _memory(options: argparse.Namespace) -> int:
+    """``memory``: the order with the lowest peak; see :mod:`overlap_sched.cli_memory`."""
+    with progress() as tell:
+        shown = cli_memory.run(options, _loaded(options, tell), tell)
+    print(shown, flush=True)
+    return FINE
 
 
 def _frontier(options: argparse.Namespace) -> int:
@@ -196,6 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     cli_robust.add_options(robust)
     explain = _command(commands, "explain", _explain, "say why each collective is where it is, the most exposed first")
     explain.add_argument("collective", nargs="?", metavar="COLLECTIVE", help="only this one, by its node name")
+    explain.add_argument("--peak", action="store_true", help="say instead what is live at the peak, and why")
+    cli_memory.add_arguments(_reader(commands, "memory", _memory, "find the order with the lowest peak, and addresses"))
     return parser
 
 
@@ -205,13 +220,9 @@ def _command(
     run: Callable[[argparse.Namespace], int],
     what: str,
 ) -> argparse.ArgumentParser:
-    """A subcommand with the options that all of them share; defaults are those of :class:`Options`."""
-    parser = commands.add_parser(
-        name, help=what, description=what, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.set_defaults(run=run)
+    """A subcommand that schedules; defaults are those of :class:`Options`."""
+    parser = _reader(commands, name, run, what)
     add, default = parser.add_argument, Options()
-    add("problem", metavar="PROBLEM_OR_DUMP", help="a problem file (.json, .json.gz) or a torch graph dump (.py, .txt)")
     add(
         "--headroom",
         default=str(default.headroom),
@@ -223,12 +234,6 @@ def _command(
         choices=("peak", "profile"),
         default=default.budget,
         help="what the headroom is added to: the original peak (default), or its memory position by position",
-    )
-    add("--comm-scale", type=float, default=1.0, metavar="X", help="make every collective X times as long")
-    add(
-        "--memory-model",
-        choices=("runtime", "tracker"),
-        help="what is counted; default: as the problem file says; runtime for a dump",
     )
     add(
         "--preserve-collective-order",
@@ -244,6 +249,28 @@ def _command(
         help=f"scheduling runs at most, the best kept (default: {default.effort}); counted, not timed",
     )
     add("--strict", action="store_true", help="fail rather than keep the original order when verification fails")
+    return parser
+
+
+def _reader(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    what: str,
+) -> argparse.ArgumentParser:
+    """A subcommand that reads a problem or a dump."""
+    parser = commands.add_parser(
+        name, help=what, description=what, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(run=run)
+    add = parser.add_argument
+    add("problem", metavar="PROBLEM_OR_DUMP", help="a problem file (.json, .json.gz) or a torch graph dump (.py, .txt)")
+    add("--comm-scale", type=float, default=1.0, metavar="X", help="make every collective X times as long")
+    add(
+        "--memory-model",
+        choices=("runtime", "tracker"),
+        help="what is counted; default: as the problem file says; runtime for a dump",
+    )
     add(
         "--group",
         type=_group,

@@ -16,43 +16,15 @@ there is a completion within the budget, so no order that comes out of here can 
 Cost of a query or an update: the storages of ``v`` times a range of the profile, in NumPy.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.reference import Reference
 
 THIS_STEP = -1
 
 GONE = -(2**62)
 """Profile value of a position whose node has run: below anything, whatever is added to it."""
-
-
-def reference_profile(problem: Problem, position: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Bytes live at each position of an order, given as position per node id, from births and deaths."""
-    nodes, n = problem.nodes, len(problem.nodes)
-    birth = [0] * len(problem.storages)
-    death = [-1] * len(problem.storages)
-    for v, node in enumerate(nodes):
-        at = position[v]
-        for s in node.use:
-            if at > death[s]:
-                death[s] = at
-    change = [0] * (n + 1)
-    for v, node in enumerate(nodes):
-        for s in node.alloc:
-            size, pinned = problem.storages[s]
-            unused = death[s] < 0
-            if node.kind is not Kind.INPUT:
-                birth[s] = position[v]
-            if pinned if not unused else node.kind in (Kind.INPUT, Kind.OUTPUT):
-                last = n - 1
-            else:
-                last = birth[s] if unused else death[s]
-            change[birth[s]] += size
-            change[last + 1] -= size
-    return np.cumsum(np.array(change[:n], dtype=np.int64))
 
 
 class CompletionProfile:
@@ -68,14 +40,11 @@ class CompletionProfile:
         updates: Range updates and queries so far: the work done, for tests and benchmarks.
     """
 
-    def __init__(self, problem: Problem, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
+    def __init__(self, reference: Reference, limit: npt.NDArray[np.int64]) -> None:
         """Start with nothing run; ``limit``: the budget in bytes at each position, or one value for all."""
-        self.problem = problem
-        self.order = list(order)
-        self.position = [0] * len(self.order)
-        for at, v in enumerate(self.order):
-            self.position[v] = at
-        self.profile = reference_profile(problem, self.position)
+        self.reference = reference
+        self.order, self.position = reference.order, reference.position
+        self.profile = reference.profile.copy()
         self.limit = limit
         self.flat = limit.ndim == 0
         self.peak_limit = int(limit) if self.flat else 0
@@ -83,28 +52,14 @@ class CompletionProfile:
         self.steps = 0
         self.first = 0
         self.has_run = [False] * len(self.order)
-        self.live_bytes = self.peak_bytes = 0
+        self.live_bytes, self.peak_bytes = reference.input_bytes, 0
         self.refused = (0, THIS_STEP)
         self.updates = 0
-
-        nodes, storages = problem.nodes, problem.storages
-        self.use = [node.use for node in nodes]
-        self.freed_size = [0 if storage.pinned else storage.bytes for storage in storages]  # when its last user is done
-        self.users: list[list[int]] = [[] for _ in storages]  # reference positions, ascending
-        for at, v in enumerate(self.order):
-            for s in self.use[v]:
-                self.users[s].append(at)
+        self.use = [node.use for node in reference.problem.nodes]
+        self.users, self.freed_size = reference.users, reference.freed_size
+        self.alloc_bytes, self.kept_bytes = reference.alloc_bytes, reference.kept_bytes
         self.open_users = [len(users) for users in self.users]
         self.last = [len(users) - 1 for users in self.users]  # index of the last user still open
-        self.alloc_bytes = [0] * len(nodes)  # all that the step brings
-        self.kept_bytes = [0] * len(nodes)  # the part of it that outlives the step
-        for v, node in enumerate(nodes):
-            if node.kind is Kind.INPUT:
-                self.live_bytes += sum(storages[s].bytes for s in node.alloc)
-            elif node.alloc:
-                self.alloc_bytes[v] = sum(storages[s].bytes for s in node.alloc)
-                keeps = node.kind is Kind.OUTPUT
-                self.kept_bytes[v] = sum(storages[s].bytes for s in node.alloc if keeps or self.users[s])
 
     def deaths(self, v: int) -> list[tuple[int, int]]:
         """Storages that end sooner if v runs now: (last other open user's position or -1, bytes)."""

@@ -1,8 +1,8 @@
 """Several runs, the best one kept.
 
 A run is fast and greedy; which lead and slack suit a graph is known only afterwards. So: runs from the original
-order, one per policy, then runs from the best order so far (it is itself a valid reference within the budget).
-How many is counted, never timed: every rank gets the same order.
+order, one per policy, then runs from the best order so far (it is itself a valid reference within the budget), and
+on a small graph a beam search. How much is counted, never timed: every rank gets the same order.
 """
 
 from collections.abc import Iterator
@@ -10,46 +10,34 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.completion import reference_profile
+from overlap_sched.beam import beam_search
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import MAX_TOTAL_BYTES, Kind, Problem
-from overlap_sched.result import Work
+from overlap_sched.reference import Reference
+from overlap_sched.result import Reason, Work
 from overlap_sched.run import Policy, Run, list_schedule
 
-FIRST = Policy(lead=0.02, slack=0.01)  # launches early, the critical path a little ahead: best on most graphs
-EXTREMES = (  # small graphs are anything; these three find most of what the others miss there
+POLICIES = (
+    Policy(lead=0.005, slack=0.12),  # the critical path far ahead, weight gradients behind it: compute binds
+    Policy(lead=0.1, slack=-0.03),  # launches very early, compute nearly in reference order: the network binds
+    Policy(lead=0.02, slack=-0.03),  # the critical path only when it is late: memory binds
+    Policy(lead=0.0, slack=-0.01),  # the same, launches at their latest start: memory binds more
+    Policy(lead=0.02, slack=0.01),
+    # graphs of a few layers are anything; these find most of what the others miss there
     Policy(lead=1.0, slack=-0.03),  # every collective as soon as memory allows
     Policy(lead=0.005, slack=-1.0),  # reference order, come what may
     Policy(lead=1.0, slack=1.0),  # the longest path first, come what may
 )
-TAIL_STANDS = (  # compute ends too soon: keep weight gradients for the end, behind the critical path
-    FIRST,
-    Policy(lead=0.02, slack=0.08),
-    Policy(lead=0.02, slack=0.03),
-    Policy(lead=0.05, slack=0.05),
-    *EXTREMES,
-)
-MIDDLE_STANDS = (  # the critical path was moved ahead of its gathers, or early gathers took another's memory
-    FIRST,
-    Policy(lead=0.02, slack=-0.03),
-    Policy(lead=0.0, slack=0.01),
-    Policy(lead=0.02, slack=0.03),
-    *EXTREMES,
-)
-NETWORK_BOUND = (  # communication is longer than all compute
-    FIRST,
-    Policy(lead=0.1, slack=-0.03),  # launches very early, compute nearly in reference order
-    Policy(lead=0.005, slack=0.03),  # the longest path first, communication included
-    Policy(lead=0.1, slack=-0.01),
-    *EXTREMES,
-)
-"""In the order in which they are tried; which of the three, the first run tells."""
+"""In the order in which they are tried: from the original order, then again and again from the best so far."""
 
-RUN_NODES, MOST_RUNS = 10_000, 8
-"""A unit of effort is one run on a graph of this many nodes, and more runs, up to so many, on a smaller one."""
+RUN_NODES, MOST_RUNS = 10_000, 2
+"""A unit of effort is one run on a graph of this many nodes, and up to so many on a smaller one."""
 
-GOAL_PERCENT = 2.0
+GOAL_PERCENT = 1.0
 """Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
+
+LOOKS, MOST_WIDE, LEAST_WIDE = 1_000, 64, 32
+"""States that a unit of effort may look at in a beam search, its widest beam, and the narrowest that is worth it."""
 
 SAME_STEP = 1e-9
 """Relative: steps closer than this differ by rounding, and the lower peak decides."""
@@ -64,40 +52,43 @@ def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int
         step_us: Step of the original order.
         peak_bytes: Its peak.
     """
-    limit = budget(problem, options, peak_bytes)
+    reference = Reference(problem, problem.original_order)
+    limit = budget(reference, options, peak_bytes)
     chains = launch_chains(problem, options)
-    compute_us, stream_us = simple_bounds_us(problem)
-    bound_us = max(compute_us, stream_us)
+    bound_us = simple_bound_us(problem)
     close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
     best, work = None, Work()
-    policies: tuple[Policy, ...] = TAIL_STANDS
     for k in range(options.effort * min(max(RUN_NODES // len(problem.nodes), 1), MOST_RUNS)):
         if step_us <= bound_us * (close if k else 1):  # an original order is left alone only at the bound itself
-            break
-        reference = problem.original_order if best is None or k < len(policies) else best.order
-        run = list_schedule(problem, reference, limit, policies[k % len(policies)], chains)
+            return best, work
+        start = Reference(problem, best.order) if best is not None and k >= len(POLICIES) else reference
+        run = list_schedule(start, limit, POLICIES[k % len(POLICIES)], chains, step_us * (1 + SAME_STEP))
+        work = _sum(work, run if isinstance(run, Work) else run.work)
+        if isinstance(run, Work):
+            continue
         bound_us = max(bound_us, run.longest_us)
-        if k == 0:
-            policies = _what_stands(run, compute_us, bound_us)
-        work = Work(*map(sum, zip(work, run.work, strict=True)))
         shorter = run.step_us < step_us * (1 - SAME_STEP)
         if shorter or (run.step_us <= step_us * (1 + SAME_STEP) and run.peak_bytes < peak_bytes):
             best, step_us, peak_bytes = run, run.step_us, run.peak_bytes
+    width = min(options.effort * LOOKS // len(problem.nodes), MOST_WIDE)
+    if width >= LEAST_WIDE and step_us > bound_us * close:
+        found = beam_search(reference, limit, chains, step_us * (1 - SAME_STEP), width)
+        work = _sum(work, Work(looked=found.looked))
+        if found.order is not None:
+            reasons: dict[int, Reason] = dict.fromkeys(problem.collectives, "searched")
+            best = Run(found.order, found.step_us, found.peak_bytes, bound_us, reasons, {}, work)
     return best, work
 
 
-def _what_stands(run: Run, compute_us: float, bound_us: float) -> tuple[Policy, ...]:
-    """What to try after a first run, by where its compute stream stood still."""
-    if bound_us > compute_us:
-        return NETWORK_BOUND
-    return TAIL_STANDS if 2 * run.tail_us > run.step_us - compute_us else MIDDLE_STANDS
+def _sum(one: Work, other: Work) -> Work:
+    return Work(*map(sum, zip(one, other, strict=True)))
 
 
-def budget(problem: Problem, options: Options, peak_bytes: int) -> npt.NDArray[np.int64]:
+def budget(original: Reference, options: Options, peak_bytes: int) -> npt.NDArray[np.int64]:
     """The budget in bytes: one value, or one per position (``options.budget``)."""
     headroom = min(headroom_bytes(options.headroom, peak_bytes), MAX_TOTAL_BYTES)
     if options.budget == "profile":
-        return reference_profile(problem, problem.original_order) + headroom
+        return original.profile + headroom
     return np.array(peak_bytes + headroom, dtype=np.int64)
 
 
@@ -115,12 +106,12 @@ def _chains(problem: Problem, options: Options) -> Iterator[tuple[int, int]]:
         last[key] = v
 
 
-def simple_bounds_us(problem: Problem) -> tuple[float, float]:
-    """All compute, and all time of the busiest group: the part of the bound that costs nothing."""
+def simple_bound_us(problem: Problem) -> float:
+    """All compute, or all time of the busiest group: the part of the bound that costs nothing."""
     compute_us, stream_us = 0.0, dict.fromkeys(problem.groups, 0.0)
     for node in problem.nodes:
         if node.kind is Kind.COLLECTIVE and node.group is not None:
             stream_us[node.group] += node.time_us
         elif node.kind is not Kind.WAIT:
             compute_us += node.time_us
-    return compute_us, max(stream_us.values(), default=0.0)
+    return max(compute_us, *stream_us.values())

@@ -34,7 +34,7 @@ class Options:
         preserve_collective_order: ``"none"`` (default); ``"group"`` keeps the original launch order within each
             process group, ``"all"`` across all groups: for ranks whose graphs may differ.
         effort: How much is tried, the best kept: scheduling runs on a graph of ten thousand nodes, up to eight
-            times as many on a smaller one (default 2; 0: the original order stays). Counted, not timed, so that all
+            times as many on a smaller one (default 4; 0: the original order stays). Counted, not timed, so that all
             ranks get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
@@ -50,7 +50,7 @@ class Options:
     budget: Budget = "peak"
     memory_model: MemoryModel = "runtime"
     preserve_collective_order: Preserve = "none"
-    effort: int = 2
+    effort: int = 4
     strict: bool = False
     agreement: Agree = "digest"
 

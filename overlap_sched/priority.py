@@ -12,7 +12,7 @@ do not advance) or of *time left*:
         compute done   0 ---------------- due(u) -- due(v) ------ place of v's first user
         group stream                        |== u ==||==== v ====|
 
-    A cheap node that only prepares a launch (a cast before an all_gather) inherits the latest start of what it
+    A cheap node that prepares a launch (a cast before an all_gather) inherits the latest start of what it
     prepares; an expensive one stays in its place. What frees memory when it is done (reduce_scatter,
     all_reduce) is due in its place at the latest: a gather of equal urgency takes memory and comes after it.
 ``tail``
@@ -20,6 +20,7 @@ do not advance) or of *time left*:
     time that is left makes the step longer if anything runs before it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,8 @@ class Keys:
 
     Attributes:
         compute_us: Time on the compute stream (0 for collectives and waits).
-        total_us: Sum of it.
+        hoisted: Is it a collective, or does it prepare the launch of one?
+        total_us: Sum of ``compute_us``.
         longest_us: Longest path of the graph, communication included.
     """
 
@@ -43,7 +45,7 @@ class Keys:
     place_us: list[float]
     due_us: list[float]
     tail_us: list[float]
-    prepares: list[bool]
+    hoisted: list[bool]
     total_us: float
     longest_us: float
 
@@ -61,21 +63,29 @@ def frees(problem: Problem, v: int) -> bool:
 
 def keys(problem: Problem, order: Sequence[int]) -> Keys:
     """All keys along a reference order: one sweep forward, one backward."""
-    nodes, successors = problem.nodes, problem.successors
-    n = len(nodes)
+    nodes = problem.nodes
     compute = [0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us for node in nodes]
-    place, due, tail = [0.0] * n, [0.0] * n, [0.0] * n
-    done = 0.0
+    place, done = [0.0] * len(nodes), 0.0
     for v in order:
         place[v] = done
         done += compute[v]
-    cheap = CHEAP * done
-    prepares = [False] * n
+    due, tail, hoisted = _backward(problem, order, compute, place, done)
+    return Keys(compute, place, due, tail, hoisted, done, max(tail))
+
+
+def _backward(
+    problem: Problem, order: Sequence[int], compute: list[float], place: list[float], end: float
+) -> tuple[list[float], list[float], list[bool]]:
+    """Latest starts, longest paths to the end, and who is launched (or prepares a launch) by its latest start."""
+    nodes, successors = problem.nodes, problem.successors
+    due, tail = [0.0] * len(nodes), [0.0] * len(nodes)
+    launch = [math.inf] * len(nodes)  # the latest start of a launch that the node is or prepares
+    cheap = CHEAP * end
     stream_due: dict[str | None, float] = {}  # the latest start of what follows on the group's stream
     for v in reversed(order):
-        node = nodes[v]
+        node, us = nodes[v], compute[v]
         if node.kind is Kind.COLLECTIVE:
-            needed, path = stream_due.get(node.group, done), 0.0
+            needed, path = stream_due.get(node.group, end), 0.0
             for w in successors[v]:
                 if nodes[w].collective == v:
                     needed = min(needed, due[w])
@@ -87,23 +97,23 @@ def keys(problem: Problem, order: Sequence[int]) -> Keys:
             due[v] = stream_due[node.group] = needed - node.time_us
             if frees(problem, v):
                 due[v] = min(due[v], place[v])
+            launch[v] = due[v]
+            continue
+        needed, path, prepared = end, 0.0, math.inf
+        for w in successors[v]:
+            if due[w] < needed:
+                needed = due[w]
+            if tail[w] > path:
+                path = tail[w]
+            if launch[w] < prepared:
+                prepared = launch[w]
+        tail[v] = path + us
+        if node.kind is Kind.WAIT:
+            due[v] = needed
+        elif us > cheap:
+            due[v] = place[v]
+        elif prepared < math.inf:
+            due[v] = launch[v] = prepared - us
         else:
-            us = compute[v]
-            needed, path = done, 0.0
-            launch_us = done
-            for w in successors[v]:
-                if due[w] < needed:
-                    needed = due[w]
-                if nodes[w].kind is Kind.COLLECTIVE or prepares[w]:
-                    launch_us = min(launch_us, due[w])
-                if tail[w] > path:
-                    path = tail[w]
-            tail[v] = path + us
-            if node.kind is Kind.WAIT or us == 0:
-                due[v] = needed
-            else:
-                due[v] = min(place[v], needed - us) if us <= cheap else place[v]
-                if us <= cheap and launch_us < done:
-                    prepares[v] = True
-                    due[v] = launch_us - us
-    return Keys(compute, place, due, tail, prepares, done, max(tail))
+            due[v] = min(place[v], needed - us) if us else needed
+    return due, tail, [launched < math.inf for launched in launch]

@@ -27,14 +27,13 @@ from collections.abc import Iterable
 from sortedcontainers import SortedList
 
 from overlap_sched.completion import THIS_STEP, CompletionProfile
-from overlap_sched.priority import Keys, frees
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.reference import Reference
 
 
 class Ready:
     """The sets above. The keys that are chosen from end in the reference position, which leads back to the node."""
 
-    def __init__(self, problem: Problem, keys: Keys, memory: CompletionProfile) -> None:
+    def __init__(self, reference: Reference, memory: CompletionProfile) -> None:
         """Start empty."""
         self.free: deque[int] = deque()
         self.work: SortedList = SortedList()
@@ -44,19 +43,9 @@ class Ready:
         self.held: SortedList = SortedList()
         self.held_now: SortedList = SortedList()
         self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
-        self._memory, self._keys = memory, keys
-        self._launch = [node.kind is Kind.COLLECTIVE for node in problem.nodes]
-        self.frees = [launch and frees(problem, v) for v, launch in enumerate(self._launch)]
-        self._costs = [
-            launch or us > 0 or (kept > 0 and node.kind is not Kind.WAIT)
-            for launch, us, kept, node in zip(
-                self._launch, keys.compute_us, memory.kept_bytes, problem.nodes, strict=True
-            )
-        ]
-        self._hoisted = [
-            launch or due < place or prep
-            for launch, due, place, prep in zip(self._launch, keys.due_us, keys.place_us, keys.prepares, strict=True)
-        ]
+        self.frees = reference.frees
+        self._memory, self._keys = memory, reference.keys
+        self._launch, self._costs, self._hoisted = reference.launches, reference.costs, reference.keys.hoisted
 
     def add(self, v: int) -> None:
         """Node v is ready (a wait: and what it waits for is finished)."""

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from sortedcontainers import SortedList
 
 from overlap_sched.completion import THIS_STEP, CompletionProfile
-from overlap_sched.priority import Keys, keys
-from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem import Kind, Order
 from overlap_sched.ready import Ready
+from overlap_sched.reference import Reference
 from overlap_sched.result import Reason, Work
 from overlap_sched.streams import Streams
 
@@ -44,7 +44,6 @@ class Run:
         order: The order, within the budget by construction.
         step_us: Its step time, as simulated.
         peak_bytes: Its peak, as tracked.
-        tail_us: How long the step goes on after the last compute.
         longest_us: The longest path of the graph, communication included: no order is shorter.
         reasons: Per collective, why it was launched where it was.
         refusals: Per collective that the budget ever refused, the first time: (bytes above, node at whose step).
@@ -54,7 +53,6 @@ class Run:
     order: Order
     step_us: float
     peak_bytes: int
-    tail_us: float
     longest_us: float
     reasons: dict[int, Reason]
     refusals: dict[int, tuple[int, int]]
@@ -62,30 +60,33 @@ class Run:
 
 
 def list_schedule(
-    problem: Problem,
-    reference: Sequence[int],
+    reference: Reference,
     limit: npt.NDArray[np.int64],
     policy: Policy,
     chains: Sequence[tuple[int, int]] = (),
-) -> Run:
+    beat_us: float = math.inf,
+) -> Run | Work:
     """Schedule once.
 
     Args:
-        problem: What to schedule.
         reference: A valid order within the budget: the fallback at every step.
         limit: Budget in bytes, a scalar or one value per position.
         policy: See :class:`Policy`.
         chains: Extra pairs (before, after) that the order must keep, and that the reference keeps.
+        beat_us: A step that has been reached already: a run that will be longer is given up.
+
+    Returns:
+        The run; of one that was given up only what it took.
     """
-    state = _State(problem, reference, limit, policy, chains)
-    while len(state.done) < len(reference):
+    state = _State(reference, limit, policy, chains)
+    while len(state.done) < len(reference.order):
         v, reason = state.choose()
         state.run(v, reason)
-    memory, ready = state.memory, state.ready
+        if state.clock_us + state.keys.total_us - state.computed_us > beat_us:
+            return state.work()
     step_us = max([state.clock_us, *state.streams.free_us.values()])
-    work = Work(1, ready.rescored, memory.updates)
-    made = (tuple(state.done), step_us, memory.peak_bytes, step_us - state.compute_end_us, state.keys.longest_us)
-    return Run(*made, state.reasons, state.refusals, work)
+    made = (tuple(state.done), step_us, state.memory.peak_bytes, state.keys.longest_us)
+    return Run(*made, state.reasons, state.refusals, state.work())
 
 
 class _State:
@@ -93,23 +94,23 @@ class _State:
 
     def __init__(
         self,
-        problem: Problem,
-        reference: Sequence[int],
+        reference: Reference,
         limit: npt.NDArray[np.int64],
         policy: Policy,
         chains: Sequence[tuple[int, int]],
     ) -> None:
+        problem = reference.problem
         self.nodes = problem.nodes
         self.successors: list[tuple[int, ...]] | tuple[tuple[int, ...], ...] = problem.successors
-        self.keys: Keys = keys(problem, reference)
-        self.memory = CompletionProfile(problem, reference, limit)
-        self.ready = Ready(problem, self.keys, self.memory)
+        self.keys = reference.keys
+        self.memory = CompletionProfile(reference, limit)
+        self.ready = Ready(reference, self.memory)
         self.lead_us = policy.lead * self.keys.total_us
         self.slack_us = policy.slack * self.keys.total_us
         self.done: list[int] = []
-        self.clock_us = self.compute_end_us = 0.0
+        self.clock_us = 0.0
         self.computed_us = 0.0  # compute done so far: the clock without the stalls
-        self.streams = Streams(problem, self.keys, self.memory.has_run)
+        self.streams = Streams(reference, self.memory.has_run)
         self.reasons: dict[int, Reason] = {}
         self.refusals: dict[int, tuple[int, int]] = {}
         self.blockers = [len(before) for before in problem.predecessors]
@@ -118,9 +119,13 @@ class _State:
             for u, v in chains:
                 self.successors[u] = (*self.successors[u], v)
                 self.blockers[v] += 1
-        for v in reference:
+        for v in reference.order:
             if self.blockers[v] == 0:
                 self._add(v)
+
+    def work(self) -> Work:
+        """What it took so far."""
+        return Work(1, self.ready.rescored, self.memory.updates, self.streams.looked)
 
     def choose(self) -> tuple[int, Reason]:
         """The next node, by the first rule that finds one; of several, the most urgent that the budget admits."""
@@ -224,8 +229,6 @@ class _State:
         else:
             self.clock_us += node.time_us
             self.computed_us += node.time_us
-            if node.time_us:
-                self.compute_end_us = self.clock_us
         lowered = self.memory.run(v)
         if ready.flying:
             ready.land(self.clock_us)

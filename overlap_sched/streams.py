@@ -16,8 +16,8 @@ while v is on the stream, and would be late behind it, by more than v would be b
 from collections.abc import Sequence
 from itertools import islice
 
-from overlap_sched.priority import Keys
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Kind
+from overlap_sched.reference import Reference
 
 _LOOK = 4
 """How many of the next collectives of its group are looked at before a launch."""
@@ -33,17 +33,14 @@ class Streams:
         looked: Nodes visited by :meth:`in_the_way`: the work done, for tests and benchmarks.
     """
 
-    def __init__(self, problem: Problem, keys: Keys, has_run: Sequence[bool]) -> None:
+    def __init__(self, reference: Reference, has_run: Sequence[bool]) -> None:
         """Nothing launched; ``has_run``: per node id, kept up to date by its owner."""
         self.finish_us: dict[int, float] = {}
         self.free_us: dict[str | None, float] = {}
         self.looked = 0
-        self._nodes, self._before = problem.nodes, problem.predecessors
-        self._tail_us, self._has_run = keys.tail_us, has_run
-        self._coming: dict[str | None, list[int]] = {}  # per group, by latest start
-        for v in sorted(problem.collectives, key=lambda v: keys.due_us[v]):
-            self._coming.setdefault(self._nodes[v].group, []).append(v)
-        self._open = dict.fromkeys(self._coming, 0)  # the first of them that has not been launched
+        self._nodes, self._before = reference.problem.nodes, reference.problem.predecessors
+        self._tail_us, self._coming, self._has_run = reference.keys.tail_us, reference.coming, has_run
+        self._open = dict.fromkeys(self._coming, 0)  # per group, the first that has not been launched
 
     def launch(self, v: int, clock_us: float) -> None:
         """Collective v is launched now."""

@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.completion import GONE, CompletionProfile, reference_profile
+from overlap_sched.completion import GONE, CompletionProfile
 from overlap_sched.liveness import memory_profile
 from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.reference import Reference
 from tests.graphs import problems
 from tests.oracle import random_order, rules
 
@@ -17,7 +18,7 @@ MIB = 2**20
 
 def check(memory: CompletionProfile, done: list[int]) -> None:
     """All invariants: the open positions equal the profile of `done` followed by the rest in reference order."""
-    problem = memory.problem
+    problem = memory.reference.problem
     rest = [v for v in memory.order if v not in set(done)]
     profile = memory_profile(problem, [*done, *rest])
     for k, v in enumerate(rest):
@@ -36,7 +37,7 @@ def test_profile_equals_recomputation_and_admission_is_exact(
     reference = random_order(problem, seed)
     profile = memory_profile(problem, reference)
     limit = np.array(profile if positional else max(profile), dtype=np.int64) + headroom
-    memory = CompletionProfile(problem, reference, limit)
+    memory = CompletionProfile(Reference(problem, reference), limit)
     assert list(memory.profile) == profile
     before, done, draw = rules(problem), [], random.Random(seed)
     while len(done) < len(reference):
@@ -90,12 +91,12 @@ def end_bytes(problem: Problem) -> int:
 
 
 def test_reference_profile_of_the_example() -> None:
-    profile = reference_profile(EXAMPLE, EXAMPLE.original_order)
+    profile = Reference(EXAMPLE, EXAMPLE.original_order).profile
     assert [int(b) // MIB for b in profile] == [5, 5, 13, 13, 17, 21, 21, 14, 14, 6]
 
 
 def test_a_refusal_names_bytes_and_place() -> None:
-    memory = CompletionProfile(EXAMPLE, EXAMPLE.original_order, np.array(21 * MIB))
+    memory = CompletionProfile(Reference(EXAMPLE, EXAMPLE.original_order), np.array(21 * MIB))
     for v in (0, 1, 2, 4):
         assert memory.admits(v)
         memory.run(v)

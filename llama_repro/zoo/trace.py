@@ -5,6 +5,7 @@ one per parameter (``p.add_(g, alpha=-lr)``). Parameters and the batch are input
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,19 +28,22 @@ def loss_of(model: nn.Module, tensors: Mapping[str, Tensor], batch: Sequence[Ten
     return nn.functional.cross_entropy(logits, batch[-1])
 
 
-def trace_step(model: nn.Module, batch: Sequence[Tensor], loss: Loss = loss_of) -> fx.GraphModule:
+def trace_step(model: nn.Module, batch: Sequence[Tensor], loss: Loss = loss_of, update: bool = True) -> fx.GraphModule:
     """The graph of one step.
 
     Args:
         model: In training mode; its parameters may be on the meta device: only their shapes are read.
         batch: What ``loss`` takes; only shapes and types are read.
         loss: See :data:`Loss`.
+        update: With SGD; else the gradients are returned, and stay.
     """
 
-    def step(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+    def step(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> Any:
         value = loss(model, {**parameters, **buffers}, inputs)
         names = list(parameters)
         gradients = torch.autograd.grad(value, [parameters[name] for name in names], allow_unused=True)
+        if not update:
+            return value, gradients
         with torch.no_grad():
             for name, gradient in zip(names, gradients, strict=True):
                 if gradient is not None:
@@ -59,9 +63,11 @@ def _fake(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def step_problem(name: str, model: nn.Module, batch: Sequence[Tensor], loss: Loss = loss_of) -> Problem:
+def step_problem(
+    name: str, model: nn.Module, batch: Sequence[Tensor], loss: Loss = loss_of, update: bool = True
+) -> Problem:
     """The step as a problem, in the ``runtime`` memory model."""
-    return lift(trace_step(model, batch, loss), name=name).problem
+    return lift(trace_step(model, batch, loss, update), name=name).problem
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -1,0 +1,152 @@
+"""Measure one graph for the memory tables."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from overlap_sched.liveness import peak_memory
+from overlap_sched.memory.addresses import plan_addresses
+from overlap_sched.memory.base import relisted
+from overlap_sched.memory.best import ORDERS, best_order
+from overlap_sched.memory.caching_allocator import replay_allocator
+from overlap_sched.memory.flow import flow_of, lead_with_inputs
+from overlap_sched.options import Options
+from overlap_sched.problem import Problem
+from overlap_sched.schedule import schedule
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ZooRow:
+    """One graph; bytes, seconds; peaks in the ``runtime`` model, all simulated.
+
+    Attributes:
+        model: Its name. batch: the batch size. update: whether the step ends with SGD.
+        nodes: Of the graph.
+        original_bytes: Peak of the order as traced. lpmf_bytes, bfs_bytes, dfs_bytes: of torch's three orders.
+        peak_bytes: Of ours. bound_bytes: no order's peak is lower. found_by: what found ours.
+        arena_bytes: One arena for our order, aligned to 512 bytes. fragmentation: the part of it above the peak.
+        original_reserved_bytes, reserved_bytes: What torch's allocator reserves for the original order and for ours.
+        order_s, addresses_s: Wall clock of both searches.
+    """
+
+    model: str
+    batch: int
+    update: bool
+    nodes: int
+    original_bytes: int
+    lpmf_bytes: int
+    bfs_bytes: int
+    dfs_bytes: int
+    peak_bytes: int
+    bound_bytes: int
+    found_by: str
+    arena_bytes: int
+    fragmentation: float
+    original_reserved_bytes: int
+    reserved_bytes: int
+    order_s: float
+    addresses_s: float
+
+    @property
+    def saved_percent(self) -> float:
+        """Of the original peak."""
+        return 100 * (1 - self.peak_bytes / self.original_bytes)
+
+    @property
+    def gap_percent(self) -> float:
+        """How far ours is above the bound at most."""
+        return 100 * (self.peak_bytes / self.bound_bytes - 1)
+
+
+def zoo_row(model: str, batch: int, update: bool, problem: Problem) -> ZooRow:
+    """All figures of one step."""
+    flow = flow_of(problem)
+    torch_peaks = {
+        name: peak_memory(problem, lead_with_inputs(flow, ORDERS[name](flow)))[0] for name in ("lpmf", "bfs", "dfs")
+    }
+    plan, order_s = timed(lambda: best_order(problem))
+    addresses, addresses_s = timed(lambda: plan_addresses(problem, plan.order))
+    return ZooRow(
+        model=model,
+        batch=batch,
+        update=update,
+        nodes=len(problem.nodes),
+        original_bytes=plan.original_bytes,
+        lpmf_bytes=torch_peaks["lpmf"],
+        bfs_bytes=torch_peaks["bfs"],
+        dfs_bytes=torch_peaks["dfs"],
+        peak_bytes=plan.peak_bytes,
+        bound_bytes=plan.bound_bytes,
+        found_by=plan.found_by,
+        arena_bytes=addresses.arena_bytes,
+        fragmentation=addresses.fragmentation,
+        original_reserved_bytes=replay_allocator(problem, problem.original_order).reserved_bytes,
+        reserved_bytes=replay_allocator(problem, plan.order).reserved_bytes,
+        order_s=order_s,
+        addresses_s=addresses_s,
+    )
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """A graph with collectives: its lowest peak, and what overlap costs or gains from there; simulated.
+
+    Attributes:
+        graph: Its name. nodes: how many.
+        original_bytes, peak_bytes, bound_bytes, found_by, order_s: As in :class:`ZooRow`.
+        original_us: Step of the original order.
+        step_us: Step scheduled from the original order, within its peak. scheduled_bytes: the peak then.
+        base_step_us: Step scheduled from the order with the lowest peak, within the original's peak.
+        base_bytes: The peak then.
+        tight_step_us: The same, within the lowest peak.
+    """
+
+    graph: str
+    nodes: int
+    original_bytes: int
+    peak_bytes: int
+    bound_bytes: int
+    found_by: str
+    order_s: float
+    original_us: float
+    step_us: float
+    scheduled_bytes: int
+    base_step_us: float
+    base_bytes: int
+    tight_step_us: float
+
+
+def collective_row(problem: Problem) -> CollectiveRow:
+    """All figures of one graph; launch orders as free as the scheduler's own default leaves them."""
+    plan, order_s = timed(lambda: best_order(problem, "none"))
+    model = problem.memory_model
+    plain = schedule(problem, Options(memory_model=model))
+    base = relisted(problem, plan.order).problem
+    room = plan.original_bytes - plan.peak_bytes
+    loose = schedule(base, Options(memory_model=model, headroom=room))
+    tight = schedule(base, Options(memory_model=model))
+    return CollectiveRow(
+        graph=problem.name,
+        nodes=len(problem.nodes),
+        original_bytes=plan.original_bytes,
+        peak_bytes=plan.peak_bytes,
+        bound_bytes=plan.bound_bytes,
+        found_by=plan.found_by,
+        order_s=order_s,
+        original_us=plain.original.step_us,
+        step_us=plain.scheduled.step_us,
+        scheduled_bytes=plain.scheduled.peak_bytes,
+        base_step_us=loose.scheduled.step_us,
+        base_bytes=loose.scheduled.peak_bytes,
+        tight_step_us=tight.scheduled.step_us,
+    )
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What the work returns, and the seconds that it took."""
+    began = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - began

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""The memory tables of docs/memory.md: whole training steps traced without a GPU, ordered, placed, and replayed.
+
+    scripts/memory_zoo.py                       every model (torchvision and transformers: pip install them first)
+    scripts/memory_zoo.py AlexNet BERT          only models whose names contain one of these
+    scripts/memory_zoo.py --collectives         the graphs in scripts/instances instead: lowest peak, bound, overlap
+    scripts/memory_zoo.py --solvers             CP-SAT beside HiGHS on windows of a few models
+    ... --json record.json                      also a dated record with hardware and versions
+
+All peaks and steps are simulated; seconds are wall clock on this machine. Exit status 1 where an order is above the
+original peak, or a model has not the parameters that it should have.
+"""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from llama_repro.bench.record import machine
+from llama_repro.zoo import tables
+from llama_repro.zoo.models import ENTRIES, Entry
+from llama_repro.zoo.published import TORCH_RATIOS
+from llama_repro.zoo.rows import CollectiveRow, ZooRow, collective_row, zoo_row
+from llama_repro.zoo.solver_rows import SolverRow, solver_rows
+from llama_repro.zoo.trace import parameter_count, step_problem
+from overlap_sched.problem_file import read_problem
+from overlap_sched.report.files import write_file
+
+INSTANCES = Path(__file__).resolve().parent / "instances"
+PACKAGES = ("torch", "torchvision", "transformers", "numpy", "ortools")
+SOLVER_MODELS, SOLVER_LENGTHS, SOLVER_SECONDS = ("AlexNet", "ResNet18", "MNASNet", "ViT-B/16"), (12, 24, 48), 30.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="only models whose names contain one of these")
+    parser.add_argument("--collectives", action="store_true", help="the graphs with collectives instead")
+    parser.add_argument("--solvers", action="store_true", help="CP-SAT beside HiGHS instead")
+    parser.add_argument("--json", metavar="PATH", help="write a record")
+    options = parser.parse_args(arguments)
+    rows: list[Any] = []
+    if options.collectives:
+        rows = [collective_row(read_problem(path)) for path in sorted(INSTANCES.glob("*.json.gz"))]
+        shown, broken = tables.collective_table(rows), [row.graph for row in rows if _above(row)]
+    elif options.solvers:
+        rows = list(_solver_rows())
+        shown, broken = tables.solver_table(rows), []
+    else:
+        broken = []
+        for entry in ENTRIES:
+            if not options.models or any(part in entry.name for part in options.models):
+                rows += _zoo_rows(entry, broken)
+        shown = "\n\n".join((tables.zoo_table(rows), tables.averages(rows), tables.torch_table(rows)))
+    print(shown)
+    if options.json:
+        write_file(options.json, (json.dumps(_record(rows, arguments), indent=1) + "\n").encode())
+    for name in broken:
+        print(f"BROKEN: {name}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _zoo_rows(entry: Entry, broken: list[str]) -> Iterator[ZooRow]:
+    """All rows of a model; none, with a note, where its library is missing."""
+    try:
+        model = entry.build()
+    except ModuleNotFoundError as error:
+        print(f"{entry.name} is left out: it needs {error.name} (pip install {entry.library})", file=sys.stderr)
+        return
+    if parameter_count(model) != entry.parameters:
+        broken.append(f"{entry.name} has {parameter_count(model):,} parameters, not {entry.parameters:,}")
+    for batch in entry.batches:
+        for update in (True, False) if (entry.name, batch) in TORCH_RATIOS else (True,):
+            print(f"{entry.name}, batch {batch}", file=sys.stderr, flush=True)
+            row = zoo_row(
+                entry.name, batch, update, step_problem(entry.name, model, entry.batch(batch), entry.loss, update)
+            )
+            if _above(row):
+                broken.append(f"{entry.name}, batch {batch}: above the original peak")
+            yield row
+
+
+def _solver_rows() -> Iterator[SolverRow]:
+    for entry in ENTRIES:
+        if entry.name in SOLVER_MODELS:
+            problem = step_problem(entry.name, entry.build(), entry.batch(1), entry.loss)
+            yield from solver_rows(problem, SOLVER_LENGTHS, SOLVER_SECONDS)
+
+
+def _above(row: ZooRow | CollectiveRow) -> bool:
+    return row.peak_bytes > row.original_bytes
+
+
+def _record(rows: Sequence[Any], arguments: Sequence[str] | None) -> dict[str, Any]:
+    return {
+        "date": date.today().isoformat(),
+        "command": " ".join(["scripts/memory_zoo.py", *(sys.argv[1:] if arguments is None else arguments)]),
+        "machine": machine(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,7 +29,7 @@ _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", _ATTENTION, _ATTENTION + "_b
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 """As c10::DeviceType counts them; of ``[memory]`` events."""
 
-_SETTLE_S = 2e-3
+_SETTLE_S = 1e-2
 
 Event = Mapping[str, Any]
 

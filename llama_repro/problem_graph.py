@@ -136,7 +136,21 @@ class _Rebuild:
             return self.graph.call_function(_C10D.wait_tensor.default, tuple(arguments))
         if inputs and self.problem.nodes[inputs[0]].kind is Kind.COLLECTIVE and len(inputs) == 1:
             return self.graph.call_function(operator.getitem, (arguments[0], 0))  # one part of a coalesced collective
-        return self.graph.call_function(_opaque(node.op, node.flops), (arguments,))
+        tensors = [part for u in inputs for part in self.parts(u)]
+        return self.graph.call_function(_opaque(node.op, node.flops), (tensors,))
+
+    def parts(self, u: int) -> list[fx.Node]:
+        """What stands for node u among the inputs of an opaque operator, which takes tensors.
+
+        A compute node may stand for several storages (one result of several, that aliases them all).
+        """
+        made, values = self.made[u], self.made[u].meta.get("val")
+        if self.problem.nodes[u].kind is not Kind.COMPUTE or not isinstance(values, tuple):
+            return [made]
+        parts = [self.graph.call_function(operator.getitem, (made, k)) for k in range(len(values))]
+        for part, value in zip(parts, values, strict=True):
+            part.meta["val"] = value
+        return parts
 
     def make_collective(self, v: int, arguments: list[fx.Node]) -> fx.Node:
         """A collective takes one tensor: several inputs go through a node that joins them."""

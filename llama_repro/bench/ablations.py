@@ -20,9 +20,10 @@ class Ablation:
     """One idea.
 
     Attributes:
-        name: For the table, behind ``without``: second runs (one run only); lead (collectives at their latest start);
-            slack (the critical path at its latest start); critical path first (reference order, whatever is late);
-            letting urgent launches go first (a launch never makes way); moving what prepares launches (casts stay).
+        name: For the table, behind ``without``: second runs (one run only); beam search (of small graphs); lead
+            (collectives at their latest start); slack (the critical path at its latest start); critical path first
+            (reference order, whatever is late); letting urgent launches go first (a launch never makes way); moving
+            what prepares launches (casts stay).
         switches: What is set, by its full name.
         policy: What becomes of every policy.
         effort: How much is tried; ``None``: as asked.
@@ -36,6 +37,7 @@ class Ablation:
 
 ABLATIONS = (
     Ablation("second runs", (("overlap_sched.improve.MOST_RUNS", 1),), effort=1),
+    Ablation("beam search", (("overlap_sched.improve.LOOKS", 0),)),
     Ablation("lead", policy=lambda policy: replace(policy, lead=0.0)),
     Ablation("slack", policy=lambda policy: replace(policy, slack=0.0)),
     Ablation("critical path first", (("overlap_sched.run._State._late", lambda state, step, end_us: None),)),

@@ -55,6 +55,23 @@ def test_collectives_with_several_inputs_and_parts_are_rebuilt():
     assert sorted(rebuilt.node_ids.values()) == list(range(len(nodes)))
 
 
+def test_a_result_that_stands_for_several_storages_is_taken_apart_for_opaque_operators():
+    nodes = (
+        Node("x", Kind.INPUT, alloc=(0,)),
+        Node("pair", Kind.COMPUTE, (0,), (1, 2), (0,), 5.0, "pair", flops=1),
+        Node("second", Kind.COMPUTE, (1,), (), (1, 2), op="getitem"),
+        Node("both", Kind.COMPUTE, (2,), (3,), (1, 2), 5.0, "both", flops=1),
+        Node("output", Kind.OUTPUT, (3,), (), (3,)),
+    )
+    problem = Problem("pair", nodes, (Storage(64), Storage(32), Storage(16), Storage(8)), {})
+    rebuilt = problem_to_graph(problem)
+    ids = {v: node for node, v in rebuilt.node_ids.items()}
+    (inputs,) = ids[3].args
+    assert [node.meta["val"].nbytes for node in inputs] == [32, 16]
+    assert all(node.args[0] is ids[2] for node in inputs)
+    assert len(rebuilt.node_ids) == len(nodes)
+
+
 @needs_pass
 def test_torchs_order_is_a_valid_order_of_the_problem(tiny):
     problem = tiny.problems["tracker"]

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -21,7 +22,7 @@ from llama_repro.training.checkpoint import resume, save
 from llama_repro.training.measure import Profiled, profiled
 from llama_repro.training.outcome import Outcome
 from llama_repro.training.schedulers import scheduling
-from llama_repro.training.slow_network import NoLink, slow_network, with_slow_links
+from llama_repro.training.slow_network import NoLink, Traffic, slow_network, with_slow_links
 from llama_repro.training.trainer import DTYPES, Trainer, identity, make_trainer
 from llama_repro.training.world import World, world_of
 from overlap_sched.cost import Roofline
@@ -83,23 +84,13 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
     overlap_sched.clear_reports()
     metrics.reset()
     on_gpu = world.device.type == "cuda"
-    losses, times, passed = [], [], []
     seen: Profiled | None = None
     with (
         slow_network(model) if arguments.slow_network is not None and model else nullcontext() as traffic,
         scheduling(arguments.scheduler, arguments.options, model, on_gpu=on_gpu, predict=arguments.predict),
         _shown(first, arguments.steps, console) as show,
     ):
-        for number in range(first, arguments.steps):
-            began = time.perf_counter()
-            losses.append(trainer.step(number))
-            synchronize(world.device)
-            times.append(time.perf_counter() - began)
-            if traffic is not None:
-                passed.append(traffic.taken())
-            show(number + 1, losses[-1], times[-1])
-            if arguments.checkpoint is not None and _due(number + 1, arguments):
-                save(arguments.checkpoint, number + 1, config, trainer.model, trainer.optimizer)
+        done = [_step(number, arguments, trainer, traffic, show) for number in range(first, arguments.steps)]
         weights = trainer.digests()
         static = trainer.static_bytes()
         if arguments.measure:
@@ -108,15 +99,39 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
     peak = torch.cuda.max_memory_allocated(world.device) if on_gpu else static + seen.growth_bytes if seen else None
     return Outcome(
         first_step=first,
-        losses=tuple(losses),
-        step_s=tuple(times),
-        traffic_us=tuple(passed),
+        losses=tuple(step.loss for step in done),
+        step_s=tuple(step.step_s for step in done),
+        traffic_us=tuple(step.traffic_us for step in done if step.traffic_us is not None),
         peak_bytes=peak,
         kernels=metrics.generated_kernel_count,
         weights=tuple(weights),
         profiled=seen,
         reports=overlap_sched.reports(),
     )
+
+
+class _Step(NamedTuple):
+    loss: float
+    step_s: float
+    traffic_us: tuple[float, float, float] | None
+
+
+def _step(
+    number: int,
+    arguments: Arguments,
+    trainer: Trainer,
+    traffic: Traffic | None,
+    show: Callable[[int, float, float], None],
+) -> _Step:
+    """One step, timed and shown; saved where that is due."""
+    began = time.perf_counter()
+    loss = trainer.step(number)
+    synchronize(trainer.world.device)
+    step_s = time.perf_counter() - began
+    show(number + 1, loss, step_s)
+    if arguments.checkpoint is not None and _due(number + 1, arguments):
+        save(arguments.checkpoint, number + 1, identity(arguments, trainer), trainer.model, trainer.optimizer)
+    return _Step(loss, step_s, None if traffic is None else traffic.taken())
 
 
 def _due(done: int, arguments: Arguments) -> bool:

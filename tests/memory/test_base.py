@@ -12,9 +12,11 @@ from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.replay import replay
 from overlap_sched.validate import violation
 from tests.graphs import problems
+from tests.memory import RELAXED
 from tests.oracle import random_order
 
 
+@RELAXED
 @given(problems(max_steps=20), st.integers(0, 1000), st.integers(0, 1000))
 def test_orders_mean_the_same(problem: Problem, first: int, second: int) -> None:
     other = relisted(problem, random_order(problem, first))
@@ -26,6 +28,7 @@ def test_orders_mean_the_same(problem: Problem, first: int, second: int) -> None
     assert problem.names(back) == other.problem.names(tuple(order))
 
 
+@RELAXED
 @given(problems(max_steps=20), st.sampled_from(("none", "group", "all")))
 def test_base_is_the_memory_order(problem: Problem, preserve: str) -> None:
     options = Options(preserve_collective_order=preserve, memory_model=problem.memory_model)  # type: ignore[arg-type]

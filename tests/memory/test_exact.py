@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from overlap_sched.errors import InfeasibleLimitError, MissingExtraError, NoSolutionError, OptionsError
@@ -17,6 +17,7 @@ from overlap_sched.memory.repair import judged
 from overlap_sched.memory.solvers import Solver, solve
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from tests.graphs import problems
+from tests.memory import RELAXED, SMALL
 from tests.memory.test_orders import allowed, chain_with_updates, lowest_peak
 from tests.oracle import peak_by_definition
 
@@ -30,7 +31,7 @@ def small_sizes(problem: Problem) -> Problem:
 
 
 @ortools
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(SMALL, max_examples=40)
 @given(problems(max_steps=5).map(small_sizes), SOLVERS)
 def test_program_of_the_whole_graph_is_exact(problem: Problem, solver: Solver) -> None:
     flow = flow_of(problem)
@@ -48,6 +49,7 @@ def test_program_of_the_whole_graph_is_exact(problem: Problem, solver: Solver) -
     assert solved.bound * unit <= lowest
 
 
+@RELAXED
 @given(problems(max_steps=16), st.integers(0, 6), st.integers(1, 8))
 def test_hints_are_the_order_so_far(problem: Problem, begin: int, length: int) -> None:
     """The program's own reckoning of a window, at the hinted values, is that of the judge."""

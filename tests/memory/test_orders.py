@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
@@ -21,6 +21,7 @@ from overlap_sched.options import Preserve
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.validate import violation
 from tests.graphs import problems
+from tests.memory import RELAXED, SMALL
 from tests.oracle import all_orders, peak_by_definition, random_order
 
 PRESERVES = st.sampled_from(("none", "group", "all"))
@@ -48,12 +49,14 @@ def lowest_peak(problem: Problem, preserve: Preserve) -> int:
     return min(max(peak_by_definition(problem, order)) for order in few_orders(problem, preserve))
 
 
+@RELAXED
 @given(problems(max_steps=20), st.sampled_from(sorted(ORDERS)), PRESERVES)
 def test_simple_orders_are_valid(problem: Problem, name: str, preserve: Preserve) -> None:
     flow = flow_of(problem, preserve)
     assert allowed(problem, list(lead_with_inputs(flow, ORDERS[name](flow))), preserve)
 
 
+@RELAXED
 @given(problems(max_steps=20), PRESERVES, st.integers(0, 2))
 def test_best_is_valid_and_never_above_the_original(problem: Problem, preserve: Preserve, effort: int) -> None:
     plan = best_order(problem, preserve, effort)
@@ -66,7 +69,7 @@ def test_best_is_valid_and_never_above_the_original(problem: Problem, preserve: 
         assert plan.order == problem.original_order
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@SMALL
 @given(problems(max_steps=5), PRESERVES)
 def test_small_graphs_are_solved_and_proven(problem: Problem, preserve: Preserve) -> None:
     lowest = lowest_peak(problem, preserve)
@@ -75,7 +78,7 @@ def test_small_graphs_are_solved_and_proven(problem: Problem, preserve: Preserve
     assert plan.optimal
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@SMALL
 @given(problems(max_steps=5), st.booleans(), st.integers(-2, 2))
 def test_search_of_the_whole_graph_is_exact(problem: Problem, backward: bool, above: int) -> None:
     flow = flow_of(problem, "none")
@@ -94,7 +97,7 @@ def test_search_of_the_whole_graph_is_exact(problem: Problem, backward: bool, ab
         assert lowest + above < found.refused_bytes <= lowest
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@SMALL
 @given(problems(max_steps=5))
 def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
     orders = few_orders(problem)
@@ -110,6 +113,7 @@ def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
     assert floor_bytes(flow) <= min(max(profile.values()) for profile in profiles)
 
 
+@RELAXED
 @given(problems(max_steps=20), st.integers(0, 1000))
 def test_walks_know_what_each_step_costs(problem: Problem, seed: int) -> None:
     flow = flow_of(problem, "none")
@@ -126,6 +130,7 @@ def test_walks_know_what_each_step_costs(problem: Problem, seed: int) -> None:
             walk.run(v)
 
 
+@RELAXED
 @given(problems(max_steps=20))
 def test_lpmf_picks_what_torch_would(problem: Problem) -> None:
     """Every pick has the least key among all ready nodes, as torch compares them."""
@@ -235,3 +240,25 @@ def test_flow_sorts_storages() -> None:
     assert flow.given == (1,)  # x, given up by the caller
     assert flow.kept == ()
     assert flow.rest == tuple(range(2, 10))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_climb_that_ends_higher_is_a_choice_not_a_free_move(backward: bool) -> None:
+    """Whoever runs `a` first, which leaves 4 bytes behind, has no room for `b`; backward, it is the other way round."""
+    kind = Kind.COMPUTE
+    nodes = (
+        Node("a1", kind, (), (0,), ()),
+        Node("a2", kind, (0,), (1,), (0,)),
+        Node("b1", kind, (), (2,), ()),
+        Node("b2", kind, (2,), (), (2,)),
+        Node("c1", kind, (1,), (3,), (1,)),
+        Node("d1", kind, (1,), (4,), (1,)),
+        Node("d2", kind, (5,), (), (4,)),
+        Node("out", Kind.OUTPUT, (3, 4, 6), (), (3,)),
+    )
+    problem = Problem("climb", nodes, tuple(Storage(size) for size in (8, 4, 20, 2, 16)))
+    lowest = lowest_peak(problem, "none")
+    flow = flow_of(problem, "none")
+    assert lowest == 20
+    assert search(flow, flow.rest, 0, len(flow.rest), lowest, 10**6, backward).answer == "found"
+    assert search(flow, flow.rest, 0, len(flow.rest), lowest - 1, 10**6, backward).answer == "none"

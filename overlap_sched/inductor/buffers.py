@@ -44,6 +44,7 @@ class Buffers:
         in_place: Per position, storages that it writes over: it is their last reader in any order.
         overwrites: The same as pairs of buffers: what is written over, and by what.
         internal: Buffers that never leave a fused kernel.
+        elements: Per size, stride and offset seen so far, how many elements are allocated.
     """
 
     roots: dict[str, Roots] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Buffers:
     in_place: dict[int, list[str]] = field(default_factory=dict)
     overwrites: list[tuple[str, str]] = field(default_factory=list)
     internal: set[str] = field(default_factory=set)
+    elements: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def of(self, name: str) -> Roots:
         """The storages of a name.
@@ -151,10 +153,13 @@ def _container(node: Any) -> str:
 
 
 def _allocate(b: Buffers, at: int, name: str, node: Any) -> None:
-    elements = V.graph.get_allocation_storage_size(node)
-    b.nbytes[name] = (
-        int(V.graph.sizevars.optimization_hint(elements, fallback=UNBACKED_HINT)) * node.get_dtype().itemsize
-    )
+    graph, layout = V.graph, node.get_layout()
+    key = (*graph.get_allocation_size(node), *layout.stride, layout.offset)
+    elements = b.elements.get(key)
+    if elements is None:  # layers are alike, and torch computes with symbols
+        storage = graph.get_allocation_storage_size(node)
+        elements = b.elements[key] = int(graph.sizevars.optimization_hint(storage, fallback=UNBACKED_HINT))
+    b.nbytes[name] = elements * node.get_dtype().itemsize
     b.roots[name] = (name,)
     b.maker[name] = at
 

@@ -24,6 +24,7 @@ class Flow:
     """The data flow of a graph, per position of its scheduler nodes.
 
     Attributes:
+        launches, waits: Whether a node launches a collective (one that blocks, too), or waits for one.
         kinds: Collective, wait or compute.
         takes: Storages that a node reads.
         writes: Storages that it writes and did not make: mutations, what it writes over, a wait's output.
@@ -36,7 +37,9 @@ class Flow:
     """
 
     def __init__(self, snodes: Sequence[Any], buffers: Buffers, notes: Counter[str]) -> None:
-        self.kinds = [kind_of(snode) for snode in snodes]
+        self.launches = [contains_collective(snode) for snode in snodes]
+        self.waits = [contains_wait(snode) for snode in snodes]
+        self.kinds = [_kind_of(*each) for each in zip(snodes, self.launches, self.waits, strict=True)]
         self.takes: list[tuple[str, ...]] = []
         self.writes: list[tuple[str, ...]] = []
         self.uses: list[tuple[str, ...]] = []
@@ -65,10 +68,11 @@ class Flow:
 
     def _read(self, at: int, snode: Any, buffers: Buffers) -> None:
         takes: list[str] = []
+        removed = V.graph.removed_buffers
         for dep in snode.read_writes.reads:
             if isinstance(dep, WeakDep) and dep.is_fake:
                 continue
-            roots = () if dep.name in V.graph.removed_buffers else buffers.of(dep.name)
+            roots = () if dep.name in removed else buffers.of(dep.name)
             takes += roots
             if dep.name in buffers.inputs and not is_nonfreeable_buffers(dep):
                 self.freeable.update(roots)
@@ -91,13 +95,12 @@ class Flow:
             self.uses[at] = _distinct([*self.uses[at], *self.uses[launch]])
 
 
-def kind_of(snode: Any) -> Kind:
+def _kind_of(snode: Any, launches: bool, waits: bool) -> Kind:
     """What a scheduler node is.
 
     Raises:
         NotUnderstoodError: Several nodes were grouped, and communication is among them.
     """
-    launches, waits = contains_collective(snode), contains_wait(snode)
     if isinstance(snode, GroupedSchedulerNode) and (launches or waits):
         raise NotUnderstoodError(
             f"{snode.get_name()!r} groups communication with other nodes (by another pass, which put them there). "

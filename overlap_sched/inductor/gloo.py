@@ -12,7 +12,7 @@ inside runs as it always did once it is off: leave it on for as long as graphs w
 
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,38 +21,43 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 _FUNCTIONAL = torch.ops._c10d_functional
-_depth = 0
+_holders: set[object] = set()
 _library: Any = None
 
 
 @contextmanager
 def safe_gathers() -> Iterator[None]:
     """Route functional all_gathers of CPU tensors over gloo through the ``_out`` variant; may be nested."""
-    global _depth, _library
-    if _depth == 0:
-        _library = kernel()
-    _depth += 1
+    holder = object()
+    _hold(holder)
     try:
         yield
     finally:
-        _depth -= 1
-        if _depth == 0:
-            _library._destroy()
-            _library = None
+        release(holder)
 
 
 def safe_gathers_with(owner: object) -> None:
     """The same for as long as an object lives: the pass that a compiled function holds, say."""
-    stack = ExitStack()
-    stack.enter_context(safe_gathers())
-    weakref.finalize(owner, stack.close).atexit = False
+    holder = object()
+    _hold(holder)
+    weakref.finalize(owner, release, holder).atexit = False
 
 
-def kernel() -> Any:
-    """Registers ours; gone when it is destroyed."""
-    library = torch.library.Library("_c10d_functional", "IMPL")
-    library.impl("all_gather_into_tensor", _gather, "CPU")
-    return library
+def _hold(holder: object) -> None:
+    global _library
+    _holders.add(holder)
+    if _library is None:
+        _library = torch.library.Library("_c10d_functional", "IMPL")
+        _library.impl("all_gather_into_tensor", _gather, "CPU")
+
+
+def release(holder: object) -> None:
+    """One less that wants it; off with the last one."""
+    global _library
+    _holders.discard(holder)
+    if _library is not None and not _holders:
+        _library._destroy()
+        _library = None
 
 
 def _gather(input: Tensor, group_size: int, group_name: Any) -> Tensor:

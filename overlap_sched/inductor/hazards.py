@@ -16,14 +16,14 @@ from overlap_sched.fx.hazards import chained
 from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.buffers import Buffers
 from overlap_sched.inductor.costs import KernelCosts
-from overlap_sched.inductor.private import V, WeakDep, contains_collective, contains_wait, members
+from overlap_sched.inductor.flow import Flow
+from overlap_sched.inductor.private import V, WeakDep, members
 
 
 def dependencies(
     snodes: Sequence[Any],
     buffers: Buffers,
-    takes: Sequence[Sequence[str]],
-    writes: Sequence[Sequence[str]],
+    flow: Flow,
     reading: Reading,
     costs: KernelCosts,
     notes: Counter[str],
@@ -33,8 +33,7 @@ def dependencies(
     Args:
         snodes: In the order in which they would run.
         buffers: Theirs.
-        takes: Per node, the storages that it reads.
-        writes: Per node, those that it writes and did not make.
+        flow: What they are, read and write.
         reading: Of the FX graph.
         costs: Of the same.
         notes: Counts ``comm_order``, ``hazard`` and ``point_to_point``.
@@ -42,19 +41,19 @@ def dependencies(
     Raises:
         NotUnderstoodError: A dependency names nothing, or comes from behind.
     """
-    after = [_of_torch(at, snode, buffers, notes) for at, snode in enumerate(snodes)]
+    after = [_of_torch(at, snode, buffers, flow, notes) for at, snode in enumerate(snodes)]
     known = sum(map(len, after))
-    _keep_storages(takes, writes, after)
-    for at, before in chained(_impure(snodes, reading, costs)):
+    _keep_storages(flow.takes, flow.writes, after)
+    for at, before in chained(_impure(snodes, flow, reading, costs)):
         after[at].add(before)
-    _keep_point_to_point(snodes, reading, costs, after, notes)
+    _keep_point_to_point(snodes, flow, reading, costs, after, notes)
     notes["hazard"] = sum(map(len, after)) - known
     return after
 
 
-def _of_torch(at: int, snode: Any, buffers: Buffers, notes: Counter[str]) -> set[int]:
+def _of_torch(at: int, snode: Any, buffers: Buffers, flow: Flow, notes: Counter[str]) -> set[int]:
     before: set[int] = set()
-    chained = _comm_chain(snode)
+    chain = _comm_chain(snode) if flow.launches[at] else None
     for dep in snode.unmet_dependencies:
         u = buffers.producer.get(dep.name)
         if u is None:
@@ -67,7 +66,7 @@ def _of_torch(at: int, snode: Any, buffers: Buffers, notes: Counter[str]) -> set
             continue
         if u > at:
             raise NotUnderstoodError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
-        if isinstance(dep, WeakDep) and dep.is_fake and chained == dep.mutating_buf:
+        if isinstance(dep, WeakDep) and dep.is_fake and chain == dep.mutating_buf:
             notes["comm_order"] += 1
             continue
         before.add(u)
@@ -76,7 +75,7 @@ def _of_torch(at: int, snode: Any, buffers: Buffers, notes: Counter[str]) -> set
 
 def _comm_chain(snode: Any) -> str | None:
     """The name by which ``decide_global_ordering_of_comms`` marks the dependencies that it gives to this collective."""
-    return next(iter(snode.get_buffer_names()), None) if contains_collective(snode) else None
+    return next(iter(snode.get_buffer_names()), None)
 
 
 def _keep_storages(takes: Sequence[Sequence[str]], writes: Sequence[Sequence[str]], after: list[set[int]]) -> None:
@@ -97,10 +96,10 @@ def _keep_storages(takes: Sequence[Sequence[str]], writes: Sequence[Sequence[str
         after[at].discard(at)
 
 
-def _impure(snodes: Sequence[Any], reading: Reading, costs: KernelCosts) -> Iterator[tuple[int, Keeps]]:
+def _impure(snodes: Sequence[Any], flow: Flow, reading: Reading, costs: KernelCosts) -> Iterator[tuple[int, Keeps]]:
     """What draws random numbers, acts or communicates; of communication, barriers alone keep their side."""
     for at, snode in enumerate(snodes):
-        if contains_collective(snode) or contains_wait(snode):
+        if flow.launches[at] or flow.waits[at]:
             yield at, Keeps.NOTHING
         elif (keeps := _keeps(snode, reading, costs)) is not Keeps.NOTHING:
             yield at, keeps
@@ -122,16 +121,21 @@ def _keeps(snode: Any, reading: Reading, costs: KernelCosts) -> Keeps:
 
 
 def _keep_point_to_point(
-    snodes: Sequence[Any], reading: Reading, costs: KernelCosts, after: list[set[int]], notes: Counter[str]
+    snodes: Sequence[Any],
+    flow: Flow,
+    reading: Reading,
+    costs: KernelCosts,
+    after: list[set[int]],
+    notes: Counter[str],
 ) -> None:
     """Sends and receives must meet their partners, whose graphs differ: groups that have any keep their order."""
     group_at: dict[int, str] = {}
     frozen: set[str] = set()
-    for at, snode in enumerate(snodes):
-        for member in members(snode):
+    for at in (at for at, launches in enumerate(flow.launches) if launches):
+        for member in members(snodes[at]):
             for v in costs.origins(member):
                 comm = reading.facts[v].comm
-                if v in costs.group_of and comm is not None and contains_collective(snode):
+                if v in costs.group_of and comm is not None:
                     group_at[at] = costs.group_of[v]
                     if comm.point_to_point:
                         frozen.add(costs.group_of[v])

@@ -73,7 +73,7 @@ def lift_kernels(
     buffers = read_buffers(snodes, reading, notes)
     costs = KernelCosts(reading, model or Roofline(), cost, ranks_per_node, notes)
     flow = Flow(snodes, buffers, notes)
-    after = dependencies(snodes, buffers, flow.takes, flow.writes, reading, costs, notes)
+    after = dependencies(snodes, buffers, flow, reading, costs, notes)
     problem_inputs, numbers = _inputs(buffers, flow.freeable)
     shift = len(problem_inputs)
     nodes = list(problem_inputs)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.inductor.models import Net, played_ranks, step
 with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
     warnings.simplefilter("ignore", DeprecationWarning)
     import torch._inductor.compile_fx
+    from torch._inductor.codegen.cpp import CppScheduling
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +49,24 @@ class Compiled(NamedTuple):
     reports: tuple[GraphReport, ...]
 
 
-def compiled_step(model: torch.nn.Module | None = None, **compile_arguments: Any) -> Compiled:
-    """Compile a model anew, without caches, and run one step."""
+def compiled_step(
+    model: torch.nn.Module | None = None, own_functions: bool = False, **compile_arguments: Any
+) -> Compiled:
+    """Compile a model anew, without caches, and run one step.
+
+    Args:
+        model: What; by default three blocks.
+        own_functions: Each fused node gets a function of its own. Else the C++ backend writes neighbouring ones into
+            one function, so that which there are depends on the order.
+        **compile_arguments: For ``torch.compile``.
+    """
     _forget()
     model = model or Net()
-    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        mock.patch.object(CppScheduling, "MAX_FUSED_KERNEL_ARGS_NUM", 0 if own_functions else 500),
+    ):
         compiled = torch.compile(model, fullgraph=True, **compile_arguments)
         results, code = run_and_get_code(step, model, compiled)
     return Compiled(results, code, overlap_sched.reports())
@@ -60,16 +75,18 @@ def compiled_step(model: torch.nn.Module | None = None, **compile_arguments: Any
 @pytest.fixture(scope="module")
 def plain(ranks: None) -> Compiled:
     """Compiled by Inductor without us."""
-    return compiled_step()
+    return compiled_step(own_functions=True)
 
 
 @pytest.fixture(scope="module")
 def ours(ranks: None) -> Compiled:
     """Compiled by Inductor, scheduled behind fusion with room to move."""
-    return compiled_step(options=overlap_sched.inductor_options(overlap_sched.Options(headroom="20%", strict=True)))
+    options = overlap_sched.inductor_options(overlap_sched.Options(headroom="20%", strict=True))
+    return compiled_step(own_functions=True, options=options)
 
 
 @pytest.fixture(scope="module")
 def at_zero(ranks: None) -> Compiled:
     """The same at zero headroom."""
-    return compiled_step(options=overlap_sched.inductor_options(overlap_sched.Options(strict=True)))
+    options = overlap_sched.inductor_options(overlap_sched.Options(strict=True))
+    return compiled_step(own_functions=True, options=options)

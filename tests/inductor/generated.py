@@ -49,10 +49,7 @@ def events(code: str) -> list[Event]:
 
 
 def planned(problem: Problem, order: Order) -> list[Event]:
-    """What an order of a problem says that the program does; buffers are named by their collective.
-
-    The C++ backend writes neighbouring kernels into one function: they count as one.
-    """
+    """What an order of a problem says that the program does; buffers are named by their collective."""
     found: list[Event] = []
     for v in order:
         node = problem.nodes[v]
@@ -61,9 +58,7 @@ def planned(problem: Problem, order: Order) -> list[Event]:
         elif node.kind is Kind.WAIT and node.collective is not None:
             found.append(Event("wait", problem.nodes[node.collective].name))
         elif node.kind is Kind.COMPUTE:
-            event = Event("matmul" if "mm.default" in node.op else "kernel")
-            if event.kind == "matmul" or found[-1:] != [event]:
-                found.append(event)
+            found.append(Event("matmul" if "mm.default" in node.op else "kernel"))
     return found
 
 

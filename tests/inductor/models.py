@@ -10,6 +10,8 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
+from overlap_sched.inductor import gloo
+
 RANKS = 2
 
 
@@ -52,6 +54,13 @@ def _kernels_that_set_their_results() -> torch.library.Library:
 def routed() -> bool:
     """Whether functional all_gathers on a CPU take our way around torch's gloo."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key("_c10d_functional::all_gather_into_tensor", "CPU"))
+
+
+def unroute() -> None:
+    """Off: torch may still hold options with which other tests of this process compiled."""
+    for holder in list(gloo._holders):
+        gloo.release(holder)
+    assert not routed()
 
 
 def gathered(shard: torch.Tensor, group: str, ranks: int) -> torch.Tensor:

@@ -13,11 +13,10 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning
-from overlap_sched.inductor import gloo
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.switch import current_settings
-from tests.inductor.models import routed
+from tests.inductor.models import routed, unroute
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 OVERLAP = "aten_distributed_optimizations.enable_overlap_scheduling"
@@ -48,19 +47,11 @@ def test_off_again_restores_every_setting() -> None:
 
 
 @pytest.fixture
-def not_routed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Off at first: torch may still hold options with which other tests compiled."""
-    held = gloo._library
-    if held is not None:
-        held._destroy()
-    monkeypatch.setattr(gloo, "_depth", 0)
-    monkeypatch.setattr(gloo, "_library", None)
-    assert not routed()
+def not_routed() -> Iterator[None]:
+    """Off at first."""
+    unroute()
     yield
     assert not routed()
-    if held is not None:
-        monkeypatch.undo()
-        gloo._library = gloo.kernel()
 
 
 @pytest.mark.usefixtures("not_routed")

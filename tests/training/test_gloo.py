@@ -8,7 +8,7 @@ from llama_repro.training.measure import profiled
 from llama_repro.training.slow_network import NoLink, slow_network
 from llama_repro.training.world import world_of
 from overlap_sched.inductor.gloo import safe_gathers
-from tests.inductor.models import routed
+from tests.inductor.models import routed, unroute
 from tests.training.test_two_ranks import ROOT, torchrun
 
 FUNCTIONAL = torch.ops._c10d_functional
@@ -25,6 +25,7 @@ def operators_of(run):
 )
 def test_it_is_on_only_inside_and_gathers_the_same(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
+    unroute()
     x = torch.arange(6.0).reshape(2, 3)
     with world_of("cpu"):
         group = dist.group.WORLD.group_name

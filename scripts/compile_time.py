@@ -1,0 +1,122 @@
+"""How much time overlap_sched adds to Inductor's own, per compiled graph.
+
+PYTHONPATH=. python scripts/compile_time.py [--model tiny small] [--repeat 3] [--profile]
+
+One process that plays two ranks compiles a training step of the Llama of ``scripts/train.py``, a few times: the first
+time all kernels are compiled (``cold``), then they are found in torch's cache of kernels (``warm``; graphs are not cached).
+Of the warm ones the one with the least share counts: other programs on the machine only add. Both times are those of
+the thread that compiles, on its clock (``CPU``) and on the wall's.
+"""
+
+import argparse
+import cProfile
+import platform
+import pstats
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import torch._inductor.compile_fx as compile_fx
+
+import overlap_sched
+from llama_repro.training.arguments import parse
+from llama_repro.training.trainer import make_trainer
+from llama_repro.training.world import World
+from overlap_sched.inductor.scheduler_pass import SchedulerPass
+
+RANKS = 2
+
+
+@dataclass
+class Spent:
+    """Seconds in one place; ``since`` the start of what is running."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    calls: int = 0
+
+    def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, its time added here."""
+
+        def timed(*arguments: Any, **more: Any) -> Any:
+            wall_s, cpu_s = time.perf_counter(), time.thread_time()
+            try:
+                return function(*arguments, **more)
+            finally:
+                self.wall_s += time.perf_counter() - wall_s
+                self.cpu_s += time.thread_time() - cpu_s
+                self.calls += 1
+
+        return timed
+
+
+@contextmanager
+def watched(profile: cProfile.Profile | None) -> Iterator[tuple[Spent, Spent]]:
+    """Time in our pass, and in Inductor with it."""
+    ours, inductor = Spent(), Spent()
+    right = SchedulerPass.__call__
+    call = ours.inside(right if profile is None else lambda *a: profile.runcall(right, *a))
+    with (
+        mock.patch.object(SchedulerPass, "__call__", lambda self, snodes: call(self, snodes)),
+        mock.patch.object(compile_fx, "fx_codegen_and_compile", inductor.inside(compile_fx.fx_codegen_and_compile)),
+    ):
+        yield ours, inductor
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=["tiny", "small"], help="names of scripts/train.py (tiny small)")
+    parser.add_argument("--repeat", type=int, default=3, help="warm compilations (3)")
+    parser.add_argument("--profile", action="store_true", help="print where our time goes")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        tempfile.TemporaryDirectory() as cache,
+        mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=cache),
+    ):
+        for model in given.model:
+            profile = cProfile.Profile() if given.profile else None
+            print(
+                f"{model}: {'graphs':>14} {'ours, wall':>11} {'Inductor':>9} {'share':>7} {'ours, CPU':>11} {'Inductor':>9} {'share':>7}"
+            )
+            rows = [(name, *compiled(model, profile)) for name in ("cold", *["warm"] * given.repeat)]
+            best = min(rows[1:], key=lambda row: row[1].cpu_s / row[2].cpu_s, default=rows[0])
+            for name, ours, inductor in (rows[0], best):
+                own = Spent(inductor.wall_s - ours.wall_s, inductor.cpu_s - ours.cpu_s)
+                print(
+                    f"  {name:<6} {ours.calls:>13} {ours.wall_s:>9.3f} s {own.wall_s:>7.2f} s {ours.wall_s / own.wall_s:>7.2%}"
+                    f" {ours.cpu_s:>9.3f} s {own.cpu_s:>7.2f} s {ours.cpu_s / own.cpu_s:>7.2%}"
+                )
+            if profile is not None:
+                pstats.Stats(profile).sort_stats("tottime").print_stats(35)
+    dist.destroy_process_group()
+
+
+def compiled(model: str, profile: cProfile.Profile | None) -> tuple[Spent, Spent]:
+    """One step, compiled anew."""
+    torch._dynamo.reset()
+    trainer = make_trainer(parse(["--model", model]), World(0, RANKS, torch.device("cpu"), "gloo"))
+    with watched(profile) as spent, overlap_sched.enabled():
+        trainer.step(0)
+    return spent
+
+
+if __name__ == "__main__":
+    main()

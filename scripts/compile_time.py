@@ -3,9 +3,9 @@
 PYTHONPATH=. python scripts/compile_time.py [--model tiny small] [--repeat 3] [--profile]
 
 One process that plays two ranks compiles a training step of the Llama of ``scripts/train.py``, a few times: the first
-time all kernels are compiled (``cold``), then they are found in torch's cache of kernels (``warm``; graphs are not cached).
-Of the warm ones the one with the least share counts: other programs on the machine only add. Both times are those of
-the thread that compiles, on its clock (``CPU``) and on the wall's.
+time all kernels are compiled (``cold``), then they are found in torch's cache of kernels (``warm``); graphs are never
+cached. Of the warm ones the one with the least share counts: other programs on the machine only add. Times are those
+of the thread that compiles, by the clock on the wall and by its own (``CPU``).
 """
 
 import argparse
@@ -93,17 +93,14 @@ def main() -> None:
     ):
         for model in given.model:
             profile = cProfile.Profile() if given.profile else None
-            print(
-                f"{model}: {'graphs':>14} {'ours, wall':>11} {'Inductor':>9} {'share':>7} {'ours, CPU':>11} {'Inductor':>9} {'share':>7}"
-            )
+            print(f"{model:<8} graphs | wall: ours   Inductor    share | CPU: ours   Inductor    share")
             rows = [(name, *compiled(model, profile)) for name in ("cold", *["warm"] * given.repeat)]
             best = min(rows[1:], key=lambda row: row[1].cpu_s / row[2].cpu_s, default=rows[0])
             for name, ours, inductor in (rows[0], best):
                 own = Spent(inductor.wall_s - ours.wall_s, inductor.cpu_s - ours.cpu_s)
-                print(
-                    f"  {name:<6} {ours.calls:>13} {ours.wall_s:>9.3f} s {own.wall_s:>7.2f} s {ours.wall_s / own.wall_s:>7.2%}"
-                    f" {ours.cpu_s:>9.3f} s {own.cpu_s:>7.2f} s {ours.cpu_s / own.cpu_s:>7.2%}"
-                )
+                wall = f"{ours.wall_s:8.3f} s {own.wall_s:8.2f} s {ours.wall_s / own.wall_s:8.2%}"
+                cpu = f"{ours.cpu_s:7.3f} s {own.cpu_s:8.2f} s {ours.cpu_s / own.cpu_s:8.2%}"
+                print(f"  {name:<6} {ours.calls:>6} | {wall} | {cpu}")
             if profile is not None:
                 pstats.Stats(profile).sort_stats("tottime").print_stats(35)
     dist.destroy_process_group()

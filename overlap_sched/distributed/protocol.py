@@ -132,9 +132,12 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
     for place in different:  # who stands where all is decided is about to go on, and will come to stand again
         if not place or (yield _has_verdict(place)):
             return
+    shown = [f"{places[r]}/{r}" for r in ranks]
+    if not (yield Step("check", (shown,))):  # a store waits, and long, for a key that is not there
+        return
     digests = {}
-    for r in ranks:
-        digests[r] = Digest.from_json((yield Step("get", (f"{places[r]}/{r}",))))
+    for r, key in zip(ranks, shown, strict=True):
+        digests[r] = Digest.from_json((yield Step("get", (key,))))
     verdict = judge(digests)
     if len(different) > 1 and verdict.agreed:  # the same digest in different rounds: they have not met before
         verdict = Verdict(agreed=False, reason="the ranks compile this graph in different order.")

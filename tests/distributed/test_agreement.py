@@ -250,6 +250,15 @@ def test_nonsense_in_the_store_is_a_failing_store() -> None:
     assert str(result.reason).startswith("the store of the process group failed (JSONDecodeError: ")
 
 
+def test_a_rank_that_stands_nowhere_is_not_waited_for_in_the_store() -> None:
+    """A real store would wait for the missing digest, for minutes: it must not be asked for."""
+    store = MemoryStore()
+    store.set("overlap_sched/agreement/all/at/1", "nonsense/0")
+    store.set("overlap_sched/agreement/all/waiting", "1")
+    result = joined(store, 0)
+    assert result.verdict.missing == (1,)
+
+
 def c10d(**more: Any) -> SimpleNamespace:
     calls = {"get_world_size": lambda: 2, "get_rank": lambda: 1, "get_backend": lambda: "gloo"}
     return SimpleNamespace(**{**calls, **more})

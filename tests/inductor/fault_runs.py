@@ -205,12 +205,12 @@ def main() -> None:
     every = list(faults(runner))
     chosen = every if not count else [every[i * len(every) // count] for i in range(count)]
     done = []
+    log = (folder / f"rank{runner.rank}.log").open("w", buffering=1)
     for fault in chosen:
         dist.barrier()
+        print(fault, file=log)  # the last line is the one that hangs
         outcome, _, _ = runner.run(fault)
         done.append((fault, outcome))
-        if "-v" in sys.argv:
-            print(fault, outcome.equal, outcome.struck, outcome.reordered, flush=True)
     kinds = Counter(fault.kind for fault in every)
     (folder / f"rank{runner.rank}.json").write_text(
         json.dumps({"there are": kinds, "done": [[asdict(fault), asdict(outcome)] for fault, outcome in done]})

@@ -3,7 +3,7 @@
 
     scripts/memory_zoo.py                       every model (torchvision and transformers: pip install them first)
     scripts/memory_zoo.py AlexNet BERT          only models whose names contain one of these
-    scripts/memory_zoo.py --collectives         the graphs in scripts/instances instead: lowest peak, bound, overlap
+    scripts/memory_zoo.py --collectives         the benchmark's graphs instead: lowest peak, bound, overlap
     scripts/memory_zoo.py --solvers             CP-SAT beside HiGHS on windows of a few models
     ... --json record.json                      also a dated record with hardware and versions
 
@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
+from llama_repro.bench.cases import cases
 from llama_repro.bench.record import machine
 from llama_repro.zoo import tables
 from llama_repro.zoo.models import ENTRIES, Entry
@@ -29,10 +29,8 @@ from llama_repro.zoo.published import TORCH_RATIOS
 from llama_repro.zoo.rows import CollectiveRow, ZooRow, collective_row, zoo_row
 from llama_repro.zoo.solver_rows import SolverRow, solver_rows
 from llama_repro.zoo.trace import parameter_count, step_problem
-from overlap_sched.problem_file import read_problem
 from overlap_sched.report.files import write_file
 
-INSTANCES = Path(__file__).resolve().parent / "instances"
 PACKAGES = ("torch", "torchvision", "transformers", "numpy", "ortools")
 SOLVER_MODELS, SOLVER_LENGTHS, SOLVER_SECONDS = ("AlexNet", "ResNet18", "MNASNet", "ViT-B/16"), (12, 24, 48), 30.0
 
@@ -47,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rows: list[Any] = []
     if options.collectives:
-        rows = [collective_row(read_problem(path)) for path in sorted(INSTANCES.glob("*.json.gz"))]
+        loaded = (case.load(_tell) for case in cases([], captured=True, generated=False, full=False))
+        rows = [collective_row(problem) for case in loaded for problem in case.problems]
         shown, broken = tables.collective_table(rows), [row.graph for row in rows if _above(row)]
     elif options.solvers:
         rows = list(_solver_rows())
@@ -77,13 +76,17 @@ def _zoo_rows(entry: Entry, broken: list[str]) -> Iterator[ZooRow]:
         broken.append(f"{entry.name} has {parameter_count(model):,} parameters, not {entry.parameters:,}")
     for batch in entry.batches:
         for update in (True, False) if (entry.name, batch) in TORCH_RATIOS else (True,):
-            print(f"{entry.name}, batch {batch}", file=sys.stderr, flush=True)
+            _tell(f"{entry.name}, batch {batch}")
             row = zoo_row(
                 entry.name, batch, update, step_problem(entry.name, model, entry.batch(batch), entry.loss, update)
             )
             if _above(row):
                 broken.append(f"{entry.name}, batch {batch}: above the original peak")
             yield row
+
+
+def _tell(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
 
 
 def _solver_rows() -> Iterator[SolverRow]:

@@ -97,6 +97,7 @@ class CollectiveRow:
     Attributes:
         graph: Its name. nodes: how many.
         original_bytes, peak_bytes, bound_bytes, found_by, order_s: As in :class:`ZooRow`.
+        simple_s: Wall clock of all the simple orders together, without judging them.
         original_us: Step of the original order.
         step_us: Step scheduled from the original order, within its peak. scheduled_bytes: the peak then.
         base_step_us: Step scheduled from the order with the lowest peak, within the original's peak.
@@ -111,6 +112,7 @@ class CollectiveRow:
     bound_bytes: int
     found_by: str
     order_s: float
+    simple_s: float
     original_us: float
     step_us: float
     scheduled_bytes: int
@@ -123,6 +125,8 @@ def collective_row(problem: Problem) -> CollectiveRow:
     """All figures of one graph; launch orders as free as the scheduler's own default leaves them."""
     plan, order_s = timed(lambda: best_order(problem, "none"))
     model = problem.memory_model
+    flow = flow_of(problem, "none")
+    _, simple_s = timed(lambda: [make(flow) for make in ORDERS.values()])
     plain = schedule(problem, Options(memory_model=model))
     base = relisted(problem, plan.order).problem
     room = plan.original_bytes - plan.peak_bytes
@@ -136,6 +140,7 @@ def collective_row(problem: Problem) -> CollectiveRow:
         bound_bytes=plan.bound_bytes,
         found_by=plan.found_by,
         order_s=order_s,
+        simple_s=simple_s,
         original_us=plain.original.step_us,
         step_us=plain.scheduled.step_us,
         scheduled_bytes=plain.scheduled.peak_bytes,

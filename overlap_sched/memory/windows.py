@@ -42,7 +42,7 @@ def search_everywhere(flow: Flow, best: Incumbent, bound_bytes: int, steps: int)
         The best order; a lower bound on every peak, equal to its peak where the search came to an end; steps left.
     """
     hopeless = 0
-    while best.score[0] > bound_bytes and steps > 0 and hopeless < 3:
+    while best.score[0] > bound_bytes and best.peak_node >= 0 and steps > 0 and hopeless < 3:
         peak = best.score[0]
         limit = (bound_bytes, (bound_bytes + peak) // 2, peak - 1)[hopeless]
         result, order, used = _both_ways(flow, best.order, 0, len(best.order), limit, max(steps // 4, 1))

@@ -15,8 +15,10 @@ from overlap_sched.memory.descend import eager
 from overlap_sched.memory.floor import floor_bytes, floor_profile
 from overlap_sched.memory.flow import flow_of, lead_with_inputs
 from overlap_sched.memory.published import lpmf
+from overlap_sched.memory.repair import judged
 from overlap_sched.memory.search import search
 from overlap_sched.memory.walk import Backward, Forward
+from overlap_sched.memory.windows import search_everywhere
 from overlap_sched.options import Preserve
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.validate import violation
@@ -95,6 +97,17 @@ def test_search_of_the_whole_graph_is_exact(problem: Problem, backward: bool, ab
         assert highest_step(list(lead_with_inputs(flow, found.order))) <= lowest + above
     else:
         assert lowest + above < found.refused_bytes <= lowest
+
+
+@SMALL
+@given(problems(max_steps=5), PRESERVES)
+def test_search_everywhere_ends_with_the_lowest_peak_and_its_proof(problem: Problem, preserve: Preserve) -> None:
+    lowest = lowest_peak(problem, preserve)
+    flow = flow_of(problem, preserve)
+    start = judged(flow, flow.rest)
+    assume(start.peak_node >= 0)
+    best, bound, _ = search_everywhere(flow, start, 0, 10**6)
+    assert (best.score[0], bound) == (lowest, lowest)
 
 
 @SMALL

@@ -65,7 +65,7 @@ def measure_file(path: Path, effort: int, comm_scale: float) -> Size:
     cpu = time.process_time()
     result = schedule(problem, Options(effort=effort))
     cpu_s, scheduled = time.process_time() - cpu, time.perf_counter()
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    resident = _resident_mib()
     bound_us = lower_bound_us(problem)
     bounded = time.perf_counter()
     rise = 100 * (result.scheduled.peak_bytes / result.original.peak_bytes - 1)
@@ -87,6 +87,15 @@ def measure_file(path: Path, effort: int, comm_scale: float) -> Size:
         peak_percent=rise,
         fell_back=result.fell_back,
     )
+
+
+def _resident_mib() -> float:
+    """The most memory that this process has had; where the system says so, without what its parent had."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def sizes(full: bool, effort: int, scales: Sequence[float], tell: Callable[[str], None]) -> Iterator[Size]:

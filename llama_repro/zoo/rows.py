@@ -12,7 +12,7 @@ from overlap_sched.memory.best import ORDERS, best_order
 from overlap_sched.memory.caching_allocator import replay_allocator
 from overlap_sched.memory.flow import flow_of, lead_with_inputs
 from overlap_sched.options import Options
-from overlap_sched.problem import Problem
+from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.schedule import schedule
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class CollectiveRow:
     """A graph with collectives: its lowest peak, and what overlap costs or gains from there; simulated.
 
     Attributes:
-        graph: Its name. nodes: how many.
+        graph: Its name. memory_model: in which it is counted. nodes: how many.
         original_bytes, peak_bytes, bound_bytes, found_by, order_s: As in :class:`ZooRow`.
         simple_s: Wall clock of all the simple orders together, without judging them.
         original_us: Step of the original order.
@@ -106,6 +106,7 @@ class CollectiveRow:
     """
 
     graph: str
+    memory_model: MemoryModel
     nodes: int
     original_bytes: int
     peak_bytes: int
@@ -134,6 +135,7 @@ def collective_row(problem: Problem) -> CollectiveRow:
     tight = schedule(base, Options(memory_model=model))
     return CollectiveRow(
         graph=problem.name,
+        memory_model=model,
         nodes=len(problem.nodes),
         original_bytes=plan.original_bytes,
         peak_bytes=plan.peak_bytes,

@@ -79,8 +79,9 @@ def collective_table(rows: Sequence[CollectiveRow]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
+        model = "" if row.memory_model == "runtime" else f", {row.memory_model} model"
         lines.append(
-            f"| `{row.graph}` | {row.nodes:,} | {size(row.original_bytes)} | {size(row.peak_bytes)} "
+            f"| `{row.graph}`{model} | {row.nodes:,} | {size(row.original_bytes)} | {size(row.peak_bytes)} "
             f"({change(row.original_bytes, row.peak_bytes)}) | {_bound(row)} "
             f"| {row.order_s:.1f} s ({row.simple_s:.2f} s) | {duration(row.original_us)} "
             f"| {duration(row.step_us)}, {size(row.scheduled_bytes)} "

@@ -21,8 +21,7 @@ wins, with everybody. A verdict "agreed" is only written by one who has read equ
 
 **Rounds.** A key names a graph without its sizes; a rank that compiles it again with another digest (other
 shapes, other options) finds its own first digest and goes on to the next round. The same digest again meets the
-recorded verdict. So a decision never changes while the job runs, and graphs that a rank takes from a cache filled
-by this job have the order that all others have.
+recorded verdict. So a decision never changes while the job runs.
 
 **A fault on this rank** (of the store, or of our own code) is thrown into the generator at the step where it happens.
 It then does not guess: it writes the verdict "original" where there is none yet, and follows what is recorded. Only if

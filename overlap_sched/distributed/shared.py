@@ -90,9 +90,9 @@ def _from_rank_0(
 def run_token(store: Store | None = None, rank: int | None = None, world_size: int | None = None) -> str | None:
     """A text that is the same on all ranks of this run and in no other run; ``None`` for a rank alone.
 
-    Put it into the ``uuid()`` of a compiler pass whose result depends on an agreement: compiled graphs are then found
-    again in caches within this run, where the agreement still stands, and in no later one. Never waits: whoever asks
-    first makes it. If the store fails, the token is this rank's own, so its caches miss.
+    In the key of a cache whose entries depend on an agreement it keeps them from serving a later run, in which the
+    agreement does not stand. Within a run every rank must have the same entries, see ``docs/agreement.md``. Never
+    waits: whoever asks first makes it. If the store fails, the token is this rank's own, so its caches miss.
 
     Raises:
         OptionsError: Only some of ``store``, ``rank``, ``world_size`` are given.

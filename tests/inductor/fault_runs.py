@@ -191,8 +191,8 @@ def faults(runner: Runner) -> Iterator[Fault]:
             for at in range(1, seen[rank][1] + 1):
                 hows = ["before", "after", "garbage", "slow"] + ["for good"] * (at < (seen[rank][2] or at + 1))
                 yield from (Fault(way, "store", str(at), how, rank) for how in hows)
-        common = min(each[1] for each in seen)
-        yield from (Fault(way, "store", str(at), "for good", None) for at in range(1, common + 1))
+        stands = min(each[2] for each in seen)  # from there on nothing helps: one may have read what the other cannot
+        yield from (Fault(way, "store", str(at), "for good", None) for at in range(1, stands))
         yield from (Fault(way, "lie", lie, "", on) for lie in LIES for on in (0, 1, None))
 
 

@@ -88,17 +88,16 @@ class Block(nn.Module):
 class Pair(nn.Module):
     """The least that can be reordered: two sharded matrices, without recomputation."""
 
-    def __init__(self, width: int, ranks: int) -> None:
+    def __init__(self, width: int, ranks: int, group: str | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.ranks = ranks
+        self.ranks, self.group = ranks, group or dist.group.WORLD.group_name
         self.first = nn.Parameter(torch.randn(width // ranks, width))
         self.second = nn.Parameter(torch.randn(width // ranks, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        group = dist.group.WORLD.group_name
-        hidden = x @ gathered(self.first, group, self.ranks)
-        return (hidden @ gathered(self.second, group, self.ranks)).sum()
+        hidden = x @ gathered(self.first, self.group, self.ranks)
+        return (hidden @ gathered(self.second, self.group, self.ranks)).sum()
 
 
 class Net(nn.Module):

@@ -125,6 +125,16 @@ def a_hit_and_misses(stage: Stage) -> list[dict[str, Any]]:
     return found
 
 
+def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
+    """Two halves of the ranks, each with a graph and a process group of its own, ask only among themselves."""
+    size = stage.ranks // 2
+    halves = [list(range(size)), list(range(size, stage.ranks))]
+    groups = [dist.new_group(half) for half in halves]
+    mine = stage.rank // size
+    kind = (Pair, Other)[mine]
+    return stage.step(kind(WIDTH, size, groups[mine].group_name), ranks=halves[mine])
+
+
 def a_rank_dies(stage: Stage) -> dict[str, Any]:
     """The others compile; what they run then ends with an error of gloo, which is not ours to prevent."""
     torch._dynamo.reset()
@@ -154,6 +164,7 @@ def play(stage: Stage) -> Iterator[tuple[str, Any]]:
         "costs": lambda: stage.step(stage.model(), **(slower if stage.odd else {})),
         "different order": lambda: graphs_in_different_order(stage),
         "hit and miss": lambda: a_hit_and_misses(stage),
+        "pipeline": lambda: stages_of_a_pipeline(stage),
     }
     for name, scene in scenes.items():
         with stage.scene(name):

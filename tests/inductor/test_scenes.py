@@ -65,6 +65,13 @@ def test_a_step_that_one_rank_has_compiled_already(played: Played) -> None:
     assert [rank["hit and miss"][1]["changed"] for rank in played] == [[True, True]] * (len(played) - 1) + [[]]
 
 
+def test_stages_of_a_pipeline_ask_only_among_themselves(played: Played) -> None:
+    for rank in played:
+        assert rank["pipeline"]["equal"]
+        if len(played) == 4:  # of two ranks, each would be a stage, with nobody to agree with
+            assert rank["pipeline"]["changed"] == [True, True]
+
+
 def test_a_rank_that_dies(played: Played) -> None:
     last = len(played) - 1
     for rank in played[:-1]:

@@ -275,3 +275,14 @@ def test_a_climb_that_ends_higher_is_a_choice_not_a_free_move(backward: bool) ->
     assert lowest == 20
     assert search(flow, flow.rest, 0, len(flow.rest), lowest, 10**6, backward).answer == "found"
     assert search(flow, flow.rest, 0, len(flow.rest), lowest - 1, 10**6, backward).answer == "none"
+
+
+def test_where_nothing_is_gained_the_order_stays_byte_for_byte() -> None:
+    """Inputs listed late would be free to move to the front: they are left where they are."""
+    nodes = (
+        Node("made", Kind.COMPUTE, (), (0,), ()),
+        Node("late", Kind.INPUT, (), (1,), ()),
+        Node("out", Kind.OUTPUT, (0, 1), (), (0, 1)),
+    )
+    plan = best_order(Problem("late", nodes, (Storage(4), Storage(2))))
+    assert (plan.order, plan.found_by, plan.optimal) == ((0, 1, 2), "original", True)

@@ -19,12 +19,10 @@ Cost of a query or an update: the storages of ``v`` times a range of the profile
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.blocks import Blocks
 from overlap_sched.reference import Reference
 
 THIS_STEP = -1
-
-GONE = -(2**62)
-"""Profile value of a position whose node has run: below anything, whatever is added to it."""
 
 
 class CompletionProfile:
@@ -35,8 +33,8 @@ class CompletionProfile:
         first: The first reference position whose node is still open.
         live_bytes: Bytes live now, between steps. peak_bytes: the most that have been live at a step so far.
         kept_bytes: Per node id, what it allocates that outlives its own step.
-        refused: After ``admits`` said no: (bytes above the budget, reference position where); the position is
-            ``THIS_STEP`` where the step itself does not fit.
+        obstacle: After ``admits`` said no: (bytes above the budget, reference position where); as long as that
+            stands, v is refused. The position is ``THIS_STEP`` where the step itself does not fit.
         updates: Range updates and queries so far: the work done, for tests and benchmarks.
     """
 
@@ -44,7 +42,7 @@ class CompletionProfile:
         """Start with nothing run; ``limit``: the budget in bytes at each position, or one value for all."""
         self.reference = reference
         self.order, self.position = reference.order, reference.position
-        self.profile = reference.profile.copy()
+        self.profile = Blocks(reference.profile)
         self.limit = limit
         self.flat = limit.ndim == 0
         self.peak_limit = int(limit) if self.flat else 0
@@ -53,7 +51,7 @@ class CompletionProfile:
         self.first = 0
         self.has_run = [False] * len(self.order)
         self.live_bytes, self.peak_bytes = reference.input_bytes, 0
-        self.refused = (0, THIS_STEP)
+        self.obstacle = (0, THIS_STEP)
         self.updates = 0
         self.use = [node.use for node in reference.problem.nodes]
         self.users, self.freed_size = reference.users, reference.freed_size
@@ -81,31 +79,60 @@ class CompletionProfile:
         return (self.peak_limit if self.flat else int(self.limit[self.steps])) - self.live_bytes
 
     def admits(self, v: int) -> bool:
-        """May v run now? Else ``refused`` says by how many bytes not, and where."""
+        """May v run now? Else ``obstacle`` is a place that stands against it."""
         first, at = self.first, self.position[v]
         if at == first:
             return True
-        missing = self.alloc_bytes[v] - self.room_bytes()
-        if missing > 0:
-            self.refused = (missing, THIS_STEP)
-            return False
         rise = self.kept_bytes[v]
-        if self.flat:
-            if rise == 0:
-                return True
-            excess = self.profile[first:at] - (self.peak_limit - rise)
-            if excess.max() <= 0:
-                return True
+        if not self.flat:
+            excess = self._excess(v)
+            over = np.flatnonzero(excess > 0)
+            if len(over):
+                self.obstacle = (int(excess[over[-1]]), first + int(over[-1]))
+                return False
+        elif rise and self.profile.max(first, at) > self.peak_limit - rise:
             self.updates += 1
-        else:
-            excess = self.profile[first:at] - self.limit[self.step_of[first:at] + 1] + rise
+            end, room = at, self.peak_limit - rise + sum(size for _, size in self.deaths(v))
+            for p, size in sorted(self.deaths(v), reverse=True):  # from the right: ever less of v's has died
+                begin = max(p + 1, first)
+                if begin < end and self._stands(begin, end, room):
+                    return False
+                end, room = min(begin, end), room - size
+            if first < end and self._stands(first, end, room):
+                return False
+        return self._fits_now(v)
+
+    def _stands(self, begin: int, end: int, room: int) -> bool:
+        """Is a range too high? Then its last such position is the obstacle: it stands longest."""
+        at = self.profile.last_above(begin, end, room)
+        if at >= 0:
+            self.obstacle = (self.profile[at] - room, at)
+        return at >= 0
+
+    def _excess(self, v: int) -> npt.NDArray[np.int64]:
+        """Bytes above the budget at each position from the first open one to v's own, if v ran now."""
+        first, at = self.first, self.position[v]
+        limit = self.peak_limit if self.flat else self.limit[self.step_of[first:at] + 1]
+        excess = self.profile.array(first, at) - limit + self.kept_bytes[v]
         for p, size in self.deaths(v):
             excess[max(p + 1 - first, 0) :] -= size
+        return excess
+
+    def refusal(self, v: int) -> tuple[int, int]:
+        """For people, after ``admits`` said no: bytes above the budget where that is worst, and at which node's step."""
+        over_bytes, at = self.obstacle
+        if at == THIS_STEP:
+            return over_bytes, self.order[self.first]
+        excess = self._excess(v)
         worst = int(excess.argmax())
-        if excess[worst] <= 0:
-            return True
-        self.refused = (int(excess[worst]), first + worst)
-        return False
+        return int(excess[worst]), self.order[self.first + worst]
+
+    def _fits_now(self, v: int) -> bool:
+        """Is there room for all that v's own step brings? Asked last: what changes with every step is a poor obstacle."""
+        missing = self.alloc_bytes[v] - self.room_bytes()
+        if missing > 0:
+            self.obstacle = (missing, THIS_STEP)
+        return missing <= 0
 
     def run(self, v: int) -> list[tuple[int, int]]:
         """Run v now (it must be ready; ``admits`` is not asked again).
@@ -117,16 +144,16 @@ class CompletionProfile:
         lowered = []
         if at != first:
             if self.kept_bytes[v]:
-                self.profile[first:at] += self.kept_bytes[v]
+                self.profile.add(first, at, self.kept_bytes[v])
             for p, size in self.deaths(v):
                 begin = max(p + 1, first)
                 if begin < at:
-                    self.profile[begin:at] -= size
+                    self.profile.add(begin, at, -size)
                     lowered.append((begin, at))
             self.updates += len(lowered) + 1
             if not self.flat:
                 self.step_of[first:at] += 1
-        self.profile[at] = GONE
+        self.profile.drop(at)
         has_run[v] = True
         self.steps += 1
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + self.alloc_bytes[v])

@@ -31,7 +31,7 @@ POLICIES = (
 """In the order in which they are tried: from the original order, then again and again from the best so far."""
 
 RUN_NODES, MOST_RUNS = 10_000, 2
-"""A unit of effort is one run on a graph of this many nodes, and up to so many on a smaller one."""
+"""A unit of effort is one run on a graph of this many nodes, up to so many on a smaller one, less on a larger one."""
 
 GOAL_PERCENT = 1.0
 """Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
@@ -58,7 +58,7 @@ def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int
     bound_us = simple_bound_us(problem)
     close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
     best, work = None, Work()
-    for k in range(options.effort * min(max(RUN_NODES // len(problem.nodes), 1), MOST_RUNS)):
+    for k in range(runs(options.effort, len(problem.nodes))):
         if step_us <= bound_us * (close if k else 1):  # an original order is left alone only at the bound itself
             return best, work
         start = Reference(problem, best.order) if best is not None and k >= len(POLICIES) else reference
@@ -78,6 +78,13 @@ def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int
             reasons: dict[int, Reason] = dict.fromkeys(problem.collectives, "searched")
             best = Run(found.order, found.step_us, found.peak_bytes, bound_us, reasons, {}, work)
     return best, work
+
+
+def runs(effort: int, nodes: int) -> int:
+    """How many runs an effort is worth on a graph of so many nodes: one at least, none for no effort."""
+    if nodes <= RUN_NODES:
+        return effort * min(RUN_NODES // nodes, MOST_RUNS)
+    return max(effort * RUN_NODES // nodes, min(effort, 1))
 
 
 def _sum(one: Work, other: Work) -> Work:

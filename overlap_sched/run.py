@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from sortedcontainers import SortedList
 
-from overlap_sched.completion import THIS_STEP, CompletionProfile
+from overlap_sched.completion import CompletionProfile
 from overlap_sched.problem import Kind, Order
 from overlap_sched.ready import Ready
 from overlap_sched.reference import Reference
@@ -198,10 +198,8 @@ class _State:
         memory = self.memory
         if memory.admits(v):
             return True
-        over_bytes, at = memory.refused
-        if self.nodes[v].kind is Kind.COLLECTIVE:
-            where = memory.order[memory.first if at == THIS_STEP else at]
-            self.refusals.setdefault(v, (over_bytes, where))
+        if self.nodes[v].kind is Kind.COLLECTIVE and v not in self.refusals:
+            self.refusals[v] = memory.refusal(v)
         self.ready.hold(v)
         return False
 

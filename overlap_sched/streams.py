@@ -13,6 +13,7 @@ So before v is launched: is there a collective u of its group with a longer path
 while v is on the stream, and would be late behind it, by more than v would be behind u?
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
@@ -39,12 +40,15 @@ class Streams:
         self.free_us: dict[str | None, float] = {}
         self.looked = 0
         self._nodes, self._before = reference.problem.nodes, reference.problem.predecessors
-        self._tail_us, self._coming, self._has_run = reference.keys.tail_us, reference.coming, has_run
-        self._open = dict.fromkeys(self._coming, 0)  # per group, the first that has not been launched
+        self._tail_us, self._has_run = reference.keys.tail_us, has_run
+        # per group, what has not been launched, by latest start; a linked list, so that its front is always near
+        self._coming = {group: OrderedDict.fromkeys(ids) for group, ids in reference.coming.items()}
 
     def launch(self, v: int, clock_us: float) -> None:
         """Collective v is launched now."""
-        self.finish_us[v] = self.free_us[self._nodes[v].group] = self.start_us(v, clock_us) + self._nodes[v].time_us
+        node = self._nodes[v]
+        self.finish_us[v] = self.free_us[node.group] = self.start_us(v, clock_us) + node.time_us
+        del self._coming[node.group][v]
 
     def start_us(self, v: int, clock_us: float) -> float:
         """When v would start if it were launched now."""
@@ -80,12 +84,7 @@ class Streams:
 
     def _more_urgent(self, v: int) -> list[int]:
         """Those of the next few collectives of v's group, by latest start, with a longer path to the end than v's."""
-        group, launched = self._nodes[v].group, self.finish_us
-        coming, k = self._coming[group], self._open[group]
-        while coming[k] in launched:
-            k += 1
-        self._open[group] = k
-        following = islice((u for u in islice(coming, k, None) if u not in launched), _LOOK)
+        following = islice(self._coming[self._nodes[v].group], _LOOK)
         return [u for u in following if self._tail_us[u] > self._tail_us[v]]
 
     def _ready_us(self, v: int, clock_us: float) -> float:

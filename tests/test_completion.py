@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.completion import GONE, CompletionProfile
+from overlap_sched.blocks import LOWEST
+from overlap_sched.completion import CompletionProfile
 from overlap_sched.liveness import memory_profile
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.reference import Reference
@@ -26,7 +27,7 @@ def check(memory: CompletionProfile, done: list[int]) -> None:
         assert memory.profile[at] == profile[len(done) + k], (done, v)
         if not memory.flat:
             assert memory.step_of[at] == len(done) + k, (done, v)
-    assert all(memory.profile[memory.position[v]] < GONE // 2 for v in done)
+    assert all(memory.profile[memory.position[v]] < LOWEST // 2 for v in done)
     assert memory.first == min((memory.position[v] for v in rest), default=len(memory.order))
 
 
@@ -38,7 +39,7 @@ def test_profile_equals_recomputation_and_admission_is_exact(
     profile = memory_profile(problem, reference)
     limit = np.array(profile if positional else max(profile), dtype=np.int64) + headroom
     memory = CompletionProfile(Reference(problem, reference), limit)
-    assert list(memory.profile) == profile
+    assert list(memory.profile.array(0, len(profile))) == profile
     before, done, draw = rules(problem), [], random.Random(seed)
     while len(done) < len(reference):
         ready = [v for v in reference if v not in done and before[v] <= set(done)]
@@ -52,10 +53,11 @@ def test_profile_equals_recomputation_and_admission_is_exact(
             if over <= 0:
                 admitted.append(v)
             else:
-                assert 0 < memory.refused[0] <= over
+                assert 0 < memory.obstacle[0] <= over
+                assert 0 < memory.refusal(v)[0] <= over
         assert reference[memory.first] in admitted  # the guarantee
         v = draw.choice(admitted)
-        low = memory.profile.copy()
+        low = memory.profile.array(0, len(reference))
         lowered = memory.run(v)
         fell = {at for at in range(len(reference)) if memory.profile[at] < low[at] and at != memory.position[v]}
         assert fell <= {at for begin, end in lowered for at in range(begin, end)}
@@ -100,8 +102,9 @@ def test_a_refusal_names_bytes_and_place() -> None:
     for v in (0, 1, 2, 4):
         assert memory.admits(v)
         memory.run(v)
-    # dw (8 MiB) while `full` (8), g, x and w are live: 25 at this very step
+    # dw (8 MiB) while `full` (8), g, x and w are live: 25 at this very step, and still at dgrad
     assert not memory.admits(6)
-    assert memory.refused == (4 * MIB, -1)
+    assert memory.obstacle == (4 * MIB, 5)
+    assert memory.refusal(6) == (4 * MIB, 5)
     memory.run(3)
     assert memory.admits(5)

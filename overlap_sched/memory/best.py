@@ -38,6 +38,9 @@ but what frees memory as soon, what takes it as late as it can; ``segments``: wi
 ROUNDS, ARCS, STEPS = 30, 1_000_000, 20_000
 """A unit of effort: repairs, arcs looked at in their cuts, steps of each kind of search."""
 
+LARGE, CLOSE = 2_000, 1e-6
+"""Graphs of more nodes are not searched for less than this share of the peak: a few bytes would cost seconds."""
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -112,17 +115,24 @@ def best_order(problem: Problem, preserve: Preserve = "group", effort: int = 2) 
 
 
 def _improved(flow: Flow, best: Incumbent, bound: int, found_by: str, units: int) -> tuple[Incumbent, int, str, int]:
-    before = best.score[0]
-    best, bound, arcs_left = repair(flow, best, bound, ROUNDS * units, ARCS * units)
+    arcs, window_steps, steps = ARCS * units, STEPS * units, STEPS * units
+    whole, before = arcs + window_steps + steps, best.score[0]
+    best, bound, arcs = repair(flow, best, bound, ROUNDS * units, arcs)
     if best.score[0] < before:
         before, found_by = best.score[0], "repair"
-    best, window_steps = search_windows(flow, best, bound, STEPS * units)
-    if best.score[0] < before:
-        before, found_by = best.score[0], "windows"
-    best, bound, steps = search_everywhere(flow, best, bound, STEPS * units)
-    if best.score[0] < before:
-        found_by = "search"
-    return best, bound, found_by, (ARCS + 2 * STEPS) * units - arcs_left - window_steps - steps
+    if not _close(flow, before, bound):
+        best, window_steps = search_windows(flow, best, bound, window_steps)
+        if best.score[0] < before:
+            before, found_by = best.score[0], "windows"
+    if not _close(flow, before, bound):
+        best, bound, steps = search_everywhere(flow, best, bound, steps)
+        if best.score[0] < before:
+            found_by = "search"
+    return best, bound, found_by, whole - arcs - window_steps - steps
+
+
+def _close(flow: Flow, peak: int, bound: int) -> bool:
+    return peak - bound <= (CLOSE * peak if len(flow.rest) > LARGE else 0)
 
 
 def check_arguments(preserve: str, effort: int) -> None:

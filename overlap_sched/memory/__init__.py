@@ -1,1 +1,33 @@
-"""Memory first: the order and the addresses with the lowest peak. No torch; imports only the core."""
+"""Memory first: the order and the addresses with the lowest peak. No torch; imports only the core.
+
+Example:
+    >>> from overlap_sched import EXAMPLE
+    >>> from overlap_sched.memory import best_order, plan_addresses
+    >>> plan = best_order(EXAMPLE, preserve="none")
+    >>> plan.original_bytes >> 20, plan.peak_bytes >> 20, plan.optimal
+    (21, 18, True)
+    >>> plan_addresses(EXAMPLE, plan.order).fragmentation
+    0.0
+"""
+
+from overlap_sched.memory.addresses import AddressPlan, plan_addresses
+from overlap_sched.memory.base import Relisted, memory_base, relisted
+from overlap_sched.memory.best import MemoryPlan, best_order
+from overlap_sched.memory.caching_allocator import Reservation, replay_allocator
+from overlap_sched.memory.exact import exact_order
+from overlap_sched.memory.peak import Peak, explain_peak
+
+__all__ = [
+    "AddressPlan",
+    "MemoryPlan",
+    "Peak",
+    "Relisted",
+    "Reservation",
+    "best_order",
+    "exact_order",
+    "explain_peak",
+    "memory_base",
+    "plan_addresses",
+    "relisted",
+    "replay_allocator",
+]

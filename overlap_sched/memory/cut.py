@@ -29,14 +29,12 @@ class Cut:
         node: The node.
         live_bytes: Live while it runs: no order has less there.
         before: What has run then, inputs included; the smallest such set.
-        ancestors: The part of it that has run in every order.
         work: Arcs looked at.
     """
 
     node: int
     live_bytes: int
     before: frozenset[int]
-    ancestors: frozenset[int]
     work: int
 
 
@@ -79,7 +77,7 @@ def cheapest_state(flow: Flow, v: int, most_work: int = INF) -> Cut | None:
         return None
     inside = net.source_side()
     before = ancestors | {u for u, at in ids.items() if at in inside}
-    return Cut(v, live + bytes_cut, frozenset(before), frozenset(ancestors), net.work)
+    return Cut(v, live + bytes_cut, frozenset(before), net.work)
 
 
 class Network:

@@ -53,7 +53,6 @@ class Program:
 
     Attributes:
         variables: How many there are; each is 0 or 1. hints: their values in the order so far.
-        branching: How many of them, the first, say when nodes run; the others follow from these.
         rows: ``sum of coefficient x variable >= bound``. equal_rows: the same with ``=``.
         steps: Per step what is live, in units of ``unit_bytes``: the peak is the largest.
         unit_bytes: Greatest common divisor of all sizes.
@@ -62,7 +61,6 @@ class Program:
 
     variables: int
     hints: Sequence[int]
-    branching: int
     rows: Sequence[tuple[Sequence[Term], int]]
     equal_rows: Sequence[tuple[Sequence[Term], int]]
     steps: Sequence[Linear]
@@ -128,7 +126,6 @@ class _Builder:
                 fixed = 0 if t < self.asap[v] else 1 if t >= self.alap[v] else None
                 at = Linear(fixed) if fixed is not None else self.variable(int(t >= self.place[v]))
                 self.ran[v, t] = at
-        branching = len(self.hints)
         equal = []
         for t in range(n):
             total = Linear()
@@ -140,7 +137,7 @@ class _Builder:
             if total.terms:
                 equal.append((list(total.terms.items()), t + 1 - total.constant))
         steps, unit = self._steps()
-        return Program(len(self.hints), self.hints, branching, self.rows, equal, steps, unit, self.window, self.ran)
+        return Program(len(self.hints), self.hints, self.rows, equal, steps, unit, self.window, self.ran)
 
     def at_least(self, left: Linear, *right: Linear) -> None:
         """A row: left is at least the sum of right."""

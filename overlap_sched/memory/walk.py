@@ -38,8 +38,8 @@ class Walk(Protocol):
     def run(self, v: int) -> list[int]:
         """Run a ready node; returns the nodes that became ready or whose cost changed."""
 
-    def undo(self, v: int) -> list[int]:
-        """Take back the last node run; returns nodes whose cost changed."""
+    def undo(self, v: int) -> None:
+        """Take back the last node run."""
 
 
 class Forward:
@@ -86,10 +86,9 @@ class Forward:
                 touched.append(w)
         return touched
 
-    def undo(self, v: int) -> list[int]:
+    def undo(self, v: int) -> None:
         """See :class:`Walk`."""
         size, left, whose, net, missing = self.flow.size, self.left, self.whose, self.net, self.missing
-        touched = [v]
         self.steps += 1
         for w in self.flow.after[v]:
             if not missing[w]:
@@ -98,12 +97,10 @@ class Forward:
         for s in self.flow.uses[v]:
             if left[s] == 1:
                 net[whose[s]] += size[s]
-                touched.append(whose[s])
             left[s] += 1
             whose[s] ^= v
         self.live_bytes -= net[v]
         self.ready[v] = None
-        return touched
 
 
 class Backward:
@@ -145,10 +142,9 @@ class Backward:
                 touched.append(u)
         return touched
 
-    def undo(self, v: int) -> list[int]:
+    def undo(self, v: int) -> None:
         """See :class:`Walk`."""
         size, users, seen, rise, net = self.flow.size, self.flow.users, self.open_users, self.rise, self.net
-        touched = [v]
         self.steps += 1
         for u in self.flow.before[v]:
             if not self.missing[u] and u not in self.fixed:
@@ -160,10 +156,8 @@ class Backward:
                 for w in users[s]:
                     rise[w] += size[s]
                     net[w] += size[s]
-                    touched.append(w)
         self.live_bytes -= net[v]
         self.ready[v] = None
-        return touched
 
 
 def run_all(walk: Walk, nodes: Iterable[int]) -> int:

@@ -1,9 +1,12 @@
 """A problem listed in another order is the same problem."""
 
+import doctest
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import overlap_sched.memory
 from overlap_sched.errors import OrderError
 from overlap_sched.liveness import memory_profile
 from overlap_sched.memory.base import memory_base, relisted
@@ -41,3 +44,7 @@ def test_an_order_that_cannot_run() -> None:
     with pytest.raises(OrderError) as caught:
         relisted(EXAMPLE, tuple(reversed(range(10))))
     assert str(caught.value) == ("'example' cannot be listed in this order: gather runs before w, on which it depends.")
+
+
+def test_the_example_in_the_docstring() -> None:
+    assert doctest.testmod(overlap_sched.memory) == (0, 5)

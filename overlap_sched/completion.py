@@ -119,7 +119,7 @@ class CompletionProfile:
         return excess
 
     def refusal(self, v: int) -> tuple[int, int]:
-        """For people, after ``admits`` said no: bytes above the budget where that is worst, and at which node's step."""
+        """For people, after ``admits`` said no: bytes above the budget where that is worst, and whose step it is."""
         over_bytes, at = self.obstacle
         if at == THIS_STEP:
             return over_bytes, self.order[self.first]
@@ -128,7 +128,7 @@ class CompletionProfile:
         return int(excess[worst]), self.order[self.first + worst]
 
     def _fits_now(self, v: int) -> bool:
-        """Is there room for all that v's own step brings? Asked last: what changes with every step is a poor obstacle."""
+        """Is there room for what v's own step brings? Asked last: what changes with every step is a poor obstacle."""
         missing = self.alloc_bytes[v] - self.room_bytes()
         if missing > 0:
             self.obstacle = (missing, THIS_STEP)

@@ -25,6 +25,10 @@ import numpy.typing as npt
 from overlap_sched.problem import Kind, Order, Problem
 
 
+_REACH = 2_000
+"""A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
+
+
 def widened(
     problem: Problem, order: Sequence[int], limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]] = ()
 ) -> Order:
@@ -129,6 +133,7 @@ class _Line:
     def move_later(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
+        target = min(target, at + _REACH)
         if target <= at:
             return
         during, between = self._held(v, at + 1, target + 1)
@@ -151,6 +156,7 @@ class _Line:
     def move_sooner(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
+        target = max(target, at - _REACH)
         if target >= at:
             return
         held_during, held_between = self._held(v, target, at)

@@ -108,6 +108,8 @@ def agree(
         limits = (timeout_s, timeout_s * ABSENT_SHARE)
         verdict = _run(steps, place.store, _prefix(place, members), limits, clock, sleep)
         result = Agreement(verdict.agreed, verdict, waited_s=clock() - began)
+        if verdict.agreed:  # nothing that could fail comes after this
+            return result
     except NotShownError as error:
         reason = f"the store of the process group failed ({error}). {_SERVED}"
         result = Agreement(False, Verdict(False, reason), waited_s=clock() - began)

@@ -40,9 +40,10 @@ def settle(report: Report, problem: Problem | None, settings: Settings, key: str
             mine = replace(digest_of(problem, options, order), key=key)
         except Exception as error:  # the others learn at once, instead of waiting for this rank
             report, mine = replace(report, changed=False, reason=f"{type(error).__name__}: {error}"), failed
-    reason = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=options.strict).reason
-    if reason is None:
+    agreement = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=options.strict)
+    if agreement.agreed:  # from here on nothing may fail: the others use the order
         return report
+    reason = agreement.reason
     if report.reason is not None and not report.changed:
         reason = f"{report.reason}; {reason}"
     warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")

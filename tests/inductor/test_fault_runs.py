@@ -17,7 +17,7 @@ import pytest
 
 from tests.ranks import run_ranks
 
-RUNS = int(os.environ.get("FAULT_RUNS", "60"))
+RUNS = int(os.environ.get("FAULT_RUNS", "40"))
 RANKS = 2
 
 pytestmark = pytest.mark.slow

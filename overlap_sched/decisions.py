@@ -4,7 +4,7 @@ from bisect import bisect_right
 
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.replay import Replay
-from overlap_sched.result import Decision, Holder
+from overlap_sched.result import Decision, Holder, Reason
 from overlap_sched.run import Run
 
 _ROUNDING = 1e-9  # relative: less than this is not exposed but rounded
@@ -17,8 +17,9 @@ def decisions(problem: Problem, order: Order, timeline: Replay, run: Run | None)
         problem: What was scheduled.
         order: The order that came out.
         timeline: Its replay.
-        run: The run that made it; ``None`` where the original order was kept.
+        run: The run that made it; ``None`` where none did: the original order, or the one with the lowest peak.
     """
+    unmoved: Reason = "original" if order == problem.original_order else "reference"
     nodes, waits = problem.nodes, problem.waits
     computing = [
         v
@@ -48,7 +49,7 @@ def decisions(problem: Problem, order: Order, timeline: Replay, run: Run | None)
                 collective=v,
                 position=position,
                 original_position=v,  # nodes are listed in their original order
-                reason=run.reasons[v] if run else "original",
+                reason=run.reasons[v] if run else unmoved,
                 launch_us=timeline.at_us[v],
                 start_us=start,
                 finish_us=finish,

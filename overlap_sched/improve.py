@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from overlap_sched.beam import beam_search
 from overlap_sched.options import Options, headroom_bytes
-from overlap_sched.problem import MAX_TOTAL_BYTES, Kind, Problem
+from overlap_sched.problem import MAX_TOTAL_BYTES, Kind, Order, Problem
 from overlap_sched.reference import Reference
 from overlap_sched.replay import replay
 from overlap_sched.result import Reason, Work
@@ -46,7 +46,9 @@ SAME_STEP = 1e-9
 """Relative: steps closer than this differ by rounding, and the lower peak decides."""
 
 
-def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int) -> tuple[Run | None, Work]:
+def best_run(
+    problem: Problem, options: Options, step_us: float, peak_bytes: int, base: Order, base_bytes: int
+) -> tuple[Run | None, Work]:
     """The best run by (step, peak), or ``None`` where none beats the original order; and the work of all.
 
     Args:
@@ -54,15 +56,16 @@ def best_run(problem: Problem, options: Options, step_us: float, peak_bytes: int
         options: Budget, launch order to keep, and effort: the number of runs.
         step_us: Step of the original order.
         peak_bytes: Its peak.
+        base: The order to start from. base_bytes: the peak that headroom is counted from.
     """
-    reference = Reference(problem, problem.original_order)
-    limit = budget(reference, options, peak_bytes)
+    reference = Reference(problem, base)
+    limit = budget(reference, options, base_bytes)
     chains = launch_chains(problem, options)
     best, work = _best_of_runs(reference, options, limit, chains, step_us, peak_bytes)
     if best is None:
         return None, work
     # what the step does not need is given to collectives that take longer than predicted
-    most = np.minimum(limit, max(best.peak_bytes, peak_bytes))
+    most = np.minimum(limit, max(best.peak_bytes, base_bytes))
     order = best.order if problem.contention else widened(problem, best.order, most, chains)
     return replace(best, order=order), work
 
@@ -113,11 +116,11 @@ def _sum(one: Work, other: Work) -> Work:
     return Work(*map(sum, zip(one, other, strict=True)))
 
 
-def budget(original: Reference, options: Options, peak_bytes: int) -> npt.NDArray[np.int64]:
+def budget(base: Reference, options: Options, peak_bytes: int) -> npt.NDArray[np.int64]:
     """The budget in bytes: one value, or one per position (``options.budget``)."""
     headroom = min(headroom_bytes(options.headroom, peak_bytes), MAX_TOTAL_BYTES)
     if options.budget == "profile":
-        return original.profile + headroom
+        return base.profile + headroom
     return np.array(peak_bytes + headroom, dtype=np.int64)
 
 

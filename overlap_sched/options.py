@@ -11,6 +11,7 @@ from overlap_sched.problem import MemoryModel
 Budget = Literal["peak", "profile"]
 Preserve = Literal["none", "group", "all"]
 Agree = Literal["digest", "none"]
+Base = Literal["original", "memory", "memory-peak"]
 
 _UNITS = {
     "": 1, "b": 1,
@@ -33,6 +34,10 @@ class Options:
             Graphs are lifted in this model; a problem file is in one model and asking for the other is an error.
         preserve_collective_order: ``"none"`` (default); ``"group"`` keeps the original launch order within each
             process group, ``"all"`` across all groups: for ranks whose graphs may differ.
+        base: ``"original"`` (default): overlap starts from the original order. ``"memory"``: from the order with the
+            lowest peak that is found (:func:`overlap_sched.memory.best_order`), which leaves more of the budget to
+            overlap. ``"memory-peak"``: the same, and headroom is counted from that lowest peak: less memory first, then
+            as short a step as it allows. Both take longer to find, and want ``budget="peak"``.
         effort: How much is tried, the best kept: scheduling runs on a graph of ten thousand nodes, up to eight
             times as many on a smaller one (default 4; 0: the original order stays). Counted, not timed, so that all
             ranks get one order.
@@ -50,6 +55,7 @@ class Options:
     budget: Budget = "peak"
     memory_model: MemoryModel = "runtime"
     preserve_collective_order: Preserve = "none"
+    base: Base = "original"
     effort: int = 4
     strict: bool = False
     agreement: Agree = "digest"
@@ -60,12 +66,18 @@ class Options:
             "budget": ("peak", "profile"),
             "memory_model": ("runtime", "tracker"),
             "preserve_collective_order": ("none", "group", "all"),
+            "base": ("original", "memory", "memory-peak"),
             "agreement": ("digest", "none"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
                 raise OptionsError(f"{name} is {value!r}; it is one of {', '.join(map(repr, allowed))}.")
+        if self.base != "original" and self.budget == "profile":
+            raise OptionsError(
+                f"base is {self.base!r} and budget 'profile': an order with a lower peak is not lower at every position. "
+                "Use budget='peak', or base='original'."
+            )
         if isinstance(self.effort, bool) or not isinstance(self.effort, int) or self.effort < 0:
             raise OptionsError(f"effort is {self.effort!r}; it is a whole number of runs, 0 or more.")
         if not isinstance(self.strict, bool):

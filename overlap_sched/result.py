@@ -98,7 +98,8 @@ class Schedule:
     Attributes:
         order: Node ids in the order to run.
         original, scheduled: Figures of the original order and of ``order``.
-        headroom_bytes: The headroom asked for, in bytes. budget_bytes: original peak + headroom.
+        headroom_bytes: The headroom asked for, in bytes.
+        base_bytes: The peak that it is counted from, where that is not the original's (``Options.base``).
         decisions: One record per collective, in the order of launches.
         fell_back: ``None``, or why the original order was kept.
         work: What it took, counted.
@@ -115,8 +116,9 @@ class Schedule:
     fell_back: str | None
     schedule_s: float
     work: Work = NO_WORK
+    base_bytes: int | None = None
 
     @property
     def budget_bytes(self) -> int:
-        """The original peak plus the headroom."""
-        return self.original.peak_bytes + self.headroom_bytes
+        """What the peak may be: that of the original order (or of the one asked for) plus the headroom."""
+        return (self.original.peak_bytes if self.base_bytes is None else self.base_bytes) + self.headroom_bytes

@@ -14,9 +14,12 @@ from overlap_sched.decisions import decisions
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
 from overlap_sched.improve import best_run
 from overlap_sched.options import Options, headroom_bytes
-from overlap_sched.problem import Problem
+from overlap_sched.problem import Order, Problem
 from overlap_sched.result import NO_WORK, Figures, Schedule
 from overlap_sched.validate import Measured, broken_promise, measure, violation
+
+MEMORY_EFFORT = 2
+"""Most effort that goes into the order with the lowest peak (:func:`overlap_sched.memory.best_order`)."""
 
 
 def schedule(problem: Problem, options: Options | None = None) -> Schedule:
@@ -43,15 +46,21 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
             f"one, or ask for memory_model={problem.memory_model!r}."
         )
     before = after = measure(problem, problem.original_order)
-    run, work, fell_back = None, NO_WORK, None
+    run, work, base_bytes = None, NO_WORK, None
+    peak_bytes = max(before.profile)
     try:
+        base, base_bytes = _base(problem, options)
         if problem.collectives:
-            run, work = best_run(problem, options, before.timeline.step_us, max(before.profile))
-        if run is not None:
-            fell_back = violation(problem, run.order)
-        if run is not None and fell_back is None:
-            after = measure(problem, run.order)
-            fell_back = broken_promise(problem, before, after, options)
+            counted_from = peak_bytes if base_bytes is None else base_bytes
+            run, work = best_run(problem, options, before.timeline.step_us, peak_bytes, base, counted_from)
+        order = base if run is None else run.order
+        fell_back = violation(problem, order)
+        if fell_back is None and order != problem.original_order:
+            after = measure(problem, order)
+            if run is None and after.timeline.step_us > before.timeline.step_us:
+                after, base_bytes = before, None  # less memory, but a longer step, and no overlap makes up for it
+            else:
+                fell_back = broken_promise(problem, before, after, options, base_bytes)
     except Exception as error:  # a scheduler that fails must not take the training job with it
         if options.strict:
             raise VerificationError(f"scheduling {problem.name!r} failed: {_said(error)}") from error
@@ -61,19 +70,30 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
         if options.strict:
             raise VerificationError(message)
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
-        run, after = None, before
+        run, after, base_bytes = None, before, None
     return Schedule(
         problem=problem,
         options=options,
         order=tuple(after.order),
         original=_figures(before),
         scheduled=_figures(after),
-        headroom_bytes=headroom_bytes(options.headroom, max(before.profile)),
+        headroom_bytes=headroom_bytes(options.headroom, peak_bytes if base_bytes is None else base_bytes),
+        base_bytes=base_bytes,
         decisions=decisions(problem, tuple(after.order), after.timeline, run),
         fell_back=fell_back,
         work=work,
         schedule_s=time.perf_counter() - began,
     )
+
+
+def _base(problem: Problem, options: Options) -> tuple[Order, int | None]:
+    """The order to start from, and the peak that headroom is counted from where it is not the original's."""
+    if options.base == "original":
+        return problem.original_order, None
+    from overlap_sched.memory.best import best_order  # not loaded by who does not ask for it
+
+    plan = best_order(problem, options.preserve_collective_order, min(options.effort, MEMORY_EFFORT))
+    return plan.order, plan.peak_bytes if options.base == "memory-peak" else None
 
 
 def _figures(measured: Measured) -> Figures:

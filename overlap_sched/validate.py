@@ -65,14 +65,22 @@ def measure(problem: Problem, order: Sequence[int]) -> Measured:
     return Measured(order, replay(problem, order), memory_profile(problem, order))
 
 
-def broken_promise(problem: Problem, original: Measured, scheduled: Measured, options: Options) -> str | None:
+def broken_promise(
+    problem: Problem, original: Measured, scheduled: Measured, options: Options, base_bytes: int | None = None
+) -> str | None:
     """The first promise of the options that a valid order breaks against the original one, or ``None``.
 
     Peak (or every position of the profile) within the original plus headroom; step not longer than the
     original; launch order kept where asked for.
+
+    Args:
+        problem: What was scheduled.
+        original: The original order. scheduled: the one that came out.
+        options: What was asked for.
+        base_bytes: The peak that headroom is counted from, where that is not the original's.
     """
     order, reference = scheduled.order, original.profile
-    peak = max(reference)
+    peak = max(reference) if base_bytes is None else base_bytes
     headroom = headroom_bytes(options.headroom, peak)
     for at, live in enumerate(scheduled.profile):
         limit = (peak if options.budget == "peak" else reference[at]) + headroom

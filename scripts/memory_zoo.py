@@ -7,7 +7,7 @@
     scripts/memory_zoo.py --solvers             CP-SAT beside HiGHS on windows of a few models
     ... --json record.json                      also a dated record with hardware and versions
 
-All peaks and steps are simulated; seconds are wall clock on this machine. Exit status 1 where an order is above the
+All peaks and steps are simulated; seconds are processor time of one thread. Exit status 1 where an order is above the
 original peak, or a model has not the parameters that it should have.
 """
 

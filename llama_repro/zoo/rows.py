@@ -29,7 +29,7 @@ class ZooRow:
         peak_bytes: Of ours. bound_bytes: no order's peak is lower. found_by: what found ours.
         arena_bytes: One arena for our order, aligned to 512 bytes. fragmentation: the part of it above the peak.
         original_reserved_bytes, reserved_bytes: What torch's allocator reserves for the original order and for ours.
-        order_s, addresses_s: Wall clock of both searches.
+        order_s, addresses_s: Processor time of both searches.
     """
 
     model: str
@@ -97,7 +97,7 @@ class CollectiveRow:
     Attributes:
         graph: Its name. memory_model: in which it is counted. nodes: how many.
         original_bytes, peak_bytes, bound_bytes, found_by, order_s: As in :class:`ZooRow`.
-        simple_s: Wall clock of all the simple orders together, without judging them.
+        simple_s: Processor time of all the simple orders together, without judging them.
         original_us: Step of the original order.
         step_us: Step scheduled from the original order, within its peak. scheduled_bytes: the peak then.
         base_step_us: Step scheduled from the order with the lowest peak, within the original's peak.
@@ -153,7 +153,7 @@ def collective_row(problem: Problem) -> CollectiveRow:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What the work returns, and the seconds that it took."""
-    began = time.perf_counter()
+    """What the work returns, and the processor seconds of this process that it took: others' load is not in them."""
+    began = time.process_time()
     result = work()
-    return result, time.perf_counter() - began
+    return result, time.process_time() - began

@@ -26,7 +26,7 @@ class SolverRow:
         solver: Which.
         lowest_bytes: The lowest peak of the window found; ``None``: none within the limits.
         proven: Whether it ended with a proof.
-        solve_s: Wall clock.
+        solve_s: Processor time, one thread.
     """
 
     graph: str

@@ -196,6 +196,13 @@ def faults(runner: Runner) -> Iterator[Fault]:
         yield from (Fault(way, "lie", lie, "", on) for lie in LIES for on in (0, 1, None))
 
 
+def picked(every: list[Fault], count: int) -> list[Fault]:
+    """One of each kind and way of compiling, and for the rest evenly."""
+    rare = list({(fault.kind, fault.way): fault for fault in every}.values())
+    count -= len(rare)
+    return rare + [every[i * len(every) // count] for i in range(count)]
+
+
 def main() -> None:
     """See the module."""
     count, folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -203,7 +210,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     runner = Runner()
     every = list(faults(runner))
-    chosen = every if not count else [every[i * len(every) // count] for i in range(count)]
+    chosen = every if not count else picked(every, count)
     done = []
     log = (folder / f"rank{runner.rank}.log").open("w", buffering=1)
     for fault in chosen:

@@ -31,7 +31,9 @@ POLICIES = (
     Policy(lead=0.005, slack=-1.0),  # reference order, come what may
     Policy(lead=1.0, slack=1.0),  # the longest path first, come what may
 )
-"""In the order in which they are tried: from the original order, then again and again from the best so far."""
+NETWORK_FIRST = (POLICIES[3], *POLICIES[1:3], POLICIES[0], *POLICIES[4:])
+"""The first where compute is longer than any stream, the second elsewhere. In the order in which they are tried: from
+the starting order, then again and again from the best so far."""
 
 RUN_NODES, MOST_RUNS = 10_000, 2
 """A unit of effort is one run on a graph of this many nodes, up to so many on a smaller one, less on a larger one."""
@@ -56,7 +58,8 @@ def best_run(
         options: Budget, launch order to keep, and effort: the number of runs.
         step_us: Step of the original order.
         peak_bytes: Its peak.
-        base: The order to start from. base_bytes: the peak that headroom is counted from.
+        base: The order to start from.
+        base_bytes: The peak that headroom is counted from.
     """
     reference = Reference(problem, base)
     limit = budget(reference, options, base_bytes)
@@ -80,13 +83,14 @@ def _best_of_runs(
 ) -> tuple[Run | None, Work]:
     problem = reference.problem
     bound_us = simple_bound_us(problem)
+    policies = POLICIES if bound_us <= reference.keys.total_us else NETWORK_FIRST
     close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
     best, work = None, Work()
     for k in range(runs(options.effort, len(problem.nodes))):
         if step_us <= bound_us * (close if k else 1):  # an original order is left alone only at the bound itself
             return best, work
-        start = Reference(problem, best.order) if best is not None and k >= len(POLICIES) else reference
-        run = list_schedule(start, limit, POLICIES[k % len(POLICIES)], chains, step_us * (1 + SAME_STEP))
+        start = Reference(problem, best.order) if best is not None and k >= len(policies) else reference
+        run = list_schedule(start, limit, policies[k % len(policies)], chains, step_us * (1 + SAME_STEP))
         work = _sum(work, run if isinstance(run, Work) else run.work)
         if isinstance(run, Work):
             continue

@@ -18,8 +18,7 @@ set           who                             key
 ============  ==============================  =======================================================
 
 A refused node leaves all other sets until the obstacle is gone: the position that refused it has been passed or
-its memory has gone down. Where memory is tight for long, obstacles move along with what runs; a node that has been
-refused often pauses for longer and longer, but never beyond its own place.
+its memory has gone down.
 """
 
 from collections import deque
@@ -29,12 +28,6 @@ from sortedcontainers import SortedList
 
 from overlap_sched.completion import THIS_STEP, CompletionProfile
 from overlap_sched.reference import Reference
-
-_PATIENCE, _PAUSE_NODES = 8, 5_000
-"""A node is asked again as soon as it could be admitted. After so many refusals it pauses, each time longer by one
-position, and by another for each so many nodes of the graph."""
-_NEVER = -(2**62)
-"""A profile value that no position reaches before it has been passed."""
 
 
 class Ready:
@@ -49,8 +42,6 @@ class Ready:
         self.flying: SortedList = SortedList()
         self.held: SortedList = SortedList()
         self.held_now: SortedList = SortedList()
-        self._refusals: dict[int, int] = {}
-        self._pause = 1 + len(reference.order) // _PAUSE_NODES
         self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
         self.frees = reference.frees
         self._memory, self._keys = memory, reference.keys
@@ -94,11 +85,7 @@ class Ready:
         """The budget has just refused v: keep it out until that obstacle is gone."""
         memory, at = self._memory, self._memory.position[v]
         over_bytes, obstacle = memory.obstacle
-        refusals = self._refusals[v] = self._refusals.get(v, 0) + 1
-        pause = (refusals - _PATIENCE) * self._pause
-        if pause > 0 and obstacle < memory.first + pause:
-            self.held.add((min(memory.first + pause, at - 1), at, _NEVER))
-        elif obstacle == THIS_STEP:
+        if obstacle == THIS_STEP:
             self.held_now.add((memory.alloc_bytes[v], at))
         else:
             self.held.add((obstacle, at, memory.profile[obstacle] - over_bytes))

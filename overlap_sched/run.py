@@ -21,6 +21,8 @@ from overlap_sched.streams import Streams
 
 _LOOK = 4
 """How many of the most urgent nodes are looked at in one step."""
+LARGE = 20_000
+"""In graphs of more nodes, what comes after a refused node waits for the next step: refusals are most of the work."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class _State:
         self.ready = Ready(reference, self.memory)
         self.lead_us = policy.lead * self.keys.total_us
         self.slack_us = policy.slack * self.keys.total_us
+        self.hurried = len(reference.order) > LARGE
         self.done: list[int] = []
         self.clock_us = 0.0
         self.computed_us = 0.0  # compute done so far: the clock without the stalls
@@ -167,6 +170,8 @@ class _State:
                 k += 1
             elif self._may_run(v):
                 return v
+            elif self.hurried:
+                return None
         return None
 
     def _land_first(self) -> int | None:
@@ -191,6 +196,8 @@ class _State:
                 k += 1
             elif self._may_run(v):
                 return v
+            elif self.hurried:
+                return None
         return None
 
     def _may_run(self, v: int) -> bool:

@@ -145,4 +145,4 @@ class InfeasibleLimitError(OverlapSchedError, ValueError):
 
 
 class NoSolutionError(OverlapSchedError, RuntimeError):
-    """The exact search ended at its limits, with neither an order as low as asked for nor a proof that there is none."""
+    """The exact search ended at its limits: neither an order as low as asked for, nor a proof that there is none."""

@@ -75,8 +75,8 @@ class Options:
                 raise OptionsError(f"{name} is {value!r}; it is one of {', '.join(map(repr, allowed))}.")
         if self.base != "original" and self.budget == "profile":
             raise OptionsError(
-                f"base is {self.base!r} and budget 'profile': an order with a lower peak is not lower at every position. "
-                "Use budget='peak', or base='original'."
+                f"base is {self.base!r} and budget is 'profile': an order with a lower peak is not lower at every "
+                "position. Use budget='peak', or base='original'."
             )
         if isinstance(self.effort, bool) or not isinstance(self.effort, int) or self.effort < 0:
             raise OptionsError(f"effort is {self.effort!r}; it is a whole number of runs, 0 or more.")

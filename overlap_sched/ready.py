@@ -76,10 +76,12 @@ class Ready:
         self.rescored += 1
         self.flying.add((finish_us, self._memory.position[v]))
 
-    def land(self, clock_us: float) -> None:
-        """The clock has moved: waits whose collective has finished no longer stall."""
+    def landed(self, clock_us: float) -> list[int]:
+        """The clock has moved: take out the waits whose collective was to be finished by now; the caller adds them."""
+        nodes = []
         while self.flying and self.flying[0][0] <= clock_us:
-            self.add(self._memory.order[self.flying.pop(0)[1]])
+            nodes.append(self._memory.order[self.flying.pop(0)[1]])
+        return nodes
 
     def hold(self, v: int) -> None:
         """The budget has just refused v: keep it out until that obstacle is gone."""

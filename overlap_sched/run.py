@@ -86,7 +86,7 @@ def list_schedule(
         state.run(v, reason)
         if state.clock_us + state.keys.total_us - state.computed_us > beat_us:
             return state.work()
-    step_us = max([state.clock_us, *state.streams.free_us.values()])
+    step_us = state.streams.end_us(state.clock_us)
     made = (tuple(state.done), step_us, state.memory.peak_bytes, state.keys.longest_us)
     return Run(*made, state.reasons, state.refusals, state.work())
 
@@ -230,13 +230,14 @@ class _State:
             self.streams.launch(v, self.clock_us)
             self.reasons[v] = "reference" if self.memory.position[v] == self.memory.first else reason
         elif node.kind is Kind.WAIT:
-            self.clock_us = max(self.clock_us, self.streams.finished_us(v))
+            self.clock_us = self.streams.wait(v, self.clock_us)
         else:
-            self.clock_us += node.time_us
+            self.clock_us = self.streams.compute(node.time_us, self.clock_us)
             self.computed_us += node.time_us
         lowered = self.memory.run(v)
         if ready.flying:
-            ready.land(self.clock_us)
+            for w in ready.landed(self.clock_us):
+                self._add(w)  # under contention some fly on
         if ready.held or ready.held_now:
             for w in ready.freed(lowered):
                 self._add(w)

@@ -13,10 +13,12 @@ So before v is launched: is there a collective u of its group with a longer path
 while v is on the stream, and would be late behind it, by more than v would be behind u?
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
+from overlap_sched.fluid import FluidStreams
 from overlap_sched.problem import Kind
 from overlap_sched.reference import Reference
 
@@ -41,23 +43,57 @@ class Streams:
         self.looked = 0
         self._nodes, self._before = reference.problem.nodes, reference.problem.predecessors
         self._tail_us, self._has_run = reference.keys.tail_us, has_run
+        problem = reference.problem
+        self._fluid = FluidStreams(problem) if problem.contention else None
+        if self._fluid is not None:
+            self.finish_us = self._fluid.finish_us
         # per group, what has not been launched, by latest start; a linked list, so that its front is always near
         self._coming = {group: OrderedDict.fromkeys(ids) for group, ids in reference.coming.items()}
 
     def launch(self, v: int, clock_us: float) -> None:
         """Collective v is launched now."""
         node = self._nodes[v]
-        self.finish_us[v] = self.free_us[node.group] = self.start_us(v, clock_us) + node.time_us
+        if self._fluid is None:
+            self.finish_us[v] = self.free_us[node.group] = self.start_us(v, clock_us) + node.time_us
+        else:
+            self._fluid.launch(v)
         del self._coming[node.group][v]
 
     def start_us(self, v: int, clock_us: float) -> float:
         """When v would start if it were launched now."""
-        return max(clock_us, self.free_us.get(self._nodes[v].group, 0.0))
+        group = self._nodes[v].group
+        return max(clock_us, self._fluid.free_us(group or "") if self._fluid else self.free_us.get(group, 0.0))
+
+    def compute(self, time_us: float, clock_us: float) -> float:
+        """The clock after compute that takes so long alone."""
+        if self._fluid is None:
+            return clock_us + time_us
+        self._fluid.compute(time_us)
+        return self._fluid.clock_us
+
+    def wait(self, v: int, clock_us: float) -> float:
+        """The clock after wait v."""
+        collective = self._nodes[v].collective
+        if self._fluid is None or collective is None:
+            return max(clock_us, self.finished_us(v))
+        self._fluid.wait(collective)
+        return self._fluid.clock_us
+
+    def end_us(self, clock_us: float) -> float:
+        """When the compute stream and all others are done, if nothing more is launched."""
+        return max([clock_us, *self.free_us.values()]) if self._fluid is None else self._fluid.end_us()
 
     def finished_us(self, wait: int) -> float:
-        """When the collective that a wait is for is finished; 0 for one launched before this graph."""
+        """When the collective that a wait is for is finished; 0 for one launched before this graph.
+
+        Under contention later launches may put it off: one that is not finished is never said to be by now.
+        """
         collective = self._nodes[wait].collective
-        return 0.0 if collective is None else self.finish_us[collective]
+        if collective is None:
+            return 0.0
+        if self._fluid is None or self._fluid.finished(collective):
+            return self.finish_us[collective]
+        return max(self.finish_us[collective], math.nextafter(self._fluid.clock_us, math.inf))
 
     def in_the_way(self, v: int, clock_us: float, end_us: float) -> bool:
         """Would v, launched now, hold up a more urgent collective for longer than it would have to wait for that one?

@@ -75,7 +75,8 @@ def broken_promise(
 
     Args:
         problem: What was scheduled.
-        original: The original order. scheduled: the one that came out.
+        original: The original order.
+        scheduled: The one that came out.
         options: What was asked for.
         base_bytes: The peak that headroom is counted from, where that is not the original's.
     """

@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from overlap_sched.problem import Kind, Order, Problem
 
-
 _REACH = 2_000
 """A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
 

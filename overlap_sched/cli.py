@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import get_args
 
 from rich.console import Console, RenderableType
 
@@ -19,7 +20,7 @@ from overlap_sched import cli_frontier, cli_memory, cli_robust
 from overlap_sched.cli_input import load, options_of, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.memory.peak import explain_peak
-from overlap_sched.options import Options
+from overlap_sched.options import Base, Options
 from overlap_sched.problem import Problem
 from overlap_sched.report import explanation, figures, summary, write_trace
 from overlap_sched.report.files import check_writable, write_file
@@ -234,6 +235,13 @@ def _command(
         choices=("peak", "profile"),
         default=default.budget,
         help="what the headroom is added to: the original peak (default), or its memory position by position",
+    )
+    add(
+        "--base",
+        choices=get_args(Base),
+        default=default.base,
+        help="the order to start from: the original (default), or the one with the lowest peak that is found; with "
+        "memory-peak, headroom is counted from that peak",
     )
     add(
         "--preserve-collective-order",

@@ -74,6 +74,11 @@ def request_of(options: argparse.Namespace) -> Request:
         )
     if wanted.budget != "peak":
         raise OptionsError(f"--budget {wanted.budget}: the frontier is one of peaks. Leave it out.")
+    if wanted.base != "original":
+        raise OptionsError(
+            f"--base {wanted.base}: the frontier starts from the original order and from the one with the lowest peak. "
+            "Leave it out."
+        )
     picks = options.memory_limit is not None or options.target_step is not None
     if options.out and not picks:
         raise OptionsError(

@@ -81,6 +81,7 @@ def options_of(options: argparse.Namespace) -> Options:
         headroom=options.headroom,
         budget=options.budget,
         preserve_collective_order=options.preserve_collective_order,
+        base=options.base,
         effort=options.effort,
         strict=options.strict,
     )

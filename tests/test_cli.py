@@ -13,6 +13,7 @@ import pytest
 
 from overlap_sched import EXAMPLE, cli, write_problem
 from overlap_sched.cli import main
+from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Node, Problem
 
 ROOT = Path(__file__).parents[1]
@@ -94,6 +95,26 @@ def test_comm_scale_makes_collectives_slower(problem: str, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out)["original_step_us"] == 110 + 2 * 160
 
 
+def test_a_base_with_less_memory(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def planned(base: str) -> tuple[float, int, int]:
+        assert run("plan", problem, "--json", "--strict", "--base", base) == 0
+        figures = json.loads(capsys.readouterr().out)
+        return figures["step_us"], figures["peak_bytes"] >> 20, figures["original_peak_bytes"] >> 20
+
+    assert planned("original") == planned("memory") == (150.0, 21, 21)
+    assert planned("memory-peak") == (190.0, 18, 21)
+    assert run("explain", problem, "--peak", "--base", "memory-peak") == 0
+    assert "18.0 MiB" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_options_are_named_as_in_the_library(problem: str) -> None:
+    given = {"headroom": "1GiB", "budget": "peak", "preserve_collective_order": "all", "base": "memory", "effort": 1}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    with patch.object(cli, "schedule", side_effect=KeyboardInterrupt) as called:
+        assert run("plan", problem, "--strict", *arguments) == 130
+    assert called.call_args.args[1] == Options(**given, strict=True)  # type: ignore[arg-type]
+
+
 def test_explain_prints_the_most_exposed_first_or_one(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("explain", problem) == 0
     assert capsys.readouterr().out.startswith("example: 2 collectives, ")
@@ -154,6 +175,11 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
             "headroom is '5 parsecs'; write bytes (0), a size with a unit (500MB, 1GiB) or percent of the original "
             "peak (5%).",
         ),
+        (
+            ["plan", "{file}", "--base", "memory", "--budget", "profile"],
+            "base is 'memory' and budget is 'profile': an order with a lower peak is not lower at every position. "
+            "Use budget='peak', or base='original'.",
+        ),
         (["plan", "{file}", "--comm-scale", "nan"], "--comm-scale is nan; it is a factor, 0 or more."),
         (["plan", "{file}", "--comm-scale", "-1"], "--comm-scale is -1.0; it is a factor, 0 or more."),
         (
@@ -187,7 +213,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["plan"], ["plan", "x.json", "--budget", "tight"], ["plan", "x.py", "--group", "fsdp"], ["replan", "x.json"]],
+    [
+        [],
+        ["plan"],
+        ["plan", "x.json", "--budget", "tight"],
+        ["plan", "x.json", "--base", "low"],
+        ["plan", "x.py", "--group", "fsdp"],
+        ["replan", "x.json"],
+    ],
 )
 def test_bad_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 2

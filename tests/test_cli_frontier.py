@@ -102,6 +102,11 @@ def test_the_order_of_a_point_and_a_picture(problem: str, tmp_path: Path) -> Non
         ),
         (["--budget", "profile"], "--budget profile: the frontier is one of peaks. Leave it out."),
         (
+            ["--base", "memory"],
+            "--base memory: the frontier starts from the original order and from the one with the lowest peak. "
+            "Leave it out.",
+        ),
+        (
             ["--memory-limit", "80 apples"],
             "--memory-limit is '80 apples'; write a size with a unit (80GB, 24GiB) or percent of the original peak "
             "(90%).",

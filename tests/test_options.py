@@ -48,6 +48,7 @@ def test_headroom_that_is_none(headroom: object) -> None:
             True,
             "preserve_collective_order is True; it is one of 'none', 'group', 'all'.",
         ),
+        ("base", "low", "base is 'low'; it is one of 'original', 'memory', 'memory-peak'."),
         ("agreement", "vote", "agreement is 'vote'; it is one of 'digest', 'none'."),
         ("effort", -1, "effort is -1; it is a whole number of runs, 0 or more."),
         ("effort", 2.0, "effort is 2.0; it is a whole number of runs, 0 or more."),
@@ -58,6 +59,15 @@ def test_other_values(field: str, value: object, said: str) -> None:
     with pytest.raises(OptionsError) as caught:
         Options(**{field: value})  # type: ignore[arg-type]
     assert str(caught.value) == said
+
+
+def test_a_lower_peak_is_not_a_lower_profile() -> None:
+    with pytest.raises(OptionsError) as caught:
+        Options(base="memory-peak", budget="profile")
+    assert str(caught.value) == (
+        "base is 'memory-peak' and budget is 'profile': an order with a lower peak is not lower at every position. "
+        "Use budget='peak', or base='original'."
+    )
 
 
 def test_ranks_compare_their_orders_unless_told_otherwise() -> None:

@@ -2,15 +2,16 @@
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import get_args
 
 from llama_repro.training.schedulers import SCHEDULERS, Scheduler
 from llama_repro.training.sharding import KINDS, Kind
 from llama_repro.training.sizes import SIZES
 from llama_repro.training.world import DeviceChoice
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import Options
+from overlap_sched.options import Base, Options
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def parse(given: list[str] | None = None) -> Arguments:
         raise OptionsError(f"--slow-network is {slow:g}; it is a bandwidth in GB/s, above 0.")
     if values["checkpoint_every"] < 0:
         raise OptionsError(f"--checkpoint-every is {values['checkpoint_every']}; it is 0 (at the end) or more.")
-    names = ("headroom", "budget", "memory_model", "preserve_collective_order", "effort", "strict", "agreement")
+    names = [option.name for option in fields(Options)]
     return Arguments(options=Options(**{name: values.pop(name) for name in names}), **values)
 
 
@@ -92,6 +93,7 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
     add("--budget", default=default.budget, choices=("peak", "profile"), help="what the headroom is added to")
     add("--memory-model", default=default.memory_model, choices=("runtime", "tracker"), help="see Options")
     add("--preserve-collective-order", default="none", choices=("none", "group", "all"), help="keep launch orders")
+    add("--base", default=default.base, choices=get_args(Base), help="the order to start from, see Options")
     add("--effort", type=int, default=default.effort, metavar="N", help="scheduling runs, the best kept")
     add("--strict", action="store_true", help="raise instead of keeping the original order")
     add("--agreement", default=default.agreement, choices=("digest", "none"), help="compare orders among ranks")

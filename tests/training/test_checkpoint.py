@@ -12,6 +12,7 @@ from llama_repro.training.loop import main
 from llama_repro.training.trainer import identity, make_trainer
 from llama_repro.training.world import world_of
 from overlap_sched.errors import CheckpointError, OptionsError
+from overlap_sched.options import Options
 
 
 @pytest.fixture
@@ -121,3 +122,15 @@ def test_alone_it_trains_and_says_so(monkeypatch, capsys, tmp_path):
     assert [float.fromhex(loss) for loss in told["losses"]] == sorted(map(float.fromhex, told["losses"]), reverse=True)
     assert told["ranks"] == 1
     assert len(told["step_s"]) == 3
+
+
+def test_the_scheduler_is_told_by_the_names_of_its_options():
+    assert parse([]).options == Options(headroom="0")
+    told = {
+        "headroom": "1GiB", "budget": "peak", "memory_model": "tracker", "preserve_collective_order": "all",
+        "base": "memory-peak", "effort": 1, "strict": True, "agreement": "none",
+    }  # fmt: skip
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in told.items() if name != "strict"]
+    assert parse([*given, "--strict"]).options == Options(**told)
+    with pytest.raises(OptionsError, match=r"^base is 'memory' and budget is 'profile': an order with a lower peak is"):
+        parse(["--base", "memory", "--budget", "profile"])

@@ -41,7 +41,7 @@ class OriginalOrderError(ProblemError):
 
 
 class StorageError(ProblemError):
-    """A storage is allocated twice, never, or only after its first use."""
+    """A storage is allocated twice, never, or only after its first use, or one node lists it twice."""
 
 
 class QuantityError(ProblemError):

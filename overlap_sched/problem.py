@@ -84,7 +84,7 @@ class Node(NamedTuple):
         kind: See :class:`Kind`.
         deps: Ids of nodes that must run before it: data and hazards alike, all smaller than its own id.
         alloc: Ids of the storages that it brings to life.
-        use: Ids of the storages that it needs alive (a wait: its collective's inputs and output).
+        use: Ids of the storages that it needs alive, each once (a wait: its collective's inputs and output).
         time_us: Time on the compute stream; of a collective, on its group's stream.
         op: Operator, for people and cost models; ``""`` where there is none.
         group: A collective's process group; ``None`` for other kinds.
@@ -319,6 +319,12 @@ def _check_storages(problem: Problem) -> None:
                 )
             made_by[s] = v
     for v, node in enumerate(nodes):
+        if len(node.use) > 1 and len(set(node.use)) < len(node.use):
+            s = next(s for at, s in enumerate(node.use) if s in node.use[:at])
+            raise errors.StorageError(
+                f"node {v} ({node.name!r}) lists storage {s} twice in `use` and would count as two users of it. "
+                "List it once."
+            )
         for s in node.use:
             maker = made_by[s]
             if maker is None:

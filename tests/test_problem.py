@@ -126,6 +126,12 @@ BROKEN = [
         "node 0 ('b') uses storage 0 before 'c' (node 1) allocates it. List the allocating node first.",
     ),
     (
+        (INPUT, Node("in1", Kind.INPUT, alloc=(1,)), Node("b", Kind.COMPUTE, use=(0, 1, 1, 0))),
+        (Storage(1), Storage(1)),
+        errors.StorageError,
+        "node 2 ('b') lists storage 1 twice in `use` and would count as two users of it. List it once.",
+    ),
+    (
         (Node("b", Kind.COMPUTE, use=(3,)),),
         (Storage(1),),
         errors.UnknownIdError,

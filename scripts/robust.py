@@ -16,14 +16,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL
 from overlap_sched.errors import OverlapSchedError
-from overlap_sched.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem_file import read_problem
@@ -31,7 +29,6 @@ from overlap_sched.report.progress import progress
 from overlap_sched.report.units import duration
 from overlap_sched.robust import DRAWS, robustness
 from overlap_sched.schedule import schedule
-from overlap_sched.widen import widened
 
 INSTANCES = Path(__file__).resolve().parent / "instances"
 HEADINGS = ("graph, network", "order", "predicted", "mean", "", "95 %", "with tails: mean", "", "95 %")
@@ -80,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def orders(problem: Problem, torch: bool) -> Iterator[tuple[str, Order]]:
-    """The original order, torch's two settings if asked for, ours at headroom 0, and ours widened within that peak."""
+    """The original order, torch's two settings if asked for, and ours at headroom 0."""
     yield "original", problem.original_order
     if torch:
         from llama_repro.torch_pass import torch_order
@@ -89,10 +86,7 @@ def orders(problem: Problem, torch: bool) -> Iterator[tuple[str, Order]]:
             warnings.simplefilter("ignore", RuntimeWarning)
             yield "torch, default caps", torch_order(problem, "default")[0]
             yield "torch, caps 0", torch_order(problem, "zero")[0]
-    ours = schedule(problem, Options(memory_model=problem.memory_model)).order
-    yield "ours", ours
-    peak, _ = peak_memory(problem, problem.original_order)
-    yield "ours, widened", widened(problem, ours, np.array(peak))
+    yield "ours", schedule(problem, Options(memory_model=problem.memory_model)).order
 
 
 def figures(problem: Problem, order: Order, draws: int) -> tuple[str, ...]:

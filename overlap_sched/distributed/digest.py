@@ -4,15 +4,17 @@ Two ranks have the same digest if, and only if, they would run the same order of
 JSON: the same in every process and on every machine (no ``hash()``, no ids, no order of dictionaries).
 
 What ranks of one job may name differently is left out or renamed: names of nodes and of the problem are for people;
-process groups are numbered in the order in which their collectives are listed (on a mesh each rank has other groups).
+process groups are numbered in the order in which their collectives are listed (on a mesh each rank has other groups);
+links are the groups that share them.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from overlap_sched.contention import Contention
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 
@@ -25,9 +27,10 @@ class Digest:
     """SHA-256 of each part, in hexadecimal.
 
     Attributes:
-        problem: Nodes, dependencies, storages with their bytes, process groups; all but times and names.
+        problem: Nodes, dependencies, storages with their bytes, process groups; all but times, contention and names.
         options: Every field of :class:`~overlap_sched.options.Options`, as written (``"1GiB"`` is not ``2**30``).
-        costs: Time of every node (microseconds, to the last bit).
+        costs: Time of every node (microseconds, to the last bit), and contention: slowdowns, and which groups share a
+            link.
         order: The order that this rank would run.
         key: Which graph this is: operators and dependencies only, without sizes. Ranks meet under it, so that a
             difference in all else is a difference between ranks and not two graphs.
@@ -69,11 +72,20 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
     return Digest(
         problem=_sha256([skeleton, sizes, problem.storages, groups, problem.memory_model]),
         options=_sha256(asdict(options)),
-        costs=_sha256(_floats(node.time_us for node in problem.nodes)),
+        costs=_sha256([_floats(node.time_us for node in problem.nodes), *_contention(problem.contention, number)]),
         order=_sha256(list(order)),
         key=_sha256(skeleton),
         name=problem.name,
     )
+
+
+def _contention(contention: Contention, number: Mapping[str, int]) -> tuple[dict[str, float], list[list[int]]]:
+    """Slowdowns, and per link that is shared its groups, by their numbers."""
+    groups_of: dict[str, list[int]] = {}  # of each link, by first use
+    for name, k in number.items():
+        groups_of.setdefault(contention.link_of(name), []).append(k)
+    slowdown = {op: float(factor) for op, factor in contention.slowdown.items()}
+    return slowdown, [groups for groups in groups_of.values() if len(groups) > 1]
 
 
 def _floats(times: Iterable[float]) -> list[float]:

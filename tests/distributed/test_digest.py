@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from overlap_sched.contention import Contention
 from overlap_sched.distributed import Digest, digest_of
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Problem, Storage
@@ -33,7 +34,7 @@ def test_the_digest_is_this_one_on_every_machine_and_in_every_version_of_python(
     digest = digest_of(EXAMPLE, Options(), ORDER)
     assert {part: value[:12] for part, value in asdict(digest).items() if part != "options"} == {
         "problem": "30fb825826fd",
-        "costs": "81635666747a",
+        "costs": "b2ad9cbe2329",
         "order": "6c301cda718f",
         "key": "79fa52e78227",
         "name": "example",
@@ -71,6 +72,8 @@ def test_text_and_back() -> None:
         (replace(EXAMPLE, storages=(Storage(2**19, pinned=True), *EXAMPLE.storages[1:])), {"problem"}),
         (replace(EXAMPLE, groups={"fsdp": Group(4, intra_node=True)}), {"problem"}),
         (replace(EXAMPLE, memory_model="tracker"), {"problem"}),
+        (replace(EXAMPLE, contention=Contention({"all_gather": 1.1})), {"costs"}),
+        (replace(EXAMPLE, contention=Contention(links={"fsdp": "nvlink"})), set()),  # nobody shares it
         (replace(EXAMPLE, name="graph_7"), {"name"}),
         (with_node(4, name="mm_1"), set()),
     ],
@@ -86,6 +89,8 @@ def test_what_is_in_which_part(problem: Problem, parts: set[str]) -> None:
         Options(headroom="0"),
         Options(budget="profile"),
         Options(preserve_collective_order="all"),
+        Options(base="memory"),
+        Options(base="memory-peak"),
         Options(effort=3),
         Options(strict=True),
         Options(agreement="none"),
@@ -116,5 +121,9 @@ def two_groups(first: str, second: str, listed: tuple[str, str]) -> Problem:
 def test_ranks_of_a_mesh_name_their_groups_differently() -> None:
     here, there = two_groups("1", "5", ("1", "5")), two_groups("8", "2", ("2", "8"))
     assert digest_of(here, Options(), ORDER) == digest_of(there, Options(), ORDER)
+    shared = Contention(links={"1": "rail", "5": "rail"}), Contention(links={"2": "nic", "8": "nic"})
+    here, there = replace(here, contention=shared[0]), replace(there, contention=shared[1])
+    assert digest_of(here, Options(), ORDER) == digest_of(there, Options(), ORDER)
     one = two_groups("1", "5", ("1", "5"))
+    assert digest_of(here, Options(), ORDER).costs != digest_of(one, Options(), ORDER).costs
     assert changed(one) == {"problem", "key"}

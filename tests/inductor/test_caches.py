@@ -59,6 +59,8 @@ def test_everything_that_an_order_depends_on_changes_the_name(monkeypatch: pytes
         Settings(Options()),
         Settings(Options(headroom=1)),
         Settings(Options(effort=1)),
+        Settings(Options(base="memory")),
+        Settings(Options(base="memory-peak")),
         Settings(Options(), model=Roofline()),
         Settings(Options(), model=Roofline(device=A100)),
         Settings(Options(), ranks_per_node=4),

@@ -7,12 +7,11 @@ from overlap_sched import EXAMPLE, Options
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.frontier import Frontier, frontier
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.relist import as_listed_before, relisted
 from overlap_sched.validate import violation
 from tests.exact.graphs import small_graph
 from tests.exact.search import shortest_step
 from tests.graphs import problems
-from tests.oracle import peak_by_definition, random_order, step_by_definition
+from tests.oracle import peak_by_definition, step_by_definition
 
 MIB = 2**20
 
@@ -93,18 +92,6 @@ def test_launch_orders_are_kept_where_asked() -> None:
     for point in frontier(problem, Options(preserve_collective_order="all"), budgets=5).points:
         launched = [v for v in point.order if problem.nodes[v].kind is Kind.COLLECTIVE]
         assert launched == sorted(launched)
-
-
-def test_relisted_is_the_same_problem() -> None:
-    for seed in range(5):
-        listing = random_order(EXAMPLE, seed)
-        other = relisted(EXAMPLE, listing)
-        order = random_order(other, seed + 1)
-        back = list(as_listed_before(order, listing))
-        assert violation(EXAMPLE, back) is None
-        assert peak_by_definition(EXAMPLE, back) == peak_by_definition(other, order)
-        assert step_by_definition(EXAMPLE, back) == step_by_definition(other, order)
-        assert EXAMPLE.names(tuple(back)) == other.names(tuple(order))
 
 
 def test_what_does_not_fit_is_said(example: Frontier) -> None:

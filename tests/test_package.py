@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import overlap_sched
+import overlap_sched.memory
 
 
-def test_the_example_in_the_docstring() -> None:
+def test_the_examples_in_docstrings() -> None:
     assert doctest.testmod(overlap_sched) == (0, 4)
+    assert doctest.testmod(overlap_sched.memory) == (0, 5)
 
 
 def test_the_core_never_imports_torch() -> None:

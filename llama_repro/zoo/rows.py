@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from overlap_sched.liveness import peak_memory
 from overlap_sched.memory.addresses import plan_addresses
-from overlap_sched.memory.base import relisted
 from overlap_sched.memory.best import ORDERS, best_order
 from overlap_sched.memory.caching_allocator import replay_allocator
 from overlap_sched.memory.flow import flow_of, lead_with_inputs
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
+from overlap_sched.relist import relisted
 from overlap_sched.schedule import schedule
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ def collective_row(problem: Problem) -> CollectiveRow:
     flow = flow_of(problem, "none")
     _, simple_s = timed(lambda: [make(flow) for make in ORDERS.values()])
     plain = schedule(problem, Options(memory_model=model))
-    base = relisted(problem, plan.order).problem
+    base = relisted(problem, plan.order)
     room = plan.original_bytes - plan.peak_bytes
     loose = schedule(base, Options(memory_model=model, headroom=room))
     tight = schedule(base, Options(memory_model=model))

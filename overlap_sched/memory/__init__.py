@@ -11,7 +11,6 @@ Example:
 """
 
 from overlap_sched.memory.addresses import AddressPlan, plan_addresses
-from overlap_sched.memory.base import Relisted, memory_base, relisted
 from overlap_sched.memory.best import MemoryPlan, best_order
 from overlap_sched.memory.caching_allocator import Reservation, replay_allocator
 from overlap_sched.memory.exact import exact_order
@@ -21,13 +20,10 @@ __all__ = [
     "AddressPlan",
     "MemoryPlan",
     "Peak",
-    "Relisted",
     "Reservation",
     "best_order",
     "exact_order",
     "explain_peak",
-    "memory_base",
     "plan_addresses",
-    "relisted",
     "replay_allocator",
 ]

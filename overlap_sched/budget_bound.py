@@ -21,7 +21,7 @@ from heapq import nlargest
 
 import numpy as np
 
-from overlap_sched.bound import lower_bound_us, reachability, unpack
+from overlap_sched.bound import EXACT_NODES, lower_bound_us, reachability, unpack
 from overlap_sched.problem import Kind, Problem
 
 _LATEST = 32
@@ -33,9 +33,12 @@ _NARROW = 12
 def budget_bound_us(problem: Problem, budget_bytes: int) -> float:
     """The bound on the step of any order with a peak of at most ``budget_bytes``, in microseconds.
 
-    At least :func:`~overlap_sched.bound.lower_bound_us`. Both additions hold per collective or node, so looking at a
-    few of them only makes the bound weaker.
+    At least :func:`~overlap_sched.bound.lower_bound_us`, and just that above :data:`~overlap_sched.bound.EXACT_NODES`
+    nodes: who needs whom takes a bit per node and collective. Both additions hold per collective or node, so looking at
+    a few of them only makes the bound weaker.
     """
+    if len(problem.nodes) > EXACT_NODES:
+        return lower_bound_us(problem)
     bounds = [lower_bound_us(problem), *_ends_of_streams(problem), *_narrow_places(problem, budget_bytes)]
     return max(bounds)
 
@@ -117,9 +120,7 @@ def _put_off_us(problem: Problem, z: int, after: set[int], us: Sequence[float], 
                 sharing.setdefault(s, set()).add(root)
 
     held: dict[int, float] = {}  # per node of a part: bytes that it holds for sure while it has not run
-    leaves: dict[
-        int, float
-    ] = {}  # per storage made in a part: bytes held for sure once all compute of the part has run
+    leaves: dict[int, float] = {}  # per storage made in a part: bytes held for sure once the part's compute has run
     part_us: dict[int, float] = {}
     part_held: dict[int, float] = {}
     part_leaves: dict[int, float] = {}

@@ -1,5 +1,6 @@
 """The bound within a memory budget: two drawn examples, and brute force."""
 
+import pytest
 from hypothesis import given, settings
 
 from overlap_sched.bound import lower_bound_us
@@ -61,6 +62,14 @@ def test_what_is_put_off_holds_memory() -> None:
     # beside the table of 100 bytes there is room for both weight gradients, for one, for a tenth of one
     assert [budget_bound_us(problem, budget) for budget in (10**9, 110, 101)] == [70.0, 80.0, 98.0]
     assert [shortest(problem, budget) for budget in (10**9, 111)] == [70.0, 85.0]
+
+
+def test_large_graphs_have_the_bound_of_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tail(slow_us=25.0)
+    monkeypatch.setattr("overlap_sched.budget_bound.EXACT_NODES", len(problem.nodes))
+    assert budget_bound_us(problem, 10**9) == 110.0
+    monkeypatch.setattr("overlap_sched.budget_bound.EXACT_NODES", len(problem.nodes) - 1)
+    assert budget_bound_us(problem, 10**9) == lower_bound_us(problem) == 91.0
 
 
 @given(problems(max_steps=6))

@@ -49,9 +49,12 @@ def widened(
     for v in reversed(line.order.tolist()):
         launch = problem.nodes[v].kind is Kind.COLLECTIVE
         prepares[v] = launch or (still[v] and bool(after[v]) and all(prepares[w] for w in after[v]))
+    front = 0
+    while front < len(order) and problem.nodes[line.order[front]].kind is Kind.INPUT:
+        front += 1  # inputs that lead the order go on to lead it: in a graph they are its signature
     for v in line.order.tolist():
         if prepares[v] and problem.nodes[v].kind is not Kind.WAIT:
-            line.move_sooner(v, max((int(line.position[u]) for u in before[v]), default=-1) + 1)
+            line.move_sooner(v, max(max((int(line.position[u]) + 1 for u in before[v]), default=0), front))
     return tuple(line.order.tolist())
 
 

@@ -20,15 +20,15 @@ def test_runs_know_the_times_that_the_judges_replay(problem: Problem, contention
     problem = contended(problem, contention)
     runs = []
 
-    def kept(*arguments, **more):
-        run = list_schedule(*arguments, **more)
-        runs.append(run)
+    def kept(reference, *arguments, **more):
+        run = list_schedule(reference, *arguments, **more)
+        runs.append((reference.problem, run))  # with contention, or the same problem without
         return run
 
     list_schedule = improve.list_schedule
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(improve, "list_schedule", kept)
         schedule(problem, Options(memory_model=problem.memory_model, strict=True))
-    for run in runs:
+    for known, run in runs:
         if not isinstance(run, Work):
-            assert run.step_us == pytest.approx(replay(problem, run.order).step_us, rel=1e-9)
+            assert run.step_us == pytest.approx(replay(known, run.order).step_us, rel=1e-9)

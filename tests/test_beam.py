@@ -15,8 +15,8 @@ from overlap_sched.problem import EXAMPLE, Kind, Node, Problem
 from overlap_sched.reference import Reference
 from overlap_sched.replay import replay
 from overlap_sched.validate import violation
-from tests.exact.table import DATA
 from tests.exact.search import shortest_step
+from tests.exact.table import DATA
 from tests.graphs import problems
 
 MIB = 2**20

@@ -1,6 +1,13 @@
 """Figures read from a trace, on traces drawn by hand."""
 
-from llama_repro.training.measure import exposed_on_gpu, matmuls_in_between, read_trace
+from llama_repro.training.measure import (
+    Graph,
+    Profiled,
+    exposed_on_gpu,
+    matmuls_in_between,
+    read_trace,
+    with_least_memory,
+)
 
 
 def span(name, ts, dur, cat="cpu_op", tid=1):
@@ -83,3 +90,11 @@ def test_on_a_gpu_only_communication_without_compute_is_exposed():
 def test_a_step_without_graphs():
     step = read_trace([], "cpu")
     assert (step.graphs, step.growth_bytes, step.exposed_us) == ((), 0, 0)
+
+
+def test_the_least_memory_counts_and_the_times_of_the_first():
+    def step(exposed_us, growth, *graphs):
+        return Profiled(tuple(Graph("forward", *two, exposed_us, 1, 1, "LMW") for two in graphs), growth, exposed_us)
+
+    settled = [step(9.0, 700, (50, 90), (80, 80)), step(8.0, 600, (60, 70), (30, 40))]  # growth, with copies
+    assert with_least_memory(step(1.0, 10, (1, 1), (2, 2)), settled) == step(1.0, 600, (50, 90), (30, 40))

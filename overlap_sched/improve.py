@@ -67,7 +67,7 @@ def best_run(
     chains = launch_chains(problem, options)
     best, work = _best_of_runs(reference, options, limit, chains, step_us, peak_bytes)
     if problem.contention:  # widened, it could be slower
-        return _better_blind(problem, options, limit, chains, step_us if best is None else best.step_us, best, work)
+        return _better_blind(reference, options, limit, chains, step_us, best, work)
     if best is None:
         return None, work
     # what the step does not need is given to collectives that take longer than predicted
@@ -76,7 +76,7 @@ def best_run(
 
 
 def _better_blind(
-    problem: Problem,
+    reference: Reference,
     options: Options,
     limit: npt.NDArray[np.int64],
     chains: Sequence[tuple[int, int]],
@@ -85,12 +85,13 @@ def _better_blind(
     work: Work,
 ) -> tuple[Run | None, Work]:
     """The best run, or one made as if there were no contention where that is shorter: lists are greedy either way."""
+    problem = reference.problem
     blind = replace(problem, contention=NO_CONTENTION)
     blind_us = replay(blind, blind.original_order).step_us
-    other, more = _best_of_runs(Reference(blind, blind.original_order), options, limit, chains, blind_us, 0)
+    other, more = _best_of_runs(Reference(blind, reference.order), options, limit, chains, blind_us, 0)
     if other is not None:
         other = replace(other, step_us=replay(problem, other.order).step_us)
-        if other.step_us < step_us * (1 - SAME_STEP):
+        if other.step_us < (step_us if best is None else best.step_us) * (1 - SAME_STEP):
             best = other
     return best, _sum(work, more)
 

@@ -1,12 +1,14 @@
 """The scheduler under contention: its own clock is the judges', and its promises hold."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
 from overlap_sched import improve
 from overlap_sched.contention import Contention
 from overlap_sched.options import Options
-from overlap_sched.problem import Problem
+from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.replay import replay
 from overlap_sched.result import Work
 from overlap_sched.schedule import schedule
@@ -32,3 +34,12 @@ def test_runs_know_the_times_that_the_judges_replay(problem: Problem, contention
     for known, run in runs:
         if not isinstance(run, Work):
             assert run.step_us == pytest.approx(replay(known, run.order).step_us, rel=1e-9)
+
+
+def test_from_the_lowest_peak_the_budget_holds_too() -> None:
+    """Strict: an order made without contention, from an order above the budget, would raise."""
+    slowed = replace(EXAMPLE, contention=Contention({"": 1.5}))
+    for base in ("memory-peak", "memory", "original"):
+        for headroom in (0, "1MiB", "3MiB"):
+            result = schedule(slowed, Options(base=base, headroom=headroom, strict=True))
+            assert result.scheduled.peak_bytes <= result.budget_bytes

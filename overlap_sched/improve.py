@@ -36,8 +36,8 @@ NETWORK_FIRST = (POLICIES[3], *POLICIES[1:3], POLICIES[0], *POLICIES[4:])
 """The first where compute is longer than any stream, the second elsewhere. In the order in which they are tried: from
 the starting order, then again and again from the best so far."""
 
-RUN_NODES, MOST_RUNS = 10_000, 1
-"""A unit of effort is one run on a graph of this many nodes, up to so many on a smaller one, less on a larger one."""
+RUN_NODES = 10_000
+"""A unit of effort is one run on a graph of up to so many nodes, less on a larger one."""
 
 GOAL_PERCENT = 1.5
 """Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
@@ -133,9 +133,7 @@ def _best_of_runs(
 
 def runs(effort: int, nodes: int) -> int:
     """How many runs an effort is worth on a graph of so many nodes: one at least, none for no effort."""
-    if nodes <= RUN_NODES:
-        return effort * min(RUN_NODES // nodes, MOST_RUNS)
-    return max(effort * RUN_NODES // nodes, min(effort, 1))
+    return max(effort * RUN_NODES // max(nodes, RUN_NODES), min(effort, 1))
 
 
 def _sum(one: Work, other: Work) -> Work:

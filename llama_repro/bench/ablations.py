@@ -20,8 +20,8 @@ class Ablation:
     """One idea.
 
     Attributes:
-        name: For the table, behind ``without``: second runs (one run only); beam search (of small graphs); lead
-            (collectives at their latest start); slack (the critical path at its latest start); critical path first
+        name: For the table, behind ``without``: second runs (one run only); beam search (of small graphs);
+            widening (waits later, launches sooner); lead (collectives at their latest start); slack (the critical path at its latest start); critical path first
             (reference order, whatever is late); letting urgent launches go first (a launch never makes way); moving
             what prepares launches (casts stay).
         switches: What is set, by its full name.
@@ -36,8 +36,9 @@ class Ablation:
 
 
 ABLATIONS = (
-    Ablation("second runs", (("overlap_sched.improve.MOST_RUNS", 1),), effort=1),
+    Ablation("second runs", effort=1),
     Ablation("beam search", (("overlap_sched.improve.LOOKS", 0),)),
+    Ablation("widening", (("overlap_sched.improve.widened", lambda problem, order, limit, chains: order),)),
     Ablation("lead", policy=lambda policy: replace(policy, lead=0.0)),
     Ablation("slack", policy=lambda policy: replace(policy, slack=0.0)),
     Ablation("critical path first", (("overlap_sched.run._State._late", lambda state, step, end_us: None),)),

@@ -20,10 +20,10 @@ class Ablation:
     """One idea.
 
     Attributes:
-        name: For the table, behind ``without``: second runs (one run only); beam search (of small graphs);
-            widening (waits later, launches sooner); lead (collectives at their latest start); slack (the critical path at its latest start); critical path first
-            (reference order, whatever is late); letting urgent launches go first (a launch never makes way); moving
-            what prepares launches (casts stay).
+        name: For the table, behind ``without``: second runs (one run only); beam search (of small graphs); widening
+            (waits later, launches sooner); lead (collectives at their latest start); slack (the critical path at its
+            latest start); critical path first (reference order, whatever is late); letting urgent launches go first (a
+            launch never makes way); moving what prepares launches (casts stay).
         switches: What is set, by its full name.
         policy: What becomes of every policy.
         effort: How much is tried; ``None``: as asked.

@@ -23,6 +23,7 @@ import numpy as np
 
 from overlap_sched.bound import EXACT_NODES, lower_bound_us, reachability, unpack
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.reach import reached
 
 _LATEST = 32
 """Collectives per group whose stream's end is looked at: those that need the most compute."""
@@ -84,29 +85,17 @@ def _narrow_places(problem: Problem, budget_bytes: int) -> list[float]:
     large = nlargest(_NARROW, ((size[v], v) for v in range(len(nodes)) if tail_us[v] > us[v] > 0))
     bounds = []
     for _, z in large:
-        after = _reached(z, problem.successors)
+        after = reached(problem.successors, [z]) - {z}
         most_us = total_us - us[z] - sum(us[v] for v in after) + tail_us[z]
         if most_us > total_us:
             bounds.append(most_us - _put_off_us(problem, z, after, us, budget_bytes))
     return bounds
 
 
-def _reached(z: int, edges: Sequence[tuple[int, ...]]) -> set[int]:
-    """All nodes that can be reached from z, without z."""
-    found: set[int] = set()
-    todo = [z]
-    while todo:
-        for v in edges[todo.pop()]:
-            if v not in found:
-                found.add(v)
-                todo.append(v)
-    return found
-
-
 def _put_off_us(problem: Problem, z: int, after: set[int], us: Sequence[float], budget_bytes: int) -> float:
     """At most how much compute of what is neither before z nor after it can be left until z has run."""
     nodes, storages, maker = problem.nodes, problem.storages, problem.allocator
-    before = _reached(z, problem.predecessors)
+    before = reached(problem.predecessors, [z]) - {z}
     part = _parts(problem, {v for v, n in enumerate(nodes) if n.kind is not Kind.INPUT} - before - after - {z})
     needed = {s for v in (z, *after) for s in nodes[v].use} | set(nodes[z].alloc)
     needed |= {s for s, storage in enumerate(storages) if storage.pinned and nodes[maker[s]].kind is Kind.INPUT}

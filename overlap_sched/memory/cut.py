@@ -15,7 +15,8 @@ ancestors nor descendants of ``v`` are variables. Maximum flow by Dinic's algori
 from collections import deque
 from dataclasses import dataclass
 
-from overlap_sched.memory.flow import Flow, reached
+from overlap_sched.memory.flow import Flow
+from overlap_sched.reach import reached
 
 INF = 2**62
 SOURCE, SINK = 0, 1

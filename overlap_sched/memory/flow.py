@@ -10,7 +10,7 @@ Storages sort into four kinds by the rules of :mod:`overlap_sched.liveness`:
 Ids are those of the problem; inputs without predecessors run first and cost nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -127,18 +127,6 @@ def _precedence(
             after[u].append(v)
         last[key] = v
     return tuple(map(tuple, before)), tuple(map(tuple, after))
-
-
-def reached(edges: Sequence[Sequence[int]] | Mapping[int, Sequence[int]], starts: Iterable[int]) -> set[int]:
-    """All that can be reached along the edges from the starts, the starts included. Linear; no recursion."""
-    seen = set(starts)
-    stack = list(seen)
-    while stack:
-        for w in edges[stack.pop()]:
-            if w not in seen:
-                seen.add(w)
-                stack.append(w)
-    return seen
 
 
 def lead_with_inputs(flow: Flow, order: Iterable[int]) -> Order:

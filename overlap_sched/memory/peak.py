@@ -15,12 +15,13 @@ says so with ``kinds``. In this order::
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from overlap_sched.liveness import peak_memory
-from overlap_sched.memory.flow import flow_of, reached
+from overlap_sched.memory.flow import flow_of
 from overlap_sched.memory.lifetimes import Lifetime, lifetimes
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.reach import reached
 
 PeakKind = Literal[
     "parameters",
@@ -31,15 +32,7 @@ PeakKind = Literal[
     "collectives in flight",
     "temporaries",
 ]
-KINDS: tuple[PeakKind, ...] = (
-    "parameters",
-    "optimizer",
-    "saved activations",
-    "gathered parameters",
-    "gradients",
-    "collectives in flight",
-    "temporaries",
-)
+KINDS: tuple[PeakKind, ...] = get_args(PeakKind)
 
 OPTIMIZER_NAMES = ("exp_avg", "momentum", "max_exp_avg", "opt_state", "optimizer", "state_step")
 IDLE_SHARE, IDLE_STEPS = 0.02, 8

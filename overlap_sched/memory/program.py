@@ -26,8 +26,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
-from overlap_sched.memory.flow import Flow, reached
+from overlap_sched.memory.flow import Flow
 from overlap_sched.memory.walk import Forward, run_all
+from overlap_sched.reach import reached
 
 Term = tuple[int, int]
 """(variable, coefficient)."""

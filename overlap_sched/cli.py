@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import ModuleType
 from typing import get_args
 
 from rich.console import Console, RenderableType
@@ -123,18 +124,19 @@ def _memory(options: argparse.Namespace) -> int:
 
 def _frontier(options: argparse.Namespace) -> int:
     """``frontier``: see :mod:`overlap_sched.cli_frontier`."""
-    request = cli_frontier.request_of(options)
-    with progress() as tell:
-        shown = cli_frontier.answer(request, _loaded(options, tell), tell)
-    print(shown if isinstance(shown, str) else _shown(*shown), flush=True)
-    return FINE
+    return _answered(options, cli_frontier)
 
 
 def _robust(options: argparse.Namespace) -> int:
     """``robust``: see :mod:`overlap_sched.cli_robust`."""
-    request = cli_robust.request_of(options)
+    return _answered(options, cli_robust)
+
+
+def _answered(options: argparse.Namespace, command: ModuleType) -> int:
+    """A command whose module checks the request before the input is read, and answers it."""
+    request = command.request_of(options)
     with progress() as tell:
-        shown = cli_robust.answer(request, _loaded(options, tell), tell)
+        shown = command.answer(request, _loaded(options, tell), tell)
     print(shown if isinstance(shown, str) else _shown(*shown), flush=True)
     return FINE
 

@@ -92,8 +92,9 @@ class CompletionProfile:
                 return False
         elif rise and self.profile.max(first, at) > self.peak_limit - rise:
             self.updates += 1
-            end, room = at, self.peak_limit - rise + sum(size for _, size in self.deaths(v))
-            for p, size in sorted(self.deaths(v), reverse=True):  # from the right: ever less of v's has died
+            deaths = self.deaths(v)
+            end, room = at, self.peak_limit - rise + sum(size for _, size in deaths)
+            for p, size in sorted(deaths, reverse=True):  # from the right: ever less of v's has died
                 begin = max(p + 1, first)
                 if begin < end and self._stands(begin, end, room):
                     return False

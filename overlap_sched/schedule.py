@@ -46,7 +46,7 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
             f"one, or ask for memory_model={problem.memory_model!r}."
         )
     before = after = measure(problem, problem.original_order)
-    run, work, base_bytes = None, NO_WORK, None
+    run, work, fell_back, base_bytes = None, NO_WORK, None, None
     peak_bytes = max(before.profile)
     try:
         base, base_bytes = _base(problem, options)
@@ -54,7 +54,8 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
             counted_from = peak_bytes if base_bytes is None else base_bytes
             run, work = best_run(problem, options, before.timeline.step_us, peak_bytes, base, counted_from)
         order = base if run is None else run.order
-        fell_back = violation(problem, order)
+        if order != problem.original_order:
+            fell_back = violation(problem, order)
         if fell_back is None and order != problem.original_order:
             after = measure(problem, order)
             if run is None and after.timeline.step_us > before.timeline.step_us:

@@ -79,5 +79,5 @@ def test_hard_graphs() -> None:
 def test_only_small_graphs_are_searched(more: int, searched: bool) -> None:
     views = tuple(Node(f"view{k}", Kind.COMPUTE) for k in range(more))
     done = schedule(replace(EXAMPLE, nodes=(*EXAMPLE.nodes[:-1], *views, EXAMPLE.nodes[-1])), Options(effort=1))
-    ahead = schedule(replace(EXAMPLE, nodes=EXAMPLE.nodes), Options(effort=1)).work.looked
+    ahead = schedule(EXAMPLE, Options(effort=1)).work.looked
     assert (done.work.looked >= ahead > 0) == searched

@@ -18,13 +18,11 @@ def zoo_table(rows: Sequence[ZooRow]) -> str:
     ]
     for row in rows:
         if row.update:
-            bound = (
-                "optimal" if row.peak_bytes == row.bound_bytes else f"{size(row.bound_bytes)} ({row.gap_percent:.2f} %)"
-            )
             lines.append(
                 f"| {row.model}, {row.batch} | {row.nodes:,} | {size(row.original_bytes)} | {size(row.lpmf_bytes)} "
                 f"| {size(row.bfs_bytes)} | {size(row.dfs_bytes)} | **{size(row.peak_bytes)}** "
-                f"| {row.saved_percent:.1f} % | {bound} | {size(row.arena_bytes)} | {100 * row.fragmentation:.3f} % "
+                f"| {row.saved_percent:.1f} % | {_bound(row)} | {size(row.arena_bytes)} "
+                f"| {100 * row.fragmentation:.3f} % "
                 f"| {size(row.original_reserved_bytes)} → {size(row.reserved_bytes)} "
                 f"| {row.order_s:.2f} s | {row.addresses_s:.2f} s |"
             )

@@ -41,7 +41,7 @@ def test_of_the_example(example: Frontier) -> None:
     assert (example.bound_us, example.floor_bytes // MIB) == (120.0, 18)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(problems())
 def test_more_memory_is_never_a_longer_step(problem: Problem) -> None:
     found = frontier(problem, budgets=5)

@@ -1,7 +1,7 @@
 """A problem listed in another order is the same problem."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OrderError
@@ -12,7 +12,6 @@ from tests.graphs import problems
 from tests.oracle import peak_by_definition, random_order, step_by_definition
 
 
-@settings(deadline=None)
 @given(problems(max_steps=20), st.integers(0, 1000), st.integers(0, 1000))
 def test_orders_mean_the_same(problem: Problem, first: int, second: int) -> None:
     listing = random_order(problem, first)

@@ -24,7 +24,7 @@ def with_times(problem: Problem, times: dict[int, float]) -> Problem:
     return replace(problem, nodes=tuple(nodes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(), st.integers(0, 99), st.sampled_from([LOG_NORMAL, Noise(0.5, tail=0.5)]))
 def test_every_draw_is_a_replay_of_the_graph_with_other_times(problem: Problem, seed: int, noise: Noise) -> None:
     order = random_order(problem, seed)

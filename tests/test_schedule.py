@@ -75,7 +75,7 @@ def test_promises_hold_on_random_graphs(case: tuple[Problem, Options]) -> None:
 
 @pytest.mark.slow
 @given(cases(max_steps=60))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 def test_promises_hold_on_larger_random_graphs(case: tuple[Problem, Options]) -> None:
     problem, options = case
     check_promises(problem, options, schedule(problem, options))

@@ -24,7 +24,7 @@ def launches(problem: Problem, order: list[int]) -> dict[str | None, list[int]]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems(), st.integers(0, 99), st.integers(0, 12), st.booleans(), st.data())
 def test_within_the_budget_and_never_slower_whatever_the_times(
     problem: Problem, seed: int, room: int, flat: bool, data: st.DataObject
@@ -46,7 +46,7 @@ def test_within_the_budget_and_never_slower_whatever_the_times(
         assert after <= before * (1 + 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(), st.integers(0, 99))
 def test_without_a_limit_nothing_stands_between_a_wait_and_its_first_user(problem: Problem, seed: int) -> None:
     order = random_order(problem, seed)
@@ -61,7 +61,7 @@ def test_without_a_limit_nothing_stands_between_a_wait_and_its_first_user(proble
             assert node.kind is Kind.WAIT or (node.kind is Kind.COMPUTE and node.time_us == 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(), st.integers(0, 99), st.integers(0, 8))
 def test_memory_is_counted_exactly_move_by_move(problem: Problem, seed: int, room: int) -> None:
     order = random_order(problem, seed)

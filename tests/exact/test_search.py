@@ -28,7 +28,7 @@ def budgets(measured: list[tuple[int, float]]) -> tuple[int, ...]:
     return peaks[0] - 1, peaks[0], peaks[len(peaks) // 2], peaks[-1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(max_steps=6))
 def test_no_order_is_shorter_and_one_is_as_short(problem: Problem) -> None:
     measured = measured_orders(problem)
@@ -44,7 +44,7 @@ def test_no_order_is_shorter_and_one_is_as_short(problem: Problem) -> None:
             assert max(peak_by_definition(problem, list(found.order))) <= budget
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(problems(max_steps=5))
 def test_constraints_say_the_same(problem: Problem) -> None:
     pytest.importorskip("ortools")
@@ -55,7 +55,7 @@ def test_constraints_say_the_same(problem: Problem) -> None:
         assert (None if found is None else found[0]) == min(steps, default=None)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problems(max_steps=5))
 def test_what_can_be_reached_with_the_listed_order_to_fall_back_on(problem: Problem) -> None:
     orders = list(islice(all_orders(problem), MOST_ORDERS + 1))

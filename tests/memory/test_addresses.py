@@ -13,7 +13,6 @@ from overlap_sched.memory.lifetimes import Lifetime, lifetimes
 from overlap_sched.memory.sweep import fit_within
 from overlap_sched.problem import EXAMPLE, Problem
 from tests.graphs import problems
-from tests.memory import RELAXED
 from tests.oracle import peak_by_definition, random_order
 
 MIB = 2**20
@@ -52,7 +51,6 @@ def smallest_arena(lives: list[Lifetime]) -> int:
     return best
 
 
-@RELAXED
 @given(problems(max_steps=20), st.integers(0, 1000))
 def test_lifetimes_add_up_to_the_profile(problem: Problem, seed: int) -> None:
     order = random_order(problem, seed)
@@ -61,7 +59,6 @@ def test_lifetimes_add_up_to_the_profile(problem: Problem, seed: int) -> None:
     assert profile == peak_by_definition(problem, order)
 
 
-@RELAXED
 @given(problems(max_steps=20), st.integers(0, 1000), st.sampled_from((1, 8, 512)), st.integers(0, 2))
 def test_no_two_storages_overlap(problem: Problem, seed: int, align: int, effort: int) -> None:
     order = random_order(problem, seed)
@@ -76,7 +73,6 @@ def test_no_two_storages_overlap(problem: Problem, seed: int, align: int, effort
         assert plan.peak_bytes == max(peak_by_definition(problem, order))
 
 
-@RELAXED
 @given(problems(max_steps=20), st.integers(0, 1000), st.data())
 def test_the_checker_finds_what_is_wrong(problem: Problem, seed: int, data: st.DataObject) -> None:
     order = random_order(problem, seed)
@@ -104,7 +100,7 @@ def test_the_checker_in_words() -> None:
     assert address_violation(EXAMPLE, order, good) == "storage 3 of mm has no offset"
 
 
-@settings(RELAXED, max_examples=200)
+@settings(max_examples=200)
 @given(BOXES)
 def test_sweep_is_exact(lives: list[Lifetime]) -> None:
     smallest = smallest_arena(lives)
@@ -115,7 +111,6 @@ def test_sweep_is_exact(lives: list[Lifetime]) -> None:
     assert fit_within(lives, smallest - 1, 10**6) is None
 
 
-@RELAXED
 @given(BOXES, st.integers(0, 2))
 def test_placements_hold_and_effort_helps(lives: list[Lifetime], effort: int) -> None:
     offsets, _ = place(lives, 12, effort)

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from overlap_sched.memory.caching_allocator import CachingAllocator, Reservation, replay_allocator
 from overlap_sched.problem import EXAMPLE
-from tests.memory import RELAXED
 
 KIB, MIB = 2**10, 2**20
 
@@ -121,7 +120,6 @@ SIZES = st.sampled_from(
 )
 
 
-@RELAXED
 @given(st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 30)), max_size=60))
 def test_against_a_slow_allocator(script: list[tuple[bool, int, int]]) -> None:
     fast, slow, held = CachingAllocator(), Slow(), []

@@ -17,7 +17,7 @@ from overlap_sched.memory.repair import judged
 from overlap_sched.memory.solvers import Solver, solve
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from tests.graphs import problems
-from tests.memory import RELAXED, SMALL
+from tests.memory import SMALL
 from tests.memory.test_orders import allowed, chain_with_updates, lowest_peak
 from tests.oracle import peak_by_definition
 
@@ -49,7 +49,6 @@ def test_program_of_the_whole_graph_is_exact(problem: Problem, solver: Solver) -
     assert solved.bound * unit <= lowest
 
 
-@RELAXED
 @given(problems(max_steps=16), st.integers(0, 6), st.integers(1, 8))
 def test_hints_are_the_order_so_far(problem: Problem, begin: int, length: int) -> None:
     """The program's own reckoning of a window, at the hinted values, is that of the judge."""

@@ -24,7 +24,7 @@ from overlap_sched.options import Preserve
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.validate import violation
 from tests.graphs import problems
-from tests.memory import RELAXED, SMALL
+from tests.memory import SMALL
 from tests.oracle import all_orders, peak_by_definition, random_order
 
 PRESERVES = st.sampled_from(("none", "group", "all"))
@@ -52,14 +52,12 @@ def lowest_peak(problem: Problem, preserve: Preserve) -> int:
     return min(max(peak_by_definition(problem, order)) for order in few_orders(problem, preserve))
 
 
-@RELAXED
 @given(problems(max_steps=20), st.sampled_from(sorted(ORDERS)), PRESERVES)
 def test_simple_orders_are_valid(problem: Problem, name: str, preserve: Preserve) -> None:
     flow = flow_of(problem, preserve)
     assert allowed(problem, list(lead_with_inputs(flow, ORDERS[name](flow))), preserve)
 
 
-@RELAXED
 @given(problems(max_steps=20), PRESERVES, st.integers(0, 2))
 def test_best_is_valid_and_never_above_the_original(problem: Problem, preserve: Preserve, effort: int) -> None:
     plan = best_order(problem, preserve, effort)
@@ -127,7 +125,6 @@ def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
     assert floor_bytes(flow) <= min(max(profile.values()) for profile in profiles)
 
 
-@RELAXED
 @given(problems(max_steps=20), st.integers(0, 1000))
 def test_walks_know_what_each_step_costs(problem: Problem, seed: int) -> None:
     flow = flow_of(problem, "none")
@@ -144,7 +141,6 @@ def test_walks_know_what_each_step_costs(problem: Problem, seed: int) -> None:
             walk.run(v)
 
 
-@RELAXED
 @given(problems(max_steps=20))
 def test_lpmf_picks_what_torch_would(problem: Problem) -> None:
     """Every pick has the least key among all ready nodes, as torch compares them."""

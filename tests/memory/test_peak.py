@@ -7,13 +7,11 @@ from overlap_sched.memory.peak import explain_peak
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.report.peak_text import peak_text
 from tests.graphs import problems
-from tests.memory import RELAXED
 from tests.oracle import all_orders, peak_by_definition, random_order
 
 MIB = 2**20
 
 
-@RELAXED
 @given(problems(max_steps=20), st.integers(0, 1000))
 def test_what_is_live_adds_up_to_the_peak(problem: Problem, seed: int) -> None:
     order = random_order(problem, seed)

@@ -124,13 +124,13 @@ class _Search:
             sum(node.time_us for node in self.nodes if node.kind is Kind.COLLECTIVE and node.group == group)
             for group in self.groups
         )
-        live = self.reference.input_bytes
+        live = self.reference.lives.input_bytes
         return _State(0, ready, 0.0, self.reference.keys.total_us, idle, streams, (), live, 0, 0, 0.0, None)
 
     def successors(self, state: _State) -> Iterator[_State]:
         """One state per ready node that fits, with all that costs nothing run after it."""
         for v in state.ready:
-            if state.live_bytes + self.reference.alloc_bytes[v] <= self.limit[state.steps]:
+            if state.live_bytes + self.reference.lives.alloc_bytes[v] <= self.limit[state.steps]:
                 self.looked += 1
                 yield self.settled(self.run(state, v))
 
@@ -146,7 +146,7 @@ class _Search:
         return replace(state, bound_us=self._bound_us(state))
 
     def _is_free(self, state: _State, v: int) -> bool:
-        if self.reference.costs[v] or state.live_bytes + self.reference.alloc_bytes[v] > self.limit[state.steps]:
+        if self.reference.costs[v] or state.live_bytes + self.reference.lives.alloc_bytes[v] > self.limit[state.steps]:
             return False
         return self._finish_us(state, v) <= state.clock_us
 
@@ -173,11 +173,11 @@ class _Search:
         else:
             clock_us += node.time_us
             left_us -= node.time_us
-        live = state.live_bytes + self.reference.kept_bytes[v]
-        peak = max(state.peak_bytes, state.live_bytes + self.reference.alloc_bytes[v])
+        live = state.live_bytes + self.reference.lives.kept_bytes[v]
+        peak = max(state.peak_bytes, state.live_bytes + self.reference.lives.alloc_bytes[v])
         for s in node.use:
             if not self.users[s] & ~done:
-                live -= self.reference.freed_size[s]
+                live -= self.reference.lives.freed_size[s]
         new = [w for w in self.after[v] if not self.before[w] & ~done]
         ready = (*(u for u in state.ready if u != v), *new)
         steps, trail = state.steps + 1, (v, state)

@@ -50,12 +50,12 @@ class CompletionProfile:
         self.steps = 0
         self.first = 0
         self.has_run = [False] * len(self.order)
-        self.live_bytes, self.peak_bytes = reference.input_bytes, 0
+        self.live_bytes, self.peak_bytes = reference.lives.input_bytes, 0
         self.obstacle = (0, THIS_STEP)
         self.updates = 0
         self.use = [node.use for node in reference.problem.nodes]
-        self.users, self.freed_size = reference.users, reference.freed_size
-        self.alloc_bytes, self.kept_bytes = reference.alloc_bytes, reference.kept_bytes
+        self.users, self.freed_size = reference.users, reference.lives.freed_size
+        self.alloc_bytes, self.kept_bytes = reference.lives.alloc_bytes, reference.lives.kept_bytes
         self.open_users = [len(users) for users in self.users]
         self.last = [len(users) - 1 for users in self.users]  # index of the last user still open
 

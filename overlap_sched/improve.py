@@ -72,7 +72,7 @@ def best_run(
         return None, work
     # what the step does not need is given to collectives that take longer than predicted
     most = np.minimum(limit, max(best.peak_bytes, base_bytes))
-    return replace(best, order=widened(problem, best.order, most, chains)), work
+    return replace(best, order=widened(reference.lives, best.order, most, chains)), work
 
 
 def _better_blind(
@@ -112,7 +112,9 @@ def _best_of_runs(
     for k in range(runs(options.effort, len(problem.nodes))):
         if step_us <= bound_us * (close if k else 1):  # an original order is left alone only at the bound itself
             return best, work
-        start = Reference(problem, best.order) if best is not None and k >= len(policies) else reference
+        start = reference
+        if best is not None and k >= len(policies):
+            start = Reference(problem, best.order, reference.lives)
         run = list_schedule(start, limit, policies[k % len(policies)], chains, step_us * (1 + SAME_STEP))
         work = _sum(work, run if isinstance(run, Work) else run.work)
         if isinstance(run, Work):

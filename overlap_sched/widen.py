@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.lives import Lives
 from overlap_sched.problem import Kind, Order, Problem
 
 _REACH = 2_000
@@ -29,18 +30,19 @@ _REACH = 2_000
 
 
 def widened(
-    problem: Problem, order: Sequence[int], limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]] = ()
+    lives: Lives, order: Sequence[int], limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]] = ()
 ) -> Order:
     """The order with waits later and launches sooner, within the budget; never a longer step.
 
     Args:
-        problem: What the order is of.
+        lives: Of the problem that the order is of.
         order: A valid order within the budget.
         limit: Budget in bytes, a scalar or one value per position.
         chains: Extra pairs (before, after) that the order keeps and must go on to keep.
     """
+    problem = lives.problem
     before, after = _neighbours(problem, order, chains)
-    line = _Line(problem, order, limit)
+    line = _Line(lives, order, limit)
     still = [_takes_no_time(problem, v) for v in range(len(order))]
     for v in reversed(order):
         if still[v]:
@@ -65,10 +67,9 @@ def _takes_no_time(problem: Problem, v: int) -> bool:
 
 def _neighbours(
     problem: Problem, order: Sequence[int], chains: Sequence[tuple[int, int]]
-) -> tuple[list[list[int]], list[list[int]]]:
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """What must stay before and after each node: the problem's rules, the chains, each group's launches as they are."""
-    before = [list(nodes) for nodes in problem.predecessors]
-    after = [list(nodes) for nodes in problem.successors]
+    before, after = list(problem.predecessors), list(problem.successors)
     pairs = list(chains)
     last: dict[str | None, int] = {}
     for v in order:
@@ -78,8 +79,8 @@ def _neighbours(
                 pairs.append((last[node.group], v))
             last[node.group] = v
     for u, v in pairs:
-        before[v].append(u)
-        after[u].append(v)
+        before[v] = (*before[v], u)
+        after[u] = (*after[u], v)
     return before, after
 
 
@@ -90,47 +91,24 @@ class _Line:
         order: Node ids. position: its inverse.
     """
 
-    def __init__(self, problem: Problem, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
-        nodes, storages = problem.nodes, problem.storages
+    def __init__(self, lives: Lives, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
         self.order = np.array(order, dtype=np.int64)
         self.position = np.empty(len(order), dtype=np.int64)
         self._placed(0, len(order))
         self._limit = limit if limit.ndim else np.full(len(order), int(limit), dtype=np.int64)
-        self._users: list[list[int]] = [[] for _ in storages]
-        for v, node in enumerate(nodes):
-            for s in node.use:
-                self._users[s].append(v)
+        self._users, self._takes, self._keeps = lives.users, lives.alloc_bytes, lives.kept_bytes
+        self._inputs_bytes = lives.input_bytes
         # what each node uses that dies with its last user
-        self._dying = [
-            [(s, storages[s].bytes) for s in node.use if storages[s].bytes and not storages[s].pinned] for node in nodes
-        ]
-        self._takes, self._keeps = [0] * len(nodes), [0] * len(nodes)
-        for v, node in enumerate(nodes):
-            if node.kind is not Kind.INPUT:
-                outlives = [s for s in node.alloc if self._users[s] or node.kind is Kind.OUTPUT]
-                self._takes[v] = sum(storages[s].bytes for s in node.alloc)
-                self._keeps[v] = sum(storages[s].bytes for s in outlives)
-        self._during = np.zeros(len(order), dtype=np.int64)  # live while the node at a position runs
-        self._between = np.zeros(len(order), dtype=np.int64)  # live once it has run
-        self._inputs_bytes = sum(storages[s].bytes for node in nodes if node.kind is Kind.INPUT for s in node.alloc)
-        self._count()
+        size = lives.freed_size
+        self._dying = [[(s, size[s]) for s in node.use if size[s]] for node in lives.problem.nodes]
+        self._during = lives.profile(order)  # live while the node at a position runs
+        takes = np.array(lives.alloc_bytes, dtype=np.int64)[self.order]
+        self._between = np.append(self._during[1:] - takes[1:], lives.end_bytes)  # live once it has run
 
     @property
     def during(self) -> list[int]:
         """Bytes live while the node at each position runs."""
         return [int(live) for live in self._during]
-
-    def _count(self) -> None:
-        live = self._inputs_bytes
-        left = [len(users) for users in self._users]
-        for at, v in enumerate(self.order.tolist()):
-            self._during[at] = live + self._takes[v]
-            live += self._keeps[v]
-            for s, size in self._dying[v]:
-                left[s] -= 1
-                if left[s] == 0:
-                    live -= size
-            self._between[at] = live
 
     def move_later(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""

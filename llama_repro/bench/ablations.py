@@ -38,7 +38,7 @@ class Ablation:
 ABLATIONS = (
     Ablation("second runs", effort=1),
     Ablation("beam search", (("overlap_sched.improve.LOOKS", 0),)),
-    Ablation("widening", (("overlap_sched.improve.widened", lambda problem, order, limit, chains: order),)),
+    Ablation("widening", (("overlap_sched.improve.widened", lambda lives, order, limit, chains: order),)),
     Ablation("lead", policy=lambda policy: replace(policy, lead=0.0)),
     Ablation("slack", policy=lambda policy: replace(policy, slack=0.0)),
     Ablation("critical path first", (("overlap_sched.run._State._late", lambda state, step, end_us: None),)),

@@ -21,22 +21,35 @@ from overlap_sched.result import Reason, Work
 from overlap_sched.run import Policy, Run, list_schedule
 from overlap_sched.widen import widened
 
-POLICIES = (
-    Policy(lead=0.005, slack=0.12),  # the critical path far ahead, weight gradients behind it: compute binds
-    Policy(lead=0.1, slack=-0.03),  # launches very early, compute nearly in reference order: the network binds
-    Policy(lead=0.02, slack=-0.03),  # the critical path only when it is late: memory binds
-    Policy(lead=0.0, slack=-0.01),  # the same, launches at their latest start: memory binds more
-    Policy(lead=0.02, slack=0.01),
-    # graphs of a few layers are anything; these find most of what the others miss there
-    Policy(lead=1.0, slack=-0.03),  # every collective as soon as memory allows
-    Policy(lead=0.005, slack=-1.0),  # reference order, come what may
-    Policy(lead=1.0, slack=1.0),  # the longest path first, come what may
+FAR, NEAR, NEXT = 8_000, 1_000, 250
+"""How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
+
+LAST = (
+    Policy(1.0, -0.03, FAR),  # every collective as soon as memory allows
+    Policy(0.005, -1.0, FAR),  # reference order, come what may
+    Policy(1.0, 1.0, FAR),  # the longest path first, come what may
 )
-NETWORK_FIRST = (POLICIES[3], *POLICIES[1:3], POLICIES[0], *POLICIES[4:])
+"""Graphs of a few layers are anything; these find most of what the others miss there."""
+
+COMPUTE_BINDS = (
+    Policy(0.005, 0.12, FAR),  # the critical path far ahead, weight gradients behind it
+    Policy(0.02, -0.03, NEAR),  # the critical path only when it is late: memory binds
+    Policy(0.0, -0.03, FAR),  # the same, launches at their latest start: memory binds more
+    Policy(0.01, -0.03, NEAR),
+    *LAST,
+)
+NETWORK_BINDS = (
+    Policy(0.02, -0.03, NEAR),
+    Policy(-0.02, -0.03, NEXT),  # launches late, next to nothing far ahead: memory binds too
+    Policy(0.1, -0.03, FAR),  # launches very early
+    Policy(0.0, -0.03, FAR),
+    COMPUTE_BINDS[0],
+    *LAST,
+)
 """The first where compute is longer than any stream, the second elsewhere. In the order in which they are tried: from
 the starting order, then again and again from the best so far."""
 
-RUN_NODES = 10_000
+RUN_NODES = 15_000
 """A unit of effort is one run on a graph of up to so many nodes, less on a larger one."""
 
 GOAL_PERCENT = 1.5
@@ -106,7 +119,7 @@ def _best_of_runs(
 ) -> tuple[Run | None, Work]:
     problem = reference.problem
     bound_us = simple_bound_us(problem)
-    policies = POLICIES if bound_us <= reference.keys.total_us else NETWORK_FIRST
+    policies = COMPUTE_BINDS if bound_us <= reference.keys.total_us else NETWORK_BINDS
     close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
     best, work = None, Work()
     for k in range(runs(options.effort, len(problem.nodes))):

@@ -36,7 +36,7 @@ class Keys:
 
     Attributes:
         compute_us: Time on the compute stream (0 for collectives and waits).
-        hoisted: Is it a collective, or does it prepare the launch of one?
+        stream: The group of the collective that it is or whose launch it prepares; else ``None``.
         total_us: Sum of ``compute_us``.
         longest_us: Longest path of the graph, communication included.
     """
@@ -45,7 +45,7 @@ class Keys:
     place_us: list[float]
     due_us: list[float]
     tail_us: list[float]
-    hoisted: list[bool]
+    stream: list[str | None]
     total_us: float
     longest_us: float
 
@@ -69,17 +69,18 @@ def keys(problem: Problem, order: Sequence[int]) -> Keys:
     for v in order:
         place[v] = done
         done += compute[v]
-    due, tail, hoisted = _backward(problem, order, compute, place, done)
-    return Keys(compute, place, due, tail, hoisted, done, max(tail))
+    due, tail, stream = _backward(problem, order, compute, place, done)
+    return Keys(compute, place, due, tail, stream, done, max(tail))
 
 
 def _backward(
     problem: Problem, order: Sequence[int], compute: list[float], place: list[float], end: float
-) -> tuple[list[float], list[float], list[bool]]:
-    """Latest starts, longest paths to the end, and who is launched (or prepares a launch) by its latest start."""
+) -> tuple[list[float], list[float], list[str | None]]:
+    """Latest starts, longest paths to the end, and for which stream a node is launched (or prepares a launch)."""
     nodes, successors = problem.nodes, problem.successors
     due, tail = [0.0] * len(nodes), [0.0] * len(nodes)
     launch = [math.inf] * len(nodes)  # the latest start of a launch that the node is or prepares
+    stream: list[str | None] = [None] * len(nodes)  # and its group
     cheap = CHEAP * end
     stream_due: dict[str | None, float] = {}  # the latest start of what follows on the group's stream
     for v in reversed(order):
@@ -97,16 +98,16 @@ def _backward(
             due[v] = stream_due[node.group] = needed - node.time_us
             if frees(problem, v):
                 due[v] = min(due[v], place[v])
-            launch[v] = due[v]
+            launch[v], stream[v] = due[v], node.group
             continue
-        needed, path, prepared = end, 0.0, math.inf
+        needed, path, prepared, group = end, 0.0, math.inf, None
         for w in successors[v]:
             if due[w] < needed:
                 needed = due[w]
             if tail[w] > path:
                 path = tail[w]
             if launch[w] < prepared:
-                prepared = launch[w]
+                prepared, group = launch[w], stream[w]
         tail[v] = path + us
         if node.kind is Kind.WAIT:
             due[v] = needed
@@ -114,6 +115,7 @@ def _backward(
             due[v] = place[v]
         elif prepared < math.inf:
             due[v] = launch[v] = prepared - us
+            stream[v] = group
         else:
             due[v] = min(place[v], needed - us) if us else needed
-    return due, tail, [launched < math.inf for launched in launch]
+    return due, tail, stream

@@ -8,8 +8,9 @@ set           who                             key
 ============  ==============================  =======================================================
 ``free``      views, waits that are finished  none: a queue, first ready, first run
 ``work``      other compute                   reference position
-``due``       collectives, and the cheap      latest start; what frees memory first; reference position
-              compute that prepares them
+``due``       per stream: its collectives,    latest start; what frees memory first; reference position
+              the cheap compute that
+              prepares them
 ``late``      collectives, compute            longest path to the end, longest first; reference position
 ``flying``    waits that would stall          when their collective finishes; reference position
 ``held``      refused by the budget           the position that refused it; reference position; how low the
@@ -37,7 +38,7 @@ class Ready:
         """Start empty."""
         self.free: deque[int] = deque()
         self.work: SortedList = SortedList()
-        self.due: SortedList = SortedList()
+        self.due: dict[str, SortedList] = {group: SortedList() for group in reference.problem.groups}
         self.late: SortedList = SortedList()
         self.flying: SortedList = SortedList()
         self.held: SortedList = SortedList()
@@ -45,7 +46,7 @@ class Ready:
         self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
         self.frees = reference.frees
         self._memory, self._keys = memory, reference.keys
-        self._launch, self._costs, self._hoisted = reference.launches, reference.costs, reference.keys.hoisted
+        self._launch, self._costs, self._stream = reference.launches, reference.costs, reference.keys.stream
 
     def add(self, v: int) -> None:
         """Node v is ready (a wait: and what it waits for is finished)."""
@@ -57,8 +58,9 @@ class Ready:
         self.late.add((-keys.tail_us[v], at))
         if not self._launch[v]:
             self.work.add(at)
-        if self._hoisted[v]:
-            self.due.add((keys.due_us[v], not self.frees[v], at))
+        group = self._stream[v]
+        if group is not None:
+            self.due[group].add((keys.due_us[v], not self.frees[v], at))
 
     def remove(self, v: int) -> None:
         """Undo ``add``: node v runs, or is refused; one from ``free`` has been taken out already."""
@@ -68,8 +70,9 @@ class Ready:
         self.late.remove((-keys.tail_us[v], at))
         if not self._launch[v]:
             self.work.remove(at)
-        if self._hoisted[v]:
-            self.due.remove((keys.due_us[v], not self.frees[v], at))
+        group = self._stream[v]
+        if group is not None:
+            self.due[group].remove((keys.due_us[v], not self.frees[v], at))
 
     def fly(self, v: int, finish_us: float) -> None:
         """Wait v is ready but would stall: its collective finishes later."""

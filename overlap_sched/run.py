@@ -7,6 +7,7 @@ sets in :mod:`overlap_sched.ready`, the admission rule in :mod:`overlap_sched.co
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -20,22 +21,22 @@ from overlap_sched.result import Reason, Work
 from overlap_sched.streams import Streams
 
 _LOOK = 4
-"""How many of the most urgent nodes are looked at in one step."""
-LARGE = 20_000
-"""In graphs of more nodes, what comes after a refused node waits for the next step: refusals are most of the work."""
+"""How many of the most urgent nodes, of each stream, are looked at in one step: refusals would be most of the work."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What one run tries; both as parts of all compute time, so that they fit graphs of every size.
+    """What one run tries; times are parts of all compute time, so that they fit graphs of every size.
 
     Attributes:
-        lead: How much earlier than its latest start a collective is launched.
+        lead: How much earlier than its latest start a collective is launched; negative: later.
         slack: How much earlier than its latest start a node of the critical path is moved ahead; negative: later.
+        reach: How many positions ahead of the first open node compute is looked for when there is none nearer.
     """
 
     lead: float
     slack: float
+    reach: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class _State:
         self.ready = Ready(reference, self.memory)
         self.lead_us = policy.lead * self.keys.total_us
         self.slack_us = policy.slack * self.keys.total_us
-        self.hurried = len(reference.order) > LARGE
+        self.reach = policy.reach
         self.done: list[int] = []
         self.clock_us = 0.0
         self.computed_us = 0.0  # compute done so far: the clock without the stalls
@@ -137,10 +138,11 @@ class _State:
             v = self.ready.free.popleft()
             if self._may_run(v):
                 return v, "fits"
-        step = self._admitted(self.ready.work)  # the next compute in reference order
-        step_us = math.inf if step is None else self.keys.compute_us[step]
+        step = self._admitted(self.ready.work, self.memory.first + self.reach)  # the next compute in reference order
+        step_us = self._stall_us() if step is None else self.keys.compute_us[step]
 
-        # 1. a collective (or what prepares it) whose latest start would pass while the next compute runs
+        # 1. a collective (or what prepares it) whose latest start would pass while the next compute runs, or while
+        #    there is none; nothing in flight either: the first
         end_us = max(self.keys.longest_us, self.clock_us + self.keys.total_us - self.computed_us)
         due = self._launch((self.computed_us + step_us + self.lead_us,), end_us)
         if due is not None:
@@ -157,21 +159,30 @@ class _State:
         if landed is not None:
             return landed, "fits"
         # 5. all that is left are launches in each other's way
-        due = self._admitted(self.ready.due)
-        assert due is not None, "the first open node of the reference order is always admitted"
-        return due, "fits"
+        while True:
+            v = self.memory.order[min(due[0] for due in self.ready.due.values() if due)[-1]]
+            if self._may_run(v):  # the first open node of the reference order always may
+                return v, "fits"
+
+    def _stall_us(self) -> float:
+        """How long the compute stream would stand still now: until the first collective in flight is finished."""
+        return self.ready.flying[0][0] - self.clock_us if self.ready.flying else math.inf
 
     def _launch(self, below: tuple[float], end_us: float) -> int | None:
-        """The collective (or what prepares it) that is due first, with a key below the one given; see above."""
-        due, k = self.ready.due, 0
-        while k < min(len(due), _LOOK) and due[k] < below:
-            v = self.memory.order[due[k][-1]]
-            if self.nodes[v].kind is Kind.COLLECTIVE and self.streams.in_the_way(v, self.clock_us, end_us):
-                k += 1
-            elif self._may_run(v):
-                return v
-            elif self.hurried:
-                return None
+        """The collective (or what prepares it) that is due first, with a key below the one given; see above.
+
+        What memory refuses on one stream stands only in the way of that stream.
+        """
+        for due in sorted((due for due in self.ready.due.values() if due and due[0] < below), key=itemgetter(0)):
+            k = 0
+            for _ in range(_LOOK):
+                if k == len(due) or due[k] >= below:
+                    break
+                v = self.memory.order[due[k][-1]]
+                if self.nodes[v].kind is Kind.COLLECTIVE and self.streams.in_the_way(v, self.clock_us, end_us):
+                    k += 1
+                elif self._may_run(v):
+                    return v
         return None
 
     def _land_first(self) -> int | None:
@@ -188,16 +199,16 @@ class _State:
         late, tail_us, compute_us = self.ready.late, self.keys.tail_us, self.keys.compute_us
         now_us = self.clock_us + self.slack_us
         k = 0
-        while k < min(len(late), _LOOK):
+        for _ in range(_LOOK):
+            if k == len(late):
+                break
             v = self.memory.order[late[k][1]]
             if now_us + compute_us[step] + tail_us[v] <= end_us:
-                return None
+                break
             if v == step or (tail_us[v] <= tail_us[step] and now_us + compute_us[v] + tail_us[step] > end_us):
                 k += 1
             elif self._may_run(v):
                 return v
-            elif self.hurried:
-                return None
         return None
 
     def _may_run(self, v: int) -> bool:
@@ -210,13 +221,10 @@ class _State:
         self.ready.hold(v)
         return False
 
-    def _admitted(self, candidates: SortedList, below: tuple[float] | None = None) -> int | None:
-        """The first candidate, with a key below the one given, that the budget admits; the refused are held."""
-        while candidates:
-            key = candidates[0]
-            if below is not None and key >= below:
-                return None
-            v = self.memory.order[key[-1] if isinstance(key, tuple) else key]
+    def _admitted(self, candidates: SortedList, below: float = math.inf) -> int | None:
+        """The first candidate, at a reference position below the one given, that the budget admits; others are held."""
+        while candidates and candidates[0] < below:
+            v = self.memory.order[candidates[0]]
             if self._may_run(v):
                 return v
         return None

@@ -7,6 +7,7 @@ on a small graph a beam search. How much is counted, never timed: every rank get
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from overlap_sched.reference import Reference
 from overlap_sched.replay import replay
 from overlap_sched.result import Reason, Work
 from overlap_sched.run import Policy, Run, list_schedule
+from overlap_sched.tail import shorter_tail
 from overlap_sched.widen import widened
 
 FAR, NEAR, NEXT = 8_000, 1_000, 250
@@ -84,8 +86,13 @@ def best_run(
     if best is None:
         return None, work
     # what the step does not need is given to collectives that take longer than predicted
-    most = np.minimum(limit, max(best.peak_bytes, base_bytes))
-    return replace(best, order=widened(reference.lives, best.order, most, chains)), work
+    most, lives = np.minimum(limit, max(best.peak_bytes, base_bytes)), reference.lives
+    wider = partial(widened, lives, limit=most, chains=chains)
+    if chains:
+        return replace(best, order=wider(best.order)), work
+    order, put_off = shorter_tail(lives, best.order, most, wider)
+    reasons = best.reasons | dict.fromkeys(put_off.intersection(problem.collectives), "put off")
+    return replace(best, order=order, reasons=reasons), work
 
 
 def _better_blind(

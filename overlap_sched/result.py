@@ -24,13 +24,14 @@ class Figures:
     peak_at: int
 
 
-Reason = Literal["reference", "due", "frees", "fits", "searched", "original"]
+Reason = Literal["reference", "due", "frees", "fits", "searched", "put off", "original"]
 """Why a collective was launched where it was:
 
 - ``reference``: it was the first node still open in the reference order;
 - ``due``: its latest start would have passed while the next compute ran;
 - ``frees``: the same, and it frees memory once done (a reduce_scatter): before what takes memory;
 - ``fits``: nothing else could run without standing still;
+- ``put off``: with its compute, which hides the last collectives of the step;
 - ``searched``: of all orders of a small graph that were searched, the best has it there;
 - ``original``: the original order was kept.
 """

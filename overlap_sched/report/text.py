@@ -18,6 +18,7 @@ _WHY = {
     "due": "its latest start would have passed while the next compute ran",
     "frees": "its latest start would have passed while the next compute ran, and once done it frees memory",
     "fits": "nothing else could run without standing still",
+    "put off": "it was put off with its compute, which hides the last collectives of the step",
     "searched": "the best of the orders searched (the graph is small) has it there",
     "original": "the original order was kept",
 }

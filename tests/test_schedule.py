@@ -314,14 +314,14 @@ def test_a_backward_pass_is_hidden_within_the_budget() -> None:
 
 
 FIGURES = {  # graph, network: (gap to the bound in percent that must be reached, at headroom 0 and the same peak)
-    ("llama3_8b_bw_64_1d", 1): 0.8,
-    ("llama3_8b_bw_64_2d", 1): 1.0,
-    ("llama3_8b_fw_64_2d", 1): 0.05,
-    ("dsv3_bw_64", 1): 3.0,
-    ("llama3_8b_bw_64_1d", 4): 6.5,
-    ("llama3_8b_bw_64_2d", 4): 23.0,
-    ("llama3_8b_fw_64_2d", 4): 0.05,
-    ("dsv3_bw_64", 4): 1.5,
+    ("llama3_8b_bw_64_1d", 1): 0.35,
+    ("llama3_8b_bw_64_2d", 1): 0.91,  # of which 0.87 are proven: budget_bound
+    ("llama3_8b_fw_64_2d", 1): 0.01,
+    ("dsv3_bw_64", 1): 0.8,
+    ("llama3_8b_bw_64_1d", 4): 4.0,
+    ("llama3_8b_bw_64_2d", 4): 5.0,
+    ("llama3_8b_fw_64_2d", 4): 0.01,
+    ("dsv3_bw_64", 4): 0.8,
 }
 
 
@@ -335,7 +335,7 @@ def test_real_graphs_reach_their_figures(name: str, scale: int) -> None:
     gap_percent = 100 * (replay(problem, result.order).step_us / lower_bound_us(problem) - 1)
     assert gap_percent <= FIGURES[name, scale]
     # work, not seconds: about one rescoring and two range operations per node and run
-    assert result.work.rescored <= 2 * result.work.runs * len(problem.nodes)
+    assert result.work.rescored <= 1.5 * result.work.runs * len(problem.nodes)
     assert result.work.updates <= 2 * result.work.runs * len(problem.nodes)
 
 

@@ -3,6 +3,7 @@
 Switches are the scheduler's own numbers and questions, set for one row. One that is no longer there is an error.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -22,8 +23,10 @@ class Ablation:
     Attributes:
         name: For the table, behind ``without``: second runs (one run only); beam search (of small graphs); widening
             (waits later, launches sooner); lead (collectives at their latest start); slack (the critical path at its
-            latest start); critical path first (reference order, whatever is late); letting urgent launches go first (a
-            launch never makes way); moving what prepares launches (casts stay).
+            latest start); reach (compute is looked for to the end of the graph); critical path first (reference order,
+            whatever is late); short standstills (while nothing can run, all that memory admits is launched); letting
+            urgent launches go first (a launch never makes way); moving what prepares launches (casts stay); putting
+            off (compute that would hide the last collectives stays where it is).
         switches: What is set, by its full name.
         policy: What becomes of every policy.
         effort: How much is tried; ``None``: as asked.
@@ -41,12 +44,15 @@ ABLATIONS = (
     Ablation("widening", (("overlap_sched.improve.widened", lambda lives, order, limit, chains: order),)),
     Ablation("lead", policy=lambda policy: replace(policy, lead=0.0)),
     Ablation("slack", policy=lambda policy: replace(policy, slack=0.0)),
+    Ablation("reach", policy=lambda policy: replace(policy, reach=math.inf)),
     Ablation("critical path first", (("overlap_sched.run._State._late", lambda state, step, end_us: None),)),
     Ablation(
         "letting urgent launches go first",
         (("overlap_sched.streams.Streams.in_the_way", lambda streams, v, clock_us, end_us: False),),
     ),
+    Ablation("short standstills", (("overlap_sched.run._State._stall_us", lambda state: math.inf),)),
     Ablation("moving what prepares launches", (("overlap_sched.priority.CHEAP", 0.0),)),
+    Ablation("putting off", (("overlap_sched.tail._MOST_JOBS", 0),)),
 )
 
 

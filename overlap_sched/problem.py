@@ -31,15 +31,16 @@ collective's output. Which memory model a problem is in is decided where it is m
 it shows in what waits allocate and use, never in the code that counts.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from overlap_sched import errors
-from overlap_sched.contention import NO_CONTENTION, Contention, check_contention
+from overlap_sched.contention import NO_CONTENTION, Contention
+from overlap_sched.node import MAX_TOTAL_BYTES, Group, Kind, Node, Storage
+from overlap_sched.problem_check import check_problem
+
+__all__ = ["EXAMPLE", "MAX_TOTAL_BYTES", "Group", "Kind", "MemoryModel", "Node", "Order", "Problem", "Storage"]
 
 Order = tuple[int, ...]
 """A permutation of a problem's node ids."""
@@ -47,9 +48,6 @@ Order = tuple[int, ...]
 MemoryModel = Literal["runtime", "tracker"]
 """``runtime``: what NCCL and the allocator do (a collective's inputs are held until its wait; a wait allocates
 nothing). ``tracker``: torch's own ``MemoryTracker`` (inputs freed at launch; a wait allocates again)."""
-
-MAX_TOTAL_BYTES = 2**60
-"""All storages together: sums stay exact in 64 bits."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""What a problem is made of: nodes, storages and process groups; the words are drawn in :mod:`overlap_sched.problem`.
+
+Import them from there: here they stand apart so that the checks can know them without knowing the whole.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+MAX_TOTAL_BYTES = 2**60
+"""All storages together: sums stay exact in 64 bits."""
+
+
+class Kind(StrEnum):
+    """What a node is."""
+
+    INPUT = "input"
+    COMPUTE = "compute"
+    COLLECTIVE = "collective"
+    WAIT = "wait"
+    OUTPUT = "output"
+
+
+class Storage(NamedTuple):
+    """One buffer. Pinned ones (parameters, what the caller keeps) are never freed."""
+
+    bytes: int
+    pinned: bool = False
+
+
+class Group(NamedTuple):
+    """A process group: how many ranks, and whether they sit in one node."""
+
+    size: int
+    intra_node: bool
+
+
+class Node(NamedTuple):
+    """One step of the graph (a named tuple: ten thousand are made within the few milliseconds a pass may take).
+
+    Attributes:
+        name: Unique in the problem.
+        kind: See :class:`Kind`.
+        deps: Ids of nodes that must run before it: data and hazards alike, all smaller than its own id.
+        alloc: Ids of the storages that it brings to life.
+        use: Ids of the storages that it needs alive, each once (a wait: its collective's inputs and output).
+        time_us: Time on the compute stream; of a collective, on its group's stream.
+        op: Operator, for people and cost models; ``""`` where there is none.
+        group: A collective's process group; ``None`` for other kinds.
+        collective: Of a wait, the id of the collective; ``None`` where that was launched before this graph.
+        flops: Floating-point operations of a compute node.
+        bytes: Bytes read and written by a compute node; the larger side of a collective.
+    """
+
+    name: str
+    kind: Kind
+    deps: tuple[int, ...] = ()
+    alloc: tuple[int, ...] = ()
+    use: tuple[int, ...] = ()
+    time_us: float = 0.0
+    op: str = ""
+    group: str | None = None
+    collective: int | None = None
+    flops: int = 0
+    bytes: int = 0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from overlap_sched.beam import beam_search
 from overlap_sched.contention import NO_CONTENTION
 from overlap_sched.options import Options, headroom_bytes
-from overlap_sched.problem import MAX_TOTAL_BYTES, Kind, Order, Problem
+from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
 from overlap_sched.reference import Reference
 from overlap_sched.replay import replay
 from overlap_sched.result import Reason, Work
@@ -187,9 +187,8 @@ def _chains(problem: Problem, options: Options) -> Iterator[tuple[int, int]]:
 def simple_bound_us(problem: Problem) -> float:
     """All compute, or all time of the busiest group: the part of the bound that costs nothing."""
     compute_us, stream_us = 0.0, dict.fromkeys(problem.groups, 0.0)
-    for node in problem.nodes:
-        if node.kind is Kind.COLLECTIVE and node.group is not None:
-            stream_us[node.group] += node.time_us
-        elif node.kind is not Kind.WAIT:
-            compute_us += node.time_us
-    return max(compute_us, *stream_us.values())
+    for us in problem.compute_us:  # one by one, like the sum of the keys, with which it is compared: sum() may differ
+        compute_us += us
+    for v in problem.collectives:
+        stream_us[problem.nodes[v].group or ""] += problem.nodes[v].time_us
+    return max([compute_us, *stream_us.values()])

@@ -35,13 +35,13 @@ class Keys:
     """Per node id, in microseconds; see the module.
 
     Attributes:
-        compute_us: Time on the compute stream (0 for collectives and waits).
+        compute_us: See :attr:`Problem.compute_us <overlap_sched.problem.Problem.compute_us>`.
         stream: The group of the collective that it is or whose launch it prepares; else ``None``.
         total_us: Sum of ``compute_us``.
         longest_us: Longest path of the graph, communication included.
     """
 
-    compute_us: list[float]
+    compute_us: tuple[float, ...]
     place_us: list[float]
     due_us: list[float]
     tail_us: list[float]
@@ -63,9 +63,8 @@ def frees(problem: Problem, v: int) -> bool:
 
 def keys(problem: Problem, order: Sequence[int]) -> Keys:
     """All keys along a reference order: one sweep forward, one backward."""
-    nodes = problem.nodes
-    compute = [0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us for node in nodes]
-    place, done = [0.0] * len(nodes), 0.0
+    compute = problem.compute_us
+    place, done = [0.0] * len(compute), 0.0
     for v in order:
         place[v] = done
         done += compute[v]
@@ -74,7 +73,7 @@ def keys(problem: Problem, order: Sequence[int]) -> Keys:
 
 
 def _backward(
-    problem: Problem, order: Sequence[int], compute: list[float], place: list[float], end: float
+    problem: Problem, order: Sequence[int], compute: Sequence[float], place: list[float], end: float
 ) -> tuple[list[float], list[float], list[str | None]]:
     """Latest starts, longest paths to the end, and for which stream a node is launched (or prepares a launch)."""
     nodes, successors = problem.nodes, problem.successors

@@ -128,6 +128,14 @@ class Problem:
         """Ids of all collectives, in the original order."""
         return tuple(v for v, node in enumerate(self.nodes) if node.kind is Kind.COLLECTIVE)
 
+    @cached_property
+    def compute_us(self) -> tuple[float, ...]:
+        """Per node, its time on the compute stream in microseconds: 0 for collectives and waits.
+
+        For the scheduler; the judges make their own.
+        """
+        return tuple(0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us for node in self.nodes)
+
     def names(self, order: Order) -> list[str]:
         """The order as node names: what ``--out`` writes and the judge reads."""
         return [self.nodes[v].name for v in order]

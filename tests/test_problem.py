@@ -26,6 +26,12 @@ def test_predecessors_and_successors(problem: Problem) -> None:
     assert sum(map(len, problem.predecessors)) == sum(map(len, problem.successors))
 
 
+def test_time_on_the_compute_stream() -> None:
+    """That of a collective is on its group's stream, and a wait's is none, whatever the node says."""
+    nodes = tuple(node._replace(time_us=1.0 + v) for v, node in enumerate(EXAMPLE.nodes))
+    assert Problem("timed", nodes, EXAMPLE.storages, EXAMPLE.groups).compute_us == (1, 2, 0, 0, 5, 6, 7, 0, 0, 10)
+
+
 BROKEN = [
     (
         (),

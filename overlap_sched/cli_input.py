@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from overlap_sched.cli_contention import notes_on, said_contention, with_contention
+from overlap_sched.contention import NO_CONTENTION, Contention
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, MemoryModel, Problem
@@ -43,6 +45,7 @@ class Source:
         sizes: Of a dump, sizes that only the data knows, by symbol or node.
         packages: Of a dump, Python packages to import first: they register operators that the graph uses.
         device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
+        contention: Replaces the file's, key by key.
     """
 
     path: str
@@ -52,6 +55,7 @@ class Source:
     sizes: Mapping[str, int] | None = None
     packages: Sequence[str] = ()
     device: str | None = None
+    contention: Contention = NO_CONTENTION
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,11 @@ class Loaded:
 
 
 def source_of(options: argparse.Namespace) -> Source:
-    """What the options that all commands share say of the input."""
+    """What the options that all commands share say of the input.
+
+    Raises:
+        OptionsError: What they say of contention is not understood.
+    """
     return Source(
         path=options.problem,
         comm_scale=options.comm_scale,
@@ -72,6 +80,7 @@ def source_of(options: argparse.Namespace) -> Source:
         sizes=dict(options.size),
         packages=tuple(options.packages),
         device=options.device,
+        contention=said_contention(options.slowdown, options.link),
     )
 
 
@@ -95,14 +104,18 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     """
     if not math.isfinite(source.comm_scale) or source.comm_scale < 0:
         raise OptionsError(f"--comm-scale is {source.comm_scale}; it is a factor, 0 or more.")
-    if not _is_dump(source.path):
-        if source.groups or source.device or source.sizes or source.packages:
-            raise OptionsError(
-                f"{source.path} is a problem file: it has its own groups, sizes and times. "
-                "Leave --group, --size, --import and --device out."
-            )
-        return Loaded(read_problem(source.path, comm_scale=source.comm_scale))
-    return _load_dump(source, tell)
+    loaded = _load_dump(source, tell) if _is_dump(source.path) else _load_problem(source)
+    problem = with_contention(loaded.problem, source.contention, source.path)
+    return Loaded(problem, (*loaded.notes, *notes_on(problem, source.contention)))
+
+
+def _load_problem(source: Source) -> Loaded:
+    if source.groups or source.device or source.sizes or source.packages:
+        raise OptionsError(
+            f"{source.path} is a problem file: it has its own groups, sizes and times. "
+            "Leave --group, --size, --import and --device out."
+        )
+    return Loaded(read_problem(source.path, comm_scale=source.comm_scale))
 
 
 def _is_dump(path: str) -> bool:

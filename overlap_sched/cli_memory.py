@@ -160,7 +160,7 @@ def _table(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation,
     if addresses is not None:
         table.add_row("one arena", "", size(addresses.arena_bytes), "", size(addresses.peak_bytes))
         table.add_row("fragmentation", "", f"{100 * addresses.fragmentation:.2f} %")
-    console = Console(file=sys.stdout)
+    console = Console(file=sys.stdout, markup=False, emoji=False)  # titles hold names from files
     with console.capture() as captured:
         console.print(table)
     return captured.get().rstrip("\n")

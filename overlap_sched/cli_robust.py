@@ -12,6 +12,7 @@ from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
 from overlap_sched.options import Options
 from overlap_sched.order_file import read_order
 from overlap_sched.problem import MemoryModel, Order, Problem
+from overlap_sched.report.contention_text import contention_figures
 from overlap_sched.report.robust_text import robust_table
 from overlap_sched.robust import DRAWS, Robustness, check_draws, robustness
 from overlap_sched.schedule import schedule
@@ -101,5 +102,6 @@ def _figures(
         "tail": request.tail,
         "draws": request.draws,
         "seed": request.seed,
+        "contention": contention_figures(problem.contention),
         "orders": {by: {"errors": asdict(plain), "errors_and_tails": asdict(tailed)} for by, plain, tailed in rows},
     }

@@ -1,6 +1,29 @@
-"""For all tests: a property fails on what it finds, never because the machine was slow while it looked."""
+"""For all tests: a property fails on what it finds, never because the machine was slow while it looked.
 
+For those of the command: a terminal that is the same everywhere, and the example as a file.
+"""
+
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from overlap_sched import EXAMPLE, write_problem
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+@pytest.fixture
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No colours, 120 letters wide."""
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> str:
+    """A file with the example."""
+    path = tmp_path / "example.json.gz"
+    write_problem(EXAMPLE, path)
+    return str(path)

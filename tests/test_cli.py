@@ -12,29 +12,17 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched import EXAMPLE, cli, write_problem
-from overlap_sched.cli import main
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Node, Problem
+from tests.command import run
 
 ROOT = Path(__file__).parents[1]
 KEYS = [
     "name", "nodes", "original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent",
     "budget_bound_us", "gap_within_budget_percent", "original_peak_bytes",
-    "peak_bytes", "headroom_bytes", "memory_model", "schedule_s", "fell_back",
+    "peak_bytes", "headroom_bytes", "memory_model", "contention", "schedule_s", "fell_back",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
-
-
-@pytest.fixture
-def problem(tmp_path: Path) -> str:
-    path = tmp_path / "example.json.gz"
-    write_problem(EXAMPLE, path)
-    return str(path)
+pytestmark = pytest.mark.usefixtures("plain_terminal")
 
 
 def command(*arguments: str, **keywords: object) -> subprocess.CompletedProcess[str]:
@@ -44,14 +32,6 @@ def command(*arguments: str, **keywords: object) -> subprocess.CompletedProcess[
         capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, **keywords,
     )  # type: ignore[call-overload]  # fmt: skip
-
-
-def run(*arguments: str) -> int:
-    """The exit code of the command, also where argparse exits by itself."""
-    try:
-        return main(arguments)
-    except SystemExit as exited:
-        return int(exited.code or 0)
 
 
 def test_json_has_exactly_the_documented_keys(problem: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,37 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched import EXAMPLE, write_problem
-from overlap_sched.cli import main
+from overlap_sched import EXAMPLE
 from overlap_sched.order_file import read_order
 from overlap_sched.validate import violation
+from tests.command import run
 
-
-@pytest.fixture(autouse=True)
-def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.setenv("COLUMNS", "120")
-
-
-@pytest.fixture
-def problem(tmp_path: Path) -> str:
-    path = tmp_path / "example.json"
-    write_problem(EXAMPLE, path)
-    return str(path)
-
-
-def run(*arguments: str) -> int:
-    try:
-        return main(arguments)
-    except SystemExit as exited:
-        return int(exited.code or 0)
+pytestmark = pytest.mark.usefixtures("plain_terminal")
 
 
 def test_frontier_as_json(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("frontier", problem, "--json", "--memory-limit", "24MiB") == 0
     out, err = capsys.readouterr()
     figures = json.loads(out)
-    assert list(figures) == ["name", "memory_model", "bound_us", "floor_bytes", "original", "points", "picked"]
+    assert list(figures) == [
+        "name", "memory_model", "contention", "bound_us", "floor_bytes", "original", "points", "picked",
+    ]  # fmt: skip
     point = ["peak_bytes", "headroom_bytes", "step_us", "exposed_us", "gap_percent"]
     assert all(list(given) == point for given in (figures["original"], figures["picked"], *figures["points"]))
     assert [given["headroom_bytes"] >> 20 for given in figures["points"]] == [-3, 0, 5]
@@ -148,7 +132,7 @@ def test_robust_as_json_and_of_another_order(problem: str, tmp_path: Path, capsy
     capsys.readouterr()
     assert run("robust", problem, "--json", "--draws", "50", "--order", str(order)) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert list(figures) == ["name", "sigma", "tail", "draws", "seed", "orders"]
+    assert list(figures) == ["name", "sigma", "tail", "draws", "seed", "contention", "orders"]
     assert list(figures["orders"]) == ["original", str(order), "scheduled"]
     assert figures["orders"][str(order)] == figures["orders"]["scheduled"]
     scheduled = figures["orders"]["scheduled"]

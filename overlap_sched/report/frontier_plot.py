@@ -80,7 +80,8 @@ def _draw(axes: "Axes", found: Frontier, picked: Point | None) -> None:
         axes.plot(picked.peak_bytes / unit_bytes, picked.step_us / scale, "o", color=EXPOSED, markersize=8,
                   label=f"picked: {duration(picked.step_us)} at {size(picked.peak_bytes)}")  # fmt: skip
     axes.set_xlabel(f"peak memory ({unit}), {found.problem.memory_model} model, simulated", color=INK)
-    axes.set_ylabel(f"step ({time}), simulated", color=INK)
+    simulated = f"simulated{' with contention' if found.problem.contention else ''}"
+    axes.set_ylabel(f"step ({time}), {simulated}", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.48, -0.13), ncols=2, frameon=False, fontsize=9)
 

@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 
 from overlap_sched.frontier import Frontier, Point
+from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.text import gap_percent
 from overlap_sched.report.units import change, duration, printable, size
 
@@ -15,6 +16,7 @@ def frontier_figures(found: Frontier, picked: Point | None) -> dict[str, Any]:
     return {
         "name": found.problem.name,
         "memory_model": found.problem.memory_model,
+        "contention": contention_figures(found.problem.contention),
         "bound_us": found.bound_us,
         "floor_bytes": found.floor_bytes,
         "original": _figures(found, found.original),
@@ -38,10 +40,13 @@ def frontier_table(found: Frontier, picked: Point | None) -> Table:
     original = found.original
     table = Table(
         title=f"{printable(found.problem.name)}: step against peak memory",
-        caption=f"Simulated, in the {found.problem.memory_model} memory model: bytes that live tensors of this graph "
-        f"hold. Gap: to {duration(found.bound_us)}, which no order's step is below; no peak is below "
-        f"{size(found.floor_bytes)}. "
-        f"Orders found with {found.budgets} budgets; there may be better ones.",
+        caption=with_contention_line(
+            f"Simulated, in the {found.problem.memory_model} memory model: bytes that live tensors of this graph "
+            f"hold. Gap: to {duration(found.bound_us)}, which no order's step is below; no peak is below "
+            f"{size(found.floor_bytes)}. "
+            f"Orders found with {found.budgets} budgets; there may be better ones.",
+            found.problem.contention,
+        ),
         title_style="bold",
         title_justify="left",
         caption_justify="left",

@@ -110,7 +110,8 @@ def _draw(figure: "Figure", schedule: Schedule, before: Timeline, after: Timelin
         axes.spines[["top", "right"]].set_visible(False)
     top.legend(loc="upper left", ncols=4, frameon=False, fontsize=9, borderaxespad=0.2)
     streams.set_xlim(0, end_us / scale * 1.002)
-    streams.set_xlabel(f"time ({unit}), simulated: one compute stream, one stream per process group", color=INK)
+    simulated = f"simulated{' with contention' if schedule.problem.contention else ''}"
+    streams.set_xlabel(f"time ({unit}), {simulated}: one compute stream, one stream per process group", color=INK)
 
 
 def _edges(before: Timeline, after: Timeline, end_us: float) -> Floats:

@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 
 from overlap_sched.problem import Problem
+from overlap_sched.report.contention_text import with_contention_line
 from overlap_sched.report.units import duration, printable
 from overlap_sched.robust import Robustness
 
@@ -16,8 +17,11 @@ def robust_table(
     """Two lines per order: predicted step, mean and 95th percentile; the same where collectives are delayed too."""
     table = Table(
         title=f"{printable(problem.name)}: the step when predicted times are wrong",
-        caption=f"Simulated: {draws:,} replays of each order, all with the same errors: log-normal, 1 on average, "
-        f"sigma {sigma:g}. With tails: {100 * tail:g} % of the collectives take twice as long on average, too.",
+        caption=with_contention_line(
+            f"Simulated: {draws:,} replays of each order, all with the same errors: log-normal, 1 on average, "
+            f"sigma {sigma:g}. With tails: {100 * tail:g} % of the collectives take twice as long on average, too.",
+            problem.contention,
+        ),
         title_style="bold",
         title_justify="left",
         caption_justify="left",

@@ -10,6 +10,7 @@ from overlap_sched.bound import lower_bound_us
 from overlap_sched.budget_bound import budget_bound_us
 from overlap_sched.errors import UnknownIdError
 from overlap_sched.problem import Problem
+from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.units import change, duration, printable, size
 from overlap_sched.result import Decision, Schedule
 
@@ -50,6 +51,7 @@ def figures(schedule: Schedule) -> dict[str, Any]:
         "peak_bytes": schedule.scheduled.peak_bytes,
         "headroom_bytes": schedule.headroom_bytes,
         "memory_model": schedule.problem.memory_model,
+        "contention": contention_figures(schedule.problem.contention),
         "schedule_s": schedule.schedule_s,
         "fell_back": schedule.fell_back is not None,
     }
@@ -63,8 +65,11 @@ def summary(schedule: Schedule) -> Table:
     table = Table(
         title=f"{printable(problem.name)}: {_count(len(problem.nodes), 'node')}, "
         f"{_count(len(problem.collectives), 'collective')} on {_count(groups, 'process group')}",
-        caption=f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; "
-        f"the memory budget, {_budget(schedule)}. Scheduled in {schedule.schedule_s:.2f} s.",
+        caption=with_contention_line(
+            f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; "
+            f"the memory budget, {_budget(schedule)}. Scheduled in {schedule.schedule_s:.2f} s.",
+            problem.contention,
+        ),
         title_style="bold",
         caption_justify="left",
         title_justify="left",
@@ -94,14 +99,16 @@ def explanation(schedule: Schedule, collective: str | None = None) -> str:
     decisions = schedule.decisions
     if collective is not None:
         wanted = _find(schedule.problem, collective)
-        return "\n".join(_record(schedule, d) for d in decisions if d.collective == wanted)
+        record = "\n".join(_record(schedule, d) for d in decisions if d.collective == wanted)
+        return with_contention_line(record, schedule.problem.contention)
     worst_first = sorted(decisions, key=lambda d: (-d.exposed_us, d.position))
     exposed = sum(d.exposed_us > _ROUNDING * schedule.scheduled.step_us for d in decisions)
-    head = [
+    summed = (
         f"{printable(schedule.problem.name)}: {_count(len(decisions), 'collective')}, {exposed} exposed for "
         f"{duration(sum(d.exposed_us for d in decisions))} in all; most exposed first (simulated, "
         f"{schedule.problem.memory_model} memory model)."
-    ]
+    )
+    head = [with_contention_line(summed, schedule.problem.contention)]
     if schedule.fell_back is not None:
         head.append(f"The original order was kept: {printable(schedule.fell_back)}.")
     return "\n\n".join(["\n".join(head), *(_record(schedule, d) for d in worst_first)])

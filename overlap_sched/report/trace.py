@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sched.problem import Problem
+from overlap_sched.report.contention_text import contention_figures
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import size
@@ -34,6 +35,7 @@ def write_trace(schedule: Schedule, path: str | Path) -> None:
         "otherData": {
             "problem": schedule.problem.name,
             "memory_model": schedule.problem.memory_model,
+            "contention": contention_figures(schedule.problem.contention),
             "note": "simulated: replay of one compute stream and one stream per process group",
         },
     }

@@ -36,6 +36,7 @@ def test_figures_have_exactly_the_documented_keys(reordered: Schedule) -> None:
         "peak_bytes": 26 * 2**20,
         "headroom_bytes": 5 * 2**20,
         "memory_model": "runtime",
+        "contention": None,
         "schedule_s": 0.25,
         "fell_back": False,
     }

@@ -1,0 +1,36 @@
+"""Contention beside the figures that were made with it: as a line, and as data."""
+
+from typing import Any
+
+from overlap_sched.contention import Contention
+from overlap_sched.report.units import printable
+
+
+def contention_line(contention: Contention) -> str:
+    """One line that says which slowdown and which links there are; empty where there is no contention."""
+    parts = []
+    if any(factor != 1.0 for factor in contention.slowdown.values()):
+        by_kind = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
+        beside = [f"{factor:.15g} beside {_kind(kind, len(by_kind) > 1)}" for kind, factor in by_kind]
+        beside[0] = beside[0].replace(" beside", " times as long beside", 1)
+        parts.append(f"compute takes {', '.join(beside)}")
+    for link in contention.shared_links:
+        *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
+        parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")
+    return f"With contention: {'; '.join(parts)}." if parts else ""
+
+
+def with_contention_line(text: str, contention: Contention) -> str:
+    """A text, and under it the line about contention where there is any."""
+    return "\n".join(filter(None, (text, contention_line(contention))))
+
+
+def contention_figures(contention: Contention) -> dict[str, Any] | None:
+    """The same as data, in the words of a problem file; ``None`` where there is none."""
+    return {"slowdown": dict(contention.slowdown), "links": dict(contention.links)} if contention else None
+
+
+def _kind(kind: str, among_others: bool) -> str:
+    if kind:
+        return f"{printable(kind)}*"
+    return "any other collective" if among_others else "any collective"

@@ -14,14 +14,16 @@ spoilt. In any completion that runs it later, move it to the front: until its ol
 ``-net``, behind it nothing changes, and its own step fits. So only nodes with ``net > 0`` are worth a choice.
 """
 
-from collections.abc import Iterable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 
 from overlap_sched.memory.flow import Flow
 
+_Edges = Sequence[Sequence[int]]
 
-class Walk(Protocol):
-    """What :class:`Forward` and :class:`Backward` have in common.
+
+class Walk(ABC):
+    """Nodes run one by one, and taken back: precedence. Which storages come and go is up to the direction.
 
     Attributes:
         live_bytes: Live between steps. rise, net: see above; right for every node that is ready.
@@ -35,99 +37,104 @@ class Walk(Protocol):
     ready: dict[int, None]
     steps: int
 
+    def __init__(self, flow: Flow, needs: _Edges, next_: _Edges, never: Iterable[int] = ()) -> None:
+        """Per node, what must have run before it in this direction, and what it comes before; who never gets ready."""
+        self.flow = flow
+        self.steps = 0
+        self._next, self._never = next_, frozenset(never)
+        self._missing = [len(others) for others in needs]
+        self.ready = {v: None for v, missing in enumerate(self._missing) if not missing and v not in self._never}
+
     def run(self, v: int) -> list[int]:
         """Run a ready node; returns the nodes that became ready or whose cost changed."""
+        missing = self._missing
+        del self.ready[v]
+        self.live_bytes += self.net[v]
+        self.steps += 1
+        touched = self._use(v)
+        for w in self._next[v]:
+            missing[w] -= 1
+            if not missing[w] and w not in self._never:
+                self.ready[w] = None
+                touched.append(w)
+        return touched
 
     def undo(self, v: int) -> None:
         """Take back the last node run."""
+        missing = self._missing
+        self.steps += 1
+        for w in self._next[v]:
+            if not missing[w] and w not in self._never:
+                del self.ready[w]
+            missing[w] += 1
+        self._unuse(v)
+        self.live_bytes -= self.net[v]
+        self.ready[v] = None
+
+    @abstractmethod
+    def _use(self, v: int) -> list[int]:
+        """A node has run: what it uses costs others something else now; those others."""
+
+    @abstractmethod
+    def _unuse(self, v: int) -> None:
+        """Take back :meth:`_use`."""
 
 
-class Forward:
+class Forward(Walk):
     """From the start on. The inputs have run when it is made."""
 
     def __init__(self, flow: Flow) -> None:
-        n = len(flow.makes)
-        self.flow = flow
-        self.steps = 0
+        super().__init__(flow, needs=flow.before, next_=flow.after)
         self.live_bytes = flow.always_bytes + sum(flow.size[s] for s in flow.given)
-        made = [sum(flow.size[s] for s in makes) for makes in flow.makes]
-        self.rise = [made[v] + flow.passing_bytes[v] for v in range(n)]
+        made = _bytes(flow, flow.makes)
+        self.rise = [made[v] + passing for v, passing in enumerate(flow.passing_bytes)]
         self.net = made
-        self.left = [len(users) for users in flow.users]
-        self.whose = [0] * len(flow.users)  # exclusive or of the users left: of one left, that one
+        self._left = [len(users) for users in flow.users]
+        self._whose = [0] * len(flow.users)  # exclusive or of the users left: of one left, that one
         for s, users in enumerate(flow.users):
             for v in users:
-                self.whose[s] ^= v
+                self._whose[s] ^= v
             if len(users) == 1:
                 self.net[users[0]] -= flow.size[s]
-        self.missing = [len(before) for before in flow.before]
-        self.ready = {v: None for v in range(n) if not self.missing[v]}
         for v in flow.first:
             self.run(v)
         self.steps = 0
 
-    def run(self, v: int) -> list[int]:
-        """See :class:`Walk`."""
-        size, left, whose, net, missing = self.flow.size, self.left, self.whose, self.net, self.missing
+    def _use(self, v: int) -> list[int]:
+        size, left, whose, net = self.flow.size, self._left, self._whose, self.net
         touched = []
-        del self.ready[v]
-        self.live_bytes += net[v]
-        self.steps += 1
         for s in self.flow.uses[v]:
             left[s] -= 1
             whose[s] ^= v
             if left[s] == 1:
                 net[whose[s]] -= size[s]
                 touched.append(whose[s])
-        for w in self.flow.after[v]:
-            missing[w] -= 1
-            if not missing[w]:
-                self.ready[w] = None
-                touched.append(w)
         return touched
 
-    def undo(self, v: int) -> None:
-        """See :class:`Walk`."""
-        size, left, whose, net, missing = self.flow.size, self.left, self.whose, self.net, self.missing
-        self.steps += 1
-        for w in self.flow.after[v]:
-            if not missing[w]:
-                del self.ready[w]
-            missing[w] += 1
+    def _unuse(self, v: int) -> None:
+        size, left, whose, net = self.flow.size, self._left, self._whose, self.net
         for s in self.flow.uses[v]:
             if left[s] == 1:
                 net[whose[s]] += size[s]
             left[s] += 1
             whose[s] ^= v
-        self.live_bytes -= net[v]
-        self.ready[v] = None
 
 
-class Backward:
-    """From the end back: what is run here comes last in the order."""
+class Backward(Walk):
+    """From the end back: what is run here comes last in the order. The inputs never run."""
 
     def __init__(self, flow: Flow) -> None:
-        n = len(flow.makes)
-        self.flow = flow
-        self.steps = 0
+        super().__init__(flow, needs=flow.after, next_=flow.before, never=flow.first)
+        self.ready = dict.fromkeys(reversed(self.ready))
         self.live_bytes = flow.always_bytes + sum(flow.size[s] for s in flow.kept)
-        made = [sum(flow.size[s] for s in makes) for makes in flow.makes]
-        brings = [sum(flow.size[s] for s in uses) for uses in flow.uses]
-        self.rise = [brings[v] + flow.passing_bytes[v] for v in range(n)]
-        self.net = [brings[v] - made[v] for v in range(n)]
-        self.open_users = [0] * len(flow.users)  # users run so far: alive while there are any
-        first = set(flow.first)
-        self.missing = [len(after) for after in flow.after]
-        self.ready = {v: None for v in reversed(range(n)) if not self.missing[v] and v not in first}
-        self.fixed = first
+        made, brings = _bytes(flow, flow.makes), _bytes(flow, flow.uses)
+        self.rise = [brings[v] + passing for v, passing in enumerate(flow.passing_bytes)]
+        self.net = [brings[v] - made[v] for v in range(len(made))]
+        self._seen = [0] * len(flow.users)  # per storage, users run so far: alive while there are any
 
-    def run(self, v: int) -> list[int]:
-        """See :class:`Walk`."""
-        size, users, seen, rise, net = self.flow.size, self.flow.users, self.open_users, self.rise, self.net
+    def _use(self, v: int) -> list[int]:
+        size, users, seen, rise, net = self.flow.size, self.flow.users, self._seen, self.rise, self.net
         touched = []
-        del self.ready[v]
-        self.live_bytes += net[v]
-        self.steps += 1
         for s in self.flow.uses[v]:
             if not seen[s]:
                 for w in users[s]:
@@ -135,29 +142,21 @@ class Backward:
                     net[w] -= size[s]
                     touched.append(w)
             seen[s] += 1
-        for u in self.flow.before[v]:
-            self.missing[u] -= 1
-            if not self.missing[u] and u not in self.fixed:
-                self.ready[u] = None
-                touched.append(u)
         return touched
 
-    def undo(self, v: int) -> None:
-        """See :class:`Walk`."""
-        size, users, seen, rise, net = self.flow.size, self.flow.users, self.open_users, self.rise, self.net
-        self.steps += 1
-        for u in self.flow.before[v]:
-            if not self.missing[u] and u not in self.fixed:
-                del self.ready[u]
-            self.missing[u] += 1
+    def _unuse(self, v: int) -> None:
+        size, users, seen, rise, net = self.flow.size, self.flow.users, self._seen, self.rise, self.net
         for s in self.flow.uses[v]:
             seen[s] -= 1
             if not seen[s]:
                 for w in users[s]:
                     rise[w] += size[s]
                     net[w] += size[s]
-        self.live_bytes -= net[v]
-        self.ready[v] = None
+
+
+def _bytes(flow: Flow, storages: _Edges) -> list[int]:
+    """Per node, the bytes of its storages together."""
+    return [sum(flow.size[s] for s in own) for own in storages]
 
 
 def run_all(walk: Walk, nodes: Iterable[int]) -> int:

@@ -1,8 +1,12 @@
 """Which models are captured: sizes and the fake world they are sharded over."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from overlap_sched.errors import OptionsError
+
+_Entry = TypeVar("_Entry")
 
 MATRICES = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
 """The matrices of one layer, in the order in which the forward pass multiplies by them."""
@@ -65,6 +69,15 @@ def find_config(name: str) -> LlamaConfig:
     Raises:
         OptionsError: There is none; the message lists those there are.
     """
-    if name not in CONFIGS:
-        raise OptionsError(f"config is {name!r}; it is one of {', '.join(CONFIGS)}.")
-    return CONFIGS[name]
+    return look_up(CONFIGS, name, "config")
+
+
+def look_up(table: Mapping[str, _Entry], name: str, what: str) -> _Entry:
+    """The entry of that name in a table of ``what``.
+
+    Raises:
+        OptionsError: There is none; the message lists those there are.
+    """
+    if name not in table:
+        raise OptionsError(f"{what} is {name!r}; it is one of {', '.join(table)}.")
+    return table[name]

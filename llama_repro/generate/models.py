@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 
-from llama_repro.configs import LlamaConfig
+from llama_repro.configs import LlamaConfig, look_up
 from overlap_sched.errors import OptionsError
 
 TRACED_LAYERS = 4
@@ -59,9 +59,7 @@ def find_model(name: str) -> Model:
     Raises:
         OptionsError: There is none; the message lists those there are.
     """
-    if name not in MODELS:
-        raise OptionsError(f"model is {name!r}; it is one of {', '.join(MODELS)}.")
-    return MODELS[name]
+    return look_up(MODELS, name, "model")
 
 
 def parse_mesh(text: str, model: Model) -> Mesh:

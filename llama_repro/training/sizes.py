@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from llama_repro.configs import LlamaConfig
+from llama_repro.configs import LlamaConfig, look_up
 from overlap_sched.errors import OptionsError
 
 SIZES = {
@@ -32,9 +32,7 @@ def sized(name: str, fsdp: int, tp: int, batch: int | None = None, sequence: int
     Raises:
         OptionsError: There is no such model, or it cannot be divided so; the message says what can.
     """
-    if name not in SIZES:
-        raise OptionsError(f"model is {name!r}; it is one of {', '.join(SIZES)}.")
-    config = replace(SIZES[name], fsdp=fsdp, tp=tp)
+    config = replace(look_up(SIZES, name, "model"), fsdp=fsdp, tp=tp)
     config = replace(config, batch=batch or config.batch, sequence=sequence or config.sequence)
     for what, length, ranks in _divided(config):
         if length % ranks:

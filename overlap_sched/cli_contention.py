@@ -47,8 +47,8 @@ def with_contention(problem: Problem, said: Contention, path: str) -> Problem:
 
 def notes_on(problem: Problem, said: Contention) -> tuple[str, ...]:
     """Kinds that are said, but of which the problem has no collective: perhaps misspelt."""
-    ops = sorted({problem.nodes[v].op for v in problem.collectives})
-    there = f"its collectives are {', '.join(ops)}" if ops else "it has no collectives"
+    ops = sorted({problem.nodes[v].op for v in problem.collectives} - {""})
+    there = f"its collectives are {', '.join(ops)}" if ops else "it has none with a named operator"
     return tuple(
         f"--slowdown {kind}={factor:.15g}: no collective of this problem begins with {kind!r}; {there}"
         for kind, factor in said.slowdown.items()
@@ -60,12 +60,12 @@ def _slowdown(texts: Sequence[str]) -> dict[str, float]:
     factors: dict[str, float] = {}
     for text in texts:
         kind, equals, number = (part.strip() for part in text.rpartition("="))
+        factor = _factor(text, number)
         if equals and not kind:
             raise OptionsError(
                 f"--slowdown {text}: there is no kind before the =. "
                 f"Write --slowdown all_gather={number}, or without = for every kind: --slowdown {number}."
             )
-        factor = _factor(text, number)
         if kind in factors:
             raise OptionsError(
                 f"--slowdown {text}: {repr(kind) if kind else 'every kind'} has a factor already, "

@@ -11,9 +11,9 @@ def contention_line(contention: Contention) -> str:
     parts = []
     if any(factor != 1.0 for factor in contention.slowdown.values()):
         by_kind = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
-        beside = [f"{factor:.15g} beside {_kind(kind, len(by_kind) > 1)}" for kind, factor in by_kind]
-        beside[0] = beside[0].replace(" beside", " times as long beside", 1)
-        parts.append(f"compute takes {', '.join(beside)}")
+        beside = [f"beside {_kind(kind, len(by_kind) > 1)}" for kind, _ in by_kind]
+        times = [f"{factor:.15g}{'' if k else ' times as long'}" for k, (_, factor) in enumerate(by_kind)]
+        parts.append(f"compute takes {', '.join(map(' '.join, zip(times, beside, strict=True)))}")
     for link in contention.shared_links:
         *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
         parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")

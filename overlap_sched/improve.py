@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.beam import beam_search
+from overlap_sched.choose import Policy
 from overlap_sched.contention import NO_CONTENTION
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
 from overlap_sched.reference import Reference
 from overlap_sched.replay import replay
 from overlap_sched.result import Reason, Work
-from overlap_sched.run import Policy, Run, list_schedule
+from overlap_sched.run import Run, list_schedule
 from overlap_sched.tail import shorter_tail
 from overlap_sched.widen import widened
 

@@ -1,4 +1,4 @@
-"""How urgent each node is: the keys by which the main loop in :mod:`overlap_sched.schedule` chooses.
+"""How urgent each node is: the keys by which :mod:`overlap_sched.choose` chooses.
 
 All of them are measured along one reference order, in microseconds of *compute done* (a coordinate that stalls
 do not advance) or of *time left*:

@@ -11,9 +11,9 @@ from unittest import mock
 
 from llama_repro.bench.rows import Judge, Row, ours
 from overlap_sched import improve
+from overlap_sched.choose import Policy
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.run import Policy
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ ABLATIONS = (
     Ablation("lead", policy=lambda policy: replace(policy, lead=0.0)),
     Ablation("slack", policy=lambda policy: replace(policy, slack=0.0)),
     Ablation("reach", policy=lambda policy: replace(policy, reach=math.inf)),
-    Ablation("critical path first", (("overlap_sched.run._State._late", lambda state, step, end_us: None),)),
+    Ablation("critical path first", (("overlap_sched.choose.Choice._late", lambda choice, step, end_us: None),)),
     Ablation(
         "letting urgent launches go first",
         (("overlap_sched.streams.Streams.in_the_way", lambda streams, v, clock_us, end_us: False),),
     ),
-    Ablation("short standstills", (("overlap_sched.run._State._stall_us", lambda state: math.inf),)),
+    Ablation("short standstills", (("overlap_sched.choose.Choice._stall_us", lambda choice: math.inf),)),
     Ablation("moving what prepares launches", (("overlap_sched.priority.CHEAP", 0.0),)),
     Ablation("putting off", (("overlap_sched.tail._MOST_JOBS", 0),)),
 )

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import read_problem, write_problem
+from overlap_sched.cli_arguments import command_parser
 from overlap_sched.cli_contention import said_contention
+from overlap_sched.cli_input import load, source_of
 from overlap_sched.contention import Contention
 from overlap_sched.problem import Problem
 from overlap_sched.report.contention_text import contention_line
@@ -19,6 +22,7 @@ from tests.test_contention import two_groups
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
+ROOT = Path(__file__).parents[1]
 OPTIONS = ["--slowdown", "all_gather=1.25", "--slowdown", "1.5", "--link", "rail=fsdp,ep"]
 SAME = Contention({"all_gather": 1.25, "": 1.5}, {"fsdp": "rail", "ep": "rail"})
 LINE = (
@@ -266,6 +270,14 @@ def test_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         f"overlap-sched: error: --link rail=2: {dump[0]} has no process group '2'; its groups are '0', '1'. "
         "Correct the name, or leave it out.\n"
     )
+
+
+def test_the_documented_command_has_the_documented_line() -> None:
+    text = (ROOT / "docs" / "contention.md").read_text()
+    words_of = shlex.split(next(line for line in text.splitlines() if line.startswith("overlap-sched plan ")))
+    source = source_of(command_parser().parse_args(words_of[1:]))
+    problem = load(replace(source, path=str(ROOT / source.path)), lambda _: None).problem
+    assert f"\n{contention_line(problem.contention)}\n" in text
 
 
 @given(

@@ -45,15 +45,17 @@ class _Link:
 class FluidStreams:
     """One compute stream, one stream per process group, links that groups share.
 
+    See :class:`overlap_sched.streams.StreamTimes`.
+
     Attributes:
-        clock_us: The compute stream's clock. finish_us: of each collective launched, when it was finished, or is
-            expected to be: exact unless a group of the same link starts or ends something before then.
+        finish_us: Of each collective launched, when it was finished, or is expected to be: exact unless a group of the
+            same link starts or ends something before then.
     """
 
     def __init__(self, problem: Problem) -> None:
         """Nothing has been launched."""
-        self.clock_us = 0.0
         self.finish_us: dict[int, float] = {}
+        self._clock_us = 0.0  # the compute stream's, as last told or returned
         contention = problem.contention
         self._nodes = problem.nodes
         self._slowdown = {v: contention.slowdown_of(problem.nodes[v].op) for v in problem.collectives}
@@ -63,67 +65,74 @@ class FluidStreams:
         self._queue: dict[str, deque[int]] = {name: deque() for name in problem.groups}
         self._done: set[int] = set()
 
-    def finished(self, v: int) -> bool:
-        """Is collective v finished?"""
-        return v in self._done
-
     def free_us(self, group: str) -> float:
         """When the group's stream is expected to be free."""
         queue = self._queue[group]
         return self.finish_us[queue[-1]] if queue else 0.0
 
-    def launch(self, v: int) -> None:
+    def lands_us(self, v: int) -> float:
+        """When collective v was finished, or is expected to be: never by now, as long as it is not."""
+        if v in self._done:
+            return self.finish_us[v]
+        return max(self.finish_us[v], math.nextafter(self._clock_us, math.inf))
+
+    def launch(self, v: int, clock_us: float) -> None:
         """Collective v is launched now."""
+        self._clock_us = clock_us
         group = self._nodes[v].group or ""
         queue = self._queue[group]
         sharing = max(len(self._link[group].flying), 1)
-        self.finish_us[v] = max(self.free_us(group), self.clock_us) + self._nodes[v].time_us * sharing
+        self.finish_us[v] = max(self.free_us(group), self._clock_us) + self._nodes[v].time_us * sharing
         queue.append(v)
         if len(queue) == 1:
             self._start(v)
 
-    def compute(self, time_us: float) -> None:
-        """The compute stream does what takes so long alone."""
+    def compute(self, time_us: float, clock_us: float) -> float:
+        """The clock after compute that takes so long alone."""
+        self._clock_us = clock_us
         while True:
             factor = max([self._slowdown[v] for link in self._links for v in link.flying], default=1.0)
             event_us = min(link.next_us() for link in self._links) if self._links else math.inf
-            if self.clock_us + time_us * factor < event_us:
-                self.clock_us += time_us * factor
-                return
-            time_us = max(time_us - (event_us - self.clock_us) / factor, 0.0)
+            if self._clock_us + time_us * factor < event_us:
+                self._clock_us += time_us * factor
+                return self._clock_us
+            time_us = max(time_us - (event_us - self._clock_us) / factor, 0.0)
             self._finish(event_us)
 
-    def wait(self, v: int) -> None:
-        """The compute stream stands still until collective v is finished."""
+    def wait(self, v: int, clock_us: float) -> float:
+        """The clock once collective v is finished; the compute stream stands still until then."""
+        self._clock_us = clock_us
         while v not in self._done:
             self._finish(min(link.next_us() for link in self._links))
+        return self._clock_us
 
-    def end_us(self) -> float:
-        """When all that was launched is finished, if nothing else is."""
+    def end_us(self, clock_us: float) -> float:
+        """When all that was launched is finished, and the compute stream is done, if nothing else is launched."""
+        self._clock_us = clock_us
         while any(link.flying for link in self._links):
             self._finish(min(link.next_us() for link in self._links))
-        return self.clock_us
+        return self._clock_us
 
     def _start(self, v: int) -> None:
         link = self._link[self._nodes[v].group or ""]
-        link.look(self.clock_us)
+        link.look(self._clock_us)
         link.flying[v] = link.alone_us + self._nodes[v].time_us
         self._expect(link)
 
     def _finish(self, event_us: float) -> None:
         """The clock comes to the next finish; what stands behind it on its stream starts."""
-        self.clock_us = max(event_us, self.clock_us)
+        self._clock_us = max(event_us, self._clock_us)
         for link in self._links:
             if link.next_us() > event_us:
                 continue
             first = min(link.flying.values())
             ended = [v for v, end in link.flying.items() if end == first]
-            link.look(self.clock_us)
+            link.look(self._clock_us)
             link.alone_us = first  # without rounding
             for v in ended:
                 del link.flying[v]
                 self._done.add(v)
-                self.finish_us[v] = self.clock_us
+                self.finish_us[v] = self._clock_us
             for v in ended:
                 queue = self._queue[self._nodes[v].group or ""]
                 queue.popleft()

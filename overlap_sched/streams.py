@@ -13,11 +13,12 @@ So before v is launched: is there a collective u of its group with a longer path
 while v is on the stream, and would be late behind it, by more than v would be behind u?
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
+from typing import Protocol
 
+from overlap_sched.fifo import FifoStreams
 from overlap_sched.fluid import FluidStreams
 from overlap_sched.problem import Kind
 from overlap_sched.reference import Reference
@@ -28,72 +29,82 @@ _FAR = 40
 """A collective with more than so many open nodes before it is far from ready."""
 
 
-class Streams:
-    """When each group's stream is free.
+class StreamTimes(Protocol):
+    """When collectives are finished: :class:`FifoStreams`, or :class:`FluidStreams` under contention.
+
+    All that happens is told in the order in which it happens, each with the compute stream's clock then.
 
     Attributes:
-        finish_us: Per collective launched, when it is finished. free_us: per group, when its stream is.
+        finish_us: Per collective launched, when it was finished, or is expected to be.
+    """
+
+    finish_us: dict[int, float]
+
+    def free_us(self, group: str) -> float:
+        """When the group's stream is expected to be free."""
+
+    def lands_us(self, v: int) -> float:
+        """When collective v is finished; later than now unless it is by now."""
+
+    def launch(self, v: int, clock_us: float) -> None:
+        """Collective v is launched now."""
+
+    def compute(self, time_us: float, clock_us: float) -> float:
+        """The clock after compute that takes so long alone."""
+
+    def wait(self, v: int, clock_us: float) -> float:
+        """The clock once collective v is finished."""
+
+    def end_us(self, clock_us: float) -> float:
+        """When the compute stream and all others are done, if nothing more is launched."""
+
+
+class Streams:
+    """When each group's stream is free, and what is still to be launched on it.
+
+    Attributes:
         looked: Nodes visited by :meth:`in_the_way`: the work done, for tests and benchmarks.
     """
 
     def __init__(self, reference: Reference, has_run: Sequence[bool]) -> None:
         """Nothing launched; ``has_run``: per node id, kept up to date by its owner."""
-        self.finish_us: dict[int, float] = {}
-        self.free_us: dict[str | None, float] = {}
-        self.looked = 0
-        self._nodes, self._before = reference.problem.nodes, reference.problem.predecessors
-        self._tail_us, self._has_run = reference.keys.tail_us, has_run
         problem = reference.problem
-        self._fluid = FluidStreams(problem) if problem.contention else None
-        if self._fluid is not None:
-            self.finish_us = self._fluid.finish_us
+        self.looked = 0
+        self._nodes, self._before = problem.nodes, problem.predecessors
+        self._tail_us, self._has_run = reference.keys.tail_us, has_run
+        self._times: StreamTimes = FluidStreams(problem) if problem.contention else FifoStreams(problem)
         # per group, what has not been launched, by latest start; a linked list, so that its front is always near
         self._coming = {group: OrderedDict.fromkeys(ids) for group, ids in reference.coming.items()}
 
     def launch(self, v: int, clock_us: float) -> None:
         """Collective v is launched now."""
-        node = self._nodes[v]
-        if self._fluid is None:
-            self.finish_us[v] = self.free_us[node.group] = self.start_us(v, clock_us) + node.time_us
-        else:
-            self._fluid.launch(v)
-        del self._coming[node.group][v]
+        self._times.launch(v, clock_us)
+        del self._coming[self._nodes[v].group][v]
 
     def start_us(self, v: int, clock_us: float) -> float:
         """When v would start if it were launched now."""
-        group = self._nodes[v].group
-        return max(clock_us, self._fluid.free_us(group or "") if self._fluid else self.free_us.get(group, 0.0))
+        return max(clock_us, self._times.free_us(self._nodes[v].group or ""))
 
     def compute(self, time_us: float, clock_us: float) -> float:
         """The clock after compute that takes so long alone."""
-        if self._fluid is None:
-            return clock_us + time_us
-        self._fluid.compute(time_us)
-        return self._fluid.clock_us
+        return self._times.compute(time_us, clock_us)
 
     def wait(self, v: int, clock_us: float) -> float:
         """The clock after wait v."""
         collective = self._nodes[v].collective
-        if self._fluid is None or collective is None:
-            return max(clock_us, self.finished_us(v))
-        self._fluid.wait(collective)
-        return self._fluid.clock_us
+        return clock_us if collective is None else self._times.wait(collective, clock_us)
 
     def end_us(self, clock_us: float) -> float:
         """When the compute stream and all others are done, if nothing more is launched."""
-        return max([clock_us, *self.free_us.values()]) if self._fluid is None else self._fluid.end_us()
+        return self._times.end_us(clock_us)
 
     def finished_us(self, wait: int) -> float:
         """When the collective that a wait is for is finished; 0 for one launched before this graph.
 
-        Under contention later launches may put it off: one that is not finished is never said to be by now.
+        Under contention later launches may put it off.
         """
         collective = self._nodes[wait].collective
-        if collective is None:
-            return 0.0
-        if self._fluid is None or self._fluid.finished(collective):
-            return self.finish_us[collective]
-        return max(self.finish_us[collective], math.nextafter(self._fluid.clock_us, math.inf))
+        return 0.0 if collective is None else self._times.lands_us(collective)
 
     def in_the_way(self, v: int, clock_us: float, end_us: float) -> bool:
         """Would v, launched now, hold up a more urgent collective for longer than it would have to wait for that one?
@@ -154,6 +165,6 @@ class Streams:
         """When a collective is finished, or would be if it were launched then."""
         if collective is None:
             return 0.0
-        if collective in self.finish_us:
-            return self.finish_us[collective]
+        if collective in self._times.finish_us:
+            return self._times.finish_us[collective]
         return self.start_us(collective, launched_us) + self._nodes[collective].time_us

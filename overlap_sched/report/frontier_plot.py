@@ -1,13 +1,10 @@
 """The picture of a frontier: step against peak memory, with what no order can go below."""
 
-import io
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_sched.frontier import Frontier, Point
-from overlap_sched.report.files import write_file
-from overlap_sched.report.plot import AFTER, BEFORE, EXPOSED, IDLE, INK, LIMIT, check_plot
+from overlap_sched.report.picture import AFTER, BEFORE, EXPOSED, IDLE, INK, LIMIT, check_plot, new_figure, write_picture
 from overlap_sched.report.units import duration, printable, size, time_unit
 
 if TYPE_CHECKING:
@@ -25,11 +22,7 @@ def plot_frontier(found: Frontier, path: str | Path, picked: Point | None = None
         OutputError: The file cannot be written, or its ending names no picture format.
     """
     check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.8), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 5.8)
     axes = figure.subplots()
     figure.subplots_adjust(left=0.115, right=0.965, top=0.86, bottom=0.235)
     _draw(axes, found, picked)
@@ -41,11 +34,7 @@ def plot_frontier(found: Frontier, path: str | Path, picked: Point | None = None
         f"original {size(found.original.peak_bytes)} ({duration(found.original.step_us)})"
     )
     figure.text(0.115, 0.89, figures, fontsize=9.5, color=INK)
-    picture = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # names in any script
-        figure.savefig(picture, format=Path(path).suffix[1:].lower())
-    write_file(path, picture.getvalue())
+    write_picture(figure, path)
 
 
 def _draw(axes: "Axes", found: Frontier, picked: Point | None) -> None:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from overlap_sched.frontier import Frontier, Point
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
+from overlap_sched.report.table import captioned_table
 from overlap_sched.report.text import gap_percent
 from overlap_sched.report.units import change, duration, printable, size
 
@@ -38,7 +38,7 @@ def _figures(found: Frontier, point: Point) -> dict[str, Any]:
 def frontier_table(found: Frontier, picked: Point | None) -> Table:
     """The original order, then the frontier by ascending peak; a table for :mod:`rich` to print."""
     original = found.original
-    table = Table(
+    table = captioned_table(
         title=f"{printable(found.problem.name)}: step against peak memory",
         caption=with_contention_line(
             f"Simulated, in the {found.problem.memory_model} memory model: bytes that live tensors of this graph "
@@ -47,13 +47,8 @@ def frontier_table(found: Frontier, picked: Point | None) -> Table:
             f"Orders found with {found.budgets} budgets; there may be better ones.",
             found.problem.contention,
         ),
-        title_style="bold",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
+        numbers=("peak", "", "step", "", "exposed", "gap"),
     )
-    for heading in ("peak", "", "step", "", "exposed", "gap"):
-        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for point in (original, *found.points):
         first = point is original

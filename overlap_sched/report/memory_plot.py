@@ -1,12 +1,10 @@
 """The picture of a memory plan: bytes live at each step, original and new order, and the bound."""
 
-import io
 from pathlib import Path
 
 from overlap_sched.liveness import memory_profile
 from overlap_sched.memory.best import MemoryPlan
-from overlap_sched.report.files import write_file
-from overlap_sched.report.plot import AFTER, BEFORE, LIMIT, check_plot
+from overlap_sched.report.picture import AFTER, BEFORE, LIMIT, check_plot, new_figure, write_picture
 from overlap_sched.report.units import change, printable, size
 
 
@@ -18,12 +16,8 @@ def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
         OutputError: The file cannot be written, or its ending names no picture format.
     """
     check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     problem = plan.problem
-    figure = Figure(figsize=(10, 4), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 4)
     axes = figure.subplots()
     unit = 2**30 if plan.original_bytes >= 2**30 else 2**20
     for order, colour, label in (
@@ -41,6 +35,4 @@ def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=Path(path).suffix[1:].lower(), bbox_inches="tight")
-    write_file(path, picture.getvalue())
+    write_picture(figure, path, tight=True)

@@ -1,7 +1,5 @@
 """The picture: memory over time and who is busy when, original against scheduled."""
 
-import io
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,10 +7,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from overlap_sched.bound import lower_bound_us
-from overlap_sched.errors import MissingExtraError, OutputError
 from overlap_sched.liveness import memory_profile
 from overlap_sched.problem import Problem
-from overlap_sched.report.files import write_file
+from overlap_sched.report.picture import (
+    AFTER,
+    BEFORE,
+    COLLECTIVE,
+    COMPUTE,
+    EXPOSED,
+    IDLE,
+    INK,
+    LIMIT,
+    check_plot,
+    new_figure,
+    write_picture,
+)
 from overlap_sched.report.raster import Floats, busy_share, highest
 from overlap_sched.report.text import gap_percent
 from overlap_sched.report.timeline import Span, Timeline, timeline
@@ -23,10 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: colour-blind readers can tell it apart (jfly.uni-koeln.de/color)
-COMPUTE, COLLECTIVE, EXPOSED, AFTER = "#56B4E9", "#009E73", "#D55E00", "#0072B2"
-BEFORE, LIMIT, IDLE, INK = "#B8B8B8", "#000000", "#F1F1F1", "#222222"
-
 BINS = 800
 """Of two pixels each."""
 MAX_STREAMS = 6
@@ -35,7 +40,6 @@ MAX_LABELS = 40
 """Orders with at most as many spans get their nodes' names."""
 HEIGHT = 0.8
 """Of a row; rows are 1 apart."""
-FORMATS = ("png", "svg", "pdf")
 LETTER = 0.0065
 """Width of a letter, as a share of the axes."""
 LEFT = 0.115
@@ -59,36 +63,12 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
         OutputError: The file cannot be written, or its ending names no picture format.
     """
     check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     before = timeline(schedule.problem, schedule.problem.original_order)
     after = timeline(schedule.problem, schedule.order)
     lanes = len(_lanes(schedule.problem, before)) + len(_lanes(schedule.problem, after))
-    figure = Figure(figsize=(12, 5.2 + 0.33 * lanes), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12, 5.2 + 0.33 * lanes)
     _draw(figure, schedule, before, after, lanes)
-    picture = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # names in any script
-        figure.savefig(picture, format=_ending(path))
-    write_file(path, picture.getvalue())
-
-
-def check_plot(path: str | Path) -> None:
-    """Find out before the work is done that it could not be drawn; raises as :func:`plot_schedule` does."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MissingExtraError(
-            "pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'"
-        ) from None
-    if _ending(path) not in FORMATS:
-        raise OutputError(f"{path}: its ending does not name a picture format. End it in .png, .svg or .pdf.")
-
-
-def _ending(path: str | Path) -> str:
-    return Path(path).suffix[1:].lower()
+    write_picture(figure, path)
 
 
 def _draw(figure: "Figure", schedule: Schedule, before: Timeline, after: Timeline, lanes: int) -> None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.table import Table
 
 from overlap_sched.problem import Problem
 from overlap_sched.report.contention_text import with_contention_line
+from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, printable
 from overlap_sched.robust import Robustness
 
@@ -15,21 +15,16 @@ def robust_table(
     problem: Problem, sigma: float, tail: float, draws: int, rows: Sequence[tuple[str, Robustness, Robustness]]
 ) -> Table:
     """Two lines per order: predicted step, mean and 95th percentile; the same where collectives are delayed too."""
-    table = Table(
+    table = captioned_table(
         title=f"{printable(problem.name)}: the step when predicted times are wrong",
         caption=with_contention_line(
             f"Simulated: {draws:,} replays of each order, all with the same errors: log-normal, 1 on average, "
             f"sigma {sigma:g}. With tails: {100 * tail:g} % of the collectives take twice as long on average, too.",
             problem.contention,
         ),
-        title_style="bold",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
+        numbers=("predicted", "mean", "", "95 %"),
+        first="order",
     )
-    table.add_column("order", overflow="fold")
-    for heading in ("predicted", "mean", "", "95 %"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for by, plain, tailed in rows:
         style = "bold" if by == "scheduled" else None
         table.add_row(printable(by), duration(plain.predicted_us), *_cells(plain), style=style)

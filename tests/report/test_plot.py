@@ -1,5 +1,6 @@
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -7,11 +8,14 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched.errors import MissingExtraError, OutputError
+from overlap_sched.memory import best_order
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.report import plot
+from overlap_sched.report.memory_plot import plot_memory
 from overlap_sched.report.plot import plot_schedule
 from overlap_sched.result import Schedule
+from overlap_sched.schedule import schedule
 
 ByHand = Callable[..., Schedule]
 
@@ -102,3 +106,11 @@ def test_an_ending_that_is_no_picture(reordered: Schedule) -> None:
     with pytest.raises(OutputError) as caught:
         plot_schedule(reordered, "out.docx")
     assert str(caught.value) == "out.docx: its ending does not name a picture format. End it in .png, .svg or .pdf."
+
+
+def test_names_in_scripts_that_the_font_lacks_draw_without_a_warning(tmp_path: Path) -> None:
+    """Warnings are errors in tests."""
+    named = replace(EXAMPLE, name="图层")
+    plot_schedule(schedule(named), tmp_path / "schedule.png")
+    plot_memory(best_order(named), tmp_path / "memory.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.png", "schedule.png"]

@@ -1,0 +1,62 @@
+"""What all pictures share: colours, an empty figure, and how it becomes a file."""
+
+import io
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlap_sched.errors import MissingExtraError, OutputError
+from overlap_sched.report.files import write_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: colour-blind readers can tell it apart (jfly.uni-koeln.de/color)
+COMPUTE, COLLECTIVE, EXPOSED, AFTER = "#56B4E9", "#009E73", "#D55E00", "#0072B2"
+BEFORE, LIMIT, IDLE, INK = "#B8B8B8", "#000000", "#F1F1F1", "#222222"
+
+FORMATS = ("png", "svg", "pdf")
+
+
+def check_plot(path: str | Path) -> None:
+    """Find out before the work is done that it could not be drawn.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: The path's ending names no picture format.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'"
+        ) from None
+    if _ending(path) not in FORMATS:
+        raise OutputError(f"{path}: its ending does not name a picture format. End it in .png, .svg or .pdf.")
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of so many inches, on white; it needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write_picture(figure: "Figure", path: str | Path, *, tight: bool = False) -> None:
+    """Write a figure in the format that the path's ending names; ``tight``: cut to what is drawn.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # names in any script
+        figure.savefig(picture, format=_ending(path), bbox_inches="tight" if tight else None)
+    write_file(path, picture.getvalue())
+
+
+def _ending(path: str | Path) -> str:
+    return Path(path).suffix[1:].lower()

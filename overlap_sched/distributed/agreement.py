@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overlap_sched.distributed.digest import Digest
+from overlap_sched.distributed.patience import Patience
 from overlap_sched.distributed.place import PREFIX, Place, Store, members_of, place_of
 from overlap_sched.distributed.protocol import InDoubtError, NotShownError, Step, Steps, agreement_steps
 from overlap_sched.distributed.verdict import Verdict
@@ -26,11 +27,6 @@ time to compile the rest. Where the process group has another timeout, take half
 
 ABSENT_SHARE = 0.1
 """Part of the limit that is waited while a rank found missing has not come back: the full limit is paid once."""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
-"""Time between two looks for a verdict: twice as long each time. A thousand ranks make ten thousand small requests a
-second at most; a rank learns a verdict at most a tenth of a second late."""
-
 
 _SERVED = "Is the process that serves the store (rank 0, or torchrun) still there?"
 
@@ -131,7 +127,7 @@ def _run(
     sleep: Callable[[float], object],
 ) -> Verdict:
     """Drive one rank's steps on a real store and a real clock; what fails is thrown into them."""
-    began, pause_s = clock(), FIRST_PAUSE_S
+    patience = Patience(clock, sleep)
     result: Any = None
     fault: Exception | None = None
     try:
@@ -140,11 +136,7 @@ def _run(
             fault = None
             try:
                 if step.call == "pause":
-                    left_s = began + limits[step.args[0]] - clock()
-                    result = left_s <= 0
-                    if not result:
-                        sleep(min(pause_s, left_s))
-                        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                    result = not patience.pause(limits[step.args[0]])  # whether the limit is past
                 else:
                     result = perform(step, store, prefix)
             except Exception as error:  # torch's stores raise several types, none of them public

@@ -6,7 +6,8 @@ import uuid
 import warnings
 from collections.abc import Callable, Mapping
 
-from overlap_sched.distributed.agreement import FIRST_PAUSE_S, LONGEST_PAUSE_S, TIMEOUT_S
+from overlap_sched.distributed.agreement import TIMEOUT_S
+from overlap_sched.distributed.patience import Patience
 from overlap_sched.distributed.place import PREFIX, Place, Store, place_of
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 
@@ -75,15 +76,12 @@ def _from_rank_0(
     clock: Callable[[], float],
     sleep: Callable[[float], object],
 ) -> str | None:
-    store, began, pause_s = place.store, clock(), FIRST_PAUSE_S
+    store, patience = place.store, Patience(clock, sleep)
     if place.rank == 0:
         return store.compare_set(key, "", mine).decode()
     while not store.check([key]):
-        left_s = began + timeout_s - clock()
-        if left_s <= 0:
+        if not patience.pause(timeout_s):
             return None
-        sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     return store.get(key).decode()
 
 

@@ -7,7 +7,7 @@ One thread and a fixed seed: the same program and limits give the same answer, u
 
 import importlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,6 +61,14 @@ def _imported(module: str) -> Any:
         ) from None
 
 
+def _add_rows(model: Any, program: Program, weighed: Callable[[Sequence[tuple[int, int]]], Any]) -> None:
+    """What every solution keeps to; ``weighed``: terms as the solver's expression."""
+    for terms, bound in program.rows:
+        model.add(weighed(terms) >= bound)
+    for terms, value in program.equal_rows:
+        model.add(weighed(terms) == value)
+
+
 def _cp_sat(program: Program, floor: int, ceiling: int, time_limit_s: float, effort: float) -> Solved:
     cp = _imported("ortools.sat.python.cp_model")
     model = cp.CpModel()
@@ -69,10 +77,7 @@ def _cp_sat(program: Program, floor: int, ceiling: int, time_limit_s: float, eff
     def weighed(terms: Sequence[tuple[int, int]]) -> Any:
         return cp.LinearExpr.weighted_sum([x[k] for k, _ in terms], [c for _, c in terms])
 
-    for terms, bound in program.rows:
-        model.add(weighed(terms) >= bound)
-    for terms, value in program.equal_rows:
-        model.add(weighed(terms) == value)
+    _add_rows(model, program, weighed)
     peak = model.new_int_var(floor, max(ceiling, floor), "peak")
     for step in program.steps:
         model.add(weighed(list(step.terms.items())) + step.constant <= peak)
@@ -100,10 +105,7 @@ def _highs(program: Program, floor: int, ceiling: int, time_limit_s: float, effo
     def weighed(terms: Iterable[tuple[int, float]]) -> Any:
         return sum((c * x[k] for k, c in terms), 0.0)
 
-    for terms, bound in program.rows:
-        model.add(weighed(terms) >= bound)
-    for terms, value in program.equal_rows:
-        model.add(weighed(terms) == value)
+    _add_rows(model, program, weighed)
     scale = float(max(ceiling, 1))  # the peak as a share of the most allowed: sizes in bytes are hard on its tolerances
     peak = model.new_num_var(floor / scale, max(ceiling, floor) / scale, "peak")
     for step in program.steps:

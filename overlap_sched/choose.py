@@ -1,30 +1,15 @@
 """Which node runs next: the rules of the main loop in :mod:`overlap_sched.run`, in the order in which they apply."""
 
 import math
-from dataclasses import dataclass
 from operator import itemgetter
 
+from overlap_sched.policies import Policy
 from overlap_sched.problem import Kind
 from overlap_sched.result import Reason
 from overlap_sched.state import State
 
 _LOOK = 4
 """How many of the most urgent nodes, of each stream, are looked at in one step: refusals would be most of the work."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What one run tries; times are parts of all compute time, so that they fit graphs of every size.
-
-    Attributes:
-        lead: How much earlier than its latest start a collective is launched; negative: later.
-        slack: How much earlier than its latest start a node of the critical path is moved ahead; negative: later.
-        reach: How many positions ahead of the first open node compute is looked for when there is none nearer.
-    """
-
-    lead: float
-    slack: float
-    reach: float = math.inf
 
 
 class Choice:

@@ -1,21 +1,23 @@
 """Several runs, the best one kept.
 
-A run is fast and greedy; which lead and slack suit a graph is known only afterwards. So: runs from the original
-order, one per policy, then runs from the best order so far (it is itself a valid reference within the budget), and
-on a small graph a beam search. How much is counted, never timed: every rank gets the same order.
+A run is fast and greedy, and which policy suits a graph is known only afterwards. So: runs from the original order, one
+per policy (:mod:`overlap_sched.policies`); with more effort, runs from the order with the lowest peak, then again and
+again from the best so far (both are valid references within the budget); on a small graph a beam search. How much is
+counted, never timed: every rank gets the same order.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.beam import beam_search
-from overlap_sched.choose import Policy
 from overlap_sched.contention import NO_CONTENTION
 from overlap_sched.options import Options, headroom_bytes
+from overlap_sched.policies import policies_for
 from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
 from overlap_sched.reference import Reference
 from overlap_sched.replay import replay
@@ -24,39 +26,17 @@ from overlap_sched.run import Run, list_schedule
 from overlap_sched.tail import shorter_tail
 from overlap_sched.widen import widened
 
-FAR, NEAR, NEXT = 8_000, 1_000, 250
-"""How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
-
-LAST = (
-    Policy(1.0, -0.03, FAR),  # every collective as soon as memory allows
-    Policy(0.005, -1.0, FAR),  # reference order, come what may
-    Policy(1.0, 1.0, FAR),  # the longest path first, come what may
-)
-"""Graphs of a few layers are anything; these find most of what the others miss there."""
-
-COMPUTE_BINDS = (
-    Policy(0.005, 0.12, FAR),  # the critical path far ahead, weight gradients behind it
-    Policy(0.02, -0.03, NEAR),  # the critical path only when it is late: memory binds
-    Policy(0.0, -0.03, FAR),  # the same, launches at their latest start: memory binds more
-    Policy(0.01, -0.03, NEAR),
-    *LAST,
-)
-NETWORK_BINDS = (
-    Policy(0.02, -0.03, NEAR),
-    Policy(-0.02, -0.03, NEXT),  # launches late, next to nothing far ahead: memory binds too
-    Policy(0.1, -0.03, FAR),  # launches very early
-    Policy(0.0, -0.03, FAR),
-    COMPUTE_BINDS[0],
-    *LAST,
-)
-"""The first where compute is longer than any stream, the second elsewhere. In the order in which they are tried: from
-the starting order, then again and again from the best so far."""
+if TYPE_CHECKING:
+    from overlap_sched.memory.best import MemoryPlan
 
 RUN_NODES = 15_000
 """A unit of effort is one run on a graph of up to so many nodes, less on a larger one."""
 
 GOAL_PERCENT = 1.5
 """Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
+
+MEMORY_EFFORT = 2
+"""Most effort that goes into the order with the lowest peak (:func:`overlap_sched.memory.best_order`)."""
 
 LOOKS, MOST_WIDE, LEAST_WIDE = 1_000, 64, 32
 """States that a unit of effort may look at in a beam search, its widest beam, and the narrowest that is worth it."""
@@ -127,14 +107,15 @@ def _best_of_runs(
 ) -> tuple[Run | None, Work]:
     problem = reference.problem
     bound_us = simple_bound_us(problem)
-    policies = COMPUTE_BINDS if bound_us <= reference.keys.total_us else NETWORK_BINDS
+    policies = policies_for(compute_binds=bound_us <= reference.keys.total_us)
     close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
-    best, work = None, Work()
+    best, work, start = None, Work(), reference
     for k in range(runs(options.effort, len(problem.nodes))):
         if step_us <= bound_us * (close if k else 1):  # an original order is left alone only at the bound itself
             return best, work
-        start = reference
-        if best is not None and k >= len(policies):
+        if k == len(policies) and options.base == "original" and options.budget == "peak":
+            start = Reference(problem, lowest_peak(problem, options).order, reference.lives)
+        elif k > len(policies) and k % len(policies) == 0 and best is not None:
             start = Reference(problem, best.order, reference.lives)
         run = list_schedule(start, limit, policies[k % len(policies)], chains, step_us * (1 + SAME_STEP))
         work = _sum(work, run if isinstance(run, Work) else run.work)
@@ -152,6 +133,13 @@ def _best_of_runs(
             reasons: dict[int, Reason] = dict.fromkeys(problem.collectives, "searched")
             best = Run(found.order, found.step_us, found.peak_bytes, bound_us, reasons, {}, work)
     return best, work
+
+
+def lowest_peak(problem: Problem, options: Options) -> "MemoryPlan":
+    """The order with the lowest peak found; it is within the budget wherever the original order is."""
+    from overlap_sched.memory.best import best_order  # not loaded by who does not ask for it
+
+    return best_order(problem, options.preserve_collective_order, min(options.effort, MEMORY_EFFORT))
 
 
 def runs(effort: int, nodes: int) -> int:

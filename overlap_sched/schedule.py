@@ -12,14 +12,11 @@ import warnings
 
 from overlap_sched.decisions import decisions
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
-from overlap_sched.improve import best_run
+from overlap_sched.improve import best_run, lowest_peak
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.result import NO_WORK, Figures, Schedule
 from overlap_sched.validate import Measured, broken_promise, measure, violation
-
-MEMORY_EFFORT = 2
-"""Most effort that goes into the order with the lowest peak (:func:`overlap_sched.memory.best_order`)."""
 
 
 def schedule(problem: Problem, options: Options | None = None) -> Schedule:
@@ -91,9 +88,7 @@ def _base(problem: Problem, options: Options) -> tuple[Order, int | None]:
     """The order to start from, and the peak that headroom is counted from where it is not the original's."""
     if options.base == "original":
         return problem.original_order, None
-    from overlap_sched.memory.best import best_order  # not loaded by who does not ask for it
-
-    plan = best_order(problem, options.preserve_collective_order, min(options.effort, MEMORY_EFFORT))
+    plan = lowest_peak(problem, options)
     return plan.order, plan.peak_bytes if options.base == "memory-peak" else None
 
 

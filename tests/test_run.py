@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
-from overlap_sched.choose import Policy
+from overlap_sched.policies import Policy
 from overlap_sched.reference import Reference
 from overlap_sched.replay import replay
 from overlap_sched.run import Run, list_schedule

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Schedule, Storage, schedule
 from overlap_sched.bound import lower_bound_us
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
+from overlap_sched.improve import lowest_peak
 from overlap_sched.liveness import memory_profile, peak_memory
 from overlap_sched.memory.best import best_order
 from overlap_sched.options import headroom_bytes
@@ -170,6 +171,21 @@ def test_no_collectives_nothing_moves() -> None:
 
 def test_effort_zero_keeps_the_original_order() -> None:
     assert schedule(EXAMPLE, Options(effort=0)).order == EXAMPLE.original_order
+
+
+@pytest.mark.parametrize(
+    ("more", "asked"), [({"effort": 7}, 0), ({"effort": 8}, 1), ({"effort": 8, "budget": "profile"}, 0)]
+)
+def test_more_effort_starts_from_the_lowest_peak_too(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], asked: int
+) -> None:
+    improve = importlib.import_module("overlap_sched.improve")
+    found = []
+    monkeypatch.setattr(improve, "lowest_peak", lambda *a: found.append(lowest_peak(*a)) or found[-1])
+    result = schedule(layers(12), Options(**more))
+    assert len(found) == asked
+    assert result.fell_back is None
+    assert result.scheduled.peak_bytes <= result.original.peak_bytes
 
 
 def test_other_memory_model_is_an_error() -> None:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, read_problem
-from overlap_sched.choose import Policy
 from overlap_sched.liveness import memory_profile
 from overlap_sched.lives import Lives
+from overlap_sched.policies import Policy
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.reference import Reference
 from overlap_sched.robust import robustness

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 from llama_repro.bench.rows import Judge, Row, ours
-from overlap_sched import improve
-from overlap_sched.choose import Policy
+from overlap_sched import policies
 from overlap_sched.options import Options
+from overlap_sched.policies import Policy
 from overlap_sched.problem import Problem
 
 
@@ -72,9 +72,9 @@ def without(ablation: Ablation) -> Iterator[None]:
         for name, value in ablation.switches:
             stack.enter_context(mock.patch(name, value))
         if ablation.policy is not None:
-            for name, value in vars(improve).copy().items():
+            for name, value in vars(policies).copy().items():
                 if isinstance(value, Policy):
-                    stack.enter_context(mock.patch.object(improve, name, ablation.policy(value)))
+                    stack.enter_context(mock.patch.object(policies, name, ablation.policy(value)))
                 elif isinstance(value, tuple) and value and all(isinstance(item, Policy) for item in value):
-                    stack.enter_context(mock.patch.object(improve, name, tuple(map(ablation.policy, value))))
+                    stack.enter_context(mock.patch.object(policies, name, tuple(map(ablation.policy, value))))
         yield

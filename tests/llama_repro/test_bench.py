@@ -14,6 +14,7 @@ from llama_repro.bench.cases import slower_network
 from llama_repro.bench.compare import changes, comparison, only_in_one
 from llama_repro.bench.record import RecordError, read_record, record
 from llama_repro.bench.tables import ablation_markdown, markdown, scale_markdown
+from overlap_sched import improve
 from overlap_sched.errors import TorchPassError
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem_file import write_problem
@@ -99,11 +100,11 @@ def test_torch_that_fails_is_told_and_not_measured(monkeypatch):
 @pytest.mark.parametrize("ablation", ablations.ABLATIONS, ids=lambda ablation: ablation.name)
 def test_every_ablation_switches_something_that_is_there(ablation):
     """One that names what the scheduler no longer has fails here: give it its new name, or take it out."""
-    before = [getattr(ablations.improve, name) for name in vars(ablations.improve)]
+    before = [vars(module).copy() for module in (ablations.policies, improve)]
     with ablations.without(ablation):
-        during = [getattr(ablations.improve, name) for name in vars(ablations.improve)]
+        during = [vars(module).copy() for module in (ablations.policies, improve)]
         assert schedule(EXAMPLE).fell_back is None
-    assert [getattr(ablations.improve, name) for name in vars(ablations.improve)] == before
+    assert [vars(module) for module in (ablations.policies, improve)] == before
     assert (during != before) == (ablation.policy is not None or "improve" in str(ablation.switches))
 
 

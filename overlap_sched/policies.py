@@ -1,0 +1,54 @@
+"""What runs try, one policy each, in the order in which they are tried.
+
+Which one suits a graph depends on what binds: compute, the network, memory. That is known only afterwards.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one run tries; times are parts of all compute time, so that they fit graphs of every size.
+
+    Attributes:
+        lead: How much earlier than its latest start a collective is launched; negative: later.
+        slack: How much earlier than its latest start a node of the critical path is moved ahead; negative: later.
+        reach: How many positions ahead of the first open node compute is looked for when there is none nearer.
+    """
+
+    lead: float
+    slack: float
+    reach: float = math.inf
+
+
+FAR, NEAR, NEXT = 8_000, 1_000, 250
+"""How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
+
+LAST = (
+    Policy(1.0, -0.03, FAR),  # every collective as soon as memory allows
+    Policy(0.005, -1.0, FAR),  # reference order, come what may
+    Policy(1.0, 1.0, FAR),  # the longest path first, come what may
+)
+"""Graphs of a few layers are anything; these find most of what the others miss there."""
+
+COMPUTE_BINDS = (
+    Policy(0.005, 0.12, FAR),  # the critical path far ahead, weight gradients behind it
+    Policy(0.02, -0.03, NEAR),  # the critical path only when it is late: memory binds
+    Policy(0.0, -0.03, FAR),  # the same, launches at their latest start: memory binds more
+    Policy(0.01, -0.03, NEAR),
+    *LAST,
+)
+NETWORK_BINDS = (
+    Policy(0.02, -0.03, NEAR),
+    Policy(-0.02, -0.03, NEXT),  # launches late, next to nothing far ahead: memory binds too
+    Policy(0.1, -0.03, FAR),  # launches very early
+    Policy(0.0, -0.03, FAR),
+    COMPUTE_BINDS[0],
+    *LAST,
+)
+
+
+def policies_for(compute_binds: bool) -> tuple[Policy, ...]:
+    """Those for a graph whose compute is longer than any stream (else: for one where a stream is)."""
+    return COMPUTE_BINDS if compute_binds else NETWORK_BINDS

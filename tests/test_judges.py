@@ -1,6 +1,5 @@
 """The judges against brute force, definitions and an independent implementation."""
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from overlap_sched.replay import replay
 from overlap_sched.validate import broken_promise as broken
 from overlap_sched.validate import measure, violation
 from tests.graphs import problems
+from tests.modules import module_at
 from tests.oracle import INSTANCES, JUDGE, all_orders, peak_by_definition, random_order, step_by_definition
 
 MIB = 2**20
@@ -145,12 +145,7 @@ def test_a_slower_order_breaks_the_promise() -> None:
 def judge() -> ModuleType:
     if not JUDGE.exists():
         pytest.skip("the independent judge is not beside this checkout (../shared/tools/judge.py)")
-    spec = importlib.util.spec_from_file_location("independent_judge", JUDGE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(JUDGE)
 
 
 NAMES = ("llama3_8b_bw_64_1d", "llama3_8b_bw_64_2d", "llama3_8b_fw_64_2d", "dsv3_bw_64")

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from overlap_sched.distributed import TIMEOUT_S, Agreement, Verdict, agree, broadcast_costs, place, run_token
+from overlap_sched.distributed.patience import Patience
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 from tests.distributed.examples import MemoryStore, digest
 
@@ -45,6 +47,15 @@ def joined(
 ) -> Agreement:
     clock = clock or Clock()
     return agree(mine, store=store, rank=rank, world_size=world_size, clock=clock, sleep=clock.sleep, **how)
+
+
+def test_pauses_grow_and_end_with_the_limit() -> None:
+    clock, at_s = Clock(), [0.0]
+    patience = Patience(clock, clock.sleep)
+    while patience.pause(0.5):
+        at_s.append(clock.now_s)
+    pauses_ms = [round(1000 * (after - before)) for before, after in pairwise(at_s)]
+    assert pauses_ms == [1, 2, 4, 8, 16, 32, 64, 100, 100, 100, 73]
 
 
 def test_a_rank_alone_agrees_with_itself() -> None:

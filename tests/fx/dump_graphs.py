@@ -50,26 +50,32 @@ def traced(function: Callable[..., Any], *args: Any, mode: str = "fake") -> tupl
     return gm, [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
 
 
-def forward_and_backward(function: Callable[..., Any], *args: torch.Tensor) -> list[tuple[fx.GraphModule, list[Any]]]:
-    """The forward and the backward graph that AOTAutograd partitions the function into."""
-    found: list[tuple[fx.GraphModule, list[Any]]] = []
+Graphs = list[tuple[fx.GraphModule, list[Any]]]
+"""Graphs, each with the values of its inputs."""
+
+
+def _keeper() -> tuple[Graphs, Callable[..., Any]]:
+    """A compiler that changes nothing, and the graphs that it is given."""
+    found: Graphs = []
 
     def keep(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         found.append((gm, list(inputs)))
         return make_boxed_func(gm)
 
+    return found, keep
+
+
+def forward_and_backward(function: Callable[..., Any], *args: torch.Tensor) -> Graphs:
+    """The forward and the backward graph that AOTAutograd partitions the function into."""
+    found, keep = _keeper()
     compiled = aot_function(function, keep, keep, min_cut_rematerialization_partition)
     compiled(*args).sum().backward()
     return found
 
 
-def compiled(function: Callable[..., Any], *args: torch.Tensor) -> list[tuple[fx.GraphModule, list[Any]]]:
+def compiled(function: Callable[..., Any], *args: torch.Tensor) -> Graphs:
     """The graphs that torch.compile hands to its forward and backward compilers; sizes that the data knows included."""
-    found: list[tuple[fx.GraphModule, list[Any]]] = []
-
-    def keep(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        found.append((gm, list(inputs)))
-        return make_boxed_func(gm)
+    found, keep = _keeper()
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         compilers = {"fw_compiler": keep, "bw_compiler": keep}

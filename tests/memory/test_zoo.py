@@ -16,6 +16,7 @@ from llama_repro.zoo.trace import parameter_count, step_problem, trace_step  # n
 from overlap_sched.memory.best import best_order  # noqa: E402
 from overlap_sched.memory.peak import explain_peak  # noqa: E402
 from overlap_sched.problem import EXAMPLE, Problem  # noqa: E402
+from tests.modules import module_at  # noqa: E402
 
 WIDTH, LAYERS, BATCH = 256, 4, 2
 
@@ -68,13 +69,7 @@ def test_figures_of_a_graph_with_collectives() -> None:
 
 @pytest.fixture
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "memory_zoo.py"
-    spec = importlib.util.spec_from_file_location("memory_zoo", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(Path(__file__).parents[2] / "scripts" / "memory_zoo.py")
 
 
 def test_the_table_and_its_record(

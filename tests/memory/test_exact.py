@@ -85,6 +85,13 @@ def unproven(problem: Problem, *_: object) -> MemoryPlan:
     )
 
 
+def only_windows(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    """The search leaves everything open, and what has more than ten nodes is solved so many at a time."""
+    monkeypatch.setattr(exact, "best_order", unproven)
+    monkeypatch.setattr(exact, "MOST_WHOLE", 10)
+    monkeypatch.setattr(exact, "WINDOW", nodes)
+
+
 @ortools
 @pytest.mark.parametrize("solver", ["cp-sat", "highs"])
 def test_what_the_search_leaves_open_is_solved(monkeypatch: pytest.MonkeyPatch, solver: Solver) -> None:
@@ -100,9 +107,7 @@ def test_what_the_search_leaves_open_is_solved(monkeypatch: pytest.MonkeyPatch, 
 @ortools
 def test_larger_graphs_are_solved_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = chain_with_updates(12)
-    monkeypatch.setattr(exact, "best_order", unproven)
-    monkeypatch.setattr(exact, "MOST_WHOLE", 10)
-    monkeypatch.setattr(exact, "WINDOW", 12)
+    only_windows(monkeypatch, 12)
     plan = exact_order(problem)
     assert plan.peak_bytes == best_order(problem).peak_bytes < plan.original_bytes
     assert allowed(problem, list(plan.order), "group")
@@ -139,9 +144,7 @@ def test_a_limit_that_no_order_keeps() -> None:
 @ortools
 def test_limits_hit_without_a_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = chain_with_updates(40)
-    monkeypatch.setattr(exact, "best_order", unproven)
-    monkeypatch.setattr(exact, "MOST_WHOLE", 10)
-    monkeypatch.setattr(exact, "WINDOW", 4)
+    only_windows(monkeypatch, 4)
     with pytest.raises(NoSolutionError) as caught:
         exact_order(problem, limit_bytes=500, time_limit_s=0.5, effort=0)
     found = str(caught.value).split("the lowest peak found is ")[1].split(" ")[0]

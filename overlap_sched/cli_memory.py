@@ -6,9 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.memory.addresses import AddressPlan, plan_addresses
@@ -20,6 +18,7 @@ from overlap_sched.options import headroom_bytes
 from overlap_sched.problem import Problem
 from overlap_sched.report.files import check_writable, write_file
 from overlap_sched.report.peak_text import peak_text
+from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, printable, size
 
 FORMAT = "overlap-addresses/1"
@@ -141,18 +140,13 @@ def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:
 def _table(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation, after: Reservation) -> str:
     problem = plan.problem
     proven = "optimal: no order has a lower peak" if plan.optimal else f"at most {100 * plan.gap:.2f} % above the best"
-    table = Table(
-        title=f"{printable(problem.name)}: {len(problem.nodes):,} nodes",
-        caption=f"Simulated, in the {problem.memory_model} memory model. Order by {plan.found_by}; {proven}. "
+    table = captioned_table(
+        f"{printable(problem.name)}: {len(problem.nodes):,} nodes",
+        f"Simulated, in the {problem.memory_model} memory model. Order by {plan.found_by}; {proven}. "
         "Reserved: a replay of torch's CUDA caching allocator.",
-        title_style="bold",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
+        ("original", "new", "change", "bound"),
+        first="",
     )
-    table.add_column("")
-    for heading in ("original", "new", "change", "bound"):
-        table.add_column(heading, justify="right", no_wrap=True)
     peak = (plan.original_bytes, plan.peak_bytes)
     table.add_row("peak", *map(size, peak), change(*peak), size(plan.bound_bytes))
     reserved = (before.reserved_bytes, after.reserved_bytes)

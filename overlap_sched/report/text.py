@@ -3,7 +3,6 @@
 import difflib
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from overlap_sched.bound import lower_bound_us
@@ -11,6 +10,7 @@ from overlap_sched.budget_bound import budget_bound_us
 from overlap_sched.errors import UnknownIdError
 from overlap_sched.problem import Problem
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
+from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, printable, size
 from overlap_sched.result import Decision, Schedule
 
@@ -62,22 +62,17 @@ def summary(schedule: Schedule) -> Table:
     problem, before, after = schedule.problem, schedule.original, schedule.scheduled
     bound_us, budget_bound = lower_bound_us(problem), budget_bound_us(problem, schedule.budget_bytes)
     groups = len({problem.nodes[v].group for v in problem.collectives})
-    table = Table(
-        title=f"{printable(problem.name)}: {_count(len(problem.nodes), 'node')}, "
+    table = captioned_table(
+        f"{printable(problem.name)}: {_count(len(problem.nodes), 'node')}, "
         f"{_count(len(problem.collectives), 'collective')} on {_count(groups, 'process group')}",
-        caption=with_contention_line(
+        with_contention_line(
             f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; "
             f"the memory budget, {_budget(schedule)}. Scheduled in {schedule.schedule_s:.2f} s.",
             problem.contention,
         ),
-        title_style="bold",
-        caption_justify="left",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
+        ("original", "scheduled", "change", "limit"),
+        first="",
     )
-    table.add_column("")
-    for heading in ("original", "scheduled", "change", "limit"):
-        table.add_column(heading, justify="right", no_wrap=True)
     step, exposed = (before.step_us, after.step_us), (before.exposed_us, after.exposed_us)
     peak = (before.peak_bytes, after.peak_bytes)
     table.add_row("step", *map(duration, step), change(*step), duration(bound_us))

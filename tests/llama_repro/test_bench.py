@@ -1,6 +1,5 @@
 """The benchmark: its figures by hand on the example, its records, and their comparison."""
 
-import importlib.util
 import json
 from dataclasses import replace
 from datetime import date
@@ -20,16 +19,14 @@ from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem_file import write_problem
 from overlap_sched.replay import replay
 from overlap_sched.schedule import schedule
+from tests.modules import module_at
 
 HIDDEN = (0, 1, 2, 4, 3, 6, 7, 5, 8, 9)
 """The order of the example at 5 MiB of headroom: 120 us, peak 26 MiB."""
 
 
 def bench():
-    spec = importlib.util.spec_from_file_location("bench", Path(__file__).parents[2] / "scripts" / "bench.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(Path(__file__).parents[2] / "scripts" / "bench.py")
 
 
 def measured(**more):

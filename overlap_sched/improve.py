@@ -106,8 +106,8 @@ def _best_of_runs(
     peak_bytes: int,
 ) -> tuple[Run | None, Work]:
     problem = reference.problem
-    bound_us = simple_bound_us(problem)
-    policies = policies_for(compute_binds=bound_us <= reference.keys.total_us)
+    compute_us, stream_us = busy_us(problem)
+    bound_us, policies = max(compute_us, stream_us), policies_for(compute_binds=compute_us >= stream_us)
     close = 1 + GOAL_PERCENT / 100 / max(options.effort, 1)
     best, work, start = None, Work(), reference
     for k in range(runs(options.effort, len(problem.nodes))):
@@ -173,11 +173,9 @@ def _chains(problem: Problem, options: Options) -> Iterator[tuple[int, int]]:
         last[key] = v
 
 
-def simple_bound_us(problem: Problem) -> float:
-    """All compute, or all time of the busiest group: the part of the bound that costs nothing."""
-    compute_us, stream_us = 0.0, dict.fromkeys(problem.groups, 0.0)
-    for us in problem.compute_us:  # one by one, like the sum of the keys, with which it is compared: sum() may differ
-        compute_us += us
+def busy_us(problem: Problem) -> tuple[float, float]:
+    """All compute, and all time of the busiest group: no step is shorter than either, which costs nothing to know."""
+    stream_us = dict.fromkeys(problem.groups, 0.0)
     for v in problem.collectives:
         stream_us[problem.nodes[v].group or ""] += problem.nodes[v].time_us
-    return max([compute_us, *stream_us.values()])
+    return sum(problem.compute_us), max(stream_us.values(), default=0.0)

@@ -15,11 +15,13 @@ class Policy:
         lead: How much earlier than its latest start a collective is launched; negative: later.
         slack: How much earlier than its latest start a node of the critical path is moved ahead; negative: later.
         reach: How many positions ahead of the first open node compute is looked for when there is none nearer.
+        prepares: Is cheap compute moved to prepare launches? Else it fills standstills, and launches follow.
     """
 
     lead: float
     slack: float
     reach: float = math.inf
+    prepares: bool = True
 
 
 FAR, NEAR, NEXT = 8_000, 1_000, 250
@@ -40,10 +42,10 @@ COMPUTE_BINDS = (
     *LAST,
 )
 NETWORK_BINDS = (
-    Policy(0.02, -0.03, NEAR),
-    Policy(-0.02, -0.03, NEXT),  # launches late, next to nothing far ahead: memory binds too
+    Policy(0.02, -0.03, NEAR, prepares=False),  # compute stands still often enough to prepare launches meanwhile
+    Policy(-0.02, -0.03, NEXT, prepares=False),  # launches late, next to nothing far ahead: memory binds too
     Policy(0.1, -0.03, FAR),  # launches very early
-    Policy(0.0, -0.03, FAR),
+    Policy(0.02, -0.03, NEAR),
     COMPUTE_BINDS[0],
     *LAST,
 )

@@ -37,6 +37,7 @@ class Keys:
     Attributes:
         compute_us: See :attr:`Problem.compute_us <overlap_sched.problem.Problem.compute_us>`.
         stream: The group of the collective that it is or whose launch it prepares; else ``None``.
+        coming: Per group (not per node) its collectives by latest start.
         total_us: Sum of ``compute_us``.
         longest_us: Longest path of the graph, communication included.
     """
@@ -46,6 +47,7 @@ class Keys:
     due_us: list[float]
     tail_us: list[float]
     stream: list[str | None]
+    coming: dict[str | None, list[int]]
     total_us: float
     longest_us: float
 
@@ -61,26 +63,35 @@ def frees(problem: Problem, v: int) -> bool:
     return held > taken
 
 
-def keys(problem: Problem, order: Sequence[int]) -> Keys:
-    """All keys along a reference order: one sweep forward, one backward."""
+def keys(problem: Problem, order: Sequence[int], prepares: bool = True) -> Keys:
+    """All keys along a reference order: one sweep forward, one backward.
+
+    Args:
+        problem: What the order is of.
+        order: A valid order.
+        prepares: Is compute that takes time moved to prepare a launch? Else only what takes none is.
+    """
     compute = problem.compute_us
     place, done = [0.0] * len(compute), 0.0
     for v in order:
         place[v] = done
         done += compute[v]
-    due, tail, stream = _backward(problem, order, compute, place, done)
-    return Keys(compute, place, due, tail, stream, done, max(tail))
+    due, tail, stream = _backward(problem, order, place, done, CHEAP * done if prepares else 0.0)
+    coming: dict[str | None, list[int]] = {}
+    for v in sorted(problem.collectives, key=due.__getitem__):
+        coming.setdefault(problem.nodes[v].group, []).append(v)
+    return Keys(compute, place, due, tail, stream, coming, done, max(tail))
 
 
 def _backward(
-    problem: Problem, order: Sequence[int], compute: Sequence[float], place: list[float], end: float
+    problem: Problem, order: Sequence[int], place: list[float], end: float, cheap: float
 ) -> tuple[list[float], list[float], list[str | None]]:
     """Latest starts, longest paths to the end, and for which stream a node is launched (or prepares a launch)."""
     nodes, successors = problem.nodes, problem.successors
     due, tail = [0.0] * len(nodes), [0.0] * len(nodes)
     launch = [math.inf] * len(nodes)  # the latest start of a launch that the node is or prepares
     stream: list[str | None] = [None] * len(nodes)  # and its group
-    cheap = CHEAP * end
+    compute = problem.compute_us
     stream_due: dict[str | None, float] = {}  # the latest start of what follows on the group's stream
     for v in reversed(order):
         node, us = nodes[v], compute[v]

@@ -28,13 +28,14 @@ from collections.abc import Iterable
 from sortedcontainers import SortedList
 
 from overlap_sched.completion import THIS_STEP, CompletionProfile
+from overlap_sched.priority import Keys
 from overlap_sched.reference import Reference
 
 
 class Ready:
     """The sets above. The keys that are chosen from end in the reference position, which leads back to the node."""
 
-    def __init__(self, reference: Reference, memory: CompletionProfile) -> None:
+    def __init__(self, reference: Reference, keys: Keys, memory: CompletionProfile) -> None:
         """Start empty."""
         self.free: deque[int] = deque()
         self.work: SortedList = SortedList()
@@ -45,8 +46,8 @@ class Ready:
         self.held_now: SortedList = SortedList()
         self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
         self.frees = reference.frees
-        self._memory, self._keys = memory, reference.keys
-        self._launch, self._costs, self._stream = reference.launches, reference.costs, reference.keys.stream
+        self._memory, self._keys = memory, keys
+        self._launch, self._costs, self._stream = reference.launches, reference.costs, keys.stream
 
     def add(self, v: int) -> None:
         """Node v is ready (a wait: and what it waits for is finished)."""

@@ -33,16 +33,23 @@ class Reference:
         for at, v in enumerate(self.order):
             for s in problem.nodes[v].use:
                 self.users[s].append(at)
+        self._keys: dict[bool, Keys] = {}
 
     @cached_property
     def profile(self) -> npt.NDArray[np.int64]:
         """Bytes live at each position."""
         return self.lives.profile(self.order)
 
-    @cached_property
+    @property
     def keys(self) -> Keys:
         """How urgent each node is, along this order."""
-        return keys(self.problem, self.order)
+        return self.keys_where(prepares=True)
+
+    def keys_where(self, prepares: bool) -> Keys:
+        """The same with cheap compute moved to prepare launches, or without; :func:`overlap_sched.priority.keys`."""
+        if prepares not in self._keys:
+            self._keys[prepares] = keys(self.problem, self.order, prepares)
+        return self._keys[prepares]
 
     @cached_property
     def launches(self) -> list[bool]:
@@ -60,14 +67,6 @@ class Reference:
         return [
             launch or us > 0 or (kept > 0 and node.kind is not Kind.WAIT)
             for launch, us, kept, node in zip(
-                self.launches, self.keys.compute_us, self.lives.kept_bytes, self.problem.nodes, strict=True
+                self.launches, self.problem.compute_us, self.lives.kept_bytes, self.problem.nodes, strict=True
             )
         ]
-
-    @cached_property
-    def coming(self) -> dict[str | None, list[int]]:
-        """Per group its collectives by latest start."""
-        due_us, result = self.keys.due_us, dict[str | None, list[int]]()
-        for v in sorted(self.problem.collectives, key=due_us.__getitem__):
-            result.setdefault(self.problem.nodes[v].group, []).append(v)
-        return result

@@ -61,7 +61,7 @@ def list_schedule(
     Returns:
         The run; of one that was given up only what it took.
     """
-    state = State(reference, limit, chains)
+    state = State(reference, reference.keys_where(policy.prepares), limit, chains)
     choice = Choice(state, policy)
     while len(state.done) < len(reference.order):
         v, reason = choice.next()

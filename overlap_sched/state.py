@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.completion import CompletionProfile
+from overlap_sched.priority import Keys
 from overlap_sched.problem import Kind
 from overlap_sched.ready import Ready
 from overlap_sched.reference import Reference
@@ -25,19 +26,19 @@ class State:
     """
 
     def __init__(
-        self, reference: Reference, limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]] = ()
+        self, reference: Reference, keys: Keys, limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Nothing has run; the arguments are those of :func:`overlap_sched.run.list_schedule`."""
+        """Nothing has run; the arguments are those of :func:`overlap_sched.run.list_schedule`, and its keys."""
         problem = reference.problem
         self.nodes = problem.nodes
         self.successors: list[tuple[int, ...]] | tuple[tuple[int, ...], ...] = problem.successors
-        self.keys = reference.keys
+        self.keys = keys
         self.memory = CompletionProfile(reference, limit)
-        self.ready = Ready(reference, self.memory)
+        self.ready = Ready(reference, keys, self.memory)
         self.done: list[int] = []
         self.clock_us = 0.0
         self.computed_us = 0.0
-        self.streams = Streams(reference, self.memory.has_run)
+        self.streams = Streams(problem, keys, self.memory.has_run)
         self.reasons: dict[int, Reason] = {}
         self.refusals: dict[int, tuple[int, int]] = {}
         self.blockers = [len(before) for before in problem.predecessors]

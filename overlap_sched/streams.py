@@ -20,8 +20,8 @@ from typing import Protocol
 
 from overlap_sched.fifo import FifoStreams
 from overlap_sched.fluid import FluidStreams
-from overlap_sched.problem import Kind
-from overlap_sched.reference import Reference
+from overlap_sched.priority import Keys
+from overlap_sched.problem import Kind, Problem
 
 _LOOK = 4
 """How many of the next collectives of its group are looked at before a launch."""
@@ -66,15 +66,14 @@ class Streams:
         looked: Nodes visited by :meth:`in_the_way`: the work done, for tests and benchmarks.
     """
 
-    def __init__(self, reference: Reference, has_run: Sequence[bool]) -> None:
+    def __init__(self, problem: Problem, keys: Keys, has_run: Sequence[bool]) -> None:
         """Nothing launched; ``has_run``: per node id, kept up to date by its owner."""
-        problem = reference.problem
         self.looked = 0
         self._nodes, self._before = problem.nodes, problem.predecessors
-        self._tail_us, self._has_run = reference.keys.tail_us, has_run
+        self._tail_us, self._has_run = keys.tail_us, has_run
         self._times: StreamTimes = FluidStreams(problem) if problem.contention else FifoStreams(problem)
         # per group, what has not been launched, by latest start; a linked list, so that its front is always near
-        self._coming = {group: OrderedDict.fromkeys(ids) for group, ids in reference.coming.items()}
+        self._coming = {group: OrderedDict.fromkeys(ids) for group, ids in keys.coming.items()}
 
     def launch(self, v: int, clock_us: float) -> None:
         """Collective v is launched now."""

@@ -20,6 +20,7 @@ POLICIES = st.builds(
     lead=st.sampled_from([-1.0, -0.02, 0.0, 0.1, 1.0]),
     slack=st.sampled_from([-1.0, -0.03, 0.0, 0.12, 1.0]),
     reach=st.sampled_from([1, 2, 5, math.inf]),
+    prepares=st.booleans(),
 )
 
 
@@ -69,6 +70,23 @@ def test_compute_is_looked_for_no_further_than_the_reach() -> None:
         run = list_schedule(reference, np.array(1), Policy(lead=0.0, slack=-1.0, reach=reach))
         assert isinstance(run, Run)
         assert problem.names(run.order) == names
+
+
+def test_what_prepares_a_launch_runs_ahead_of_its_place_or_does_not() -> None:
+    nodes = (
+        Node("mm", Kind.COMPUTE, (), (), (), 100_000.0),
+        Node("cast", Kind.COMPUTE, (), (0,), (), 1.0),
+        Node("gather", Kind.COLLECTIVE, (1,), (1,), (0,), 50.0, "all_gather_into_tensor", "fsdp"),
+        Node("full", Kind.WAIT, (2,), (), (0, 1), collective=2),
+        Node("use", Kind.COMPUTE, (3,), (), (1,), 10.0),
+    )
+    problem = Problem("prepared", nodes, (Storage(1), Storage(1)), {"fsdp": Group(8, True)})
+    reference = Reference(problem, problem.original_order)
+    for prepares, first, step_us in [(True, "cast", 100_011.0), (False, "mm", 100_061.0)]:
+        run = list_schedule(reference, np.array(2), Policy(lead=0.0, slack=-1.0, prepares=prepares))
+        assert isinstance(run, Run)
+        assert problem.names(run.order)[0] == first
+        assert run.step_us == step_us
 
 
 def test_standing_still_launches_only_what_is_due_meanwhile() -> None:

@@ -31,7 +31,7 @@ Reason = Literal["reference", "due", "frees", "fits", "searched", "put off", "or
 - ``due``: its latest start would have passed while the next compute ran;
 - ``frees``: the same, and it frees memory once done (a reduce_scatter): before what takes memory;
 - ``fits``: nothing else could run without standing still;
-- ``put off``: with its compute, which hides the last collectives of the step;
+- ``put off``: its compute was kept for the end of the step, where it hides the last collectives;
 - ``searched``: of all orders of a small graph that were searched, the best has it there;
 - ``original``: the original order was kept.
 """

@@ -19,7 +19,7 @@ _WHY = {
     "due": "its latest start would have passed while the next compute ran",
     "frees": "its latest start would have passed while the next compute ran, and once done it frees memory",
     "fits": "nothing else could run without standing still",
-    "put off": "it was put off with its compute, which hides the last collectives of the step",
+    "put off": "its compute was kept for the end of the step, where it hides the last collectives",
     "searched": "the best of the orders searched (the graph is small) has it there",
     "original": "the original order was kept",
 }

@@ -98,6 +98,14 @@ def test_explanation_of_one_collective_in_plain_words(reordered: Schedule) -> No
     ]
 
 
+def test_compute_kept_for_the_end_is_said(reordered: Schedule) -> None:
+    decision = replace(reordered.decisions[0], reason="put off")
+    assert explanation(replace(reordered, decisions=(decision,)), "gather").splitlines()[2] == (
+        "  launched at position 2 (as originally), at 0.0 us: "
+        "its compute was kept for the end of the step, where it hides the last collectives"
+    )
+
+
 def test_the_most_exposed_come_first(reordered: Schedule) -> None:
     lines = explanation(reordered).splitlines()
     assert lines[0] == (

@@ -69,7 +69,8 @@ def _plan(options: argparse.Namespace) -> int:
     for path in filter(None, (options.out, options.plot, options.trace)):
         check_writable(path)
     if options.plot:
-        from overlap_sched.report.plot import check_plot, plot_schedule
+        from overlap_sched.report.picture import check_plot
+        from overlap_sched.report.plot import plot_schedule
 
         check_plot(options.plot)
     with progress() as tell:

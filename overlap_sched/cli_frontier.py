@@ -87,7 +87,7 @@ def request_of(options: argparse.Namespace) -> Request:
     for path in filter(None, (options.out, options.plot)):
         check_writable(path)
     if options.plot:
-        from overlap_sched.report.plot import check_plot
+        from overlap_sched.report.picture import check_plot
 
         check_plot(options.plot)
     if options.memory_limit is not None:

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, problem: Problem, tell: Callable[[str], Non
     for path in filter(None, (options.out, options.addresses, options.plot)):
         check_writable(path)
     if options.plot:
-        from overlap_sched.report.plot import check_plot
+        from overlap_sched.report.picture import check_plot
 
         check_plot(options.plot)
     tell(f"ordering {len(problem.nodes):,} nodes")

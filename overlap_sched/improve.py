@@ -89,7 +89,7 @@ def _better_blind(
     problem = reference.problem
     blind = replace(problem, contention=NO_CONTENTION)
     blind_us = replay(blind, blind.original_order).step_us
-    other, more = _best_of_runs(Reference(blind, reference.order), options, limit, chains, blind_us, 0)
+    other, more = _best_of_runs(Reference(blind, reference.order, reference.lives), options, limit, chains, blind_us, 0)
     if other is not None:
         other = replace(other, step_us=replay(problem, other.order).step_us)
         if other.step_us < (step_us if best is None else best.step_us) * (1 - SAME_STEP):

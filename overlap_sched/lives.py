@@ -1,6 +1,7 @@
 """What lives how long, whatever the order: made once for a problem, then asked about many orders of it."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,12 @@ class Lives:
                 keeps = node.kind is Kind.OUTPUT
                 self.kept_bytes[v] = sum(storages[s].bytes for s in node.alloc if keeps or self.users[s])
         self._arrays()
+
+    @cached_property
+    def dying(self) -> list[list[tuple[int, int]]]:
+        """Per node id, what it uses that goes when its last user is done: (storage, bytes)."""
+        size = self.freed_size
+        return [[(s, size[s]) for s in node.use if size[s]] for node in self.problem.nodes]
 
     def _arrays(self) -> None:
         nodes, storages = self.problem.nodes, self.problem.storages

@@ -60,10 +60,11 @@ def shorter_tail(
         The order, and the nodes that were put off.
     """
     problem, best, put_off = lives.problem, finished(order), frozenset[int]()
+    if not problem.collectives:
+        return best, put_off
     timeline = replay(problem, best)
-    last = max((at for at, v in enumerate(order) if problem.nodes[v].kind is Kind.COLLECTIVE), default=-1)
-    tail_us = _tail_us(problem, best, timeline)
-    if last < 0 or tail_us < _WORTH * timeline.step_us:
+    last, tail_us = _last_launch(problem, order), _tail_us(problem, best, timeline)
+    if tail_us < _WORTH * timeline.step_us:
         return best, put_off
     jobs, shortest_us = _admitted(lives, order, limit, last, tail_us), timeline.step_us
     for _ in range(_TRIES):
@@ -84,15 +85,16 @@ def shorter_tail(
     return best, put_off
 
 
+def _last_launch(problem: Problem, order: Order) -> int:
+    """The position of the last collective."""
+    return max(at for at, v in enumerate(order) if problem.nodes[v].kind is Kind.COLLECTIVE)
+
+
 def _tail_us(problem: Problem, order: Order, timeline: Replay) -> float:
     """How much later the step ends than its compute would if nothing stood still behind the last launch."""
-    last = max((at for at, v in enumerate(order) if problem.nodes[v].kind is Kind.COLLECTIVE), default=0)
+    last = _last_launch(problem, order)
     left_us = sum(problem.nodes[v].time_us for v in order[last:] if problem.nodes[v].kind is Kind.COMPUTE)
     return timeline.step_us - timeline.at_us[order[last]] - left_us
-
-
-def _computes(problem: Problem, v: int) -> bool:
-    return problem.nodes[v].kind is Kind.COMPUTE and problem.nodes[v].time_us > 0
 
 
 def _admitted(lives: Lives, order: Order, limit: npt.NDArray[np.int64], last: int, tail_us: float) -> list[_Job]:
@@ -126,8 +128,8 @@ def _candidates(problem: Problem, order: Order, position: dict[int, int], last: 
     """Jobs whose compute is longer than their communication: those that hide most of it first, the later first."""
     found: list[tuple[float, int, _Job]] = []
     for at, v in enumerate(order[:last]):
-        if not _computes(problem, v) or problem.nodes[v].time_us < _GRAIN * tail_us:
-            continue
+        if problem.nodes[v].kind is not Kind.COMPUTE or problem.nodes[v].time_us < _GRAIN * tail_us:
+            continue  # of a tail of no length, what takes no time falls out as a job that hides nothing
         job = _job(problem, v)
         if job is None or order[last] in job.nodes or job.comm_us >= job.compute_us:
             continue

@@ -97,10 +97,7 @@ class _Line:
         self._placed(0, len(order))
         self._limit = limit if limit.ndim else np.full(len(order), int(limit), dtype=np.int64)
         self._users, self._takes, self._keeps = lives.users, lives.alloc_bytes, lives.kept_bytes
-        self._inputs_bytes = lives.input_bytes
-        # what each node uses that dies with its last user
-        size = lives.freed_size
-        self._dying = [[(s, size[s]) for s in node.use if size[s]] for node in lives.problem.nodes]
+        self._inputs_bytes, self._dying = lives.input_bytes, lives.dying
         self._during = lives.profile(order)  # live while the node at a position runs
         takes = np.array(lives.alloc_bytes, dtype=np.int64)[self.order]
         self._between = np.append(self._during[1:] - takes[1:], lives.end_bytes)  # live once it has run

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from llama_repro.baselines import heap_order
 from llama_repro.store import Stored
 from llama_repro.torch_pass import TorchHeadroom, torch_order
-from overlap_sched.bound import lower_bound_us
 from overlap_sched.errors import TorchPassError
-from overlap_sched.liveness import peak_memory
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.lower_bound import lower_bound_us
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import violation
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Order, Problem
-from overlap_sched.replay import replay
 from overlap_sched.report.text import gap_percent
-from overlap_sched.result import Figures, Schedule
-from overlap_sched.schedule import schedule
-from overlap_sched.validate import violation
+from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.result import Figures, Schedule
 
 PUBLISHED_GB = {"original": 65.73, "heap": 105.75, "heap, no prefetch": 173.54, "heap, fallback": 72.15}
 """Peaks published for torch's ``llama1d_bwd``, in the tracker model; torch's pass counts a GB as 2**30 bytes."""

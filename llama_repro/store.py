@@ -23,7 +23,7 @@ import overlap_sched.fx
 from llama_repro.configs import LlamaConfig
 from overlap_sched.errors import OutputError, OverlapSchedError
 from overlap_sched.problem import MemoryModel, Problem
-from overlap_sched.problem_file import read_problem, write_problem
+from overlap_sched.problem.file import read_problem, write_problem
 
 MODELS: tuple[MemoryModel, MemoryModel] = ("tracker", "runtime")
 _HERE = Path(__file__).parent

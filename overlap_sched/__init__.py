@@ -15,9 +15,9 @@ from typing import Any
 
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
-from overlap_sched.problem_file import read_problem, write_problem
-from overlap_sched.result import Decision, Figures, Schedule
-from overlap_sched.schedule import schedule
+from overlap_sched.problem.file import read_problem, write_problem
+from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.result import Decision, Figures, Schedule
 
 __all__ = [
     "EXAMPLE",
@@ -35,7 +35,7 @@ __all__ = [
     "write_problem",
 ]
 
-_FX = ("lift", "load_dump", "reorder", "schedule_graph")
+_FX = ("lift", "reorder", "schedule_graph")
 _INDUCTOR = ("backend", "clear_reports", "disable", "enable", "enabled", "inductor_options", "reports")
 
 
@@ -49,4 +49,8 @@ def __getattr__(name: str) -> Any:
         import overlap_sched.inductor
 
         return getattr(overlap_sched.inductor, name)
+    if name == "load_dump":
+        from overlap_sched.dump import load_dump
+
+        return load_dump
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

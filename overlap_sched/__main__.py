@@ -2,7 +2,7 @@
 
 import sys
 
-from overlap_sched.cli import main
+from overlap_sched.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -35,7 +35,7 @@ class Options:
         preserve_collective_order: ``"none"`` (default); ``"group"`` keeps the original launch order within each
             process group, ``"all"`` across all groups: for ranks whose graphs may differ.
         base: ``"original"`` (default): overlap starts from the original order. ``"memory"``: from the order with the
-            lowest peak that is found (:func:`overlap_sched.memory.best_order`), which leaves more of the budget to
+            lowest peak that is found (:func:`overlap_sched.peak_memory.best_order`), which leaves more of the budget to
             overlap. ``"memory-peak"``: the same, and headroom is counted from that lowest peak: less memory first, then
             as short a step as it allows. Both take longer to find, and want ``budget="peak"``.
         effort: How much is tried, the best kept: scheduling runs on a graph of up to 15,000 nodes, fewer on a larger

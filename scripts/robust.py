@@ -20,15 +20,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from overlap_sched.analysis.robustness import DRAWS, robustness
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL
 from overlap_sched.errors import OverlapSchedError
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem_file import read_problem
+from overlap_sched.problem.file import read_problem
 from overlap_sched.report.progress import progress
 from overlap_sched.report.units import duration
-from overlap_sched.robust import DRAWS, robustness
-from overlap_sched.schedule import schedule
+from overlap_sched.scheduler.pipeline import schedule
 
 INSTANCES = Path(__file__).resolve().parent / "instances"
 HEADINGS = ("graph, network", "order", "predicted", "mean", "", "95 %", "with tails: mean", "", "95 %")

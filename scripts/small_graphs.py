@@ -6,10 +6,10 @@
     scripts/small_graphs.py --references       also ours from other listings of each graph, with less memory, best kept
     scripts/small_graphs.py --update           write the figures that the tests guard (tests/data/small_graphs.json)
 
-The graphs (tests/exact/graphs.py) have up to 25 nodes: gathers, matmuls, reductions on up to three process groups, by
-fixed seeds. The optimum (tests/exact/search.py) is the shortest step of any order within the original peak; simulated,
-runtime memory model. "reachable" is the best order of which every beginning can be completed in the original order
-within the budget.
+The graphs (tests/support/exact/graphs.py) have up to 25 nodes: gathers, matmuls, reductions on up to three process
+groups, by fixed seeds. The optimum (tests/support/exact/search.py) is the shortest step of any order within the
+original peak; simulated, runtime memory model. "reachable" is the best order of which every beginning can be completed
+in the original order within the budget.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from overlap_sched.liveness import peak_memory
-from overlap_sched.memory.best import ORDERS, best_order
-from overlap_sched.memory.flow import flow_of, lead_with_inputs
+from overlap_sched.analysis.relabel import relisted
+from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
+from overlap_sched.peak_memory.best import ORDERS, best_order
+from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
 from overlap_sched.problem import Problem
-from overlap_sched.relist import relisted
 from overlap_sched.report.progress import progress
-from overlap_sched.schedule import schedule
-from tests.exact.graphs import FAMILIES, SEEDS, small_graph
-from tests.exact.table import GOLDEN, Row, measure, summary, write_golden
+from overlap_sched.scheduler.pipeline import schedule
+from tests.support.exact.graphs import FAMILIES, SEEDS, small_graph
+from tests.support.exact.table import GOLDEN, Row, measure, summary, write_golden
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def second_opinion(problem: Problem) -> float | None:
     """The optimum as CP-SAT has it; ``None`` where its count of work was used up before it had a proof."""
-    from tests.exact import cpsat
+    from tests.support.exact import cpsat
 
     budget, _ = peak_memory(problem, problem.original_order)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli_dump import DUMP
+from tests.cli.test_dump import DUMP
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("scripts/instances/*.md")])
@@ -28,7 +28,7 @@ def blocks(name: str) -> list[tuple[str, bool, str]]:
 
 def program(name: str) -> str:
     """All marked blocks of a document as one program; commands are called as functions."""
-    lines = ["from overlap_sched.cli import main"]
+    lines = ["from overlap_sched.cli.command import main"]
     for language, marked, text in blocks(name):
         if marked and language == "python":
             lines.append(text)

@@ -5,17 +5,17 @@ import subprocess
 import sys
 
 import overlap_sched
-import overlap_sched.memory
+import overlap_sched.peak_memory
 
 
 def test_the_examples_in_docstrings() -> None:
     assert doctest.testmod(overlap_sched) == (0, 4)
-    assert doctest.testmod(overlap_sched.memory) == (0, 5)
+    assert doctest.testmod(overlap_sched.peak_memory) == (0, 5)
 
 
 def test_the_core_never_imports_torch() -> None:
     script = (
-        "import sys, overlap_sched, overlap_sched.cost, overlap_sched.cli\n"
+        "import sys, overlap_sched, overlap_sched.cost, overlap_sched.cli.command\n"
         "overlap_sched.schedule(overlap_sched.EXAMPLE)\n"
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
     )

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 from llama_repro.bench.rows import Judge, Row, ours
-from overlap_sched import policies
 from overlap_sched.options import Options
-from overlap_sched.policies import Policy
 from overlap_sched.problem import Problem
+from overlap_sched.scheduler import policies
+from overlap_sched.scheduler.policies import Policy
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,21 @@ class Ablation:
 
 ABLATIONS = (
     Ablation("second runs", effort=1),
-    Ablation("beam search", (("overlap_sched.improve.LOOKS", 0),)),
-    Ablation("widening", (("overlap_sched.improve.widened", lambda lives, order, limit, chains: order),)),
+    Ablation("beam search", (("overlap_sched.scheduler.portfolio.LOOKS", 0),)),
+    Ablation("widening", (("overlap_sched.scheduler.portfolio.widened", lambda lives, order, limit, chains: order),)),
     Ablation("lead", policy=lambda policy: replace(policy, lead=0.0)),
     Ablation("slack", policy=lambda policy: replace(policy, slack=0.0)),
     Ablation("reach", policy=lambda policy: replace(policy, reach=math.inf)),
-    Ablation("critical path first", (("overlap_sched.choose.Choice._late", lambda choice, step, end_us: None),)),
+    Ablation(
+        "critical path first", (("overlap_sched.scheduler.choose.Choice._late", lambda choice, step, end_us: None),)
+    ),
     Ablation(
         "letting urgent launches go first",
-        (("overlap_sched.streams.Streams.in_the_way", lambda streams, v, clock_us, end_us: False),),
+        (("overlap_sched.scheduler.streams.Streams.in_the_way", lambda streams, v, clock_us, end_us: False),),
     ),
-    Ablation("short standstills", (("overlap_sched.choose.Choice._stall_us", lambda choice: math.inf),)),
-    Ablation("moving what prepares launches", (("overlap_sched.priority.CHEAP", 0.0),)),
-    Ablation("putting off", (("overlap_sched.tail._MOST_JOBS", 0),)),
+    Ablation("short standstills", (("overlap_sched.scheduler.choose.Choice._stall_us", lambda choice: math.inf),)),
+    Ablation("moving what prepares launches", (("overlap_sched.scheduler.priority.CHEAP", 0.0),)),
+    Ablation("putting off", (("overlap_sched.scheduler.fill_tail._MOST_JOBS", 0),)),
 )
 
 

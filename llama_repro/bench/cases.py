@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llama_repro.generate.models import MODELS, parse_mesh
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem_file import read_problem
+from overlap_sched.problem.file import read_problem
 
 INSTANCES = Path(__file__).resolve().parents[2] / "scripts" / "instances"
 

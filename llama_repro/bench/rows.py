@@ -6,16 +6,16 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.bound import EXACT_NODES, lower_bound_us
-from overlap_sched.budget_bound import budget_bound_us
 from overlap_sched.errors import TorchPassError
-from overlap_sched.liveness import peak_memory
+from overlap_sched.judge.budget_bound import budget_bound_us
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us
+from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.judge.validate import violation
 from overlap_sched.options import Options
 from overlap_sched.problem import MAX_TOTAL_BYTES, Kind, Order, Problem
-from overlap_sched.replay import Replay, replay
-from overlap_sched.result import Schedule
-from overlap_sched.schedule import schedule
-from overlap_sched.validate import violation
+from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.result import Schedule
 
 ORIGINAL, OURS = "original", "ours, headroom 0"
 TORCH = {"default": "torch, default caps", "zero": "torch, zero caps"}

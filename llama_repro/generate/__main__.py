@@ -17,7 +17,7 @@ from llama_repro.generate.graph import generate
 from llama_repro.generate.models import MODELS, find_model, parse_mesh
 from llama_repro.generate.traced import traced_graphs
 from overlap_sched.errors import OutputError, OverlapSchedError
-from overlap_sched.problem_file import write_problem
+from overlap_sched.problem.file import write_problem
 from overlap_sched.report.progress import progress
 
 

@@ -10,7 +10,7 @@ from llama_repro.configs import LlamaConfig
 from llama_repro.generate.graph import Traced
 from llama_repro.store import cache_dir, cache_key, make_folder
 from overlap_sched.errors import OverlapSchedError
-from overlap_sched.problem_file import read_problem, write_problem
+from overlap_sched.problem.file import read_problem, write_problem
 
 _PARTS = ("forward", "backward")
 

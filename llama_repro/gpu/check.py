@@ -21,12 +21,12 @@ from llama_repro.gpu.values import random_inputs, same_bits
 from llama_repro.torch_pass import torch_order
 from overlap_sched.errors import TorchPassError
 from overlap_sched.fx import Cost, Lifted, lift
-from overlap_sched.liveness import peak_memory
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import violation
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Order
-from overlap_sched.replay import replay
-from overlap_sched.schedule import schedule
-from overlap_sched.validate import violation
+from overlap_sched.scheduler.pipeline import schedule
 
 ORDERS = ("original", "ours", "torch")
 """What can be run. ``torch``: torch's own overlap pass with its default caps (it may take more memory)."""

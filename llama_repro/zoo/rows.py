@@ -5,15 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from overlap_sched.liveness import peak_memory
-from overlap_sched.memory.addresses import plan_addresses
-from overlap_sched.memory.best import ORDERS, best_order
-from overlap_sched.memory.caching_allocator import replay_allocator
-from overlap_sched.memory.flow import flow_of, lead_with_inputs
+from overlap_sched.analysis.relabel import relisted
+from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
+from overlap_sched.peak_memory.addresses import plan_addresses
+from overlap_sched.peak_memory.best import ORDERS, best_order
+from overlap_sched.peak_memory.caching_allocator import replay_allocator
+from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
 from overlap_sched.problem import MemoryModel, Problem
-from overlap_sched.relist import relisted
-from overlap_sched.schedule import schedule
+from overlap_sched.scheduler.pipeline import schedule
 
 T = TypeVar("T")
 

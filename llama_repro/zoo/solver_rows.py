@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from llama_repro.zoo.rows import timed
-from overlap_sched.memory.flow import flow_of
-from overlap_sched.memory.program import program_of
-from overlap_sched.memory.repair import judged
-from overlap_sched.memory.solvers import Solver, solve
-from overlap_sched.memory.windows import window_at_peak
+from overlap_sched.peak_memory.flow import flow_of
+from overlap_sched.peak_memory.program import program_of
+from overlap_sched.peak_memory.repair import judged
+from overlap_sched.peak_memory.solvers import Solver, solve
+from overlap_sched.peak_memory.windows import window_at_peak
 from overlap_sched.problem import Problem
 
 NO_LIMIT = 1e6

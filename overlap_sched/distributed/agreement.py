@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from overlap_sched.distributed.backoff import Patience
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.patience import Patience
-from overlap_sched.distributed.place import PREFIX, Place, Store, members_of, place_of
+from overlap_sched.distributed.membership import PREFIX, Place, Store, members_of, place_of
 from overlap_sched.distributed.protocol import InDoubtError, NotShownError, Step, Steps, agreement_steps
 from overlap_sched.distributed.verdict import Verdict
 from overlap_sched.errors import AgreementError

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from overlap_sched.contention import Contention
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
+from overlap_sched.problem.contention import Contention
 
 PARTS = ("problem", "options", "costs", "order")
 """What is compared, causes first: another problem has other costs and another order as well."""

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 
 from overlap_sched.distributed.agreement import TIMEOUT_S
-from overlap_sched.distributed.patience import Patience
-from overlap_sched.distributed.place import PREFIX, Place, Store, place_of
+from overlap_sched.distributed.backoff import Patience
+from overlap_sched.distributed.membership import PREFIX, Place, Store, place_of
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 
 

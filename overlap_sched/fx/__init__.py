@@ -10,8 +10,7 @@ Step by step: ``lift`` reads the graph (:mod:`~overlap_sched.fx.reading`), finds
 
 from overlap_sched.fx.apply import Report, schedule_graph
 from overlap_sched.fx.costs import Cost
-from overlap_sched.fx.dump import Dump, load_dump
 from overlap_sched.fx.lift import Lifted, lift
 from overlap_sched.fx.reorder import reorder
 
-__all__ = ["Cost", "Dump", "Lifted", "Report", "lift", "load_dump", "reorder", "schedule_graph"]
+__all__ = ["Cost", "Lifted", "Report", "lift", "reorder", "schedule_graph"]

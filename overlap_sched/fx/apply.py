@@ -12,8 +12,8 @@ from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.lift import lift
 from overlap_sched.fx.reorder import reorder
 from overlap_sched.options import Options
-from overlap_sched.result import Figures, Schedule
-from overlap_sched.schedule import schedule
+from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.result import Figures, Schedule
 
 
 @dataclass(frozen=True)

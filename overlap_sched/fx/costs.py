@@ -9,8 +9,8 @@ from torch import fx
 from overlap_sched.cost import Collective, Compute, CostModel
 from overlap_sched.errors import CostError
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.facts import NO_CALL
 from overlap_sched.fx.flops import FlopCounter
+from overlap_sched.fx.operator_traits import NO_CALL
 from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.problem import Group
 

@@ -7,10 +7,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
-from overlap_sched.fx.dump import GROUPS_KEY
-from overlap_sched.fx.facts import Arg
+from overlap_sched.fx.operator_traits import Arg
 from overlap_sched.fx.reading import Reading
 from overlap_sched.problem import Group
+
+GROUPS_KEY = "overlap_sched_groups"
+"""Key of ``gm.meta`` under which a graph read from a file carries its process groups:
+``{name: (size, ranks or None)}``."""
 
 
 def groups_of(

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.facts import Keeps
+from overlap_sched.fx.operator_traits import Keeps
 from overlap_sched.fx.reading import Reading
 
 

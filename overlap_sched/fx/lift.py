@@ -8,11 +8,11 @@ from torch import fx
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, costs_of
-from overlap_sched.fx.facts import Keeps
 from overlap_sched.fx.groups import carried_groups, groups_of, keep_point_to_point
 from overlap_sched.fx.hazards import hazards
 from overlap_sched.fx.inputs import Which, kept_inputs
 from overlap_sched.fx.memory import DeviceFilter, memory_of
+from overlap_sched.fx.operator_traits import Keeps
 from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 

@@ -10,7 +10,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.facts import NO_CALL, UNKNOWN_CALL, Arg, Keeps, OpFacts, facts_of, is_higher_order
+from overlap_sched.fx.operator_traits import NO_CALL, UNKNOWN_CALL, Arg, Keeps, OpFacts, facts_of, is_higher_order
 from overlap_sched.fx.storages import Storages
 
 _MISSING = object()
@@ -29,7 +29,7 @@ class Reading:
         raw_outs, raw_fresh: Per node, its value's raw storages; those of them that no earlier value showed.
         value_bytes: Per node, bytes of the tensors in its value.
         writes: Roots that a node writes.
-        keeps: Nodes that must keep their place, see :class:`~overlap_sched.fx.facts.Keeps`.
+        keeps: Nodes that must keep their place, see :class:`~overlap_sched.fx.operator_traits.Keeps`.
         launch_of: Per wait, its collective. (A wait for one launched outside is not in it.)
         ends: Per wait in ``launch_of``, all collectives that it waits for: several where they share a storage.
         transfers: Copies to or from the host that need not be finished when they return: the roots concerned.

@@ -7,7 +7,7 @@ from torch import fx
 
 from overlap_sched.distributed import Digest, agree, digest_of
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.identity import Settings
+from overlap_sched.inductor.cache_key import Settings
 from overlap_sched.inductor.reporting import several_ranks, warn
 from overlap_sched.problem import Problem
 

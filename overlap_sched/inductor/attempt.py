@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import settle
-from overlap_sched.inductor.identity import Settings
+from overlap_sched.inductor.cache_key import Settings
 from overlap_sched.inductor.reporting import GraphReport, keep, warn
 from overlap_sched.problem import Problem
 

@@ -11,9 +11,9 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_sched.fx.apply import Report
-from overlap_sched.fx.facts import facts_of
+from overlap_sched.fx.operator_traits import facts_of
+from overlap_sched.inductor.cache_key import Settings, uuid_after
 from overlap_sched.inductor.fx_stage import graph_name
-from overlap_sched.inductor.identity import Settings, uuid_after
 from overlap_sched.inductor.reporting import GraphReport, keep, warn
 
 NOTE = "torch._inductor.config.deterministic is on: torch runs no pass behind fusion"

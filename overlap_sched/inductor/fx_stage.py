@@ -7,7 +7,7 @@ from overlap_sched.fx.apply import Report, schedule_graph
 from overlap_sched.fx.reorder import reorder
 from overlap_sched.inductor.agree import key_of
 from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.identity import Settings
+from overlap_sched.inductor.cache_key import Settings
 from overlap_sched.inductor.reporting import no_collectives, warn
 
 

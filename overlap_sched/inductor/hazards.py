@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from overlap_sched.errors import NotUnderstoodError
-from overlap_sched.fx.facts import Keeps
 from overlap_sched.fx.hazards import chained
+from overlap_sched.fx.operator_traits import Keeps
 from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.buffers import Buffers
 from overlap_sched.inductor.costs import KernelCosts

@@ -19,7 +19,7 @@ from torch._logging import trace_structured
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import Report
 from overlap_sched.problem import Kind
-from overlap_sched.result import Figures
+from overlap_sched.scheduler.result import Figures
 
 log = logging.getLogger("overlap_sched")
 

@@ -15,10 +15,10 @@ from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import key_of
 from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.identity import Settings, uuid
+from overlap_sched.inductor.cache_key import Settings, uuid
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.versions import check_torch
-from overlap_sched.schedule import schedule
+from overlap_sched.scheduler.pipeline import schedule
 
 if TYPE_CHECKING:
     from overlap_sched.inductor.lift import LiftedKernels
@@ -56,7 +56,7 @@ class SchedulerPass:
         return ordered
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.identity.uuid`.
+        """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.cache_key.uuid`.
 
         Raises:
             TypeError: It has none; torch then compiles without its caches.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from overlap_sched.contention import Contention
+from overlap_sched.problem.contention import Contention
 from overlap_sched.report.units import printable
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from overlap_sched.liveness import memory_profile
-from overlap_sched.memory.best import MemoryPlan
+from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.report.picture import AFTER, BEFORE, LIMIT, check_plot, new_figure, write_picture
 from overlap_sched.report.units import change, printable, size
 

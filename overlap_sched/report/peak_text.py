@@ -1,6 +1,6 @@
 """The peak of an order in words: by kind, then the largest storages."""
 
-from overlap_sched.memory.peak import Peak, PeakStorage
+from overlap_sched.peak_memory.peak import Peak, PeakStorage
 from overlap_sched.problem import Problem
 from overlap_sched.report.units import printable, size
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from overlap_sched.bound import lower_bound_us
-from overlap_sched.liveness import memory_profile
+from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.problem import Problem
 from overlap_sched.report.picture import (
     AFTER,
@@ -26,7 +26,7 @@ from overlap_sched.report.raster import Floats, busy_share, highest
 from overlap_sched.report.text import gap_percent
 from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import between, change, duration, printable, size, time_unit
-from overlap_sched.result import Schedule
+from overlap_sched.scheduler.result import Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

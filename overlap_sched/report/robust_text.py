@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from overlap_sched.analysis.robustness import Robustness
 from overlap_sched.problem import Problem
 from overlap_sched.report.contention_text import with_contention_line
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, printable
-from overlap_sched.robust import Robustness
 
 
 def robust_table(

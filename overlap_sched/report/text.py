@@ -5,14 +5,14 @@ from typing import Any
 
 from rich.table import Table
 
-from overlap_sched.bound import lower_bound_us
-from overlap_sched.budget_bound import budget_bound_us
 from overlap_sched.errors import UnknownIdError
+from overlap_sched.judge.budget_bound import budget_bound_us
+from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.problem import Problem
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, printable, size
-from overlap_sched.result import Decision, Schedule
+from overlap_sched.scheduler.result import Decision, Schedule
 
 _WHY = {
     "reference": "it was the first node still open in the reference order",

@@ -1,6 +1,6 @@
 """Who ran when, and how much memory was live: what the picture and the trace both draw.
 
-One order becomes spans on streams (see the drawing in :mod:`overlap_sched.replay`) and memory samples in time.
+One order becomes spans on streams (see the drawing in :mod:`overlap_sched.judge.replay`) and memory samples in time.
 Nodes that take no time (inputs, views, waits that do not stand still) have no span.
 """
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from overlap_sched.liveness import memory_profile
+from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.replay import replay
 
 
 class Span(NamedTuple):

@@ -15,7 +15,7 @@ from overlap_sched.report.contention_text import contention_figures
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import size
-from overlap_sched.result import Decision, Schedule
+from overlap_sched.scheduler.result import Decision, Schedule
 
 _ROWS = 1000
 """Thread ids of a process start at so many times its id (unique in the trace); the compute stream has the first."""

@@ -10,7 +10,7 @@ import pytest
 from overlap_sched import cost
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group
-from tests.oracle import INSTANCES
+from tests.support.oracle import INSTANCES
 
 NAMES = ("llama3_8b_bw_64_1d", "llama3_8b_bw_64_2d", "llama3_8b_fw_64_2d", "dsv3_bw_64")
 

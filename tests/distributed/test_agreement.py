@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.distributed import TIMEOUT_S, Agreement, Verdict, agree, broadcast_costs, place, run_token
-from overlap_sched.distributed.patience import Patience
+from overlap_sched.distributed import TIMEOUT_S, Agreement, Verdict, agree, broadcast_costs, membership, run_token
+from overlap_sched.distributed.backoff import Patience
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
-from tests.distributed.examples import MemoryStore, digest
+from tests.support.agreement_examples import MemoryStore, digest
 
 A, OTHER_OPTIONS = digest(), digest(headroom=1)
 
@@ -276,7 +276,7 @@ def c10d(**more: Any) -> SimpleNamespace:
 
 
 def test_a_torch_that_hides_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "_initialized", c10d)
+    monkeypatch.setattr(membership, "_initialized", c10d)
     reason = (
         "the store of the default process group cannot be had: AttributeError: 'types.SimpleNamespace' object has no "
         "attribute '_get_default_store'. Call torch.distributed.init_process_group with init_method or store (torch "
@@ -292,7 +292,7 @@ def test_a_torch_that_hides_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_that_plays_all_ranks_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "_initialized", lambda: c10d(get_backend=lambda: "fake"))
+    monkeypatch.setattr(membership, "_initialized", lambda: c10d(get_backend=lambda: "fake"))
     assert agree(A).agreed
 
 

@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from overlap_sched.contention import Contention
 from overlap_sched.distributed import Digest, digest_of
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Problem, Storage
+from overlap_sched.problem.contention import Contention
 
 ORDER = EXAMPLE.original_order
 

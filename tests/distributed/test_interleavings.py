@@ -9,7 +9,7 @@ import pytest
 from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.protocol import Step, agreement_steps
 from overlap_sched.distributed.verdict import Verdict, judge
-from tests.distributed.interleavings import Checker, End, Fault, StuckError
+from tests.support.interleavings import Checker, End, Fault, StuckError
 
 A, B, C = (Digest(problem=name, options="o", costs="c", order="r", key=name, name=name) for name in "ABC")
 OTHER_OPTIONS, OTHER_COSTS = replace(A, options="other"), replace(A, costs="other")

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import assume, given, settings
 
 from overlap_sched.problem import Problem
-from tests.exact import cpsat
-from tests.exact.graphs import SEEDS, small_graph
-from tests.exact.search import TooLargeError, shortest_step
-from tests.graphs import problems
-from tests.oracle import all_orders, peak_by_definition, step_by_definition
+from tests.support.exact import cpsat
+from tests.support.exact.graphs import SEEDS, small_graph
+from tests.support.exact.search import TooLargeError, shortest_step
+from tests.support.graphs import problems
+from tests.support.oracle import all_orders, peak_by_definition, step_by_definition
 
 MOST_ORDERS = 400
 
@@ -73,6 +73,6 @@ def test_what_can_be_reached_with_the_listed_order_to_fall_back_on(problem: Prob
 
 
 def test_the_search_gives_up_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.exact.search.MOST_PATHS", 10)
+    monkeypatch.setattr("tests.support.exact.search.MOST_PATHS", 10)
     with pytest.raises(TooLargeError, match=r"^forward-0: more than 10 paths$"):
         shortest_step(small_graph(SEEDS[0]), 2**60)

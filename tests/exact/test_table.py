@@ -5,12 +5,12 @@ import json
 import pytest
 
 from overlap_sched import read_problem
-from overlap_sched.schedule import schedule
-from tests.exact import cpsat
-from tests.exact.graphs import FAMILIES, SEEDS, small_graph, small_graphs
-from tests.exact.search import shortest_step
-from tests.exact.table import DATA, Row, measure, read_golden, summary
-from tests.oracle import peak_by_definition, step_by_definition
+from overlap_sched.scheduler.pipeline import schedule
+from tests.support.exact import cpsat
+from tests.support.exact.graphs import FAMILIES, SEEDS, small_graph, small_graphs
+from tests.support.exact.search import shortest_step
+from tests.support.exact.table import DATA, Row, measure, read_golden, summary
+from tests.support.oracle import peak_by_definition, step_by_definition
 
 HARD = json.loads((DATA / "hard" / "optimal.json").read_text())
 

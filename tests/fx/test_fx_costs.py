@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fx_graphs import ATEN, C10D, gather, scatter, trace, wait
-from test_fx_hazards import Builder
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -15,6 +13,8 @@ from overlap_sched import cost
 from overlap_sched.errors import CostError, InputNameError
 from overlap_sched.fx import lift
 from overlap_sched.problem import Group, Node
+from tests.fx.test_fx_hazards import Builder
+from tests.support.fx_graphs import ATEN, C10D, gather, scatter, trace, wait
 
 
 def nodes(gm: torch.fx.GraphModule, **arguments: Any) -> dict[str, Node]:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fx_graphs import C10D, gather, reordered, same, scatter, tensors, trace, wait
-from test_fx_hazards import Builder
 from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 from overlap_sched.errors import OrderError, OverlapSchedWarning, VerificationError
 from overlap_sched.fx import Report, lift, reorder, schedule_graph
 from overlap_sched.options import Options
+from tests.fx.test_fx_hazards import Builder
+from tests.support.fx_graphs import C10D, gather, reordered, same, scatter, tensors, trace, wait
 
 APPLY = importlib.import_module("overlap_sched.fx.apply")
 
@@ -171,7 +171,7 @@ def test_lifting_is_deterministic_and_only_reads() -> None:
 
 def test_the_facts_of_an_operator_are_found_once() -> None:
     """Work, not seconds: ten thousand nodes of few operators parse few schemas."""
-    facts = importlib.import_module("overlap_sched.fx.facts").facts_of
+    facts = importlib.import_module("overlap_sched.fx.operator_traits").facts_of
     b = Builder()
     x = b.input("x")
     for i in range(2000):

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from fx_graphs import ATEN, C10D, trace
 from torch import Tensor, fx
 from torch._dynamo.variables import streams  # noqa: F401  registers torch.ops.streams
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
@@ -13,7 +12,8 @@ from torch._higher_order_ops.effects import with_effects
 from torch._subclasses import FakeTensorMode
 
 from overlap_sched.fx import lift
-from overlap_sched.fx.facts import Keeps, facts_of
+from overlap_sched.fx.operator_traits import Keeps, facts_of
+from tests.support.fx_graphs import ATEN, C10D, trace
 
 
 class Builder:

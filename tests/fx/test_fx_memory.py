@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from fx_graphs import C10D, RANKS, gather, random_order, scatter, trace, wait
-from test_fx_orders import GRAPHS, random_program
 from torch import Tensor, fx
 from torch._inductor.fx_passes.memory_estimator import MemoryTracker
 
 from llama_repro.capture import captured
 from llama_repro.configs import find_config
 from overlap_sched.fx import Lifted, lift, schedule_graph
-from overlap_sched.liveness import memory_profile, peak_memory
+from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.problem import Order, Problem
+from tests.fx.test_fx_orders import GRAPHS, random_program
+from tests.support.fx_graphs import C10D, RANKS, gather, random_order, scatter, trace, wait
 
 
 def two_layers(primals_1: Tensor, primals_2: Tensor, x: Tensor, tangents_1: Tensor) -> Any:

@@ -7,11 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from fx_graphs import ATEN, C10D, RANKS, TIMINGS, Timing, gather, outcome, reordered, same, scatter, trace, wait
 from torch import Tensor
 
 from overlap_sched.fx import lift, schedule_graph
 from overlap_sched.options import Options
+from tests.support.fx_graphs import (
+    ATEN,
+    C10D,
+    RANKS,
+    TIMINGS,
+    Timing,
+    gather,
+    outcome,
+    reordered,
+    same,
+    scatter,
+    trace,
+    wait,
+)
 
 
 def write_after_read(x: Tensor, y: Tensor) -> Any:

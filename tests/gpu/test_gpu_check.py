@@ -15,12 +15,12 @@ from llama_repro.gpu.streams import EmulatedStreams  # noqa: E402
 from llama_repro.gpu.table import broken  # noqa: E402
 from llama_repro.gpu.values import live_bytes, random_inputs, same_bits  # noqa: E402
 from overlap_sched.fx import lift  # noqa: E402
-from overlap_sched.liveness import memory_profile  # noqa: E402
+from overlap_sched.judge.liveness import memory_profile  # noqa: E402
 from overlap_sched.options import Options  # noqa: E402
 from overlap_sched.problem import Kind  # noqa: E402
-from overlap_sched.schedule import schedule  # noqa: E402
+from overlap_sched.scheduler.pipeline import schedule  # noqa: E402
 from scripts.gpu_check import main  # noqa: E402
-from tests.gpu.simulated import COPY_US, simulate  # noqa: E402
+from tests.support.simulated_gpu import COPY_US, simulate  # noqa: E402
 
 CPU = torch.device("cpu")
 ONE_LAYER = replace(find_config("tiny"), layers=1)

@@ -11,7 +11,7 @@ from torch._inductor.utils import run_and_get_code
 
 import overlap_sched
 from overlap_sched.inductor.reporting import GraphReport
-from tests.inductor.models import Net, played_ranks, step
+from tests.support.inductor.models import Net, played_ranks, step
 
 with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -8,10 +8,10 @@ import torch
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.memory import best
-from overlap_sched.result import Schedule
-from overlap_sched.validate import violation
-from tests.inductor.models import RANKS, gathered
+from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory import best
+from overlap_sched.scheduler.result import Schedule
+from tests.support.inductor.models import RANKS, gathered
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -15,10 +15,10 @@ from torch._inductor.utils import run_and_get_code
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Compute, Roofline
-from overlap_sched.inductor import identity
-from overlap_sched.inductor.identity import Settings, uuid
-from tests.inductor.generated import events, numbered
-from tests.inductor.models import Net, step
+from overlap_sched.inductor import cache_key
+from overlap_sched.inductor.cache_key import Settings, uuid
+from tests.support.inductor.generated import events, numbered
+from tests.support.inductor.models import Net, step
 
 
 def free(node: fx.Node) -> float | None:
@@ -68,7 +68,7 @@ def test_everything_that_an_order_depends_on_changes_the_name(monkeypatch: pytes
         Settings(Options(), cost=NamedCost("b")),
     ]
     names = [uuid(one) for one in settings]
-    monkeypatch.setattr(identity, "_package", lambda: "another version")
+    monkeypatch.setattr(cache_key, "_package", lambda: "another version")
     names.append(uuid(Settings(Options())))
     assert None not in names
     assert len(set(names)) == len(names)
@@ -80,7 +80,7 @@ def test_what_has_no_name_is_not_cached() -> None:
 
 
 def test_ranks_that_must_agree_do_not_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "several_ranks", lambda: True)
+    monkeypatch.setattr(cache_key, "several_ranks", lambda: True)
     assert uuid(Settings(Options())) is None
     assert uuid(Settings(Options(agreement="none"))) is not None
 
@@ -143,4 +143,4 @@ def test_costs_without_a_name_bypass_the_cache(runs: dict[str, Any]) -> None:
 
 
 def test_the_name_covers_the_code_of_this_package(tmp_path: Path) -> None:
-    assert len(identity._package().split()[-1]) == 64
+    assert len(cache_key._package().split()[-1]) == 64

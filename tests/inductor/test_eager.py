@@ -15,9 +15,9 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Kind
-from overlap_sched.result import Schedule
+from overlap_sched.scheduler.result import Schedule
 from tests.inductor.conftest import Compiled, compiled_step
-from tests.inductor.models import Net, step
+from tests.support.inductor.models import Net, step
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 RUNS = int(os.environ.get("FAULT_RUNS", "40"))
 RANKS = 2
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def done(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Each fault, and what came of it on each rank."""
     folder = tmp_path_factory.mktemp("faults")
-    run_ranks("tests.inductor.fault_runs", RUNS, folder, ranks=RANKS, limit_s=120 + 5 * (RUNS or 1000))
+    run_ranks("tests.support.inductor.fault_runs", RUNS, folder, ranks=RANKS, limit_s=120 + 5 * (RUNS or 1000))
     ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     assert ranks[0]["there are"] == ranks[1]["there are"]
     print(f"faults there are: {ranks[0]['there are']}; run: {len(ranks[0]['done'])}")

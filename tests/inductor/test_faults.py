@@ -15,7 +15,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from tests.inductor.conftest import Compiled, compiled_step
-from tests.inductor.models import Net, step
+from tests.support.inductor.models import Net, step
 
 
 class InjectedError(Exception):
@@ -105,7 +105,7 @@ def test_after_it_is_settled(where: str, ours: Compiled, monkeypatch: pytest.Mon
 
 
 def code_of(code: str) -> list[str]:
-    from tests.inductor.generated import body
+    from tests.support.inductor.generated import body
 
     return [line for line in body(code) if not line.startswith("#")]
 
@@ -118,7 +118,7 @@ def test_what_was_warned(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_bad_order_of_the_scheduler_is_found(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     """The validator stands between: here a scheduler that runs everything backwards."""
-    module = sys.modules["overlap_sched.schedule"]
+    module = sys.modules["overlap_sched.scheduler.pipeline"]
     right = module.best_run
 
     def backwards(*arguments: Any) -> Any:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from overlap_sched.inductor.reporting import GraphReport
-from overlap_sched.result import Schedule
+from overlap_sched.scheduler.result import Schedule
 from tests.inductor.conftest import Compiled
-from tests.inductor.generated import body, events, matmuls_under, numbered, peak_bytes, planned
+from tests.support.inductor.generated import body, events, matmuls_under, numbered, peak_bytes, planned
 
 GRAPHS = pytest.mark.parametrize("graph", [0, 1], ids=["forward", "backward"])
 

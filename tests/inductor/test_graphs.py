@@ -16,10 +16,10 @@ from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor.reporting import GraphReport
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.schedule import schedule
-from tests.inductor.generated import events
-from tests.inductor.models import RANKS
-from tests.oracle import random_order
+from overlap_sched.scheduler.pipeline import schedule
+from tests.support.inductor.generated import events
+from tests.support.inductor.models import RANKS
+from tests.support.oracle import random_order
 
 comm = torch.ops._c10d_functional
 Function = Callable[[torch.Tensor, torch.Tensor], Any]

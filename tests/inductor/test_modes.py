@@ -18,7 +18,7 @@ from overlap_sched import Options
 from overlap_sched.cost import H100, Link, Network, Roofline
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor.deterministic import NOT_RUN
-from tests.inductor.models import Block, Net
+from tests.support.inductor.models import Block, Net
 
 SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
 """So that the collectives of one rank are worth hiding."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 Played = list[dict[str, Any]]
@@ -19,7 +19,7 @@ Played = list[dict[str, Any]]
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:
     """What each rank found in each scene."""
     folder: Path = tmp_path_factory.mktemp("scenes")
-    run_ranks("tests.inductor.scenes", folder, ranks=request.param)
+    run_ranks("tests.support.inductor.scenes", folder, ranks=request.param)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(request.param)]
 
 

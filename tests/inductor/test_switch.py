@@ -16,7 +16,7 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.switch import current_settings
-from tests.inductor.models import routed, unroute
+from tests.support.inductor.models import routed, unroute
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 OVERLAP = "aten_distributed_optimizations.enable_overlap_scheduling"

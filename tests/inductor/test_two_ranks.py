@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.inductor.generated import events, matmuls_under, numbered
-from tests.ranks import run_ranks
+from tests.support.inductor.generated import events, matmuls_under, numbered
+from tests.support.ranks import run_ranks
 
 RANKS = 2
 pytestmark = pytest.mark.slow
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("alike")
-    run_ranks("tests.inductor.two_ranks", folder, ranks=RANKS)
+    run_ranks("tests.support.inductor.two_ranks", folder, ranks=RANKS)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
 
 

@@ -1,10 +1,10 @@
 import pytest
 
 from llama_repro.baselines import first_dominated, heap_order, is_heavy, original_by_heavy
-from overlap_sched.liveness import peak_memory
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import violation
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
-from overlap_sched.replay import replay
-from overlap_sched.validate import violation
 
 _HEAVY = {"mm", "dgrad", "wgrad"}
 _NEVER = 2**62

@@ -13,13 +13,13 @@ from llama_repro.bench.cases import slower_network
 from llama_repro.bench.compare import changes, comparison, only_in_one
 from llama_repro.bench.record import RecordError, read_record, record
 from llama_repro.bench.tables import ablation_markdown, markdown, scale_markdown
-from overlap_sched import improve
 from overlap_sched.errors import TorchPassError
+from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE
-from overlap_sched.problem_file import write_problem
-from overlap_sched.replay import replay
-from overlap_sched.schedule import schedule
-from tests.modules import module_at
+from overlap_sched.problem.file import write_problem
+from overlap_sched.scheduler import portfolio
+from overlap_sched.scheduler.pipeline import schedule
+from tests.support.modules import module_at
 
 HIDDEN = (0, 1, 2, 4, 3, 6, 7, 5, 8, 9)
 """The order of the example at 5 MiB of headroom: 120 us, peak 26 MiB."""
@@ -97,12 +97,12 @@ def test_torch_that_fails_is_told_and_not_measured(monkeypatch):
 @pytest.mark.parametrize("ablation", ablations.ABLATIONS, ids=lambda ablation: ablation.name)
 def test_every_ablation_switches_something_that_is_there(ablation):
     """One that names what the scheduler no longer has fails here: give it its new name, or take it out."""
-    before = [vars(module).copy() for module in (ablations.policies, improve)]
+    before = [vars(module).copy() for module in (ablations.policies, portfolio)]
     with ablations.without(ablation):
-        during = [vars(module).copy() for module in (ablations.policies, improve)]
+        during = [vars(module).copy() for module in (ablations.policies, portfolio)]
         assert schedule(EXAMPLE).fell_back is None
-    assert [vars(module) for module in (ablations.policies, improve)] == before
-    assert (during != before) == (ablation.policy is not None or "improve" in str(ablation.switches))
+    assert [vars(module) for module in (ablations.policies, portfolio)] == before
+    assert (during != before) == (ablation.policy is not None or "portfolio" in str(ablation.switches))
 
 
 def test_slower_networks_slow_collectives_only():

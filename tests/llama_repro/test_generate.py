@@ -13,11 +13,11 @@ from llama_repro.generate.repeat import find_layers, repeat
 from llama_repro.generate.step import Step, saved_in_forward
 from llama_repro.generate.traced import traced_graphs
 from overlap_sched.errors import OptionsError, ProblemError
-from overlap_sched.liveness import memory_profile
+from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import violation
 from overlap_sched.problem import EXAMPLE, Kind, Problem
-from overlap_sched.problem_file import read_problem
-from overlap_sched.replay import replay
-from overlap_sched.validate import violation
+from overlap_sched.problem.file import read_problem
 
 TINY = replace(find_config("tiny-2d"), name="tiny-3d", layers=4, cp=2)
 MESH = Mesh(4, 2, 2)

@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 from llama_repro.capture import captured  # noqa: E402
 from llama_repro.configs import LlamaConfig  # noqa: E402
 from llama_repro.model import weights_of  # noqa: E402
-from tests.llama_repro.lockstep import run_lockstep  # noqa: E402
-from tests.llama_repro.reference import angles, reference_loss  # noqa: E402
+from tests.support.lockstep import run_lockstep  # noqa: E402
+from tests.support.reference_model import angles, reference_loss  # noqa: E402
 
 _ROWS = ("wo", "w2")
 """Tensor parallelism splits these by column; all other matrices by row."""

@@ -4,12 +4,12 @@ import torch
 from llama_repro import torch_pass
 from llama_repro.problem_graph import problem_to_graph
 from overlap_sched.errors import TorchPassError
-from overlap_sched.liveness import peak_memory
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import violation
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
-from overlap_sched.problem_file import read_problem
-from overlap_sched.replay import replay
-from overlap_sched.validate import violation
-from tests.oracle import INSTANCES
+from overlap_sched.problem.file import read_problem
+from tests.support.oracle import INSTANCES
 
 needs_pass = pytest.mark.skipif(
     not torch.__version__.startswith("2.13"), reason="compares with what torch 2.13's own pass gives"

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from overlap_sched.liveness import peak_memory
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
-from overlap_sched.replay import replay
-from overlap_sched.result import Decision, Figures, Schedule
+from overlap_sched.scheduler.result import Decision, Figures, Schedule
 
 ByHand = Callable[..., Schedule]
 

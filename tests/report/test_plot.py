@@ -8,14 +8,14 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched.errors import MissingExtraError, OutputError
-from overlap_sched.memory import best_order
 from overlap_sched.options import Options
+from overlap_sched.peak_memory import best_order
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.report import plot
 from overlap_sched.report.memory_plot import plot_memory
 from overlap_sched.report.plot import plot_schedule
-from overlap_sched.result import Schedule
-from overlap_sched.schedule import schedule
+from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.result import Schedule
 
 ByHand = Callable[..., Schedule]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE, Problem
-from overlap_sched.problem_file import read_problem
-from overlap_sched.replay import replay
+from overlap_sched.problem.file import read_problem
 from overlap_sched.report.trace import write_trace
-from overlap_sched.result import Schedule
-from tests.oracle import INSTANCES
+from overlap_sched.scheduler.result import Schedule
+from tests.support.oracle import INSTANCES
 
 ByHand = Callable[..., Schedule]
 

@@ -11,7 +11,7 @@ from llama_repro.training.sharding import TENSOR_PARALLEL, Place, first_value, r
 from llama_repro.training.sizes import SIZES, sized
 from llama_repro.training.world import degrees
 from overlap_sched.errors import OptionsError
-from tests.llama_repro.reference import reference_loss
+from tests.support.reference_model import reference_loss
 
 
 def places(fsdp, tp):

@@ -1,0 +1,1 @@
+"""The command ``overlap-sched``: start with :mod:`overlap_sched.cli.command`."""

@@ -1,0 +1,162 @@
+"""``overlap-sched frontier``: its options, and what it answers."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rich.console import RenderableType
+
+from overlap_sched.analysis.frontier import BUDGETS, Frontier, Point, frontier
+from overlap_sched.cli.input import options_of
+from overlap_sched.errors import OptionsError
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.options import Options, headroom_bytes
+from overlap_sched.problem import MemoryModel, Problem
+from overlap_sched.report.files import check_writable, write_file
+from overlap_sched.report.frontier_text import cost_of_limit, cost_of_target, frontier_figures, frontier_table
+
+_TIME = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s)\s*")
+_MICROSECONDS = {"us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for; ``None`` and ``False``: not.
+
+    Attributes:
+        limit: Memory limit as it was written; percent are of the original peak.
+        target_us: Step asked for.
+    """
+
+    options: Options
+    memory_model: MemoryModel | None
+    budgets: int
+    limit: str | None
+    target_us: float | None
+    out: str | None
+    plot: str | None
+    json: bool
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
+    point = parser.add_mutually_exclusive_group()
+    point.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="pick the shortest step within so much: 80GB, 24GiB, or 90%% of the original peak; does it fit, and what "
+        "does it cost?",
+    )
+    point.add_argument("--target-step", metavar="TIME", help="pick the lowest peak with a step that short: 120ms, 1.5s")
+    parser.add_argument(
+        "--budgets", type=int, default=BUDGETS, metavar="N", help=f"how many budgets to try (default: {BUDGETS})"
+    )
+    parser.add_argument("--out", metavar="ORDER.json", help="write the order of the point picked, as node names")
+    parser.add_argument("--plot", metavar="OUT.png", help="draw step against peak (.png, .svg, .pdf)")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+
+
+def request_of(options: argparse.Namespace) -> Request:
+    """The options, checked before anything is read.
+
+    Raises:
+        OptionsError: They do not fit together, or a size or time is not one.
+        OutputError: A file could not be written.
+        MissingExtraError: A picture was asked for without matplotlib.
+    """
+    wanted = options_of(options)
+    if wanted.headroom != Options(headroom=str(Options().headroom)).headroom:
+        raise OptionsError(
+            f"--headroom {wanted.headroom}: the frontier goes through all of them. Leave it out; "
+            "--memory-limit picks a point."
+        )
+    if wanted.budget != "peak":
+        raise OptionsError(f"--budget {wanted.budget}: the frontier is one of peaks. Leave it out.")
+    if wanted.base != "original":
+        raise OptionsError(
+            f"--base {wanted.base}: the frontier starts from the original order and from the one with the lowest peak. "
+            "Leave it out."
+        )
+    picks = options.memory_limit is not None or options.target_step is not None
+    if options.out and not picks:
+        raise OptionsError(
+            f"--out {options.out}: it writes the order of one point. Pick one: --memory-limit or --target-step."
+        )
+    for path in filter(None, (options.out, options.plot)):
+        check_writable(path)
+    if options.plot:
+        from overlap_sched.report.picture import check_plot
+
+        check_plot(options.plot)
+    if options.memory_limit is not None:
+        limit_bytes(options.memory_limit, 0)
+    target_us = None if options.target_step is None else time_us(options.target_step)
+    asked = (options.memory_limit, target_us, options.out, options.plot, options.json)
+    return Request(wanted, options.memory_model, options.budgets, *asked)
+
+
+def answer(
+    request: Request, problem: Problem, tell: Callable[[str], None]
+) -> str | tuple[RenderableType] | tuple[RenderableType, str]:
+    """Find the frontier, write the files asked for; what to print: JSON, or a table and what the point costs.
+
+    Raises:
+        UnreachableError: No order found keeps the limit or the step asked for.
+    """
+    original, _ = peak_memory(problem, problem.original_order)
+    limit = None if request.limit is None else limit_bytes(request.limit, original)
+    options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
+    found = frontier(problem, options, request.budgets, limit, request.target_us, tell)
+    picked, cost = _picked(found, limit, request.target_us)
+    if request.out and picked is not None:
+        tell(f"writing {request.out}")
+        names = json.dumps(problem.names(picked.order), separators=(",", ":"))
+        write_file(request.out, (names + "\n").encode())
+    if request.plot:
+        from overlap_sched.report.frontier_plot import plot_frontier
+
+        tell(f"drawing {request.plot}")
+        plot_frontier(found, request.plot, picked)
+    if request.json:
+        return json.dumps(frontier_figures(found, picked), allow_nan=False)
+    table = frontier_table(found, picked)
+    return (table,) if cost is None else (table, cost)
+
+
+def _picked(found: Frontier, limit: int | None, target_us: float | None) -> tuple[Point | None, str | None]:
+    """The point asked for, and what it costs in a sentence."""
+    if limit is not None:
+        point = found.within(limit)
+        return point, cost_of_limit(found, limit, point)
+    if target_us is not None:
+        point = found.no_longer_than(target_us)
+        return point, cost_of_target(found, target_us, point)
+    return None, None
+
+
+def limit_bytes(text: str, original_peak_bytes: int) -> int:
+    """A memory limit in bytes: sizes as of ``--headroom``; percent are of the original peak.
+
+    Raises:
+        OptionsError: Not a size.
+    """
+    try:
+        return headroom_bytes(text, original_peak_bytes)
+    except OptionsError:
+        raise OptionsError(
+            f"--memory-limit is {text!r}; write a size with a unit (80GB, 24GiB) or percent of the original peak (90%)."
+        ) from None
+
+
+def time_us(text: str) -> float:
+    """A time in microseconds: ``"120ms"`` -> 120000.0.
+
+    Raises:
+        OptionsError: Not a time with a unit.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise OptionsError(f"--target-step is {text!r}; write a time with its unit: 850us, 120ms or 1.5s.")
+    return float(match[1]) * _MICROSECONDS[match[2]]

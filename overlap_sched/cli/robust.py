@@ -1,0 +1,107 @@
+"""``overlap-sched robust``: its options, and what it answers."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from rich.console import RenderableType
+
+from overlap_sched.analysis.robustness import DRAWS, Robustness, check_draws, robustness
+from overlap_sched.cli.input import options_of
+from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
+from overlap_sched.judge.order_file import read_order
+from overlap_sched.options import Options
+from overlap_sched.problem import MemoryModel, Order, Problem
+from overlap_sched.report.contention_text import contention_figures
+from overlap_sched.report.robust_text import robust_table
+from overlap_sched.scheduler.pipeline import schedule
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
+
+    Attributes:
+        order: A file with one more order to replay.
+    """
+
+    options: Options
+    memory_model: MemoryModel | None
+    noise: Noise
+    tail: float
+    draws: int
+    seed: int
+    order: str | None
+    json: bool
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
+    add = parser.add_argument
+    add("--sigma", type=float, default=LOG_NORMAL.sigma, metavar="X",
+        help=f"error of each time: standard deviation of its logarithm (default: {LOG_NORMAL.sigma})")  # fmt: skip
+    add("--tail", type=float, default=HEAVY_TAILS.tail, metavar="SHARE",
+        help=f"in a second series: share of collectives that are delayed (default: {HEAVY_TAILS.tail})")  # fmt: skip
+    add("--draws", type=int, default=DRAWS, metavar="N", help=f"replays of each order (default: {DRAWS})")
+    add("--seed", type=int, default=0, metavar="N", help="of the errors (default: 0)")
+    add(
+        "--order",
+        metavar="ORDER.json",
+        help="also replay this order: a JSON list of node names, as `plan --out` writes",
+    )
+    add("--json", action="store_true", help="print the figures as one JSON object")
+
+
+def request_of(options: argparse.Namespace) -> Request:
+    """The options, checked before anything is read.
+
+    Raises:
+        OptionsError: A value is out of its range.
+    """
+    check_draws(options.draws, options.seed)
+    noise = Noise(options.sigma)
+    replace(noise, tail=options.tail)  # checked here, not after minutes
+    asked = (noise, options.tail, options.draws, options.seed, options.order, options.json)
+    return Request(options_of(options), options.memory_model, *asked)
+
+
+def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
+    """Schedule, replay each order under errors; what to print: JSON, or a table.
+
+    Raises:
+        OrderError: The order given is not one of the problem.
+    """
+    orders: list[tuple[str, Order]] = [("original", problem.original_order)]
+    if request.order is not None:
+        orders.append((request.order, read_order(request.order, problem)))
+    tell(f"scheduling {len(problem.nodes):,} nodes")
+    options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
+    orders.append(("scheduled", schedule(problem, options).order))
+    rows = []
+    for by, order in orders:
+        tell(f"replaying {by}: {request.draws:,} times")
+        rows.append((by, *_both(problem, order, request)))
+    if request.json:
+        return json.dumps(_figures(problem, request, rows), allow_nan=False)
+    return (robust_table(problem, request.noise.sigma, request.tail, request.draws, rows),)
+
+
+def _both(problem: Problem, order: Order, request: Request) -> tuple[Robustness, Robustness]:
+    noises = (request.noise, replace(request.noise, tail=request.tail))
+    plain, tailed = (robustness(problem, order, noise, request.draws, request.seed) for noise in noises)
+    return plain, tailed
+
+
+def _figures(
+    problem: Problem, request: Request, rows: Sequence[tuple[str, Robustness, Robustness]]
+) -> dict[str, object]:
+    return {
+        "name": problem.name,
+        "sigma": request.noise.sigma,
+        "tail": request.tail,
+        "draws": request.draws,
+        "seed": request.seed,
+        "contention": contention_figures(problem.contention),
+        "orders": {by: {"errors": asdict(plain), "errors_and_tails": asdict(tailed)} for by, plain, tailed in rows},
+    }

@@ -1,0 +1,113 @@
+"""What ``Repro.__init__`` sets: constants as fake tensors of their shape, submodules as opaque modules.
+
+Implements what ``torch._dynamo.debug_utils.NNModuleToString`` writes: ``register_buffer('name', tensor(...))``
+for up to four elements, ``torch.randn`` or ``torch.randint`` for more, ``torch.nn.Parameter(torch.randn(...))``,
+each perhaps with ``.to("cuda:0")``; and the repr of a submodule, which need not be Python.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from overlap_sched.dump.literals import Literals, dotted
+from overlap_sched.dump.source import Attribute
+
+_BY_SIZE = ("zeros", "ones", "empty", "randn", "rand", "full")
+
+
+def read_attributes(path: str, attributes: Sequence[Attribute]) -> dict[str, ast.expr | None]:
+    """The expression that each attribute is set to, by name; None where it is a submodule.
+
+    Raises:
+        DumpStatementError: A statement sets nothing.
+    """
+    found: dict[str, ast.expr | None] = {}
+    literals = Literals(path, {})
+    for attribute in attributes:
+        match attribute.statement:
+            case None:
+                assert attribute.name is not None
+                found[attribute.name] = None
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
+                found[name] = value if _is_tensor(value) else None
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str() as name), value]
+                )
+            ):
+                found[name] = value
+            case statement:
+                literals.fail(statement, "this statement of __init__ is not understood")
+    return found
+
+
+def _is_tensor(value: ast.expr) -> bool:
+    """Whether it is a tensor that torch prints, not the repr of a module."""
+    if not isinstance(value, ast.Call):
+        return False
+    if isinstance(value.func, ast.Attribute) and value.func.attr == "to":
+        return _is_tensor(value.func.value)
+    name = dotted(value.func) or ""
+    known = ("tensor", "torch.tensor", "torch.nn.Parameter", "Parameter", "FakeTensor", "torch.randint")
+    return name in known or name.removeprefix("torch.") in _BY_SIZE
+
+
+def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
+    """A fake tensor as the expression describes it; to be called under the fake mode.
+
+    Raises:
+        DumpStatementError: It is none of what torch prints.
+    """
+    literals = Literals(path, {"Ellipsis": ...})
+    if not isinstance(value, ast.Call):
+        literals.fail(value, "this constant is not understood")
+    name = dotted(value.func) or ""
+    if isinstance(value.func, ast.Attribute) and value.func.attr == "to" and len(value.args) == 1:
+        inner = make_attribute(path, value.func.value)
+        return torch.empty_like(inner, device=literals.device(value, literals.read(value.args[0])))
+    if name in ("torch.nn.Parameter", "Parameter") and len(value.args) == 1:
+        return make_attribute(path, value.args[0])
+    args = [literals.read(arg) for arg in value.args]
+    kwargs = {keyword.arg or "**": literals.read(keyword.value) for keyword in value.keywords}
+    shape = _shape(name, args, kwargs)
+    if shape is None:
+        literals.fail(value, "this constant is not understood")
+    dtype = kwargs.get("dtype")
+    if not isinstance(dtype, torch.dtype):
+        dtype = _dtype_of(args[0]) if name.endswith("tensor") and args else None
+        dtype = dtype or (torch.int64 if name == "torch.randint" else torch.float32)
+    return torch.empty(shape, dtype=dtype, device=literals.device(value, kwargs.get("device", "cpu")))
+
+
+def _shape(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int] | None:
+    if "size" in kwargs:
+        return list(kwargs["size"])
+    if name in ("tensor", "torch.tensor") and len(args) == 1:
+        return _nested_shape(args[0])
+    if name.removeprefix("torch.") in _BY_SIZE and args:
+        sizes = list(args[0]) if isinstance(args[0], list | tuple) else list(args)
+        return sizes if all(isinstance(size, int) for size in sizes) else None
+    return None
+
+
+def _nested_shape(data: Any) -> list[int]:
+    shape = []
+    while isinstance(data, list | tuple):
+        shape.append(len(data))
+        if not data:
+            break
+        data = data[0]
+    return shape
+
+
+def _dtype_of(data: Any) -> torch.dtype:
+    """What torch makes of a printed number without a dtype."""
+    while isinstance(data, list | tuple) and data:
+        data = data[0]
+    if isinstance(data, bool):
+        return torch.bool
+    if isinstance(data, complex):
+        return torch.complex64
+    return torch.int64 if isinstance(data, int) else torch.float32

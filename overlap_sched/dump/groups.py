@@ -1,0 +1,154 @@
+"""Process groups of a dump: names, sizes, ranks; and stand-ins while fake kernels run.
+
+A collective names its group. Its size comes from the caller, from ``setup_fake_process_groups({...})`` in the file
+(torch 2.11 and newer write it), from the operator's own ``group_size`` argument, or from its lists of splits. No
+process group is ever initialised: a few fake kernels ask for a group by name, and find a stand-in for as long.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from overlap_sched.dump.graph import ParsedGraph
+from overlap_sched.errors import DumpGroupError
+
+
+class DumpGroup(NamedTuple):
+    """A process group: how many ranks, and which, where the caller said so."""
+
+    size: int
+    ranks: tuple[int, ...] | None = None
+
+
+def given_groups(groups: Mapping[str, int | Sequence[int]] | None) -> dict[str, DumpGroup]:
+    """What the caller says: a size, or the ranks.
+
+    Raises:
+        DumpGroupError: A size is not a whole number of at least 1, or ranks repeat.
+    """
+    found = {}
+    for name, said in (groups or {}).items():
+        ranks = None if isinstance(said, int) else tuple(said)
+        size = said if isinstance(said, int) else len(said)
+        if isinstance(said, bool) or size < 1 or (ranks is not None and len(set(ranks)) != size):
+            raise DumpGroupError(
+                f"group {name!r} is given as {said!r}: give its size, 1 or more, or its ranks, each once."
+            )
+        found[str(name)] = DumpGroup(size, ranks)
+    return found
+
+
+def written_groups(path: str, literal: Any) -> dict[str, DumpGroup]:
+    """The groups in the file's ``setup_fake_process_groups({'0': {'size': 64, 'rank': 0}})``."""
+    found = {}
+    if not isinstance(literal, dict | None):
+        raise DumpGroupError(f"{path}: setup_fake_process_groups is given {literal!r}, not groups by name.")
+    for name, info in (literal or {}).items():
+        size = info.get("size") if isinstance(info, dict) else None
+        if not isinstance(size, int) or size < 1:
+            raise DumpGroupError(f"{path}: setup_fake_process_groups gives group {name!r} as {info!r}, without a size.")
+        found[str(name)] = DumpGroup(size)
+    return found
+
+
+def resolve_groups(
+    parsed: ParsedGraph, given: Mapping[str, DumpGroup], written: Mapping[str, DumpGroup], notes: dict[str, int]
+) -> dict[str, DumpGroup]:
+    """Size of every group that a collective of the graph names, in the order of first use.
+
+    A group whose size nobody says is taken to be as large as the largest one named, which is noted.
+
+    Raises:
+        DumpGroupError: Two sources disagree, or no size is known for any group.
+    """
+    found: dict[str, DumpGroup] = {}
+    first_use: dict[str, fx.Node] = {}
+    for node in parsed.graph.nodes:
+        for name, size in named_groups(node):
+            first_use.setdefault(name, node)
+            known = given.get(name) or written.get(name) or found.get(name)
+            if known is not None and size is not None and known.size != size:
+                raise DumpGroupError(
+                    f"{parsed.place(node)}: group {name!r} has {size} ranks here, but {known.size} elsewhere "
+                    f"({_source(name, given, written)}). Give groups={{{name!r}: {size}}}, or leave it out."
+                )
+            if known is not None or size is not None:
+                found[name] = known or DumpGroup(size or 0)
+    sizes = [group.size for group in (*found.values(), *given.values(), *written.values())]
+    for name, node in first_use.items():
+        if name not in found:
+            if not sizes:
+                raise DumpGroupError(
+                    f"{parsed.place(node)}: the size of process group {name!r} is said nowhere. "
+                    f"Give it: groups={{{name!r}: 64}} for 64 ranks (--group {name}=64 on the command line)."
+                )
+            found[name] = DumpGroup(max(sizes))
+            note = f"process group {name!r}: size not known, taken as {max(sizes)}, the largest one named"
+            notes[note] = notes.get(note, 0) + 1
+    return {name: found[name] for name in first_use}
+
+
+def _source(name: str, given: Mapping[str, DumpGroup], written: Mapping[str, DumpGroup]) -> str:
+    if name in given:
+        return "as given by the caller"
+    return "in setup_fake_process_groups" if name in written else "in another collective"
+
+
+def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
+    """The groups that a call names, each with its size where the call says it."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        # with_effects, control_deps and their like carry an operator and its arguments
+        inner = next((i for i, arg in enumerate(node.args) if isinstance(arg, torch._ops.OpOverload)), None)
+        if node.op != "call_function" or inner is None:
+            return []
+        operator: Any = node.args[inner]
+        arguments = node.args[inner + 1 :]
+    else:
+        operator, arguments = node.target, node.args
+    by_name: dict[str, Any] = {}
+    for i, argument in enumerate(operator._schema.arguments):
+        if argument.name in node.kwargs:
+            by_name[argument.name] = node.kwargs[argument.name]
+        elif i < len(arguments):
+            by_name[argument.name] = arguments[i]
+    size = by_name.get("group_size")
+    if not isinstance(size, int):
+        splits = by_name.get("output_split_sizes") or by_name.get("input_split_sizes")
+        size = len(splits) if isinstance(splits, list | tuple) else None
+    names = [value for name, value in by_name.items() if name.endswith(("group_name", "pg_name"))]
+    return [(name, size) for name in names if isinstance(name, str) and name]
+
+
+def resharded(source: torch.Tensor, gather_dim: int, shard_dim: int, size: int) -> torch.Tensor:
+    """What ``_dtensor.shard_dim_alltoall`` returns; its own fake kernel asks for this rank in a default group."""
+    shape = list(source.shape)
+    shape[gather_dim] *= size
+    shape[shard_dim] //= size
+    return source.new_empty(shape)
+
+
+@contextlib.contextmanager
+def stand_ins(groups: Mapping[str, DumpGroup]) -> Iterator[None]:
+    """Within it, a lookup of a group by name finds a fake one of the right size; afterwards all is as before."""
+    if not groups or not torch.distributed.is_available():
+        yield
+        return
+    c10d: Any = torch._C._distributed_c10d
+    before: dict[str, Any] = {}
+    made: dict[str, Any] = {}  # the registry alone does not keep them alive
+    try:
+        for name, group in groups.items():
+            with contextlib.suppress(RuntimeError):
+                before[name] = c10d._resolve_process_group(name)
+                c10d._unregister_process_group(name)
+            made[name] = c10d.ProcessGroup(0, group.size)
+            c10d._register_process_group(name, made[name])
+        yield
+    finally:
+        for name in made:
+            c10d._unregister_process_group(name)
+        for name, group in before.items():
+            c10d._register_process_group(name, group)

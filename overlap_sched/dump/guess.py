@@ -1,0 +1,141 @@
+"""Shapes where fake execution has none: printed annotations, data-dependent sizes, and results that depend on them."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._dtype_abbrs import dtype_abbrs
+
+from overlap_sched.dump.literals import device_named
+
+FALLBACK_SIZE = 8192
+"""A size that only the data knows, where nothing in the graph says more (as Inductor's own fallback)."""
+
+_DTYPES = {short: dtype for dtype, short in dtype_abbrs.items()}
+_TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)?)?")
+_COMMA = re.compile(r",(?![^()]*\))")
+"""Between sizes, not between the arguments of ``Max(1, s0)``."""
+_UNBOUNDED = frozenset({torch.ops.aten.repeat_interleave.Tensor})
+
+
+def annotated(text: str, device: torch.device, size_of: Callable[[str], int | None]) -> torch.Tensor | int | None:
+    """The value that an annotation such as ``bf16[8, 4][4, 1]cuda:0`` or ``Sym(s0)`` describes; None: none.
+
+    To be called under the fake mode.
+    """
+    if text.startswith("Sym(") and text.endswith(")"):
+        return _size(text[4:-1], size_of)
+    match = _TENSOR.match(text)
+    if match is None or match[1] not in _DTYPES:
+        return None
+    shape = _sizes(match[2], size_of)
+    stride = None if match[3] is None else _sizes(match[3], size_of)
+    if shape is None or (stride is not None and len(stride) != len(shape)):
+        return None
+    try:
+        where = device_named(match[4]) if match[4] else device
+        if stride is None:
+            return torch.empty(shape, dtype=_DTYPES[match[1]], device=where)
+        return torch.empty_strided(shape, stride, dtype=_DTYPES[match[1]], device=where)
+    except RuntimeError:
+        return None
+
+
+def depends_on_symbols(text: str) -> bool:
+    """Whether an annotation has sizes with names in them."""
+    match = _TENSOR.match(text)
+    return match is None or bool(re.search(r"[A-Za-z]", f"{match[2]},{match[3] or ''}"))
+
+
+def _sizes(text: str, size_of: Callable[[str], int | None]) -> list[int] | None:
+    sizes = [_size(part, size_of) for part in _COMMA.split(text) if part.strip()]
+    return None if any(size is None for size in sizes) else [size for size in sizes if size is not None]
+
+
+def _size(text: str, size_of: Callable[[str], int | None]) -> int | None:
+    text = text.strip()
+    return int(text) if re.fullmatch(r"\d+", text) else size_of(text)
+
+
+def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size: int) -> tuple[Any, int]:
+    """`value` with every size that only the data knows replaced, and how many there were.
+
+    A result never gets more rows than the largest input has elements, except where an operator repeats.
+    """
+    most = max([tensor.numel() for tensor in inputs], default=size)
+    bounded = size if target in _UNBOUNDED else min(size, most)
+    count = 0
+
+    def one(item: Any) -> Any:
+        nonlocal count
+        if isinstance(item, torch.SymBool):
+            count += 1
+            return True
+        if isinstance(item, torch.SymFloat):
+            count += 1
+            return 1.0
+        if isinstance(item, torch.SymInt):
+            count += 1
+            return size
+        if isinstance(item, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in item.shape):
+            count += 1
+            shape = [bounded if isinstance(n, torch.SymInt) else n for n in item.shape]
+            return torch.empty(shape, dtype=item.dtype, device=item.device)
+        return item
+
+    return torch.utils._pytree.tree_map(one, value), count
+
+
+def all_to_all_splits(nodes: Iterable[fx.Node]) -> list[Sequence[Any]]:
+    """What each all_to_all sends to each rank, of those where only the data knows."""
+    return [node.args[2] for node in _uneven(nodes)]
+
+
+def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | None]) -> int | None:
+    """The size of a split where an all_to_all spreads its rows evenly: the first whose rows are known; None: none is.
+
+    Args:
+        nodes: The graph.
+        rows_of: Rows of a node's value, or None where they depend on the data.
+    """
+    for node in _uneven(nodes):
+        source, sent = node.args[0], node.args[2]
+        assert isinstance(source, fx.Node)
+        rows = rows_of(source)
+        if rows is not None:
+            return rows // len(sent)
+    return None
+
+
+def _uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    target = torch.ops._c10d_functional.all_to_all_single.default
+    for node in nodes:
+        if node.target is target and len(node.args) >= 3 and isinstance(node.args[0], fx.Node):
+            sent = node.args[2]
+            if isinstance(sent, list | tuple) and any(isinstance(split, fx.Node) for split in sent):
+                yield node
+
+
+def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """What an operator would return if its data-dependent sizes did fit; None where nothing can be said.
+
+    For nodes that refuse sizes which were guessed: a view takes the sizes it asks for, the rest follow their
+    largest input.
+    """
+    if not tensors or not isinstance(target, torch._ops.OpOverload):
+        return None
+    aten = torch.ops.aten
+    first = tensors[0]
+    if target in (aten.split_with_sizes.default, aten.split_with_sizes_copy.default):
+        dim = args[2] if len(args) > 2 else 0
+        shapes = [[n if i != dim % first.dim() else part for i, n in enumerate(first.shape)] for part in args[1]]
+        return [first.new_empty(shape) for shape in shapes]
+    if target in (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default):
+        known = math.prod(n for n in args[1] if n >= 0)
+        return first.new_empty([n if n >= 0 else max(first.numel() // max(known, 1), 1) for n in args[1]])
+    if len(target._schema.returns) == 1 and str(target._schema.returns[0].type) == "Tensor":
+        return torch.empty_like(max(tensors, key=lambda tensor: tensor.numel()))
+    return None

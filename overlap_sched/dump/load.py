@@ -1,0 +1,92 @@
+"""Load a graph that torch wrote to a file in a real job, without running the file.
+
+``TORCH_TRACE`` and tlparse save one ``fx_graph_runnable`` for each compiled graph; ``save_graph_repro`` in
+``torch._dynamo.repro.after_aot`` writes the same. A dump of 64 ranks loads on a laptop: tensors are fake, process
+groups are only names and sizes.
+
+The file is never imported or evaluated. It is parsed, and its parts are read by modules of one idea each:
+``file`` (its text), ``source`` (cut it up), ``literals`` (arguments), ``graph`` (nodes), ``inputs`` (``load_args``),
+``attributes`` (constants), ``groups`` (process groups), ``values`` (fake execution), ``higher_order`` (higher-order
+operators), ``guess`` (data-dependent sizes), ``missing`` (what to do where a shape cannot be found), put together by
+``loader``.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import fx
+
+from overlap_sched.dump.groups import DumpGroup, given_groups, stand_ins
+from overlap_sched.dump.loader import Loader
+from overlap_sched.dump.source import read_source
+from overlap_sched.dump.values import MisfitError, fake_execution
+from overlap_sched.fx.groups import GROUPS_KEY
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A loaded graph.
+
+    Attributes:
+        gm: The graph. Every node that has a value holds it in ``meta["val"]``: fake tensors on the devices of the dump,
+            views on the storage that they look at; integers for symbolic sizes. ``gm.meta["overlap_sched_groups"]``
+            holds ``{group name: (size, ranks or None)}``.
+        name: The file's name without its endings.
+        groups: The process groups that collectives of the graph name, in the order of first use.
+        notes: What was guessed, and how often.
+    """
+
+    gm: fx.GraphModule
+    name: str
+    groups: Mapping[str, DumpGroup]
+    notes: Mapping[str, int]
+
+
+def load_dump(
+    path: str | Path,
+    *,
+    groups: Mapping[str, int | Sequence[int]] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Dump:
+    """Load a dump, plain or gzipped.
+
+    Args:
+        path: A file as torch writes it: ``class Repro``, ``load_args(reader)``. Or a graph as torch prints it to read
+            (tlparse: ``aot_forward_graph``), shapes and devices in annotations: each input then has its own storage.
+        groups: Size of a process group, or its ranks, by name. Needed only where the file does not say it.
+        sizes: Sizes that only the data knows, by the name of the symbol (``u0``) or of the node that reads it.
+            Without it, one size is taken for all: that of an all_to_all spread evenly, the first found with which
+            every node fits; 8192 where there is none.
+        progress: Called with (nodes done, nodes in all) now and then.
+
+    Raises:
+        DumpError: One of its subclasses, with file, line, what is not understood, and how to mend it.
+    """
+    source = read_source(path)
+    name = Path(path).name.split(".")[0]
+    given = given_groups(groups)
+    loader = Loader(source, given, sizes or {}, strict=True)
+    with warnings.catch_warnings(), stand_ins(loader.groups_asked_by_name()), fake_execution():
+        warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
+        misfit = _misfit(loader, progress)
+        if misfit is not None:
+            tries = (Loader(source, given, sizes or {}, size, strict=True) for size in loader.other_sizes(misfit))
+            fitting = next((other for other in tries if _misfit(other, progress) is None), None)
+            loader = fitting or Loader(source, given, sizes or {})
+            if fitting is None:
+                loader.run(progress)
+        gm = loader.graph_module()
+    gm.meta[GROUPS_KEY] = dict(loader.groups)
+    return Dump(gm, name, loader.groups, dict(sorted(loader.notes.items())))
+
+
+def _misfit(loader: Loader, progress: Callable[[int, int], None] | None) -> Sequence[int] | None:
+    """Run the loader. Sizes at the first node that a size it took does not fit; None: all fit."""
+    try:
+        loader.run(progress)
+    except MisfitError as error:
+        return error.sizes
+    return None

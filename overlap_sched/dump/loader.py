@@ -1,0 +1,233 @@
+"""One dump being loaded: puts its parts together, and chooses what sizes that only the data knows are taken to be."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from overlap_sched.dump import guess
+from overlap_sched.dump.attributes import make_attribute, read_attributes
+from overlap_sched.dump.graph import ParsedGraph, build_graph
+from overlap_sched.dump.groups import DumpGroup, named_groups, resolve_groups, written_groups
+from overlap_sched.dump.inputs import InputMaker, read_inputs
+from overlap_sched.dump.literals import Literals, shorten
+from overlap_sched.dump.source import DumpSource
+from overlap_sched.dump.values import Opaque, Values
+from overlap_sched.errors import DumpError, DumpInputError, DumpStatementError
+
+_MOST_TRIES = 8
+
+
+class SizeNotKnownYetError(Exception):
+    """A size was asked for while it is being computed."""
+
+
+class Loader:
+    """One attempt at a file.
+
+    Args:
+        source: Its parts.
+        given: Process groups that the caller gives.
+        sizes: Sizes that the caller gives, by symbol or node.
+        default: What other sizes that only the data knows are taken to be; None: the split of the first all_to_all
+            whose rows are known, if spread evenly, else 8192.
+        strict: Raise :class:`overlap_sched.dump.values.MisfitError` where such a size does not fit.
+    """
+
+    def __init__(
+        self,
+        source: DumpSource,
+        given: Mapping[str, DumpGroup],
+        sizes: Mapping[str, int],
+        default: int | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.source = source
+        self.notes: dict[str, int] = {}
+        self.parsed = build_graph(source.path, source.forward)
+        literal = None if source.groups is None else Literals(source.path, {}).read(source.groups)
+        self.groups = resolve_groups(self.parsed, given, written_groups(source.path, literal), self.notes)
+        self._sizes = dict(sizes)
+        self._default = default
+        self._strict = strict
+        self._sizing = False
+        self._bodies = {name: build_graph(source.path, forward) for name, forward in source.submodules.items()}
+        self._attribute_values = read_attributes(source.path, source.attributes)
+        self._attributes: dict[str, Any] = {}
+        inputs = read_inputs(source.path, source.load_args)
+        self._maker = InputMaker(inputs, {**source.symbols, **sizes}, self._default_symbol)
+        if self._maker.matched:
+            note = "symbols that the file does not define, taken from the integers among its inputs, in order"
+            self.notes[note] = len(self._maker.matched)
+        self._inputs = self._match_inputs(inputs.inputs)
+        self.values = self._values_of(self.parsed, self._placeholder, self._attribute)
+
+    def _values_of(
+        self, parsed: ParsedGraph, placeholder: Callable[[fx.Node], Any], attribute: Callable[[fx.Node], Any]
+    ) -> Values:
+        sizes = (self._size, self._maker.size_of)
+        return Values(parsed, placeholder, attribute, self._run_body, *sizes, self.groups, self.notes, self._strict)
+
+    def groups_asked_by_name(self) -> dict[str, DumpGroup]:
+        """The groups that fake kernels may look up: all but those of ``_c10d_functional``, whose kernels never do."""
+        asked = {
+            name
+            for node in self.parsed.graph.nodes
+            for name, _ in named_groups(node)
+            if not (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional")
+        }
+        return {name: group for name, group in self.groups.items() if name in asked}
+
+    def _match_inputs(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+        placeholders = [node for node in self.parsed.graph.nodes if node.op == "placeholder"]
+        if not self.source.load_args and any(node.name in self.parsed.annotations for node in placeholders):
+            return {}  # one that has no annotation is no tensor: a device mesh, for example
+        if len(inputs) != len(placeholders):
+            raise DumpInputError(
+                f"{self.source.path}: forward takes {len(placeholders)} inputs but load_args describes {len(inputs)}. "
+                "Was the file cut short, or edited by hand?"
+            )
+        return dict(zip(placeholders, inputs, strict=True))
+
+    def run(self, progress: Callable[[int, int], None] | None) -> None:
+        """Give every node its value."""
+        nodes = list(self.parsed.graph.nodes)
+        for i, node in enumerate(nodes):
+            self.values.evaluate(node)
+            if progress is not None and i % 500 == 499:
+                progress(i + 1, len(nodes))
+
+    def graph_module(self) -> fx.GraphModule:
+        """The graph with its attributes."""
+        return fx.GraphModule(self._attributes, self.parsed.graph, class_name="Repro")
+
+    def other_sizes(self, misfit: Sequence[int]) -> list[int]:
+        """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
+
+        Args:
+            misfit: Sizes seen at the node that the default does not fit: one of them is right, perhaps.
+        """
+        ranks = [len(splits) for splits in guess.all_to_all_splits(self.parsed.graph.nodes)]
+        among = Counter(ranks).most_common(1)[0][0] if ranks else 1
+        rows: Counter[int] = Counter()
+        for node, value in self.values.of.items():
+            if node.op == "placeholder" and not self._maker.unknown(self._inputs.get(node)):
+                shape = list(value.shape) if isinstance(value, torch.Tensor) else [value]
+                sizes = [n for n in shape if type(n) is int]
+                rows.update([*sizes, math.prod(sizes[:2])])
+        likely = [*sorted(misfit, reverse=True), *[n for n, _ in rows.most_common()]]
+        parts = [n // among for n in likely if n >= among and n % among == 0]
+        return [size for size in dict.fromkeys(parts) if size != self._default][:_MOST_TRIES]
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        if node in self._inputs:
+            if self._maker.unknown(self._inputs[node]):
+                self.values.mark_guessed(node)
+            return self._maker.make(self._inputs[node], node.name)
+        text = self.parsed.annotations.get(node.name)
+        if text is None:
+            return None
+        if guess.depends_on_symbols(text):
+            self.values.mark_guessed(node)
+        value = guess.annotated(text, torch.device("cpu"), self._maker.size_of)
+        if value is None:
+            raise DumpInputError(
+                f"{self.parsed.place(node)}: the annotation {text!r} does not describe a tensor or a size."
+            )
+        if isinstance(value, torch.Tensor):
+            self.values.note("inputs whose storage the file does not say, each taken to have its own")
+        return value
+
+    def _attribute(self, node: fx.Node) -> Any:
+        name = str(node.target)
+        if name not in self._attributes:
+            self._attributes[name] = self._make_attribute(node, name)
+        return self._attributes[name]
+
+    def _make_attribute(self, node: fx.Node, name: str) -> Any:
+        if name in self._bodies:
+            return fx.GraphModule({}, self._bodies[name].graph, class_name=name)
+        value = self._attribute_values.get(name)
+        if value is not None:
+            try:
+                return make_attribute(self.source.path, value)
+            except (RuntimeError, TypeError, ValueError) as error:
+                if isinstance(error, DumpError):
+                    raise
+                raise DumpStatementError(
+                    f"{self.source.path}, line {value.lineno}: self.{name} is no tensor "
+                    f"({str(error).splitlines()[0]}): `{shorten(value)}`. Write the dump again with torch."
+                ) from None
+        if name in self._attribute_values or self._only_for_higher_order(node):
+            return Opaque()
+        text = self.parsed.annotations.get(node.name)
+        printed = None if text is None else guess.annotated(text, torch.device("cpu"), self._maker.size_of)
+        if printed is not None:
+            return printed
+        raise DumpStatementError(
+            f"{self.parsed.place(node)}: __init__ does not set self.{name}. torch does not write every attribute: add "
+            f"`self.register_buffer('{name}', torch.randn([SHAPE], dtype=...))` there."
+        )
+
+    @staticmethod
+    def _only_for_higher_order(node: fx.Node) -> bool:
+        return all(isinstance(user.target, torch._ops.HigherOrderOperator) for user in node.users)
+
+    def _run_body(self, module: Any, operands: Sequence[Any]) -> Any:
+        """Run the printed body of a submodule; None where there is none."""
+        body = next(
+            (b for b in self._bodies.values() if isinstance(module, fx.GraphModule) and b.graph is module.graph), None
+        )
+        name = next((n for n, a in self._attributes.items() if a is module), None)
+        parsed = body or (self._bodies.get(name) if name is not None else None)
+        return None if parsed is None else self._run_graph(parsed, operands)
+
+    def _run_graph(self, parsed: ParsedGraph, operands: Sequence[Any]) -> Any:
+        given = iter(operands)
+        values = self._values_of(parsed, lambda _: next(given, None), lambda _: Opaque())
+        result = None
+        for node in parsed.graph.nodes:
+            result = values.evaluate(node)
+        return tuple(result) if isinstance(result, list) else result
+
+    def _size(self, node: fx.Node) -> int:
+        """The size to take for what only the data knows, at `node`."""
+        return self._sizes[node.name] if node.name in self._sizes else self._default_size()
+
+    def _default_symbol(self, symbol: str) -> int:
+        if symbol in self._sizes:
+            return self._sizes[symbol]
+        size = self._default_size()
+        self._sizes[symbol] = size
+        self.values.note(f"sizes that only the data knows, taken as {size}")
+        return size
+
+    def _default_size(self) -> int:
+        if self._sizing:
+            raise SizeNotKnownYetError
+        if self._default is None:
+            self._sizing = True
+            split = guess.balanced_split(list(self.parsed.graph.nodes), self._rows)
+            self._default = guess.FALLBACK_SIZE if split is None else split
+            self._sizing = False
+        return self._default
+
+    def _rows(self, node: fx.Node) -> int | None:
+        """Rows of a node's value, or None where they depend on the data."""
+        before, pending = {node}, [node]
+        while pending:
+            for source in pending.pop().all_input_nodes:
+                if source not in before:
+                    before.add(source)
+                    pending.append(source)
+        try:
+            for ancestor in self.parsed.graph.nodes:
+                if ancestor in before:
+                    self.values.evaluate(ancestor)
+        except (SizeNotKnownYetError, DumpError):
+            return None
+        value = self.values.of[node]
+        return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else None

@@ -1,0 +1,279 @@
+"""Give every node of a parsed graph its value, by running torch's fake kernels on it.
+
+Tensors are fake and on the devices of the dump, so that each operator picks the same path as in the job; where this
+build has no such device, an operator that asks for it in Python is run once more on aliases of its inputs that claim
+to be on the CPU (same storages), and its results claim the device again. Nothing is allocated, no kernel runs.
+"""
+
+import contextlib
+import logging
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._pytree import tree_leaves, tree_map
+
+from overlap_sched.dump import guess
+from overlap_sched.dump.graph import ParsedGraph
+from overlap_sched.dump.groups import DumpGroup, resharded
+from overlap_sched.dump.higher_order import hop_result
+from overlap_sched.dump.literals import UnknownOp
+from overlap_sched.dump.missing import mend, missing
+from overlap_sched.errors import DumpShapeError
+
+_CPU = torch.device("cpu")
+_LARGEST_INTEGER = 2**63
+_RESHARD = "_dtensor::shard_dim_alltoall"
+_aten = torch.ops.aten
+_CHECKS = frozenset(
+    {
+        _aten._assert_scalar.default,
+        _aten._assert_async.msg,
+        _aten._assert_async.default,
+        _aten._assert_tensor_metadata.default,
+        _aten.sym_constrain_range.default,
+        _aten.sym_constrain_range_for_size.default,
+    }
+)
+"""Run-time checks of sizes that only the data knows: they have no result, and guessed sizes need not pass them."""
+
+
+class Opaque(torch.nn.Module):
+    """A submodule whose body the dump does not hold: the score function of an attention, for example."""
+
+
+class MisfitError(Exception):
+    """A size that was taken where only the data knows it does not fit a node: another one may.
+
+    Attributes:
+        sizes: Those of the node's inputs.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(f"sizes {list(sizes)} do not fit")
+        self.sizes = sizes
+
+
+class Values:
+    """Values of nodes by node, computed on demand.
+
+    Args:
+        parsed: The graph.
+        placeholder: Gives the value of a placeholder.
+        attribute: Gives the value of a get_attr node.
+        submodule: Gives the graph of a submodule's body, or None.
+        size: The size to take where only the data knows.
+        printed_size: The value of a size in an annotation, or None.
+        groups: The process groups of the graph.
+        notes: What was guessed, counted; added to.
+        strict: Raise MisfitError where a size that only the data knows does not fit.
+    """
+
+    def __init__(
+        self,
+        parsed: ParsedGraph,
+        placeholder: Callable[[fx.Node], Any],
+        attribute: Callable[[fx.Node], Any],
+        submodule: Callable[[Any, Sequence[Any]], Any],
+        size: Callable[[fx.Node], int],
+        printed_size: Callable[[str], int | None],
+        groups: Mapping[str, DumpGroup],
+        notes: dict[str, int],
+        strict: bool,
+    ) -> None:
+        self.parsed = parsed
+        self._placeholder = placeholder
+        self._attribute = attribute
+        self._submodule = submodule
+        self._size = size
+        self._printed_size = printed_size
+        self._groups = groups
+        self._notes = notes
+        self._strict = strict
+        self.of: dict[fx.Node, Any] = {}
+        self._guessed: set[fx.Node] = set()
+
+    def note(self, text: str, count: int = 1) -> None:
+        """Count something that was guessed."""
+        self._notes[text] = self._notes.get(text, 0) + count
+
+    def mark_guessed(self, node: fx.Node) -> None:
+        """Its sizes are not known but taken."""
+        self._guessed.add(node)
+
+    def evaluate(self, node: fx.Node) -> Any:
+        """The value of a node whose inputs have theirs.
+
+        Raises:
+            DumpShapeError: It cannot be found.
+        """
+        if node in self.of:
+            return self.of[node]
+        match node.op:
+            case "placeholder":
+                value = self._placeholder(node)
+            case "get_attr":
+                value = self._attribute(node)
+            case "output":
+                value = fx.node.map_arg(node.args[0], self.of.__getitem__)
+            case _:
+                value = self._call(node)
+        self.of[node] = value
+        if node.op != "output" and not isinstance(value, torch.nn.Module):
+            node.meta["val"] = value
+        return value
+
+    def _call(self, node: fx.Node) -> Any:
+        if node.target in _CHECKS:
+            return None
+        if any(source in self._guessed for source in node.all_input_nodes):
+            self._guessed.add(node)
+        args = fx.node.map_arg(node.args, self.of.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, self.of.__getitem__)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if torch.Tag.inplace_view in getattr(node.target, "tags", ()):
+            self._keep_metadata(node)
+        reason = None
+        try:
+            value = self._run(node.target, args, kwargs, tensors)
+        except Exception as error:  # a fake kernel may raise anything; all of it becomes one message
+            value, reason = NotImplemented, str(error).strip().splitlines()[:1]
+        text = self.parsed.annotations.get(node.name)
+        fixed = text is not None and not guess.depends_on_symbols(text)
+        if reason is not None and self._strict and node in self._guessed and not fixed:
+            raise MisfitError([n for tensor in tensors for n in tensor.shape])
+        if value is NotImplemented:
+            value = self._guess(node, args, tensors, reason[0] if reason else missing(node))
+        value, count = guess.concrete(value, node.target, tensors, self._size_for(node, value))
+        if count:
+            self._guessed.add(node)
+            self.note(f"sizes that only the data knows, taken as {self._size(node)}", count)
+        return value
+
+    def _keep_metadata(self, node: fx.Node) -> None:
+        """The operator changes the sizes of its argument: what was seen of it before stays as it was."""
+        for source in node.all_input_nodes:
+            if isinstance(value := self.of[source], torch.Tensor):
+                source.meta["val"] = value.detach()
+
+    def _size_for(self, node: fx.Node, value: Any) -> int:
+        symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, symbolic) or (
+                isinstance(leaf, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in leaf.shape)
+            ):
+                return self._size(node)
+        return 0
+
+    def _run(self, target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        if isinstance(target, UnknownOp):
+            return NotImplemented
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return hop_result(target._name, args, kwargs, self._submodule)
+        if isinstance(target, torch._ops.OpOverload) and target.name() == _RESHARD:
+            return resharded(args[0], args[1], args[2], self._groups[args[3]].size)
+        if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            return run_operator(target, args, kwargs, tensors)
+        if target is not operator.getitem and any(isinstance(leaf, str) for leaf in tree_leaves((args, kwargs))):
+            raise TypeError("an operator on text")
+        if target in (operator.pow, operator.lshift) and not -64 <= args[1] <= 64:
+            raise OverflowError("the exponent is too large")
+        value = target(*args, **kwargs)
+        if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
+            raise OverflowError("the number does not fit in 64 bits")
+        return value
+
+    def _guess(self, node: fx.Node, args: Any, tensors: Sequence[torch.Tensor], reason: str) -> Any:
+        """A value from what is printed, or for a node that depends on a guessed size, from its inputs."""
+        value = self._printed(node, tensors)
+        if value is not None:
+            self.note("results whose shape was taken from the printed annotation")
+            return value
+        if node in self._guessed:
+            with contextlib.suppress(RuntimeError, TypeError, ValueError):
+                value = guess.result_like(node.target, args, tensors)
+        if value is not None:
+            self.note("results that did not fit a size that only the data knows: shaped like their largest input")
+            return value
+        raise DumpShapeError(
+            f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. " + mend(node)
+        )
+
+    def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:
+        def one(item: fx.Node) -> Any:
+            text = self.parsed.annotations.get(item.name)
+            return None if text is None else guess.annotated(text, device, self._printed_size)
+
+        device = tensors[0].device if tensors else _CPU
+        own = one(node)
+        if own is not None or not node.users:
+            return own
+        parts = {user.args[1]: one(user) for user in node.users if user.target is operator.getitem}
+        if len(parts) < len(node.users) or any(part is None for part in parts.values()):
+            return None
+        if all(isinstance(key, int) for key in parts):
+            return tuple([parts.get(i) for i in range(max(key for key in parts if isinstance(key, int)) + 1)])
+        return parts
+
+
+def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """Call an operator under the fake mode; once more on the CPU if this build lacks the device."""
+    kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}  # not all fake kernels take it
+    try:
+        return target(*args, **kwargs)
+    except Exception:  # whatever it is, the second try decides
+        devices = {tensor.device for tensor in tensors} | {
+            leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.device)
+        }
+        elsewhere = sorted((device for device in devices if device.type != "cpu"), key=str)
+        if not elsewhere:
+            raise
+        return _run_on_cpu(target, args, kwargs, elsewhere[0])
+
+
+def _run_on_cpu(target: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
+    aliases: dict[int, torch.Tensor] = {}
+    originals: dict[int, torch.Tensor] = {}
+
+    def to_cpu(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device):
+            return _CPU
+        if not isinstance(leaf, FakeTensor):
+            return leaf
+        if id(leaf) not in aliases:
+            aliases[id(leaf)] = claimed(leaf, _CPU)
+            originals[id(aliases[id(leaf)])] = leaf
+        return aliases[id(leaf)]
+
+    def back(leaf: Any) -> Any:
+        if not isinstance(leaf, FakeTensor):
+            return leaf
+        return originals[id(leaf)] if id(leaf) in originals else claimed(leaf, device)
+
+    return tree_map(back, target(*tree_map(to_cpu, args), **tree_map(to_cpu, kwargs)))
+
+
+def claimed(tensor: FakeTensor, device: torch.device) -> FakeTensor:
+    """An alias of a fake tensor, on the same storage, that says it is on `device`."""
+    mode = tensor.fake_mode
+    with in_kernel_invocation_manager(mode):
+        return FakeTensor(mode, tensor, device)
+
+
+@contextlib.contextmanager
+def fake_execution() -> Iterator[FakeTensorMode]:
+    """A fake mode in which nothing real can run: no kernel for want of a fake one, no gradient."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(allow_fallback_kernels=False, shape_env=ShapeEnv())
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    silent = log.disabled
+    log.disabled = True  # a fake kernel that raises is tried again or reported: its traceback says nothing to users
+    try:
+        with torch.no_grad(), mode:
+            yield mode
+    finally:
+        log.disabled = silent

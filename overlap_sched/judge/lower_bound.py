@@ -1,0 +1,98 @@
+"""A step time that no order can beat, whatever memory it is given.
+
+For collectives u, v let c(u -> v) be the compute that must run after u has finished and before v is launched.
+
+    start(v) >= max( all compute that v needs,  max over u that must have finished before v of
+                                                start(u) + time(u) + c(u -> v) )
+
+    step >= (a) all compute
+            (b) start(v) + time(v) + all compute that needs v finished
+            (c) per group: its earliest start + all its time + the least compute after any of it
+            (d) all compute + what the collectives of one group take from it (0 without contention)
+
+"Finished" means that a wait of u lies between: a node that merely needs u launched does not wait for it.
+Groups that share a link do its work at its rate at most, like one group: (c) and (d) then hold per link. While a
+collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
+from compute; start(v) and tails are those without contention, which only makes them later.
+
+One reachability bit set per side (Python integers, one bit per collective) and one matrix product over the
+nodes that take time: well under a second for ten thousand nodes. Above ``EXACT_NODES`` nodes the bound is the
+approximation of :mod:`overlap_sched.judge.lower_bound_windows`: true as well, but it may be smaller.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.judge.lower_bound_windows import windowed_bound_us
+from overlap_sched.problem import Kind, Problem
+
+EXACT_NODES = 16_384
+"""Graphs of at most this many nodes have the exact bound."""
+
+_ROWS = 2048  # nodes per block of the matrix product: bounds its memory at 2 * _ROWS * collectives doubles
+
+
+def lower_bound_us(problem: Problem) -> float:
+    """The bound on the step, in microseconds; approximate above :data:`EXACT_NODES` nodes."""
+    nodes, collectives = problem.nodes, problem.collectives
+    if len(nodes) > EXACT_NODES:
+        return windowed_bound_us(problem)
+    busy = [v for v, node in enumerate(nodes) if node.time_us > 0 and node.kind not in (Kind.COLLECTIVE, Kind.WAIT)]
+    busy_us = np.array([nodes[v].time_us for v in busy])
+    bounds = [float(busy_us.sum())]
+    if not collectives:
+        return bounds[0]
+
+    finished, needed_by = reachability(problem)
+    count = len(collectives)
+    comm_us = np.array([nodes[v].time_us for v in collectives])
+    head, tail = np.zeros(count), np.zeros(count)
+    between = np.zeros((count, count))  # [u, v]: c(u -> v)
+    for low in range(0, len(busy), _ROWS):
+        rows, us = busy[low : low + _ROWS], busy_us[low : low + _ROWS]
+        after = unpack([finished[v] for v in rows], count) * us[:, None]
+        before = unpack([needed_by[v] for v in rows], count)
+        head += us @ before
+        tail += after.sum(axis=0)
+        between += after.T @ before
+
+    start = head
+    for k, v in enumerate(collectives):
+        earlier = np.flatnonzero(unpack([finished[v]], count)[0])
+        if len(earlier):
+            start[k] = max(start[k], float((start[earlier] + comm_us[earlier] + between[earlier, k]).max()))
+    bounds.append(float((start + comm_us + tail).max()))
+    contention = problem.contention
+    lost_us = np.array([1 - 1 / contention.slowdown_of(nodes[v].op) for v in collectives]) * comm_us
+    link = [contention.link_of(nodes[v].group) for v in collectives]
+    for name in sorted(set(link)):
+        mine = np.array([other == name for other in link])
+        bounds.append(float(start[mine].min() + comm_us[mine].sum() + tail[mine].min()))
+        bounds.append(bounds[0] + float(lost_us[mine].sum()))
+    return max(bounds)
+
+
+def reachability(problem: Problem) -> tuple[list[int], list[int]]:
+    """Per node two bit sets over the collectives: which have finished before it, which need it to launch."""
+    nodes, before = problem.nodes, problem.predecessors
+    bit = {v: 1 << k for k, v in enumerate(problem.collectives)}
+    finished = [0] * len(nodes)
+    for v, node in enumerate(nodes):
+        done = bit[node.collective] if node.collective is not None else 0
+        for u in before[v]:
+            done |= finished[u]
+        finished[v] = done
+    needed_by = [0] * len(nodes)
+    for v in range(len(nodes) - 1, -1, -1):
+        needs = needed_by[v] | bit.get(v, 0)
+        for u in before[v]:
+            needed_by[u] |= needs
+    return finished, needed_by
+
+
+def unpack(bits: list[int], count: int) -> npt.NDArray[np.float64]:
+    """Bit sets as rows of 0.0 and 1.0."""
+    width = (count + 7) // 8
+    packed = np.frombuffer(b"".join(b.to_bytes(width, "little") for b in bits), dtype=np.uint8)
+    rows = np.unpackbits(packed.reshape(len(bits), width), axis=1, bitorder="little")[:, :count]
+    return rows.astype(np.float64)

@@ -1,0 +1,227 @@
+"""The lower bound of graphs too large for all pairs of collectives: exact within windows, chained by checkpoints.
+
+:mod:`overlap_sched.judge.lower_bound` is quadratic in collectives. Here the nodes are cut into windows that overlap by
+half. What a window does not see is left out, which only makes the bound smaller: it stays true, and is an
+**approximation** of the other one. Windows are joined at checkpoints S1, S2, ...: nodes on a
+longest path, each an ancestor of the next::
+
+    window k      |------------------------|
+    window k + 1              |------------------------|
+    nodes           S1 . . .  |  S2  . v . . | S3 . . .       v is seen from window k + 1, with S2 as its base
+
+Let S be the last checkpoint in the window that v needs, T the first one that needs v finished.
+
+    compute that v needs  >= compute that S needs + S + what in the window v needs and S does not
+    start(v)              >= that, and finish(u) + c(u -> v) for every collective or checkpoint u in the window
+    compute that needs v  >= compute that needs T + what in the window needs v and does not need T
+
+Linear in nodes for a given window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.problem import Kind, Problem
+
+WINDOW = 4096
+"""Nodes per window."""
+
+_NEVER = 2**62
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Checkpoints, and where each node stands to them.
+
+    Attributes:
+        at: Ids of the checkpoints, ascending; each is an ancestor of the next.
+        level: Per node, how many checkpoints it needs. reach: per node, the first that needs it (itself included).
+        path_us: Per node, the longest path that must be done before it, communication included.
+    """
+
+    at: list[int]
+    level: list[int]
+    reach: list[int]
+    path_us: list[float]
+
+
+def windowed_bound_us(problem: Problem, window: int = WINDOW) -> float:
+    """A bound on the step, in microseconds: never above that of :mod:`overlap_sched.judge.lower_bound`."""
+    nodes = problem.nodes
+    total_us = sum(_compute_us(problem, v) for v in range(len(nodes)))
+    if not problem.collectives:
+        return total_us
+    sweep = _Sweep(problem, _chain(problem, max(window // 8, 1)))
+    half = max(window // 2, 1)
+    lows = range(0, max(len(nodes) - half, 1), half)
+    for low in lows:
+        sweep.see(low, min(low + 2 * half, len(nodes)), first=low == 0, last=low == lows[-1])
+    return max(total_us, *sweep.bounds_us(total_us))
+
+
+def _compute_us(problem: Problem, v: int) -> float:
+    node = problem.nodes[v]
+    return 0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us
+
+
+def _chain(problem: Problem, apart: int) -> _Chain:
+    """Compute nodes on one longest path, at least so many ids apart."""
+    nodes, before, n = problem.nodes, problem.predecessors, len(problem.nodes)
+    path, longest = [0.0] * n, [-1] * n
+    for v, node in enumerate(nodes):
+        for u in before[v]:
+            done = path[u] + _compute_us(problem, u)
+            if u == node.collective:
+                done = path[u] + nodes[u].time_us
+            if done > path[v] or longest[v] < 0:
+                path[v], longest[v] = done, u
+    v = max(range(n), key=lambda v: path[v] + nodes[v].time_us)
+    at: list[int] = []
+    while v >= 0:
+        if nodes[v].kind is Kind.COMPUTE and (not at or at[-1] - v >= apart):
+            at.append(v)
+        v = longest[v]
+    at.reverse()
+    index = {v: k for k, v in enumerate(at)}
+    level, reach = [0] * n, [_NEVER] * n
+    for v in range(n):
+        for u in before[v]:
+            level[v] = max(level[v], index[u] + 1 if u in index else level[u])
+    for v in range(n - 1, -1, -1):
+        reach[v] = min(reach[v], index.get(v, _NEVER))
+        for u in before[v]:
+            reach[u] = min(reach[u], reach[v])
+    return _Chain(at, level, reach, path)
+
+
+class _Sweep:
+    """What is known of each event, a collective or a checkpoint, by id, after the windows so far."""
+
+    def __init__(self, problem: Problem, chain: _Chain) -> None:
+        self.problem, self.chain = problem, chain
+        self.head_us: dict[int, float] = {}  # compute that it needs
+        self.start_us: dict[int, float] = {}
+        self.later: dict[int, tuple[float, int]] = {}  # compute that needs it, up to the checkpoint named
+        checkpoints = set(chain.at)
+        self.is_event = [node.kind is Kind.COLLECTIVE or v in checkpoints for v, node in enumerate(problem.nodes)]
+        self.first_use = {v: min((chain.reach[w] for w in waits), default=_NEVER) for v, waits in problem.waits.items()}
+
+    def see(self, low: int, high: int, first: bool, last: bool) -> None:
+        """The window of nodes from ``low`` to ``high``."""
+        nodes, chain = self.problem.nodes, self.chain
+        events = [v for v in range(low, high) if self.is_event[v]]
+        busy = [v for v in range(low, high) if _compute_us(self.problem, v) > 0]
+        if not events:
+            return
+        finished, needed_by = self._reachability(low, high, events)
+        us = np.array([nodes[v].time_us for v in busy])
+        after = _unpack([finished[v - low] for v in busy], len(events))
+        before = _unpack([needed_by[v - low] for v in busy], len(events))
+        between = (after * us[:, None]).T @ before
+        middle = low + (high - low) // 2
+        heads = [k for k, v in enumerate(events) if first or v >= middle or v not in self.start_us]
+        self._heads(low, events, heads, before, us, np.array([chain.reach[v] for v in busy]))
+        self._starts(low, events, heads, finished, between)
+        tails = [k for k, v in enumerate(events) if last or v < middle or v not in self.later]
+        self._tails(high, events, tails, after, us, np.array([chain.level[v] for v in busy]))
+
+    def _reachability(self, low: int, high: int, events: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Per node of the window two bit sets over its events: finished before it, and those that need it."""
+        nodes, before = self.problem.nodes, self.problem.predecessors
+        bit = {v: 1 << k for k, v in enumerate(events)}
+        finished, needed_by = [0] * (high - low), [0] * (high - low)
+        for v in range(low, high):
+            launch = nodes[v].collective
+            done = bit.get(launch, 0) if launch is not None else 0
+            for u in before[v]:
+                if u >= low:
+                    done |= finished[u - low]
+                    if u in bit and nodes[u].kind is not Kind.COLLECTIVE:
+                        done |= bit[u]
+            finished[v - low] = done
+        for v in range(high - 1, low - 1, -1):
+            needs = needed_by[v - low] | bit.get(v, 0)
+            for u in before[v]:
+                if u >= low:
+                    needed_by[u - low] |= needs
+        return finished, needed_by
+
+    def _heads(
+        self, low: int, events: list[int], which: list[int], before: Floats, us: Floats, reach: npt.NDArray[np.int64]
+    ) -> None:
+        """Compute that events need, by their base."""
+        chain = self.chain
+        base = [chain.level[events[k]] - 1 for k in which]
+        for j in sorted(set(base)):
+            mine = [k for k, b in zip(which, base, strict=True) if b == j]
+            known = j >= 0 and chain.at[j] >= low
+            before_base = self.head_us[chain.at[j]] + self.problem.nodes[chain.at[j]].time_us if known else 0.0
+            sums = (us * (reach > j) if known else us) @ before[:, mine]
+            for k, more in zip(mine, sums, strict=True):
+                self.head_us[events[k]] = before_base + float(more)
+
+    def _starts(self, low: int, events: list[int], which: list[int], finished: list[int], between: Floats) -> None:
+        end_us = np.array([self._finish_us(v) for v in events])
+        for k in which:
+            v = events[k]
+            start = max(self.head_us[v], self.chain.path_us[v])
+            earlier = np.flatnonzero(_unpack([finished[v - low]], len(events))[0])
+            if len(earlier):
+                start = max(start, float((end_us[earlier] + between[earlier, k]).max()))
+            self.start_us[v] = start
+            end_us[k] = self._finish_us(v)
+
+    def _finish_us(self, v: int) -> float:
+        return self.start_us.get(v, 0.0) + self.problem.nodes[v].time_us
+
+    def _tails(
+        self, high: int, events: list[int], which: list[int], after: Floats, us: Floats, level: npt.NDArray[np.int64]
+    ) -> None:
+        """Compute that needs events finished, up to the first checkpoint that does."""
+        chain, nodes = self.chain, self.problem.nodes
+        up_to = []
+        for k in which:
+            v = events[k]
+            j = self.first_use.get(v, _NEVER) if nodes[v].kind is Kind.COLLECTIVE else chain.reach[v] + 1
+            up_to.append(j if j < len(chain.at) and chain.at[j] < high else _NEVER)
+        for j in sorted(set(up_to)):
+            mine = [k for k, b in zip(which, up_to, strict=True) if b == j]
+            sums = (us * (level <= j)) @ after[:, mine]
+            for k, more in zip(mine, sums, strict=True):
+                self.later[events[k]] = float(more), j
+
+    def bounds_us(self, total_us: float) -> list[float]:
+        """All that can be said of the step."""
+        nodes, collectives, contention = self.problem.nodes, self.problem.collectives, self.problem.contention
+        after = self._after_us()
+        bounds = [self._finish_us(v) + after[v] for v in collectives]
+        links: dict[str, list[int]] = {}
+        for v in collectives:
+            links.setdefault(contention.link_of(nodes[v].group), []).append(v)
+        for mine in links.values():
+            busy_us = sum(nodes[v].time_us for v in mine)
+            bounds.append(min(self.start_us[v] for v in mine) + busy_us + min(after[v] for v in mine))
+            lost = [(1 - 1 / contention.slowdown_of(nodes[v].op)) * nodes[v].time_us for v in mine]
+            bounds.append(total_us + sum(lost))
+        return bounds
+
+    def _after_us(self) -> dict[int, float]:
+        """Compute that needs each event finished; from the last checkpoint to the first."""
+        chain = self.chain
+        after: dict[int, float] = {}
+        for v in [*reversed(chain.at), *self.problem.collectives]:
+            more, j = self.later[v]
+            after[v] = more + (after[chain.at[j]] if j != _NEVER else 0.0)
+        return after
+
+
+def _unpack(bits: list[int], count: int) -> Floats:
+    """Bit sets as rows of 0.0 and 1.0."""
+    width = (count + 7) // 8
+    packed = np.frombuffer(b"".join(b.to_bytes(width, "little") for b in bits), dtype=np.uint8)
+    rows = np.unpackbits(packed.reshape(len(bits), width), axis=1, bitorder="little")[:, :count]
+    return rows.astype(np.float64)

@@ -1,0 +1,165 @@
+"""The least that can be live while one node runs, over all orders, and which nodes run before it then: a minimum cut.
+
+Whatever has run before ``v`` is a set ``D`` of nodes that holds ``v``'s ancestors, none of its descendants, and with
+each node all that must run before it. Live while ``v`` runs: what ``D`` has made and not all of whose users are in
+``D``, and what ``v`` adds. Making ``D`` cheapest is a minimum cut::
+
+    source side = D          maker --bytes--> storage --inf--> each user        cut: made, and somebody still needs it
+                             node  --inf--> each of its predecessors            D holds these, too
+
+so the least over all orders is known exactly, for one ``v`` at a time: the largest of these values over any nodes
+is a lower bound on every peak, and never below that of :mod:`overlap_sched.peak_memory.floor`. Only nodes that are
+neither ancestors nor descendants of ``v`` are variables. Maximum flow by Dinic's algorithm (1970), pure Python.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from overlap_sched.peak_memory.flow import Flow
+from overlap_sched.problem.reachability import reached
+
+INF = 2**62
+SOURCE, SINK = 0, 1
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The cheapest state in which a node can run.
+
+    Attributes:
+        node: The node.
+        live_bytes: Live while it runs: no order has less there.
+        before: What has run then, inputs included; the smallest such set.
+        work: Arcs looked at.
+    """
+
+    node: int
+    live_bytes: int
+    before: frozenset[int]
+    work: int
+
+
+def cheapest_state(flow: Flow, v: int, most_work: int = INF) -> Cut | None:
+    """The minimum cut at a node; ``None`` where it takes more than ``most_work`` arcs."""
+    ancestors = reached(flow.before, [v]) | set(flow.first)
+    descendants = reached(flow.after, [v])
+    ancestors -= descendants
+    net = Network()
+    ids = {u: net.node() for u in range(len(flow.makes)) if u not in ancestors and u not in descendants}
+
+    def end(u: int) -> int:
+        return SOURCE if u in ancestors else SINK if u in descendants else ids[u]
+
+    for u, at in ids.items():
+        for w in flow.before[u]:
+            if w in ids:
+                net.arc(at, ids[w], INF)
+    live = flow.always_bytes + flow.passing_bytes[v] + sum(flow.size[s] for s in flow.makes[v])
+    kept = set(flow.kept)
+    for s, size in enumerate(flow.size):
+        maker, users = flow.maker[s], flow.users[s]
+        if not size or (not users and s not in kept) or maker == v:
+            continue
+        ends = {SINK} if s in kept else {end(u) for u in users}
+        start = SOURCE if maker < 0 else end(maker)
+        if start == SINK:
+            continue
+        if start == SOURCE and SINK in ends:
+            live += size
+        elif SINK in ends:
+            net.arc(start, SINK, size)
+        elif ends != {SOURCE}:
+            between = net.node()
+            net.arc(start, between, size)
+            for at in sorted(ends - {SOURCE}):
+                net.arc(between, at, INF)
+    bytes_cut = net.maximum_flow(most_work)
+    if bytes_cut is None:
+        return None
+    inside = net.source_side()
+    before = ancestors | {u for u, at in ids.items() if at in inside}
+    return Cut(v, live + bytes_cut, frozenset(before), net.work)
+
+
+class Network:
+    """A flow network: arcs in pairs (an arc and its reverse), in lists."""
+
+    def __init__(self) -> None:
+        self.out: list[list[int]] = [[], []]
+        self.to: list[int] = []
+        self.room: list[int] = []
+        self.work = 0
+
+    def node(self) -> int:
+        """A new node's id."""
+        self.out.append([])
+        return len(self.out) - 1
+
+    def arc(self, a: int, b: int, room: int) -> None:
+        """An arc with so much room, and its reverse without."""
+        for here, there, left in ((a, b, room), (b, a, 0)):
+            self.out[here].append(len(self.to))
+            self.to.append(there)
+            self.room.append(left)
+
+    def maximum_flow(self, most_work: int) -> int | None:
+        """What flows from source to sink at most; ``None`` where it takes more than ``most_work`` arcs."""
+        total = 0
+        while True:
+            level = self._levels()
+            if level[SINK] < 0:
+                return total
+            total += self._blocking_flow(level)
+            if self.work > most_work:
+                return None
+
+    def source_side(self) -> set[int]:
+        """After :meth:`maximum_flow`: what the source still reaches, the smallest source side of a minimum cut."""
+        return {at for at, depth in enumerate(self._levels()) if depth >= 0}
+
+    def _levels(self) -> list[int]:
+        level = [-1] * len(self.out)
+        level[SOURCE] = 0
+        queue = deque([SOURCE])
+        while queue:
+            a = queue.popleft()
+            self.work += len(self.out[a])
+            for e in self.out[a]:
+                b = self.to[e]
+                if self.room[e] and level[b] < 0:
+                    level[b] = level[a] + 1
+                    queue.append(b)
+        return level
+
+    def _blocking_flow(self, level: list[int]) -> int:
+        """Depth first without recursion: a path of arcs, given up arc by arc."""
+        to, room, out = self.to, self.room, self.out
+        next_arc = [0] * len(out)
+        path: list[int] = []
+        total, a = 0, SOURCE
+        while True:
+            if a == SINK:
+                least = min(room[e] for e in path)
+                total += least
+                self.work += len(path)
+                for e in path:
+                    room[e] -= least
+                    room[e ^ 1] += least
+                cut = next(k for k, e in enumerate(path) if not room[e])
+                a = to[path[cut] ^ 1]
+                del path[cut:]
+            while next_arc[a] < len(out[a]):
+                e = out[a][next_arc[a]]
+                self.work += 1
+                if room[e] and level[to[e]] == level[a] + 1:
+                    break
+                next_arc[a] += 1
+            else:
+                if a == SOURCE:
+                    return total
+                e = path.pop()
+                a = to[e ^ 1]
+                next_arc[a] += 1
+                continue
+            path.append(e)
+            a = to[e]

@@ -1,0 +1,187 @@
+"""Why the peak is what it is: what is live there, by kind, and the largest storages with their makers and users.
+
+Kinds are told by structure and, for inputs, by the names that AOTAutograd and optimizers give; whoever knows better
+says so with ``kinds``. In this order::
+
+    collectives in flight   launched, not yet waited for: what the launch makes, and what it reads of its own
+    optimizer               inputs named like an optimizer's state
+    parameters              other pinned inputs
+    gradients               inputs named tangents; what a reduce_scatter or all_reduce reads or makes; what a step
+                            that makes nothing reads beside a pinned input (an update in place); outputs of a backward
+    gathered parameters     what an all_gather makes
+    saved activations       other inputs that may be freed; what nobody touches for a while around the peak
+    temporaries             all else
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.peak_memory.flow import flow_of
+from overlap_sched.peak_memory.lifetimes import Lifetime, lifetimes
+from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.reachability import reached
+
+PeakKind = Literal[
+    "parameters",
+    "optimizer",
+    "saved activations",
+    "gathered parameters",
+    "gradients",
+    "collectives in flight",
+    "temporaries",
+]
+KINDS: tuple[PeakKind, ...] = get_args(PeakKind)
+
+OPTIMIZER_NAMES = ("exp_avg", "momentum", "max_exp_avg", "opt_state", "optimizer", "state_step")
+IDLE_SHARE, IDLE_STEPS = 0.02, 8
+"""Saved: neither made nor used for this share of the steps around the peak, and so many at least."""
+
+
+@dataclass(frozen=True)
+class PeakStorage:
+    """One storage that is live at the peak.
+
+    Attributes:
+        storage: Its id. bytes: its size. kind: what it is.
+        maker: Id of the node that made it.
+        needed_by: Ids of the nodes that still use it, from the peak on, in running order.
+        forced: Whether it is live at this node in every order; of the others, each is missing there in some order.
+    """
+
+    storage: int
+    bytes: int
+    kind: PeakKind
+    maker: int
+    needed_by: tuple[int, ...]
+    forced: bool
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What is live at an order's peak.
+
+    Attributes:
+        problem: Whose order it is.
+        bytes: The peak. position: where it is reached first. node: what runs there.
+        steps: How many steps the order has.
+        storages: All that are live, the largest first.
+    """
+
+    problem: Problem
+    bytes: int
+    position: int
+    node: int
+    steps: int
+    storages: tuple[PeakStorage, ...]
+
+    def by_kind(self) -> dict[PeakKind, int]:
+        """Bytes of each kind; they add up to the peak."""
+        total = dict.fromkeys(KINDS, 0)
+        for storage in self.storages:
+            total[storage.kind] += storage.bytes
+        return total
+
+    @property
+    def forced_bytes(self) -> int:
+        """Live at this node in every order."""
+        return sum(storage.bytes for storage in self.storages if storage.forced)
+
+
+def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, PeakKind] | None = None) -> Peak:
+    """What is live when an order that can run reaches its peak.
+
+    Args:
+        problem: Whose order.
+        order: Its nodes in the order in which they run.
+        kinds: Kinds of storages, by id, where the caller knows them.
+    """
+    top, at = peak_memory(problem, order)
+    node = order[at]
+    position = {v: p for p, v in enumerate(order)}
+    users: list[list[int]] = [[] for _ in problem.storages]
+    for v in order:
+        for s in dict.fromkeys(problem.nodes[v].use):
+            users[s].append(v)
+    told = dict(kinds or {})
+    classify = _Classifier(problem, position, users, at)
+    forced = _forced(problem, node)
+    found = []
+    for life in lifetimes(problem, order):
+        if life.first <= at <= life.last:
+            later = tuple(v for v in users[life.storage] if position[v] >= at)
+            kind = told.get(life.storage) or classify.kind(life)
+            maker = problem.allocator[life.storage]
+            found.append(PeakStorage(life.storage, life.bytes, kind, maker, later, life.storage in forced))
+    found.sort(key=lambda it: (-it.bytes, it.storage))
+    return Peak(problem, top, at, node, len(order), tuple(found))
+
+
+def _forced(problem: Problem, v: int) -> set[int]:
+    """Storages that are live while v runs whatever the order."""
+    flow = flow_of(problem, "none")
+    up, down = reached(flow.before, [v]) | set(flow.first), reached(flow.after, [v])
+    kept = set(flow.kept)
+    forced = set(problem.nodes[v].alloc)
+    for s, maker in enumerate(problem.allocator):
+        given = problem.nodes[maker].kind is Kind.INPUT if maker >= 0 else False
+        made_before = given or maker in up
+        if made_before and (s in kept or (given and not flow.users[s]) or any(u in down for u in flow.users[s])):
+            forced.add(s)
+    return forced
+
+
+class _Classifier:
+    def __init__(self, problem: Problem, position: Mapping[int, int], users: Sequence[Sequence[int]], at: int) -> None:
+        self.problem, self.position, self.users, self.at = problem, position, users, at
+        nodes = problem.nodes
+        self.backward = any(node.kind is Kind.INPUT and "tangents" in node.name for node in nodes)
+        self.flying: set[int] = set()
+        self.reduced: set[int] = set()
+        self.gathered: set[int] = set()
+        pinned_inputs = {
+            s for node in nodes if node.kind is Kind.INPUT for s in node.alloc if problem.storages[s].pinned
+        }
+        for v in problem.collectives:
+            own = [*nodes[v].alloc, *(s for s in nodes[v].use if s not in pinned_inputs)]
+            waits = problem.waits.get(v, ())
+            if position[v] <= at and any(position[w] >= at for w in waits):
+                self.flying.update(own)
+            made = [*nodes[v].alloc, *(s for w in waits for s in nodes[w].alloc)]
+            if nodes[v].op.startswith("all_gather"):
+                self.gathered.update(made)
+            elif nodes[v].op.startswith(("reduce_scatter", "all_reduce")):
+                self.reduced.update([*own, *made])
+        self.updating: set[int] = set()
+        for node in nodes:
+            in_place = node.kind is Kind.COMPUTE and not node.alloc and not pinned_inputs.isdisjoint(node.use)
+            if in_place or (node.kind is Kind.OUTPUT and self.backward):
+                self.updating.update(node.use)
+
+    def kind(self, life: Lifetime) -> PeakKind:
+        """See the module."""
+        s = life.storage
+        maker = self.problem.nodes[self.problem.allocator[s]]
+        if maker.kind is Kind.INPUT:
+            return self._input(maker.name, s)
+        if s in self.flying:
+            return "collectives in flight"
+        if s in self.reduced or s in self.updating:
+            return "gradients"
+        if s in self.gathered:
+            return "gathered parameters"
+        touched = [life.first, *(self.position[v] for v in self.users[s])]
+        before = max((p for p in touched if p <= self.at), default=life.first)
+        after = min((p for p in touched if p >= self.at), default=life.last)
+        idle = max(IDLE_SHARE * len(self.problem.nodes), IDLE_STEPS)
+        return "saved activations" if after - before >= idle else "temporaries"
+
+    def _input(self, name: str, s: int) -> PeakKind:
+        if any(part in name for part in OPTIMIZER_NAMES):
+            return "optimizer"
+        if self.problem.storages[s].pinned:
+            return "parameters"
+        if "tangents" in name:
+            return "gradients"
+        return "collectives in flight" if s in self.flying else "saved activations"

@@ -1,0 +1,183 @@
+"""What every problem must keep to, and what is said of the first rule that it breaks.
+
+Problems are checked when they are made, those of ten thousand nodes too: all checks are linear, without recursion.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from overlap_sched import errors
+from overlap_sched.problem.contention import check_contention
+from overlap_sched.problem.node import MAX_TOTAL_BYTES, Kind
+
+if TYPE_CHECKING:
+    from overlap_sched.problem import Problem
+
+
+def check_problem(problem: "Problem") -> None:
+    """Raise the error for the first rule that the problem breaks; linear, no recursion."""
+    if not problem.nodes:
+        raise errors.EmptyProblemError(
+            f"problem {problem.name!r} has no nodes: there is nothing to schedule. "
+            "Was the graph empty when it was captured?"
+        )
+    if problem.memory_model not in ("runtime", "tracker"):
+        raise errors.MemoryModelError(
+            f"problem {problem.name!r}: memory_model is {problem.memory_model!r}; it is 'runtime' or 'tracker'."
+        )
+    _check_names(problem)
+    _check_nodes(problem)
+    _check_storages(problem)
+    _check_quantities(problem)
+    check_contention(problem.contention, problem.groups)
+
+
+def _check_names(problem: "Problem") -> None:
+    seen: dict[str, int] = {}
+    for v, node in enumerate(problem.nodes):
+        first = seen.setdefault(node.name, v)
+        if first != v:
+            raise errors.DuplicateNameError(
+                f"nodes {first} and {v} are both named {node.name!r}. "
+                "Orders are lists of names: give each node its own."
+            )
+
+
+def _check_nodes(problem: "Problem") -> None:
+    nodes, n = problem.nodes, len(problem.nodes)
+    forward = False
+    for v, node in enumerate(nodes):
+        for u in node.deps:
+            if not 0 <= u < n:
+                raise errors.UnknownIdError(
+                    f"node {v} ({node.name!r}) depends on node {u}, but ids go from 0 to {n - 1}. "
+                    "Was the list of nodes cut short?"
+                )
+            forward = forward or u >= v
+        if node.kind is Kind.COLLECTIVE:
+            if node.group not in problem.groups:
+                raise errors.UnknownIdError(
+                    f"collective {v} ({node.name!r}) runs on group {node.group!r}, which is not among the groups "
+                    f"{sorted(problem.groups)}. Add it to `groups` with its size."
+                )
+        elif node.kind is Kind.INPUT and node.deps:
+            raise errors.ProblemError(
+                f"input {v} ({node.name!r}) has dependencies {list(node.deps)}, but inputs are there from the start. "
+                "Make it a compute node or drop them."
+            )
+        if node.collective is not None:
+            _check_wait(problem, v)
+            forward = forward or node.collective > v
+    if forward:
+        _raise_for_forward_dependency(problem)
+
+
+def _check_wait(problem: "Problem", v: int) -> None:
+    nodes, node = problem.nodes, problem.nodes[v]
+    launch = node.collective
+    if node.kind is not Kind.WAIT:
+        raise errors.ProblemError(
+            f"node {v} ({node.name!r}) is of kind {node.kind.value!r} but names a collective to wait for. "
+            "Only waits do: make it a wait or drop `collective`."
+        )
+    if launch is None or not 0 <= launch < len(nodes) or nodes[launch].kind is not Kind.COLLECTIVE:
+        raise errors.UnknownIdError(
+            f"wait {v} ({node.name!r}) waits for node {launch}, which is not a collective of this problem. "
+            "Leave `collective` out where it was launched before this graph."
+        )
+
+
+def _raise_for_forward_dependency(problem: "Problem") -> None:
+    """Some node depends on one listed after it: a cycle if one exists, else a bad original order."""
+    nodes = problem.nodes
+    before = [{*node.deps} | ({node.collective} if node.collective is not None else set()) for node in nodes]
+    left = [len(b) for b in before]
+    after: list[list[int]] = [[] for _ in nodes]
+    for v, b in enumerate(before):
+        for u in b:
+            after[u].append(v)
+    ready = [v for v, count in enumerate(left) if count == 0]
+    while ready:
+        for w in after[ready.pop()]:
+            left[w] -= 1
+            if left[w] == 0:
+                ready.append(w)
+    stuck = next((v for v, count in enumerate(left) if count), None)
+    if stuck is None:
+        v = next(v for v, b in enumerate(before) if b and max(b) >= v)
+        raise errors.OriginalOrderError(
+            f"node {v} ({nodes[v].name!r}) is listed before node {max(before[v])} ({nodes[max(before[v])].name!r}), "
+            "on which it depends. List the nodes in an order that can run."
+        )
+    seen: dict[int, int] = {}  # node -> when it was met
+    at = stuck
+    while at not in seen:  # walk backward among the stuck until a node repeats: that is a ring
+        seen[at] = len(seen)
+        at = min(u for u in before[at] if left[u])
+    ring = [*list(seen)[seen[at] :], at][::-1]
+    shown = [nodes[v].name for v in (ring if len(ring) <= 8 else ring[:8])]
+    raise errors.CycleError(
+        f"nodes wait for each other in a ring of {len(ring) - 1}: {' -> '.join(shown)}"
+        f"{' -> ...' if len(ring) > 8 else ''}. No order can run it: remove one of these dependencies."
+    )
+
+
+def _check_storages(problem: "Problem") -> None:
+    nodes, count = problem.nodes, len(problem.storages)
+    made_by: list[int | None] = [None] * count
+    # inputs are live from the start, wherever they are listed
+    listed = sorted(range(len(nodes)), key=lambda v: nodes[v].kind is not Kind.INPUT)
+    for v in listed:
+        node = nodes[v]
+        for s in (*node.alloc, *node.use):
+            if not 0 <= s < count:
+                raise errors.UnknownIdError(
+                    f"node {v} ({node.name!r}) names storage {s}, but storages go from 0 to {count - 1}. "
+                    "Was the list of storages cut short?"
+                )
+        for s in node.alloc:
+            first = made_by[s]
+            if first is not None:
+                raise errors.StorageError(
+                    f"storage {s} is allocated twice, by {nodes[first].name!r} and by {node.name!r}. "
+                    "A storage has one allocation: let the second only use it, or give it a storage of its own."
+                )
+            made_by[s] = v
+    for v, node in enumerate(nodes):
+        if len(node.use) > 1 and len(set(node.use)) < len(node.use):
+            s = next(s for at, s in enumerate(node.use) if s in node.use[:at])
+            raise errors.StorageError(
+                f"node {v} ({node.name!r}) lists storage {s} twice in `use` and would count as two users of it. "
+                "List it once."
+            )
+        for s in node.use:
+            maker = made_by[s]
+            if maker is None:
+                raise errors.StorageError(
+                    f"node {v} ({node.name!r}) uses storage {s}, which no node allocates. "
+                    "Add it to the `alloc` of the node that makes it (an input, if it comes from outside)."
+                )
+            if maker > v:
+                raise errors.StorageError(
+                    f"node {v} ({node.name!r}) uses storage {s} before {nodes[maker].name!r} (node {maker}) "
+                    "allocates it. "
+                    "List the allocating node first."
+                )
+
+
+def _check_quantities(problem: "Problem") -> None:
+    for s, storage in enumerate(problem.storages):
+        if storage.bytes < 0:
+            raise errors.QuantityError(f"storage {s} has {storage.bytes} bytes: sizes are 0 or more.")
+    total = sum(storage.bytes for storage in problem.storages)
+    if total > MAX_TOTAL_BYTES:
+        raise errors.QuantityError(
+            f"all storages together have {total} bytes, more than {MAX_TOTAL_BYTES} (2**60). Are the sizes in bytes?"
+        )
+    for v, node in enumerate(problem.nodes):
+        if not 0.0 <= node.time_us < math.inf:
+            raise errors.QuantityError(
+                f"node {v} ({node.name!r}) takes {node.time_us} us: times are finite and 0 or more. Check its cost."
+            )
+    if not math.isfinite(sum(node.time_us for node in problem.nodes)):
+        raise errors.QuantityError("the times of all nodes add up to infinity. Are they in microseconds?")

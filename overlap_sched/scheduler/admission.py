@@ -1,0 +1,176 @@
+"""The completion profile: memory, exactly, if the rest of the graph ran in the reference order.
+
+At any moment some nodes have run. Keep, for every reference position that is still open, the bytes that would
+be live there *if all open nodes ran in reference order from here*. Running node ``v`` now, ahead of its place
+``q``, changes that profile only between the first open position and ``q``::
+
+    reference position   first open ......... p' ......... q ............
+    what v allocates         +  +  +  +  +  + + + + + + +  (was live from q on anyway)
+    v was its last user                         - - - - -   (now dies at p', its last user still open,
+                                                             or with this step where there is none)
+
+Budget: ``admits(v)`` says whether every one of these positions, and this very step, stays within it. Since
+the reference order itself is within the budget, **the first open node is always admitted**: from every state
+there is a completion within the budget, so no order that comes out of here can exceed it.
+
+Cost of a query or an update: the storages of ``v`` times a range of the profile, in NumPy.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.scheduler.range_max import Blocks
+from overlap_sched.scheduler.reference import Reference
+
+THIS_STEP = -1
+
+
+class CompletionProfile:
+    """The completion profile of one scheduling run, and the admission rule on it.
+
+    Attributes:
+        order: The reference order. position: its inverse, per node id.
+        first: The first reference position whose node is still open.
+        live_bytes: Bytes live now, between steps. peak_bytes: the most that have been live at a step so far.
+        kept_bytes: Per node id, what it allocates that outlives its own step.
+        obstacle: After ``admits`` said no: (bytes above the budget, reference position where); as long as that
+            stands, v is refused. The position is ``THIS_STEP`` where the step itself does not fit.
+        updates: Range updates and queries so far: the work done, for tests and benchmarks.
+    """
+
+    def __init__(self, reference: Reference, limit: npt.NDArray[np.int64]) -> None:
+        """Start with nothing run; ``limit``: the budget in bytes at each position, or one value for all."""
+        self.reference = reference
+        self.order, self.position = reference.order, reference.position
+        self.profile = Blocks(reference.profile)
+        self.limit = limit
+        self.flat = limit.ndim == 0
+        self.peak_limit = int(limit) if self.flat else 0
+        self.step_of = np.arange(len(self.order))  # where each open position will run, for a positional limit
+        self.steps = 0
+        self.first = 0
+        self.has_run = [False] * len(self.order)
+        self.live_bytes, self.peak_bytes = reference.lives.input_bytes, 0
+        self.obstacle = (0, THIS_STEP)
+        self.updates = 0
+        self.use = [node.use for node in reference.problem.nodes]
+        self.users, self.freed_size = reference.users, reference.lives.freed_size
+        self.alloc_bytes, self.kept_bytes = reference.lives.alloc_bytes, reference.lives.kept_bytes
+        self.open_users = [len(users) for users in self.users]
+        self.last = [len(users) - 1 for users in self.users]  # index of the last user still open
+
+    def deaths(self, v: int) -> list[tuple[int, int]]:
+        """Storages that end sooner if v runs now: (last other open user's position or -1, bytes)."""
+        at, result = self.position[v], []
+        for s in self.use[v]:
+            size, users, k = self.freed_size[s], self.users[s], self.last[s]
+            if size == 0 or users[k] != at:
+                continue
+            k -= 1
+            while k >= 0 and self.has_run[self.order[users[k]]]:
+                k -= 1
+            result.append((users[k] if k >= 0 else -1, size))
+        return result
+
+    def room_bytes(self) -> int:
+        """What the next step may allocate."""
+        if self.steps == len(self.order):
+            return 0
+        return (self.peak_limit if self.flat else int(self.limit[self.steps])) - self.live_bytes
+
+    def admits(self, v: int) -> bool:
+        """May v run now? Else ``obstacle`` is a place that stands against it."""
+        first, at = self.first, self.position[v]
+        if at == first:
+            return True
+        rise = self.kept_bytes[v]
+        if not self.flat:
+            excess = self._excess(v)
+            over = np.flatnonzero(excess > 0)
+            if len(over):
+                self.obstacle = (int(excess[over[-1]]), first + int(over[-1]))
+                return False
+        elif rise and self.profile.max(first, at) > self.peak_limit - rise:
+            self.updates += 1
+            deaths = self.deaths(v)
+            end, room = at, self.peak_limit - rise + sum(size for _, size in deaths)
+            for p, size in sorted(deaths, reverse=True):  # from the right: ever less of v's has died
+                begin = max(p + 1, first)
+                if begin < end and self._stands(begin, end, room):
+                    return False
+                end, room = min(begin, end), room - size
+            if first < end and self._stands(first, end, room):
+                return False
+        return self._fits_now(v)
+
+    def _stands(self, begin: int, end: int, room: int) -> bool:
+        """Is a range too high? Then its last such position is the obstacle: it stands longest."""
+        at = self.profile.last_above(begin, end, room)
+        if at >= 0:
+            self.obstacle = (self.profile[at] - room, at)
+        return at >= 0
+
+    def _excess(self, v: int) -> npt.NDArray[np.int64]:
+        """Bytes above the budget at each position from the first open one to v's own, if v ran now."""
+        first, at = self.first, self.position[v]
+        limit = self.peak_limit if self.flat else self.limit[self.step_of[first:at] + 1]
+        excess = self.profile.array(first, at) - limit + self.kept_bytes[v]
+        for p, size in self.deaths(v):
+            excess[max(p + 1 - first, 0) :] -= size
+        return excess
+
+    def refusal(self, v: int) -> tuple[int, int]:
+        """For people, after ``admits`` said no: bytes above the budget where that is worst, and whose step it is."""
+        over_bytes, at = self.obstacle
+        if at == THIS_STEP:
+            return over_bytes, self.order[self.first]
+        excess = self._excess(v)
+        worst = int(excess.argmax())
+        return int(excess[worst]), self.order[self.first + worst]
+
+    def _fits_now(self, v: int) -> bool:
+        """Is there room for what v's own step brings? Asked last: what changes with every step is a poor obstacle."""
+        missing = self.alloc_bytes[v] - self.room_bytes()
+        if missing > 0:
+            self.obstacle = (missing, THIS_STEP)
+        return missing <= 0
+
+    def run(self, v: int) -> list[tuple[int, int]]:
+        """Run v now (it must be ready; ``admits`` is not asked again).
+
+        Returns:
+            Ranges of reference positions, end excluded, where the profile went down.
+        """
+        first, at, has_run, open_users = self.first, self.position[v], self.has_run, self.open_users
+        lowered = []
+        if at != first:
+            if self.kept_bytes[v]:
+                self.profile.add(first, at, self.kept_bytes[v])
+            for p, size in self.deaths(v):
+                begin = max(p + 1, first)
+                if begin < at:
+                    self.profile.add(begin, at, -size)
+                    lowered.append((begin, at))
+            self.updates += len(lowered) + 1
+            if not self.flat:
+                self.step_of[first:at] += 1
+        self.profile.drop(at)
+        has_run[v] = True
+        self.steps += 1
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + self.alloc_bytes[v])
+        self.live_bytes += self.kept_bytes[v]
+        for s in self.use[v]:
+            open_users[s] -= 1
+            if open_users[s] == 0:
+                self.live_bytes -= self.freed_size[s]
+            elif self.users[s][self.last[s]] == at:
+                users, k = self.users[s], self.last[s]
+                while has_run[self.order[users[k]]]:
+                    k -= 1
+                self.last[s] = k
+        if at == first:
+            order, n, first = self.order, len(has_run), first + 1
+            while first < n and has_run[order[first]]:
+                first += 1
+            self.first = first
+        return lowered

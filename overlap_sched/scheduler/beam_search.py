@@ -1,0 +1,208 @@
+"""Small graphs: a beam search over what has run, instead of one greedy choice after another.
+
+A state is a set of nodes that have run, with the clock, the streams and the memory that its best order leaves. From
+every state each ready node that fits is tried; of the states with equally many nodes run the best few are kept, by a
+bound on the step that can still come of them::
+
+    bound = max( clock + compute that is left,  longest path from what is ready or in flight,
+                 per group: when its stream is free + its time that is left )
+
+What costs neither time nor memory (views, waits for what is finished) runs at once and is never a choice. Memory is
+counted step by step against the budget; there is no reference order to fall back on, so the search also finds orders
+that a list scheduler cannot reach, and may find none. As long as no state is dropped, what it finds is optimal.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.problem import Kind
+from overlap_sched.scheduler.reference import Reference
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Nodes that have run (as bits), and where that leaves everything; ``trail`` leads back to the beginning."""
+
+    done: int
+    ready: tuple[int, ...]
+    clock_us: float
+    left_us: float  # compute
+    free_us: tuple[float, ...]  # per group: when its stream is free
+    streams_us: tuple[float, ...]  # per group: time of what has not been launched
+    flying: tuple[tuple[int, float], ...]  # collectives with waits still to come: when each is finished
+    live_bytes: int
+    peak_bytes: int
+    steps: int
+    bound_us: float
+    trail: "tuple[int, _State] | None"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search found: an order, its step and peak; and how many states it looked at."""
+
+    order: tuple[int, ...] | None
+    step_us: float
+    peak_bytes: int
+    looked: int
+
+
+def beam_search(
+    reference: Reference,
+    limit: npt.NDArray[np.int64],
+    chains: Sequence[tuple[int, int]],
+    beat_us: float,
+    width: int,
+) -> Found:
+    """The best order found that is shorter than ``beat_us``.
+
+    Args:
+        reference: The original order, with its keys.
+        limit: Budget in bytes, a scalar or one value per position.
+        chains: Extra pairs (before, after) that the order must keep.
+        beat_us: A step that has been reached already.
+        width: States kept per number of nodes run.
+    """
+    search = _Search(reference, limit, chains)
+    layers: list[dict[int, _State]] = [{} for _ in range(len(reference.order) + 1)]  # by nodes run, by which
+    first = search.settled(search.start())
+    layers[first.steps][first.done] = first
+    for layer in layers[:-1]:
+        for state in nsmallest(width, layer.values(), key=_score):
+            for after in search.successors(state):
+                others = layers[after.steps]
+                known = others.get(after.done)
+                if after.bound_us < beat_us and (known is None or _score(after) < _score(known)):
+                    others[after.done] = after
+        layer.clear()
+    ended = list(layers[-1].values())
+    if not ended:
+        return Found(None, beat_us, 0, search.looked)
+    return Found(_unwound(ended[0]), ended[0].bound_us, ended[0].peak_bytes, search.looked)
+
+
+def _score(state: _State) -> tuple[float, float, int]:
+    return state.bound_us, state.clock_us + state.left_us, state.live_bytes
+
+
+def _unwound(state: _State) -> tuple[int, ...]:
+    order = []
+    while state.trail is not None:
+        v, state = state.trail
+        order.append(v)
+    return tuple(reversed(order))
+
+
+class _Search:
+    """What stays the same for all states, as bits and tables."""
+
+    def __init__(self, reference: Reference, limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]]) -> None:
+        problem = reference.problem
+        self.nodes, self.reference, self.looked = problem.nodes, reference, 0
+        self.limit = np.broadcast_to(limit, len(self.nodes)).tolist()
+        before, self.after = list(map(list, problem.predecessors)), list(map(list, problem.successors))
+        for u, v in chains:
+            before[v].append(u)
+            self.after[u].append(v)
+        self.before = [_bits(b) for b in before]
+        self.users = [_bits(reference.order[at] for at in users) for users in reference.users]
+        self.waits = {v: _bits(w) for v, w in problem.waits.items()}
+        self.groups = {group: k for k, group in enumerate(problem.groups)}
+        self.of_group = [
+            _bits(v for v in problem.collectives if problem.nodes[v].group == group) for group in self.groups
+        ]
+
+    def start(self) -> _State:
+        """Nothing has run."""
+        ready = tuple(v for v in self.reference.order if not self.before[v])
+        idle = (0.0,) * len(self.groups)
+        streams = tuple(
+            sum(node.time_us for node in self.nodes if node.kind is Kind.COLLECTIVE and node.group == group)
+            for group in self.groups
+        )
+        live = self.reference.lives.input_bytes
+        return _State(0, ready, 0.0, self.reference.keys.total_us, idle, streams, (), live, 0, 0, 0.0, None)
+
+    def successors(self, state: _State) -> Iterator[_State]:
+        """One state per ready node that fits, with all that costs nothing run after it."""
+        for v in state.ready:
+            if state.live_bytes + self.reference.lives.alloc_bytes[v] <= self.limit[state.steps]:
+                self.looked += 1
+                yield self.settled(self.run(state, v))
+
+    def settled(self, state: _State) -> _State:
+        """Run everything that takes neither time nor memory, and say what can still come of it."""
+        going = True
+        while going:
+            going = False
+            for v in state.ready:
+                if self._is_free(state, v):
+                    state, going = self.run(state, v), True
+                    break
+        return replace(state, bound_us=self._bound_us(state))
+
+    def _is_free(self, state: _State, v: int) -> bool:
+        if self.reference.costs[v] or state.live_bytes + self.reference.lives.alloc_bytes[v] > self.limit[state.steps]:
+            return False
+        return self._finish_us(state, v) <= state.clock_us
+
+    def _finish_us(self, state: _State, v: int) -> float:
+        """When the collective that v waits for is finished; 0 where it waits for none of this graph."""
+        collective = self.nodes[v].collective
+        return 0.0 if collective is None else next(us for u, us in state.flying if u == collective)
+
+    def run(self, state: _State, v: int) -> _State:
+        """The state after v."""
+        node, done = self.nodes[v], state.done | 1 << v
+        clock_us, left_us, free_us, streams_us, flying = (
+            state.clock_us, state.left_us, state.free_us, state.streams_us, state.flying,
+        )  # fmt: skip
+        if node.kind is Kind.COLLECTIVE:
+            k = self.groups[node.group or ""]
+            finish_us = max(clock_us, free_us[k]) + node.time_us
+            free_us = (*free_us[:k], finish_us, *free_us[k + 1 :])
+            streams_us = (*streams_us[:k], streams_us[k] - node.time_us, *streams_us[k + 1 :])
+            flying = (*flying, (v, finish_us)) if v in self.waits else flying
+        elif node.kind is Kind.WAIT:
+            clock_us = max(clock_us, self._finish_us(state, v))
+            flying = tuple(pair for pair in flying if self.waits[pair[0]] & ~done)
+        else:
+            clock_us += node.time_us
+            left_us -= node.time_us
+        live = state.live_bytes + self.reference.lives.kept_bytes[v]
+        peak = max(state.peak_bytes, state.live_bytes + self.reference.lives.alloc_bytes[v])
+        for s in node.use:
+            if not self.users[s] & ~done:
+                live -= self.reference.lives.freed_size[s]
+        new = [w for w in self.after[v] if not self.before[w] & ~done]
+        ready = (*(u for u in state.ready if u != v), *new)
+        steps, trail = state.steps + 1, (v, state)
+        return _State(done, ready, clock_us, left_us, free_us, streams_us, flying, live, peak, steps, 0.0, trail)
+
+    def _bound_us(self, state: _State) -> float:
+        """No order that goes on from here is shorter."""
+        tail_us, clock_us = self.reference.keys.tail_us, state.clock_us
+        bound_us = max([clock_us + state.left_us, *state.free_us])
+        for free_us, left_us in zip(state.free_us, state.streams_us, strict=True):
+            if left_us > 0:
+                bound_us = max(bound_us, max(clock_us, free_us) + left_us)
+        for v in state.ready:
+            node, at_us = self.nodes[v], clock_us
+            if node.kind is Kind.COLLECTIVE:
+                at_us = max(at_us, state.free_us[self.groups[node.group or ""]])
+            elif node.kind is Kind.WAIT:
+                at_us = max(at_us, self._finish_us(state, v))
+            bound_us = max(bound_us, at_us + tail_us[v])
+        return bound_us
+
+
+def _bits(ids: Iterable[int]) -> int:
+    """A set of ids as one integer."""
+    bits = 0
+    for v in ids:
+        bits |= 1 << v
+    return bits

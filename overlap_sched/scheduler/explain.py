@@ -1,0 +1,96 @@
+"""Why each collective went where it went: the record that reports and tests read."""
+
+from bisect import bisect_right
+
+from overlap_sched.judge.replay import Replay
+from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.scheduler.result import Decision, Holder, Reason
+from overlap_sched.scheduler.run import Run
+
+_ROUNDING = 1e-9  # relative: less than this is not exposed but rounded
+
+
+def decisions(problem: Problem, order: Order, timeline: Replay, run: Run | None) -> tuple[Decision, ...]:
+    """One record per collective, in the order of launches.
+
+    Args:
+        problem: What was scheduled.
+        order: The order that came out.
+        timeline: Its replay.
+        run: The run that made it; ``None`` where none did: the original order, or the one with the lowest peak.
+    """
+    unmoved: Reason = "original" if order == problem.original_order else "reference"
+    nodes, waits = problem.nodes, problem.waits
+    computing = [
+        v
+        for v in order
+        if nodes[v].kind not in (Kind.COLLECTIVE, Kind.WAIT) and timeline.finish_us[v] > timeline.start_us[v]
+    ]
+    starts = [timeline.start_us[v] for v in computing]
+    previous: dict[str | None, int] = {}
+    records = []
+    for position, v in enumerate(order):
+        if nodes[v].kind is not Kind.COLLECTIVE:
+            continue
+        start, finish = timeline.start_us[v], timeline.finish_us[v]
+        overlap = []
+        for k in range(max(bisect_right(starts, start) - 1, 0), len(computing)):
+            u = computing[k]
+            if timeline.start_us[u] >= finish:
+                break
+            common = min(timeline.finish_us[u], finish) - max(timeline.start_us[u], start)
+            if common > 0:
+                overlap.append((common, u))
+        exposed = sum(timeline.stall_us[w] for w in waits.get(v, ()))
+        held_by, held_node = _holder(problem, timeline, run, v, exposed, previous.get(nodes[v].group))
+        over_bytes, over_node = run.refusals.get(v, (0, None)) if run else (0, None)
+        records.append(
+            Decision(
+                collective=v,
+                position=position,
+                original_position=v,  # nodes are listed in their original order
+                reason=run.reasons[v] if run else unmoved,
+                launch_us=timeline.at_us[v],
+                start_us=start,
+                finish_us=finish,
+                wait_us=min((timeline.at_us[w] for w in waits.get(v, ())), default=timeline.step_us),
+                hidden_us=sum(common for common, _ in overlap),
+                exposed_us=exposed,
+                under=tuple(u for _, u in sorted(overlap, key=lambda pair: (-pair[0], pair[1]))[:3]),
+                held_by=held_by,
+                held_node=held_node,
+                over_bytes=over_bytes,
+                over_position=over_node,
+            )
+        )
+        previous[nodes[v].group] = v
+    return tuple(records)
+
+
+def _holder(
+    problem: Problem, timeline: Replay, run: Run | None, v: int, exposed_us: float, previous: int | None
+) -> tuple[Holder, int | None]:
+    """What kept v from being hidden better, and which node, where it is one."""
+    if exposed_us <= _ROUNDING * timeline.step_us:
+        return "nothing", None
+    launch_us = timeline.at_us[v]
+    dependency = _last_dependency(problem, timeline, v)
+    ready_us = timeline.finish_us[dependency] if dependency is not None else 0.0
+    if run and v in run.refusals and launch_us > ready_us:
+        return "memory", None
+    if previous is not None and timeline.start_us[v] > launch_us:
+        return "stream", previous
+    if dependency is None or launch_us > ready_us:
+        return "choice", None
+    return "dependency", dependency
+
+
+def _last_dependency(problem: Problem, timeline: Replay, v: int) -> int | None:
+    """The node of some length, before v, that finished last; views and the like are looked through."""
+    while True:
+        before = [u for u in problem.predecessors[v] if problem.nodes[u].kind is not Kind.INPUT]
+        if not before:
+            return None
+        v = max(before, key=lambda u: (timeline.finish_us[u], u))
+        if problem.nodes[v].kind is Kind.WAIT or timeline.finish_us[v] > timeline.start_us[v]:
+            return v

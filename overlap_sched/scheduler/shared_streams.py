@@ -1,0 +1,146 @@
+"""The scheduler's clock under contention: what it is now, and when collectives are expected to be finished.
+
+It shares nothing with the judges' clock (:mod:`overlap_sched.judge.contended_clock`), and works another way: each
+link has a time of its own, *alone time*, that passes at 1 / k while k groups are on it. A collective that starts at
+alone time t and takes d alone is finished at alone time t + d, whoever comes and goes in between::
+
+    clock         0    10   20   30   40   50   60
+    fsdp          |========= 40 alone ==========|       started at alone time 0, finished at 40
+    ep                 |===== 20 alone ====|            started at alone time 10, finished at 30
+    alone time    0    10   15   20   25   30   40
+
+So a launch or a finish touches one link, and all that is kept is right at any time. (Processor sharing by virtual
+time: Parekh and Gallager, A generalized processor sharing approach to flow control, 1993.)
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from overlap_sched.problem import Problem
+
+
+@dataclass
+class _Link:
+    """Collectives in flight by the alone time at which they are finished, and what that time was when last looked."""
+
+    flying: dict[int, float] = field(default_factory=dict)
+    alone_us: float = 0.0
+    clock_us: float = 0.0
+
+    def at(self, clock_us: float) -> float:
+        """The alone time then, if nothing starts or is finished before."""
+        return self.alone_us + (clock_us - self.clock_us) / max(len(self.flying), 1)
+
+    def look(self, clock_us: float) -> None:
+        self.alone_us, self.clock_us = self.at(clock_us), clock_us
+
+    def next_us(self) -> float:
+        """When the first of those in flight is finished, if nothing starts before."""
+        if not self.flying:
+            return math.inf
+        return self.clock_us + (min(self.flying.values()) - self.alone_us) * len(self.flying)
+
+
+class FluidStreams:
+    """One compute stream, one stream per process group, links that groups share.
+
+    See :class:`overlap_sched.scheduler.streams.StreamTimes`.
+
+    Attributes:
+        finish_us: Of each collective launched, when it was finished, or is expected to be: exact unless a group of the
+            same link starts or ends something before then.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        """Nothing has been launched."""
+        self.finish_us: dict[int, float] = {}
+        self._clock_us = 0.0  # the compute stream's, as last told or returned
+        contention = problem.contention
+        self._nodes = problem.nodes
+        self._slowdown = {v: contention.slowdown_of(problem.nodes[v].op) for v in problem.collectives}
+        links: dict[str, _Link] = {}
+        self._link = {name: links.setdefault(contention.link_of(name), _Link()) for name in problem.groups}
+        self._links = tuple(links.values())
+        self._queue: dict[str, deque[int]] = {name: deque() for name in problem.groups}
+        self._done: set[int] = set()
+
+    def free_us(self, group: str) -> float:
+        """When the group's stream is expected to be free."""
+        queue = self._queue[group]
+        return self.finish_us[queue[-1]] if queue else 0.0
+
+    def lands_us(self, v: int) -> float:
+        """When collective v was finished, or is expected to be: never by now, as long as it is not."""
+        if v in self._done:
+            return self.finish_us[v]
+        return max(self.finish_us[v], math.nextafter(self._clock_us, math.inf))
+
+    def launch(self, v: int, clock_us: float) -> None:
+        """Collective v is launched now."""
+        self._clock_us = clock_us
+        group = self._nodes[v].group or ""
+        queue = self._queue[group]
+        sharing = max(len(self._link[group].flying), 1)
+        self.finish_us[v] = max(self.free_us(group), self._clock_us) + self._nodes[v].time_us * sharing
+        queue.append(v)
+        if len(queue) == 1:
+            self._start(v)
+
+    def compute(self, time_us: float, clock_us: float) -> float:
+        """The clock after compute that takes so long alone."""
+        self._clock_us = clock_us
+        while True:
+            factor = max([self._slowdown[v] for link in self._links for v in link.flying], default=1.0)
+            event_us = min(link.next_us() for link in self._links) if self._links else math.inf
+            if self._clock_us + time_us * factor < event_us:
+                self._clock_us += time_us * factor
+                return self._clock_us
+            time_us = max(time_us - (event_us - self._clock_us) / factor, 0.0)
+            self._finish(event_us)
+
+    def wait(self, v: int, clock_us: float) -> float:
+        """The clock once collective v is finished; the compute stream stands still until then."""
+        self._clock_us = clock_us
+        while v not in self._done:
+            self._finish(min(link.next_us() for link in self._links))
+        return self._clock_us
+
+    def end_us(self, clock_us: float) -> float:
+        """When all that was launched is finished, and the compute stream is done, if nothing else is launched."""
+        self._clock_us = clock_us
+        while any(link.flying for link in self._links):
+            self._finish(min(link.next_us() for link in self._links))
+        return self._clock_us
+
+    def _start(self, v: int) -> None:
+        link = self._link[self._nodes[v].group or ""]
+        link.look(self._clock_us)
+        link.flying[v] = link.alone_us + self._nodes[v].time_us
+        self._expect(link)
+
+    def _finish(self, event_us: float) -> None:
+        """The clock comes to the next finish; what stands behind it on its stream starts."""
+        self._clock_us = max(event_us, self._clock_us)
+        for link in self._links:
+            if link.next_us() > event_us:
+                continue
+            first = min(link.flying.values())
+            ended = [v for v, end in link.flying.items() if end == first]
+            link.look(self._clock_us)
+            link.alone_us = first  # without rounding
+            for v in ended:
+                del link.flying[v]
+                self._done.add(v)
+                self.finish_us[v] = self._clock_us
+            for v in ended:
+                queue = self._queue[self._nodes[v].group or ""]
+                queue.popleft()
+                if queue:
+                    self._start(queue[0])
+            self._expect(link)
+
+    def _expect(self, link: _Link) -> None:
+        """Those in flight on a link share it with as many as now, until they are finished."""
+        for v, end in link.flying.items():
+            self.finish_us[v] = link.clock_us + (end - link.alone_us) * len(link.flying)

@@ -1,0 +1,177 @@
+"""Launch sooner, wait later: the same order, but every collective gets as much time as memory allows.
+
+A schedule is made for predicted times: it waits for a collective the moment it should be finished. When that takes a
+little longer than predicted, all that follows stands still. Two moves cure it at no cost in time, whatever the times
+turn out to be:
+
+``wait later``
+    A wait (and what takes no time behind it: a view) moves to just before its first user. What it moves past starts
+    no later without it; its user starts no later, since it waited as long before.
+``launch sooner``
+    A launch moves to just behind what it needs and the launch before it on its group's stream. Its stream gets
+    everything no later.
+
+(Where collectives slow compute down, :mod:`overlap_sched.problem.contention`, neither is certain: compare the steps.)
+
+Both cost memory in between: the wait holds the collective's input, the launch its output. So each goes as far as the
+budget allows. Memory is exact: a move changes it only between its two places.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.scheduler.live_ranges import Lives
+
+_REACH = 2_000
+"""A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
+
+
+def widened(
+    lives: Lives, order: Sequence[int], limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]] = ()
+) -> Order:
+    """The order with waits later and launches sooner, within the budget; never a longer step.
+
+    Args:
+        lives: Of the problem that the order is of.
+        order: A valid order within the budget.
+        limit: Budget in bytes, a scalar or one value per position.
+        chains: Extra pairs (before, after) that the order keeps and must go on to keep.
+    """
+    problem = lives.problem
+    before, after = _neighbours(problem, order, chains)
+    line = _Line(lives, order, limit)
+    still = [_takes_no_time(problem, v) for v in range(len(order))]
+    for v in reversed(order):
+        if still[v]:
+            line.move_later(v, min((int(line.position[w]) for w in after[v]), default=len(order)) - 1)
+    prepares = [False] * len(order)  # a launch, or what takes no time and is there for a launch alone
+    for v in reversed(line.order.tolist()):
+        launch = problem.nodes[v].kind is Kind.COLLECTIVE
+        prepares[v] = launch or (still[v] and bool(after[v]) and all(prepares[w] for w in after[v]))
+    front = 0
+    while front < len(order) and problem.nodes[line.order[front]].kind is Kind.INPUT:
+        front += 1  # inputs that lead the order go on to lead it: in a graph they are its signature
+    for v in line.order.tolist():
+        if prepares[v] and problem.nodes[v].kind is not Kind.WAIT:
+            line.move_sooner(v, max(max((int(line.position[u]) + 1 for u in before[v]), default=0), front))
+    return tuple(line.order.tolist())
+
+
+def _takes_no_time(problem: Problem, v: int) -> bool:
+    node = problem.nodes[v]
+    return node.kind is Kind.WAIT or (node.kind is Kind.COMPUTE and node.time_us == 0)
+
+
+def _neighbours(
+    problem: Problem, order: Sequence[int], chains: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """What must stay before and after each node: the problem's rules, the chains, each group's launches as they are."""
+    before, after = list(problem.predecessors), list(problem.successors)
+    pairs = list(chains)
+    last: dict[str | None, int] = {}
+    for v in order:
+        node = problem.nodes[v]
+        if node.kind is Kind.COLLECTIVE:
+            if node.group in last:
+                pairs.append((last[node.group], v))
+            last[node.group] = v
+    for u, v in pairs:
+        before[v] = (*before[v], u)
+        after[u] = (*after[u], v)
+    return before, after
+
+
+class _Line:
+    """An order whose nodes move, and its memory.
+
+    Attributes:
+        order: Node ids. position: its inverse.
+    """
+
+    def __init__(self, lives: Lives, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
+        self.order = np.array(order, dtype=np.int64)
+        self.position = np.empty(len(order), dtype=np.int64)
+        self._placed(0, len(order))
+        self._limit = limit if limit.ndim else np.full(len(order), int(limit), dtype=np.int64)
+        self._users, self._takes, self._keeps = lives.users, lives.alloc_bytes, lives.kept_bytes
+        self._inputs_bytes, self._dying = lives.input_bytes, lives.dying
+        self._during = lives.profile(order)  # live while the node at a position runs
+        takes = np.array(lives.alloc_bytes, dtype=np.int64)[self.order]
+        self._between = np.append(self._during[1:] - takes[1:], lives.end_bytes)  # live once it has run
+
+    @property
+    def during(self) -> list[int]:
+        """Bytes live while the node at each position runs."""
+        return [int(live) for live in self._during]
+
+    def move_later(self, v: int, target: int) -> None:
+        """Move v to position ``target``, or as near to it as memory allows."""
+        at = int(self.position[v])
+        target = min(target, at + _REACH)
+        if target <= at:
+            return
+        during, between = self._held(v, at + 1, target + 1)
+        during += self._during[at + 1 : target + 1]
+        between += self._between[at + 1 : target + 1]
+        # the nodes between go one place to the left; v itself must fit where it lands
+        over = np.flatnonzero(during > self._limit[at:target])
+        reach = int(over[0]) if len(over) else target - at
+        while reach and between[reach - 1] + self._takes[v] > self._limit[at + reach]:
+            reach -= 1
+        if reach == 0:
+            return
+        end, last = at + reach, self._between[at + reach]
+        self._during[at:end], self._between[at:end] = during[:reach], between[:reach]
+        self._during[end], self._between[end] = between[reach - 1] + self._takes[v], last
+        self.order[at:end] = self.order[at + 1 : end + 1]
+        self.order[end] = v
+        self._placed(at, end + 1)
+
+    def move_sooner(self, v: int, target: int) -> None:
+        """Move v to position ``target``, or as near to it as memory allows."""
+        at = int(self.position[v])
+        target = max(target, at - _REACH)
+        if target >= at:
+            return
+        held_during, held_between = self._held(v, target, at)
+        during = self._during[target:at] - held_during
+        between = self._between[target:at] - held_between
+        # the nodes between go one place to the right; v itself must fit where it lands
+        over = np.flatnonzero(during > self._limit[target + 1 : at + 1])
+        begin = target + int(over[-1]) + 1 if len(over) else target
+        while begin < at and self._before(begin) + self._takes[v] > self._limit[begin]:
+            begin += 1
+        if begin == at:
+            return
+        before = self._before(begin)
+        freed = sum(
+            size for s, size in self._dying[v] if all(self.position[u] < begin for u in self._users[s] if u != v)
+        )
+        self._during[begin + 1 : at + 1] = during[begin - target :]
+        self._between[begin + 1 : at + 1] = between[begin - target :]
+        self._during[begin] = before + self._takes[v]
+        self._between[begin] = before + self._keeps[v] - freed
+        self.order[begin + 1 : at + 1] = self.order[begin:at]
+        self.order[begin] = v
+        self._placed(begin, at + 1)
+
+    def _held(self, v: int, begin: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """What is live at places ``begin`` to ``end``, and behind each, because v has not run, less what it makes."""
+        during = np.full(end - begin, -self._keeps[v], dtype=np.int64)
+        between = during.copy()
+        for s, size in self._dying[v]:
+            other = max((self.position[u] for u in self._users[s] if u != v), default=-1)
+            during[max(other + 1 - begin, 0) :] += size
+            between[max(other - begin, 0) :] += size
+        return during, between
+
+    def _before(self, at: int) -> int:
+        """What is live before the node at a place runs."""
+        return int(self._between[at - 1]) if at else self._inputs_bytes
+
+    def _placed(self, begin: int, end: int) -> None:
+        """Positions of the nodes at places ``begin`` to ``end``, end excluded."""
+        self.position[self.order[begin:end]] = np.arange(begin, end)

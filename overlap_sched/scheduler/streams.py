@@ -1,0 +1,169 @@
+"""The communication streams of one run, and which launch would stand in the way of a more urgent one.
+
+A stream takes one collective at a time and never interrupts it. A launch that nobody needs soon, one moment
+before the critical path has its own collective ready, makes the whole step longer::
+
+    compute       |= chain =|===== other =====|......|= chain =|     u waits for v: the chain stands still
+    group stream     |======= v =======|==== u ====|
+
+    compute       |= chain =|= other =|= chain =|=== other ===|      v lets u go first
+    group stream              |== u ==||======= v =======|
+
+So before v is launched: is there a collective u of its group with a longer path to the end that will be ready
+while v is on the stream, and would be late behind it, by more than v would be behind u?
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+from overlap_sched.problem import Kind, Problem
+from overlap_sched.scheduler.fifo_streams import FifoStreams
+from overlap_sched.scheduler.priority import Keys
+from overlap_sched.scheduler.shared_streams import FluidStreams
+
+_LOOK = 4
+"""How many of the next collectives of its group are looked at before a launch."""
+_FAR = 40
+"""A collective with more than so many open nodes before it is far from ready."""
+
+
+class StreamTimes(Protocol):
+    """When collectives are finished: :class:`FifoStreams`, or :class:`FluidStreams` under contention.
+
+    All that happens is told in the order in which it happens, each with the compute stream's clock then.
+
+    Attributes:
+        finish_us: Per collective launched, when it was finished, or is expected to be.
+    """
+
+    finish_us: dict[int, float]
+
+    def free_us(self, group: str) -> float:
+        """When the group's stream is expected to be free."""
+
+    def lands_us(self, v: int) -> float:
+        """When collective v is finished; later than now unless it is by now."""
+
+    def launch(self, v: int, clock_us: float) -> None:
+        """Collective v is launched now."""
+
+    def compute(self, time_us: float, clock_us: float) -> float:
+        """The clock after compute that takes so long alone."""
+
+    def wait(self, v: int, clock_us: float) -> float:
+        """The clock once collective v is finished."""
+
+    def end_us(self, clock_us: float) -> float:
+        """When the compute stream and all others are done, if nothing more is launched."""
+
+
+class Streams:
+    """When each group's stream is free, and what is still to be launched on it.
+
+    Attributes:
+        looked: Nodes visited by :meth:`in_the_way`: the work done, for tests and benchmarks.
+    """
+
+    def __init__(self, problem: Problem, keys: Keys, has_run: Sequence[bool]) -> None:
+        """Nothing launched; ``has_run``: per node id, kept up to date by its owner."""
+        self.looked = 0
+        self._nodes, self._before = problem.nodes, problem.predecessors
+        self._tail_us, self._has_run = keys.tail_us, has_run
+        self._times: StreamTimes = FluidStreams(problem) if problem.contention else FifoStreams(problem)
+        # per group, what has not been launched, by latest start; a linked list, so that its front is always near
+        self._coming = {group: OrderedDict.fromkeys(ids) for group, ids in keys.coming.items()}
+
+    def launch(self, v: int, clock_us: float) -> None:
+        """Collective v is launched now."""
+        self._times.launch(v, clock_us)
+        del self._coming[self._nodes[v].group][v]
+
+    def start_us(self, v: int, clock_us: float) -> float:
+        """When v would start if it were launched now."""
+        return max(clock_us, self._times.free_us(self._nodes[v].group or ""))
+
+    def compute(self, time_us: float, clock_us: float) -> float:
+        """The clock after compute that takes so long alone."""
+        return self._times.compute(time_us, clock_us)
+
+    def wait(self, v: int, clock_us: float) -> float:
+        """The clock after wait v."""
+        collective = self._nodes[v].collective
+        return clock_us if collective is None else self._times.wait(collective, clock_us)
+
+    def end_us(self, clock_us: float) -> float:
+        """When the compute stream and all others are done, if nothing more is launched."""
+        return self._times.end_us(clock_us)
+
+    def finished_us(self, wait: int) -> float:
+        """When the collective that a wait is for is finished; 0 for one launched before this graph.
+
+        Under contention later launches may put it off.
+        """
+        collective = self._nodes[wait].collective
+        return 0.0 if collective is None else self._times.lands_us(collective)
+
+    def in_the_way(self, v: int, clock_us: float, end_us: float) -> bool:
+        """Would v, launched now, hold up a more urgent collective for longer than it would have to wait for that one?
+
+        Args:
+            v: A collective that could be launched.
+            clock_us: Now.
+            end_us: When the step is expected to end: a node with a longer path than what is left is late.
+        """
+        start_us = self.start_us(v, clock_us)
+        finish_us = start_us + self._nodes[v].time_us
+        latest_us = end_us - self._tail_us[v]
+        for u in self._more_urgent(v):
+            late_us = finish_us - (end_us - self._tail_us[u])
+            if late_us <= 0:
+                continue
+            ready_us = max(start_us, self._ready_us(u, clock_us))
+            if ready_us >= finish_us:
+                continue
+            behind = max(ready_us - (end_us - self._tail_us[u]), ready_us + self._nodes[u].time_us - latest_us)
+            if behind < max(start_us - latest_us, late_us):
+                return True
+        return False
+
+    def _more_urgent(self, v: int) -> list[int]:
+        """Those of the next few collectives of v's group, by latest start, with a longer path to the end than v's."""
+        following = islice(self._coming[self._nodes[v].group], _LOOK)
+        return [u for u in following if self._tail_us[u] > self._tail_us[v]]
+
+    def _ready_us(self, v: int, clock_us: float) -> float:
+        """When v could be launched if all that it needs ran at once; infinite where that is far.
+
+        Nodes come in the original order within each other's dependencies, so one sweep by id is a longest path.
+        """
+        nodes, has_run = self._nodes, self._has_run
+        found, todo = {v}, [v]
+        while todo:
+            for u in self._before[todo.pop()]:
+                if not has_run[u] and u not in found:
+                    found.add(u)
+                    todo.append(u)
+            if len(found) > _FAR:
+                return float("inf")
+        self.looked += len(found)
+        done: dict[int, float] = {}
+        for u in sorted(found):
+            node = nodes[u]
+            at_us = max([done[w] for w in self._before[u] if w in done], default=clock_us)
+            if node.kind is Kind.COLLECTIVE:
+                done[u] = at_us
+            elif node.kind is Kind.WAIT:
+                done[u] = max(at_us, self._lands_us(node.collective, at_us))
+            else:
+                done[u] = at_us + node.time_us
+        return done[v]
+
+    def _lands_us(self, collective: int | None, launched_us: float) -> float:
+        """When a collective is finished, or would be if it were launched then."""
+        if collective is None:
+            return 0.0
+        if collective in self._times.finish_us:
+            return self._times.finish_us[collective]
+        return self.start_us(collective, launched_us) + self._nodes[collective].time_us

@@ -1,0 +1,362 @@
+"""The command line, from outside where that matters (exit codes, what is imported, pipes), else in this process."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from overlap_sched import EXAMPLE, write_problem
+from overlap_sched.options import Options
+from overlap_sched.problem import Group, Kind, Node, Problem
+from tests.support.command import run
+
+ROOT = Path(__file__).parents[2]
+KEYS = [
+    "name", "nodes", "original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent",
+    "budget_bound_us", "gap_within_budget_percent", "original_peak_bytes",
+    "peak_bytes", "headroom_bytes", "memory_model", "contention", "schedule_s", "fell_back",
+]  # fmt: skip
+pytestmark = pytest.mark.usefixtures("plain_terminal")
+
+
+def command(*arguments: str, **keywords: object) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "overlap_sched", *arguments],
+        capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, **keywords,
+    )  # type: ignore[call-overload]  # fmt: skip
+
+
+def test_json_has_exactly_the_documented_keys(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", problem, "--json", "--headroom", "5MiB") == 0
+    out, err = capsys.readouterr()
+    figures = json.loads(out)
+    assert list(figures) == KEYS
+    assert (figures["name"], figures["nodes"], figures["original_step_us"], figures["bound_us"]) == (
+        "example", 10, 190.0, 120.0,
+    )  # fmt: skip
+    assert figures["peak_bytes"] <= figures["original_peak_bytes"] + figures["headroom_bytes"]
+    assert figures["headroom_bytes"] == 5 * 2**20
+    assert figures["fell_back"] is False
+    assert err == ""
+
+
+def test_out_is_a_list_of_names_that_the_judge_can_read(problem: str, tmp_path: Path) -> None:
+    assert run("plan", problem, "--out", str(tmp_path / "order.json")) == 0
+    names = json.loads((tmp_path / "order.json").read_text())
+    assert sorted(names) == sorted(node.name for node in EXAMPLE.nodes)
+
+
+def test_a_table_for_people(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", problem) == 0
+    out = capsys.readouterr().out
+    assert "example: 10 nodes, 2 collectives on 1 process group" in out
+    assert "peak memory" in out
+    assert "Simulated, in the runtime memory model." in " ".join(out.split())
+
+
+def test_pictures_and_traces(problem: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot, trace = tmp_path / "out.png", tmp_path / "trace.json"
+    assert run("plan", problem, "--plot", str(plot), "--trace", str(trace)) == 0
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_comm_scale_makes_collectives_slower(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("plan", problem, "--json", "--comm-scale", "4")
+    assert json.loads(capsys.readouterr().out)["original_step_us"] == 110 + 2 * 160
+
+
+def test_a_base_with_less_memory(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def planned(base: str) -> tuple[float, int, int]:
+        assert run("plan", problem, "--json", "--strict", "--base", base) == 0
+        figures = json.loads(capsys.readouterr().out)
+        return figures["step_us"], figures["peak_bytes"] >> 20, figures["original_peak_bytes"] >> 20
+
+    assert planned("original") == planned("memory") == (150.0, 21, 21)
+    assert planned("memory-peak") == (190.0, 18, 21)
+    assert run("explain", problem, "--peak", "--base", "memory-peak") == 0
+    assert "18.0 MiB" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_options_are_named_as_in_the_library(problem: str) -> None:
+    given = {"headroom": "1GiB", "budget": "peak", "preserve_collective_order": "all", "base": "memory", "effort": 1}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    with patch("overlap_sched.cli.command.schedule", side_effect=KeyboardInterrupt) as called:
+        assert run("plan", problem, "--strict", *arguments) == 130
+    assert called.call_args.args[1] == Options(**given, strict=True)  # type: ignore[arg-type]
+
+
+def test_explain_prints_the_most_exposed_first_or_one(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("explain", problem) == 0
+    assert capsys.readouterr().out.startswith("example: 2 collectives, ")
+    assert run("explain", problem, "gather") == 0
+    assert capsys.readouterr().out.startswith("gather: all_gather_into_tensor on group fsdp of 8, 8.0 MiB, 40.0 us\n")
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".problem", ".txt"])
+def test_problem_files_are_known_by_name_or_content(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_problem(EXAMPLE, tmp_path / f"p{suffix}")
+    assert run("plan", str(tmp_path / f"p{suffix}"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "example"
+
+
+def test_gzipped_content_under_another_name(tmp_path: Path) -> None:
+    write_problem(EXAMPLE, tmp_path / "p.json.gz")
+    (tmp_path / "p.bin").write_bytes((tmp_path / "p.json.gz").read_bytes())
+    assert run("plan", str(tmp_path / "p.bin")) == 0
+
+
+@pytest.mark.parametrize("asked", [None, "tracker"])
+def test_the_memory_model_is_that_of_the_file(
+    asked: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracked = Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker")
+    write_problem(tracked, tmp_path / "t.json")
+    assert run("plan", str(tmp_path / "t.json"), "--json", *(("--memory-model", asked) if asked else ())) == 0
+    assert json.loads(capsys.readouterr().out)["memory_model"] == "tracker"
+
+
+def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", problem, "--memory-model", "tracker") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("overlap-sched: error: problem 'example' is in the 'runtime' memory model, but 'tracker' was")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "{dir}/none.json"], "{dir}/none.json: cannot be read (No such file or directory). Check the path."),
+        (["plan", "{dir}/none.py"], "{dir}/none.py: cannot be read (No such file or directory). Check the path."),
+        (["plan", "{dir}"], "{dir}: cannot be read (Is a directory). Check the path."),
+        (
+            ["plan", "{dir}/cut.json.gz"],
+            "{dir}/cut.json.gz: the gzip stream is cut short. Copy or download the file again.",
+        ),
+        (
+            ["plan", "{dir}/notes.md"],
+            "{dir}/notes.md: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
+            "(.py or .txt). Check the path or rename it.",
+        ),
+        (
+            ["plan", "{file}", "--headroom", "5 parsecs"],
+            "headroom is '5 parsecs'; write bytes (0), a size with a unit (500MB, 1GiB) or percent of the original "
+            "peak (5%).",
+        ),
+        (
+            ["plan", "{file}", "--base", "memory", "--budget", "profile"],
+            "base is 'memory' and budget is 'profile': an order with a lower peak is not lower at every position. "
+            "Use budget='peak', or base='original'.",
+        ),
+        (["plan", "{file}", "--comm-scale", "nan"], "--comm-scale is nan; it is a factor, 0 or more."),
+        (["plan", "{file}", "--comm-scale", "-1"], "--comm-scale is -1.0; it is a factor, 0 or more."),
+        (
+            ["plan", "{file}", "--group", "fsdp=64"],
+            "{file} is a problem file: it has its own groups, sizes and times. "
+            "Leave --group, --size, --import and --device out.",
+        ),
+        (
+            ["plan", "{file}", "--out", "{dir}/no/order.json"],
+            "{dir}/no/order.json: cannot be written (there is no folder {dir}/no). "
+            "Name a file in a folder that exists and is writable.",
+        ),
+        (
+            ["plan", "{file}", "--plot", "{dir}/out.docx"],
+            "{dir}/out.docx: its ending does not name a picture format. End it in .png, .svg or .pdf.",
+        ),
+        (["explain", "{file}", "gathr"], "problem 'example' has no collective named 'gathr'. Did you mean 'gather'?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"format": "overlap-problem/1"' * 20)[:-12])
+    (tmp_path / "notes.md").write_text("# Notes\n")
+    places = {"dir": str(tmp_path), "file": problem}
+    assert run(*(argument.format(**places) for argument in arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"overlap-sched: error: {message.format(**places)}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["plan"],
+        ["plan", "x.json", "--budget", "tight"],
+        ["plan", "x.json", "--base", "low"],
+        ["plan", "x.py", "--group", "fsdp"],
+        ["replan", "x.json"],
+    ],
+)
+def test_bad_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    assert "overlap-sched" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["explain", "--help"]])
+def test_help_documents_the_exit_codes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 0
+    out = capsys.readouterr().out
+    for code in ("0 ", "1 ", "2 ", "70 ", "130 ", "141 "):
+        assert f"\n  {code}" in out
+
+
+def fail_validation(*_: object) -> str:
+    return "full runs before gather"
+
+
+def test_a_fallback_is_exit_code_1_and_says_why(
+    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with patch("overlap_sched.scheduler.pipeline.violation", fail_validation):
+        assert run("plan", problem, "--json", "--out", str(tmp_path / "order.json")) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["fell_back"] is True
+    assert json.loads((tmp_path / "order.json").read_text()) == [node.name for node in EXAMPLE.nodes]
+    assert err == (
+        "overlap-sched: warning: overlap_sched keeps the original order of 'example': full runs before gather\n"
+    )
+
+
+def test_a_fallback_shows_in_the_table_and_the_explanation(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with patch("overlap_sched.scheduler.pipeline.violation", fail_validation):
+        assert (run("plan", problem), run("explain", problem)) == (1, 1)
+    assert capsys.readouterr().out.count("The original order was kept: full runs before gather") == 2
+
+
+def test_strict_fails_and_writes_nothing(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with patch("overlap_sched.scheduler.pipeline.violation", fail_validation):
+        assert run("plan", problem, "--strict", "--out", str(tmp_path / "order.json")) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("overlap-sched: error: ")
+    assert "full runs before gather" in err
+    assert not (tmp_path / "order.json").exists()
+
+
+def test_a_graph_without_collectives_is_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_problem(Problem("alone", (Node("mm", Kind.COMPUTE, time_us=3.0),), ()), tmp_path / "alone.json")
+    assert run("plan", str(tmp_path / "alone.json"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["gap_percent"] == 0.0
+    assert run("explain", str(tmp_path / "alone.json")) == 0
+    assert "alone: 0 collectives" in capsys.readouterr().out
+
+
+def test_a_bug_shows_its_traceback_and_asks_for_a_report(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with patch("overlap_sched.cli.command.schedule", side_effect=ZeroDivisionError("oh")):
+        assert run("plan", problem) == 70
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError: oh" in err
+    assert "this is a bug in overlap_sched: please report the lines above" in err
+
+
+def test_ctrl_c_is_quiet(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with patch("overlap_sched.cli.command.schedule", side_effect=KeyboardInterrupt):
+        assert run("plan", problem) == 130
+    assert capsys.readouterr().err == "overlap-sched: interrupted\n"
+
+
+def test_names_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = (Node("\x1b[2J[red]x", Kind.COLLECTIVE, time_us=1.0, group="g"), Node("ü", Kind.WAIT, collective=0))
+    write_problem(Problem("p\x07", nodes, (), {"g": Group(2, True)}), tmp_path / "p.json")
+    assert run("plan", str(tmp_path / "p.json")) == 0
+    assert run("explain", str(tmp_path / "p.json")) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "\\x1b[2J[red]x: collective on group g of 2" in out
+
+
+def test_problem_files_never_import_torch_nor_matplotlib(problem: str) -> None:
+    script = textwrap.dedent("""
+        import sys
+        from overlap_sched.cli.command import main
+        codes = main(["plan", sys.argv[1], "--json"]), main(["explain", sys.argv[1]])
+        print(codes, sorted({"torch", "matplotlib", "overlap_sched.fx"} & set(sys.modules)))
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", script, problem],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "(0, 0) []", done.stderr
+
+
+def test_a_dump_without_torch_says_what_to_install(tmp_path: Path) -> None:
+    path = tmp_path / "dump.py"
+    path.write_text("class Repro: ...\n")
+    script = "import sys; sys.modules['torch'] = None; from overlap_sched.cli.command import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "plan", path],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"overlap-sched: error: {path} is a graph dump, and reading it needs torch: "
+        "pip install 'overlap_sched[torch]'\n"
+    )
+
+
+def test_without_matplotlib_a_plot_says_what_to_install(
+    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with patch.dict(sys.modules, {"matplotlib": None}):
+        assert run("plan", problem, "--plot", str(tmp_path / "out.png")) == 2
+    assert capsys.readouterr().err == (
+        "overlap-sched: error: pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'\n"
+    )
+
+
+def test_python_m_and_a_reader_that_goes_away(problem: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "overlap_sched", "explain", problem],
+        stdout=write, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_standard_output(problem: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "overlap_sched", "plan", problem],
+            stdout=full, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "overlap-sched: error: [Errno 28] No space left on device\n")
+
+
+def test_a_terminal_that_knows_only_ascii(problem: str) -> None:
+    done = command("plan", problem)
+    ascii_only = subprocess.run(
+        [sys.executable, "-m", "overlap_sched", "plan", problem],
+        capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii", "LC_ALL": "C"},
+    )  # fmt: skip
+    assert done.returncode == ascii_only.returncode == 0
+    assert ascii_only.stdout.isascii()
+
+
+def test_the_same_order_under_another_hash_seed(problem: str, tmp_path: Path) -> None:
+    orders = []
+    for seed in ("1", "2"):
+        subprocess.run(
+            [sys.executable, "-m", "overlap_sched", "plan", problem, "--out", tmp_path / seed],
+            check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+        )  # fmt: skip
+        orders.append((tmp_path / seed).read_bytes())
+    assert orders[0] == orders[1]

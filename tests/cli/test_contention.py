@@ -1,0 +1,290 @@
+"""Contention said on the command line: as good as in the file, key by key, and never without being shown."""
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sched import read_problem, write_problem
+from overlap_sched.cli.arguments import command_parser
+from overlap_sched.cli.contention import said_contention
+from overlap_sched.cli.input import load, source_of
+from overlap_sched.problem import Problem
+from overlap_sched.problem.contention import Contention
+from overlap_sched.report.contention_text import contention_line
+from tests.judge.test_contention import two_groups
+from tests.support.command import run
+
+pytestmark = pytest.mark.usefixtures("plain_terminal")
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ["--slowdown", "all_gather=1.25", "--slowdown", "1.5", "--link", "rail=fsdp,ep"]
+SAME = Contention({"all_gather": 1.25, "": 1.5}, {"fsdp": "rail", "ep": "rail"})
+LINE = (
+    "With contention: compute takes 1.25 times as long beside all_gather*, 1.5 beside any other collective; "
+    "groups ep and fsdp share link rail."
+)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> str:
+    write_problem(two_groups(), tmp_path / "plain.json")
+    return str(tmp_path / "plain.json")
+
+
+def written(problem: Problem, contention: Contention, path: Path) -> str:
+    write_problem(replace(problem, contention=contention), path)
+    return str(path)
+
+
+def words(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed, without line breaks and how long it took."""
+    return re.sub(r'(Scheduled in|"schedule_s":) [\d.e-]+', r"\1 0", " ".join(capsys.readouterr().out.split()))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan"],
+        ["plan", "--json"],
+        ["explain"],
+        ["explain", "--peak"],
+        ["frontier", "--budgets", "3"],
+        ["frontier", "--budgets", "3", "--json"],
+        ["robust", "--draws", "5"],
+        ["robust", "--draws", "5", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_options_are_as_good_as_the_file_and_shown(
+    command: list[str], plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *rest = command
+    assert run(name, plain, *rest, *OPTIONS) == 0
+    said = words(capsys)
+    assert run(name, written(two_groups(), SAME, tmp_path / "with.json"), *rest) == 0
+    assert words(capsys) == said
+    assert run(name, plain, *rest) == 0
+    without = words(capsys)
+    if "--json" in rest:
+        assert json.loads(said)["contention"] == {"slowdown": dict(SAME.slowdown), "links": dict(SAME.links)}
+        assert json.loads(without)["contention"] is None
+    else:
+        assert said.count(LINE) == 1
+        assert "ontention" not in without
+
+
+@pytest.mark.parametrize(
+    ("options", "original_step_us"),
+    [  # as drawn and counted in test_contention.py
+        ([], 50.0),
+        (["--link", "rail=fsdp,ep"], 70.0),
+        (["--link", "rail=fsdp", "--link", "rail=ep"], 70.0),
+        (["--slowdown", "all_gather=1.25", "--slowdown", "all_to_all=2"], 64.0),
+        (["--slowdown", " all_gather = 1.25 ", "--slowdown", "2"], 64.0),
+        (["--slowdown", "1"], 50.0),
+        (["--slowdown", "all_reduce=3"], 50.0),
+    ],
+)
+def test_steps_are_those_of_the_drawn_examples(
+    options: list[str], original_step_us: float, plain: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", plain, "--json", *options) == 0
+    assert json.loads(capsys.readouterr().out)["original_step_us"] == original_step_us
+
+
+@pytest.mark.parametrize(
+    ("options", "contention"),
+    [
+        (["--slowdown", "all_gather=2"], {"slowdown": {"all_gather": 2.0, "": 1.5}, "links": dict(SAME.links)}),
+        (["--slowdown", "2"], {"slowdown": {"all_gather": 1.25, "": 2.0}, "links": dict(SAME.links)}),
+        (
+            ["--slowdown", "all_to_all=3"],
+            {"slowdown": {"all_gather": 1.25, "": 1.5, "all_to_all": 3.0}, "links": dict(SAME.links)},
+        ),
+        (["--link", "own=ep"], {"slowdown": dict(SAME.slowdown), "links": {"fsdp": "rail", "ep": "own"}}),
+        (["--slowdown", "1", "--slowdown", "all_gather=1", "--link", "own=ep"], None),
+    ],
+)
+def test_what_is_said_replaces_the_file_key_by_key(
+    options: list[str], contention: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(two_groups(), SAME, tmp_path / "with.json")
+    assert run("plan", path, "--json", *options) == 0
+    assert json.loads(capsys.readouterr().out)["contention"] == contention
+    assert read_problem(path).contention == SAME
+
+
+NOT_A_NUMBER = (
+    "Write KIND=FACTOR (all_gather=1.1: compute takes a tenth longer beside an all_gather), or FACTOR alone for every "
+    "kind."
+)
+TOO_SMALL = "a factor is finite and 1 or more. Write how many times as long compute takes: 1.1 for a tenth longer."
+NO_LINK = (
+    "is not LINK=GROUP,GROUP. Name the link, then the process groups that share it: --link rail=fsdp,ep."
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--slowdown", "all_gather"], f"--slowdown all_gather: 'all_gather' is not a number. {NOT_A_NUMBER}"),
+        (["--slowdown", "all_gather="], f"--slowdown all_gather=: '' is not a number. {NOT_A_NUMBER}"),
+        (["--slowdown", "all_gather=10%"], f"--slowdown all_gather=10%: '10%' is not a number. {NOT_A_NUMBER}"),
+        (
+            ["--slowdown", "=1.1"],
+            "--slowdown =1.1: there is no kind before the =. "
+            "Write --slowdown all_gather=1.1, or without = for every kind: --slowdown 1.1.",
+        ),
+        (["--slowdown", "all_gather=0.9"], f"--slowdown all_gather=0.9: {TOO_SMALL}"),
+        (["--slowdown", "-1"], f"--slowdown -1: {TOO_SMALL}"),
+        (["--slowdown", "nan"], f"--slowdown nan: {TOO_SMALL}"),
+        (["--slowdown", "all_gather=inf"], f"--slowdown all_gather=inf: {TOO_SMALL}"),
+        (
+            ["--slowdown", "all_gather=1.1", "--slowdown", "all_gather=1.2"],
+            "--slowdown all_gather=1.2: 'all_gather' has a factor already, 1.1. Give it once.",
+        ),
+        (
+            ["--slowdown", "1.1", "--slowdown", "1.1"],
+            "--slowdown 1.1: every kind has a factor already, 1.1. Give it once.",
+        ),
+        (["--link", "rail"], f"--link rail: {NO_LINK}"),
+        (["--link", "fsdp,ep"], f"--link fsdp,ep: {NO_LINK}"),
+        (["--link", "rail="], f"--link rail=: {NO_LINK}"),
+        (["--link", "=fsdp,ep"], f"--link =fsdp,ep: {NO_LINK}"),
+        (["--link", "rail=fsdp,,ep"], f"--link rail=fsdp,,ep: {NO_LINK}"),
+        (
+            ["--link", "rail=fsdp,ep", "--link", "nvlink=ep"],
+            "--link nvlink=ep: group 'ep' is on link 'rail' already. A group is on one link: name it once.",
+        ),
+        (
+            ["--link", "rail=ep,ep"],
+            "--link rail=ep,ep: group 'ep' is on link 'rail' already. A group is on one link: name it once.",
+        ),
+        (
+            ["--link", "rail=fsdp,tp"],
+            "--link rail=tp: {file} has no process group 'tp'; its groups are 'ep', 'fsdp'. "
+            "Correct the name, or leave it out.",
+        ),
+    ],
+)
+def test_errors_are_one_line(options: list[str], message: str, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", plain, *options) == 2
+    assert capsys.readouterr() == ("", f"overlap-sched: error: {message.format(file=plain)}\n")
+
+
+@pytest.mark.parametrize("command", ["explain", "frontier", "robust", "memory"])
+def test_every_command_refuses_them_alike(command: str, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, plain, "--link", "rail=fsdp,tp", "--slowdown", "0") == 2
+    assert capsys.readouterr() == ("", f"overlap-sched: error: --slowdown 0: {TOO_SMALL}\n")
+    assert run(command, plain, "--link", "rail=tp") == 2
+    assert capsys.readouterr().err.startswith(
+        f"overlap-sched: error: --link rail=tp: {plain} has no process group 'tp'"
+    )
+
+
+def test_a_kind_without_a_collective_is_noted(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", plain, "--slowdown", "allgather=1.1", "--slowdown", "all_to=1.2", "--slowdown", "1.3") == 0
+    assert capsys.readouterr().err == (
+        "overlap-sched: note: --slowdown allgather=1.1: no collective of this problem begins with 'allgather'; "
+        "its collectives are all_gather_into_tensor, all_to_all_single\n"
+    )
+
+
+def test_memory_does_not_depend_on_it_and_says_so(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("memory", plain, *OPTIONS) == 0
+    said, err = capsys.readouterr()
+    assert err == "overlap-sched: note: --slowdown and --link change nothing here: memory does not depend on times\n"
+    assert run("memory", plain) == 0
+    assert capsys.readouterr() == (said, "")
+
+
+@pytest.mark.parametrize(
+    ("contention", "line"),
+    [
+        (Contention(), ""),
+        (Contention({"": 1.0, "all_gather": 1.0}, {"fsdp": "rail", "ep": "own"}), ""),
+        (SAME, LINE),
+        (Contention({"": 1.1}), "With contention: compute takes 1.1 times as long beside any collective."),
+        (
+            Contention({"": 1.125, "all_reduce": 1.0}),
+            "With contention: compute takes 1 times as long beside all_reduce*, 1.125 beside any other collective.",
+        ),
+        (
+            Contention({}, {"c": "rail", "alone": "wire", "b": "rail", "a": "rail", "e": "[nv]\x1b", "d": "[nv]\x1b"}),
+            "With contention: groups a, b and c share link rail; groups d and e share link [nv]\\x1b.",
+        ),
+        (
+            Contention({"send": 1.0000001}),
+            "With contention: compute takes 1.0000001 times as long beside send*.",
+        ),
+    ],
+)
+def test_the_line(contention: Contention, line: str) -> None:
+    assert contention_line(contention) == line
+
+
+def test_one_collective_explained_says_it_too(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("explain", plain, "gather", *OPTIONS) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == LINE
+    assert run("explain", plain, "gather") == 0
+    assert "ontention" not in capsys.readouterr().out
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(replace(two_groups(), name="bw[/x]:x:"), Contention(), tmp_path / "odd.json")
+    for command in ("plan", "frontier", "robust", "memory"):
+        assert run(command, path, "--link", "[red]:x:=fsdp,ep") == 0
+        shown = words(capsys)
+        assert "bw[/x]:x:" in shown
+        assert command == "memory" or "groups ep and fsdp share link [red]:x:." in shown
+
+
+def test_traces_and_pictures_say_it(plain: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trace, plot, frontier = (str(tmp_path / name) for name in ("trace.json", "plot.svg", "frontier.svg"))
+    assert run("plan", plain, *OPTIONS, "--trace", trace, "--plot", plot) == 0
+    assert run("frontier", plain, *OPTIONS, "--budgets", "3", "--plot", frontier) == 0
+    shown = json.loads(Path(trace).read_text())["otherData"]["contention"]
+    assert shown == {"slowdown": dict(SAME.slowdown), "links": dict(SAME.links)}
+    for picture in (plot, frontier):
+        assert "simulated with contention" in Path(picture).read_text()
+
+
+def test_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from tests.cli.test_dump import DUMP
+
+    (tmp_path / "layer.py").write_text(DUMP.replace("64, '0');  mm_1", "64, '1');  mm_1"))
+    dump = [str(tmp_path / "layer.py"), "--group", "0=64", "--group", "1=64"]
+    assert run("plan", *dump, "--json", "--slowdown", "reduce_scatter=1.5", "--link", "rail=0,1") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["contention"] == {"slowdown": {"reduce_scatter": 1.5}, "links": {"0": "rail", "1": "rail"}}
+    assert run("plan", *dump, "--link", "rail=0,2") == 2
+    assert capsys.readouterr().err == (
+        f"overlap-sched: error: --link rail=2: {dump[0]} has no process group '2'; its groups are '0', '1'. "
+        "Correct the name, or leave it out.\n"
+    )
+
+
+def test_the_documented_command_has_the_documented_line() -> None:
+    text = (ROOT / "docs" / "contention.md").read_text()
+    words_of = shlex.split(next(line for line in text.splitlines() if line.startswith("overlap-sched plan ")))
+    source = source_of(command_parser().parse_args(words_of[1:]))
+    problem = load(replace(source, path=str(ROOT / source.path)), lambda _: None).problem
+    assert f"\n{contention_line(problem.contention)}\n" in text
+
+
+@given(
+    st.dictionaries(st.text("a_", max_size=3), st.floats(1.0, 1e9)),
+    st.dictionaries(st.text("ab=:/", min_size=1), st.text("lk[:", min_size=1)),
+)
+def test_whatever_a_problem_says_can_be_said(slowdown: dict[str, float], links: dict[str, str]) -> None:
+    slowdowns = [f"{kind}={factor}" if kind else str(factor) for kind, factor in slowdown.items()]
+    told = [f"{link}={','.join(group for group in links if links[group] == link)}" for link in set(links.values())]
+    assert said_contention(slowdowns, told) == Contention(slowdown, links)

@@ -1,0 +1,150 @@
+"""The command line on a graph dump, shortened from what ``torch._dynamo.repro.after_aot.save_graph_repro`` writes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from overlap_sched.cli.command import main
+
+pytest.importorskip("torch")
+dumps = pytest.importorskip("overlap_sched.dump")
+
+DUMP = """\
+import torch
+class Repro(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, shard_1, x_1, dy_1):
+        gather = torch.ops._c10d_functional.all_gather_into_tensor.default(shard_1, 64, '0');  shard_1 = None
+        full = torch.ops._c10d_functional.wait_tensor.default(gather);  gather = None
+        t = torch.ops.aten.t.default(full);  full = None
+        mm = torch.ops.aten.mm.default(dy_1, t);  t = None
+        t_1 = torch.ops.aten.t.default(dy_1);  dy_1 = None
+        mm_1 = torch.ops.aten.mm.default(t_1, x_1);  t_1 = x_1 = None
+        scatter = torch.ops._c10d_functional.reduce_scatter_tensor.default(mm_1, 'sum', 64, '0');  mm_1 = None
+        grad = torch.ops._c10d_functional.wait_tensor.default(scatter);  scatter = None
+        return (mm, grad)
+
+def load_args(reader):
+    buf0 = reader.storage(None, 1048576)
+    reader.tensor(buf0, (64, 4096), is_leaf=True)  # shard_1
+    buf1 = reader.storage(None, 134217728)
+    reader.tensor(buf1, (8192, 4096), is_leaf=True)  # x_1
+    buf2 = reader.storage(None, 134217728)
+    reader.tensor(buf2, (8192, 4096), is_leaf=True)  # dy_1
+load_args._version = 0
+mod = Repro()
+"""
+FULL_BYTES = 64 * 64 * 4096 * 4
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> str:
+    path = tmp_path / "layer.py"
+    path.write_text(DUMP)
+    return str(path)
+
+
+def figures(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, float]:
+    assert main(["plan", *arguments, "--json"]) == 0
+    parsed: dict[str, float] = json.loads(capsys.readouterr().out)
+    return parsed
+
+
+def test_a_dump_is_planned(dump: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "order.json"
+    found = figures(capsys, dump, "--group", "0=64", "--headroom", "100%", "--out", str(out))
+    assert (found["name"], found["nodes"], found["memory_model"]) == ("layer", 12, "runtime")
+    assert found["step_us"] < found["original_step_us"]
+    names = json.loads(out.read_text())
+    assert names.index("gather") < names.index("mm_1") < names.index("full")
+
+
+def test_the_device_and_the_network_set_the_times(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    two_matmuls_us = 2 * 2 * 8192 * 4096 * 4096 / 594e12 * 1e6
+    collective_us = 30 + FULL_BYTES * 63 / 64 / 180e9 * 1e6
+    found = figures(capsys, dump, "--group", "0=64")
+    assert found["original_step_us"] == pytest.approx(two_matmuls_us + 2 * collective_us)
+    slower = figures(capsys, dump, "--group", "0=64", "--comm-scale", "4")
+    assert slower["original_step_us"] == pytest.approx(two_matmuls_us + 8 * collective_us)
+    assert figures(capsys, dump, "--group", "0=64", "--device", "A100")["original_step_us"] > found["original_step_us"]
+
+
+def test_ranks_tell_whether_a_group_fits_a_node(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = DUMP.replace("64, '0'", "8, '0'")
+    Path(dump).write_text(text)
+    inside = figures(capsys, dump, "--group", "0=0,1,2,3,4,5,6,7")["original_step_us"]
+    across = figures(capsys, dump, "--group", "0=0,8,16,24,32,40,48,56")["original_step_us"]
+    assert figures(capsys, dump, "--group", "0=8")["original_step_us"] == inside < across
+
+
+def test_a_dump_is_lifted_in_the_memory_model_asked_for(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runtime = figures(capsys, dump, "--group", "0=64")
+    tracker = figures(capsys, dump, "--group", "0=64", "--memory-model", "tracker")
+    assert (runtime["memory_model"], tracker["memory_model"]) == ("runtime", "tracker")
+    assert runtime["original_peak_bytes"] != tracker["original_peak_bytes"]
+
+
+def test_a_dump_is_explained(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", dump, "scatter", "--group", "0=64"]) == 0
+    assert capsys.readouterr().out.startswith("scatter: reduce_scatter_tensor on group 0 of 64, 64.0 MiB, ")
+
+
+def test_guesses_are_told(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    load_dump = dumps.load_dump
+    with patch.object(
+        dumps, "load_dump", lambda *a, **k: replace(load_dump(*a, **k), notes={"a size, taken as 8192": 2})
+    ):
+        assert main(["plan", dump, "--group", "0=64"]) == 0
+    assert capsys.readouterr().err == "overlap-sched: note: 2 x a size, taken as 8192\n"
+
+
+def test_a_statement_that_is_not_understood_is_one_line(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(dump).write_text(DUMP.replace("return (mm, grad)", "print(mm)\n        return (mm, grad)"))
+    assert main(["plan", dump, "--group", "0=64"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "layer.py, line 15" in err
+
+
+SIZES = """
+class GraphModule(torch.nn.Module):
+    def forward(self, x: "f32[s0, 1024][1024, 1]cuda:0"):
+        scaled: "f32[s0, 1024][1024, 1]cuda:0" = torch.ops.my_cli_kernels.scale.default(x)
+        return (scaled,)
+"""
+
+
+def test_sizes_and_packages_that_the_graph_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "readable.txt"
+    path.write_text(SIZES)
+    (tmp_path / "my_cli_kernels.py").write_text(
+        "import torch\n"
+        "@torch.library.custom_op('my_cli_kernels::scale', mutates_args=())\n"
+        "def scale(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+        "@scale.register_fake\n"
+        "def _(x):\n    return torch.empty_like(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = figures(capsys, str(path), "--size", "s0=512", "--import", "my_cli_kernels")
+    assert found["original_peak_bytes"] == 2 * 512 * 1024 * 4
+    assert figures(capsys, str(path), "--size", "s0=64")["original_peak_bytes"] == 2 * 64 * 1024 * 4
+
+
+def test_packages_and_sizes_that_are_wrong(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", dump, "--import", "no_such_package_anywhere"]) == 2
+    assert capsys.readouterr().err == (
+        "overlap-sched: error: --import no_such_package_anywhere: it cannot be imported (No module named "
+        "'no_such_package_anywhere'). Install it here, or correct its name.\n"
+    )
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", dump, "--size", "u0=many"])
+    assert stopped.value.code == 2
+    assert "argument --size: 'u0=many' is not NAME=N" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""The command ``memory``, and ``explain --peak``."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlap_sched.cli.command import main
+from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.address_check import address_violation
+from overlap_sched.problem import EXAMPLE
+from overlap_sched.problem.file import write_problem
+from tests.peak_memory.test_orders import chain_with_updates
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> str:
+    write_problem(chain_with_updates(6), tmp_path / "step.json")
+    return str(tmp_path / "step.json")
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> str:
+    write_problem(replace(EXAMPLE, name="example"), tmp_path / "example.json")
+    return str(tmp_path / "example.json")
+
+
+def test_figures_orders_and_addresses(step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, addresses = tmp_path / "order.json", tmp_path / "addresses.json"
+    assert main(["memory", step, "--json", "--out", str(out), "--addresses", str(addresses), "--align", "8"]) == 0
+    problem = chain_with_updates(6)
+    found = json.loads(capsys.readouterr().out)
+    assert found["original_peak_bytes"] == max(found["tried"].values())
+    assert found["peak_bytes"] == found["bound_bytes"] == found["arena_bytes"] < found["original_peak_bytes"]
+    assert (found["optimal"], found["fragmentation"]) == (True, 0.0)
+    ids = {node.name: v for v, node in enumerate(problem.nodes)}
+    order = [ids[name] for name in json.loads(out.read_text())]
+    assert violation(problem, order) is None
+    written = json.loads(addresses.read_text())
+    assert (written["format"], written["align_bytes"]) == ("overlap-addresses/1", 8)
+    offsets = {entry["storage"]: entry["offset"] for entry in written["storages"]}
+    assert address_violation(problem, order, offsets, 8) is None
+
+
+def test_the_table(step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", step, "--exact", "--limit", "1KiB"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "optimal: no order has a lower peak" in shown
+    assert "peak 400 B 128 B -68.0 % 128 B" in shown
+
+
+def test_peak_in_words(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", example, "--peak"]) == 0
+    assert "example: peak 21.0 MiB, first at dgrad, step 6 of 10" in capsys.readouterr().out
+    assert main(["explain", example, "--peak"]) == 0
+    assert "gathered parameters" in capsys.readouterr().out
+
+
+def test_a_picture(example: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["memory", example, "--plot", str(tmp_path / "memory.svg")]) == 0
+    assert "<svg" in (tmp_path / "memory.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--limit", "1GiB"], "--limit asks for a proof or an order: give --exact, too."),
+        (["--effort", "-1"], "effort is -1; it is a whole number, 0 or more."),
+        (["--exact", "--time-limit", "0"], "time_limit_s is 0.0; it is a number of seconds above 0."),
+        (["--addresses", "/nowhere/a.json"], "/nowhere/a.json: cannot be written (there is no folder /nowhere)."),
+        (["--exact", "--limit", "10"], "no order of 'example' fits into 10 bytes: whatever the order, 22020096 bytes"),
+    ],
+)
+def test_errors_are_one_line(example: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", example, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert text in said
+    assert said.count("\n") == 1

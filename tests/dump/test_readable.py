@@ -1,0 +1,159 @@
+"""Graphs as torch prints them for reading (tlparse: ``aot_forward_graph`` and its like): no load_args, annotations."""
+# ruff: noqa: E501 - the text of dumps has long lines
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from overlap_sched import errors
+from overlap_sched.dump.literals import UnknownOp
+from overlap_sched.dump.load import Dump
+from overlap_sched.fx.groups import carried_groups
+from overlap_sched.fx.lift import lift
+from tests.support.dump_graphs import (
+    RANKS,
+    fake_world,
+    forward_and_backward,
+    layer_arguments,
+    loaded,
+    sharded_layer,
+    values,
+)
+
+OWN_STORAGE = "inputs whose storage the file does not say, each taken to have its own"
+HEAD = """class GraphModule(torch.nn.Module):
+    def forward(
+        self,
+"""
+
+
+def load(tmp_path: Path, text: str, **options: Any) -> Dump:
+    return loaded(tmp_path, text, "aot_forward_graph_3.txt", **options)
+
+
+def test_a_printed_graph_is_the_graph(tmp_path: Path) -> None:
+    with fake_world() as world:
+        forward, backward = forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True))
+        for gm, inputs in (forward, backward):
+            text = gm.print_readable(print_output=False, include_stride=True, include_device=True)
+            dump = load(tmp_path, text, groups={"1": 8})
+            assert dump.notes == {OWN_STORAGE: len(inputs)}
+            assert (dump.name, dump.groups["0"].size) == ("aot_forward_graph_3", RANKS)
+            ours = lift(dump.gm, name="it").problem
+            theirs = lift(gm, name="it", groups=carried_groups(dump.gm.graph, 8)).problem
+            assert [(n.name, n.deps, n.time_us) for n in ours.nodes] == [
+                (n.name, n.deps, n.time_us) for n in theirs.nodes
+            ]
+            if gm is forward[0]:  # what it saves for backward may be views of one storage: that is not printed
+                assert ours == theirs
+
+
+def test_symbolic_sizes_bodies_constants_and_inputs_that_are_no_tensors(tmp_path: Path) -> None:
+    body = """
+        x: "f32[s0, Max(1, s0//2)][Max(1, s0//2), 1]cuda:0",  # PlainAOTInput(idx=0)
+        mesh,  # SubclassGetAttrAOTInput(attr='device_mesh')
+        n: "Sym(2*s0)",
+    ):
+        # File: model.py:3 in f, code: return x
+        constant: "i64[3][1]cuda:0" = self.constant
+        body_0 = self.body_0
+        invoke = torch.ops.higher_order.invoke_subgraph(body_0, 'body_0', x);  body_0 = None
+        getitem: "f32[s0][1]cuda:0" = invoke[0];  invoke = None
+        return (getitem, n, constant)
+
+    class body_0(torch.nn.Module):
+        def forward(self, arg0: "f32[s0, Max(1, s0//2)]"):
+            sum_1: "f32[s0]" = torch.ops.aten.sum.dim_IntList(arg0, [1])
+            return (sum_1,)
+"""
+    dump = load(tmp_path, HEAD + body.strip("\n"), sizes={"s0": 6})
+    val = values(dump)
+    assert (val["x"].shape, val["n"], val["mesh"]) == ((6, 3), 12, None)
+    assert (val["constant"].shape, val["constant"].device) == ((3,), torch.device("cuda:0"))
+    assert val["getitem"].shape == (6,)
+    assert isinstance(dump.gm.body_0, fx.GraphModule)
+    assert dump.notes == {OWN_STORAGE: 1}
+
+
+def test_the_size_of_a_symbol_is_found_where_the_default_does_not_fit(tmp_path: Path) -> None:
+    body = """
+        x: "f32[s0, 4][4, 1]cpu",
+        mesh,
+        y: "f32[12, 4][4, 1]cpu",
+    ):
+        add: "f32[s0, 4][4, 1]cpu" = torch.ops.aten.add.Tensor(x, y)
+        return (add,)
+"""
+    dump = load(tmp_path, HEAD + body.strip("\n"))
+    assert values(dump)["x"].shape == (12, 4)
+    assert dump.notes == {"sizes that only the data knows, taken as 12": 1, OWN_STORAGE: 2}
+
+
+def test_inputs_that_a_joint_graph_unpacks(tmp_path: Path) -> None:
+    text = """class inner_f(torch.nn.Module):
+    def forward(
+        self,
+        primals,
+        tangents,
+    ):
+        primals_1: "f32[4, 2][2, 1]cpu"  # PlainAOTInput(idx=0)
+        tangents_1: "f32[4, 2][2, 1]cpu"
+        primals_1, tangents_1, = fx_pytree.tree_flatten_spec([primals, tangents], self._in_spec)
+        mul: "f32[4, 2][2, 1]cpu" = torch.ops.aten.mul.Tensor(primals_1, tangents_1)
+        return pytree.tree_unflatten([mul], self._out_spec)
+"""
+    dump = load(tmp_path, text)
+    assert [(node.name, node.op) for node in dump.gm.graph.nodes][:2] == [
+        ("primals_1", "placeholder"),
+        ("tangents_1", "placeholder"),
+    ]
+    assert values(dump)["mul"].shape == (4, 2)
+
+
+def test_unknown_operators_inside_wrappers(tmp_path: Path) -> None:
+    body = """
+        x: "f32[4, 2][2, 1]cpu",
+    ):
+        auto_functionalized_v2 = torch.ops.higher_order.auto_functionalized_v2(torch.ops.my_kernels.scale_.default, s = 3.0, _x_base_index = 0, _all_bases = [x])
+        getitem_1 = auto_functionalized_v2[1];  auto_functionalized_v2 = None
+        token: "f32[0][1]cpu" = torch.ops.prims._make_token.default()
+        with_effects = torch.ops.higher_order.with_effects(token, torch.ops.my_kernels.log.default, x)
+        getitem: "f32[0][1]cpu" = with_effects[0]
+        getitem_2: "f32[4][1]cpu" = with_effects[1];  with_effects = None
+        return (getitem_1, getitem, getitem_2)
+"""
+    dump = load(tmp_path, HEAD + body.strip("\n"))
+    val = values(dump)
+    assert val["getitem_1"].shape == (4, 2)
+    assert val["getitem_1"].untyped_storage()._cdata != val["x"].untyped_storage()._cdata
+    assert val["getitem_2"].shape == (4,)
+    wrapper = next(node for node in dump.gm.graph.nodes if node.name == "with_effects")
+    assert isinstance(wrapper.args[1], UnknownOp)
+    assert "torch.ops.my_kernels.log.default" in dump.gm.code
+    assert lift(dump.gm).notes["unknown_op"] == 2
+
+
+def test_loops_and_operators_printed_without_their_overload(tmp_path: Path) -> None:
+    body = """
+        x: "f32[4, 4][4, 1]cpu",
+    ):
+        i: "i64[][]cpu" = torch.ops.aten.full.default([], 0, dtype = torch.int64)
+        cond_0 = self.cond_0
+        body_0 = self.body_0
+        while_loop = torch.ops.higher_order.while_loop(cond_0, body_0, (i, x), ())
+        getitem_1 = while_loop[1]
+        wait_tensor = torch.ops._c10d_functional.wait_tensor(x)
+        return (getitem_1, wait_tensor)
+"""
+    dump = load(tmp_path, HEAD + body.strip("\n"))
+    assert values(dump)["getitem_1"].shape == (4, 4)
+    wait = next(node for node in dump.gm.graph.nodes if node.name == "wait_tensor")
+    assert wait.target is torch.ops._c10d_functional.wait_tensor.default
+
+
+def test_a_graph_without_any_annotation_has_no_inputs(tmp_path: Path) -> None:
+    with pytest.raises(errors.DumpInputError, match="forward takes 1 inputs but load_args describes 0"):
+        load(tmp_path, HEAD + "        x,\n    ):\n        return (x,)\n")

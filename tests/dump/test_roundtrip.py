@@ -1,0 +1,228 @@
+"""A graph that torch wrote to a file comes back node by node: names, targets, arguments, values, aliases."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from overlap_sched.dump.load import Dump, load_dump
+from overlap_sched.fx.groups import carried_groups
+from overlap_sched.fx.lift import lift
+from tests.support.dump_graphs import (
+    RANKS,
+    compiled,
+    fake_world,
+    forward_and_backward,
+    layer_arguments,
+    sharded_layer,
+    traced,
+    written,
+)
+
+
+@pytest.fixture
+def world() -> Iterator[tuple[str, str]]:
+    with fake_world() as groups:
+        yield groups
+
+
+def number(value: Any) -> Any:
+    return value.node.hint if isinstance(value, torch.SymInt) else value
+
+
+def described(value: Any) -> Any:
+    """What must be equal of a node's value."""
+    if isinstance(value, torch.Tensor):
+        shape = [number(n) for n in value.shape]
+        stride = [number(n) for n in value.stride()]
+        return shape, stride, value.dtype, value.device, number(value.storage_offset())
+    if isinstance(value, list | tuple):
+        return [described(item) for item in value]
+    if isinstance(value, dict):
+        return {key: described(item) for key, item in value.items()}
+    return number(value)
+
+
+def arguments(node: fx.Node) -> Any:
+    def one(item: Any) -> Any:
+        return ("node", item.name) if isinstance(item, fx.Node) else item
+
+    return fx.node.map_aggregate((node.args, node.kwargs), one)
+
+
+def aliases(gm: fx.GraphModule, inputs: Sequence[Any] = ()) -> list[int]:
+    """For each tensor node, the first node on the same storage."""
+    first: dict[int, int] = {}
+    given = dict(zip([n for n in gm.graph.nodes if n.op == "placeholder"], inputs, strict=False))
+    values = [given.get(node, node.meta.get("val")) for node in gm.graph.nodes]
+    return [
+        first.setdefault(value.untyped_storage()._cdata, i) if isinstance(value, torch.Tensor) else -1
+        for i, value in enumerate(values)
+    ]
+
+
+def assert_same(dump: Dump, gm: fx.GraphModule, inputs: Sequence[Any] = ()) -> None:
+    theirs, ours = list(gm.graph.nodes), list(dump.gm.graph.nodes)
+    assert [node.name for node in ours] == [node.name for node in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.op, mine.target) == (other.op, other.target) or mine.op == "placeholder"
+        assert str(arguments(mine)) == str(arguments(other))
+        if other.op not in ("output", "get_attr"):
+            assert described(mine.meta.get("val")) == described(other.meta.get("val")), mine.name
+    assert aliases(dump.gm) == aliases(gm, inputs)
+
+
+def test_forward_of_a_sharded_layer(world: tuple[str, str], tmp_path: Path) -> None:
+    gm, inputs = traced(sharded_layer(world[0]), *layer_arguments())
+    dump = load_dump(written(gm, inputs, tmp_path / "layer.py"))
+    assert_same(dump, gm)
+    assert dump.name == "layer"
+    assert dump.notes == {}
+    assert dump.groups == {"0": (RANKS, None)}
+    assert dump.gm.meta["overlap_sched_groups"] == {"0": (RANKS, None)}
+    assert (
+        sum(node.target is torch.ops._c10d_functional.all_gather_into_tensor.default for node in dump.gm.graph.nodes)
+        == 4
+    )
+
+
+def test_partitioned_forward_and_backward_on_two_mesh_dimensions(world: tuple[str, str], tmp_path: Path) -> None:
+    graphs = forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True))
+    assert len(graphs) == 2
+    for gm, inputs in graphs:
+        dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
+        assert_same(dump, gm, inputs)
+        assert set(dump.groups) == {"0", "1"}
+        assert (dump.groups["0"].size, dump.groups["1"].size) == (RANKS, 8)
+
+
+@pytest.mark.parametrize("model", ["runtime", "tracker"])
+def test_the_problem_of_a_dump_equals_that_of_the_graph(world: tuple[str, str], tmp_path: Path, model: str) -> None:
+    for gm, inputs in forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True)):
+        dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
+        groups = carried_groups(dump.gm.graph, 8)
+        from_dump = lift(dump.gm, memory_model=model, name="it")  # type: ignore[arg-type]
+        from_graph = lift(gm, memory_model=model, groups=groups, name="it")  # type: ignore[arg-type]
+        assert from_dump.problem.nodes == from_graph.problem.nodes
+        assert from_dump.problem == from_graph.problem
+        assert from_dump.notes == from_graph.notes
+
+
+def test_mutation_constants_and_random_numbers(tmp_path: Path) -> None:
+    def function(x: torch.Tensor, state: torch.Tensor) -> list[torch.Tensor]:
+        y = x.t().reshape(-1)[3:]
+        y.mul_(2)
+        state.copy_(x * torch.inf + torch.tensor([1.0, 2.0, 3.0]).sum() + torch.tensor(list(range(9))).sum())
+        mask = torch.rand_like(x) > 0.5
+        flat = x.view(-1).as_strided((2, 2), (3, 1), 1)
+        return [torch.where(mask, x, -x), flat, x.unsqueeze(0).squeeze_(0), torch.full((2, 3), float("nan"))]
+
+    gm, inputs = traced(function, torch.zeros(4, 3), torch.zeros(4, 3))
+    dump = load_dump(written(gm, inputs, tmp_path / "d.py"))
+    assert_same(dump, gm)
+    assert {name: tuple(buffer.shape) for name, buffer in dump.gm.named_buffers()} == {
+        "_tensor_constant0": (3,),
+        "_tensor_constant1": (9,),
+    }
+
+
+def test_inputs_that_share_a_storage(tmp_path: Path) -> None:
+    base = FakeTensorMode().from_tensor(torch.zeros(6, 4))
+    gm = fx.GraphModule({}, graph := fx.Graph())
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (a, b)),))
+    gm.recompile()
+    dump = load_dump(written(gm, [base[1:3], base.t()[:2, 2:6]], tmp_path / "d.py"))
+    one, two, three = [n.meta["val"] for n in dump.gm.graph.nodes if n.op != "output"]
+    assert one.untyped_storage()._cdata == two.untyped_storage()._cdata
+    assert one.untyped_storage().nbytes() == 96
+    assert (one.storage_offset(), two.storage_offset(), two.stride()) == (4, 8, (1, 4))
+    assert three.untyped_storage()._cdata != one.untyped_storage()._cdata
+
+
+def test_dynamic_shapes_take_their_hints(tmp_path: Path) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        return (torch.cat([x, y]).view(n + y.shape[0], -1) * (n // 2)).reshape(-1)[: 3 * n].sum()
+
+    gm, inputs = traced(function, torch.zeros(10, 6), torch.zeros(5, 6), mode="symbolic")
+    dump = load_dump(written(gm, inputs, tmp_path / "d.py"))
+    assert_same(dump, gm)
+    assert 15 in [value for node in dump.gm.graph.nodes if isinstance(value := node.meta.get("val"), int)]
+
+
+def moe(group: str, ranks: int):
+    ops = torch.ops._c10d_functional
+
+    def function(x: torch.Tensor, counts: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        received = ops.wait_tensor(ops.all_to_all_single(counts, [1] * ranks, [1] * ranks, group))
+        send, receive = counts.tolist(), received.tolist()
+        for size in (*send, *receive):
+            torch._check(size >= 0)
+        tokens = ops.wait_tensor(ops.all_to_all_single(x, receive, send, group))
+        return ops.wait_tensor(ops.all_to_all_single(tokens @ weight, send, receive, group)).relu()
+
+    return function
+
+
+def test_mixture_of_experts_splits_evenly(world: tuple[str, str], tmp_path: Path) -> None:
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env):
+        given = [torch.zeros(96, 8), torch.zeros(8, dtype=torch.int64), torch.zeros(8, 8)]
+    gm, inputs = traced(moe(world[1], 8), *given, mode="fake")
+    dump = load_dump(written(gm, inputs, tmp_path / "d.py"))
+    assert [node.name for node in dump.gm.graph.nodes] == [node.name for node in gm.graph.nodes]
+    by_name = {node.name: node.meta.get("val") for node in dump.gm.graph.nodes}
+    assert by_name["_local_scalar_dense"] == 96 // 8
+    assert by_name["relu"].shape == (96, 8)
+    assert dump.notes == {"sizes that only the data knows, taken as 12": 16}
+    told = load_dump(tmp_path / "d.py", sizes={f"_local_scalar_dense_{i}": 5 for i in range(8, 16)})
+    assert {n.name: n.meta.get("val") for n in told.gm.graph.nodes}["mm"].shape == (40, 8)
+
+
+@pytest.mark.slow
+def test_compiled_forward_and_backward_of_experts(world: tuple[str, str], tmp_path: Path) -> None:
+    group = dist.distributed_c10d._resolve_process_group(world[1])
+
+    def experts(x: torch.Tensor, counts: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        receive = funcol.all_to_all_single(counts, None, None, group).tolist()
+        send = counts.tolist()
+        tokens = torch.relu(funcol.all_to_all_single_autograd(x @ weight, receive, send, group) @ weight)
+        padded = torch.cat([tokens, torch.zeros(-tokens.shape[0] % 8 + 1, 8)])[: tokens.shape[0]]
+        return funcol.all_to_all_single_autograd(padded, send, receive, group)
+
+    x, weight = torch.zeros(96, 8, requires_grad=True), torch.zeros(8, 8, requires_grad=True)
+    graphs = compiled(experts, x, torch.full((8,), 12), weight)
+    assert len(graphs) == 2
+    for gm, inputs in graphs:
+        dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
+        assert [node.name for node in dump.gm.graph.nodes] == [node.name for node in gm.graph.nodes]
+        exchanged = [n.meta["val"] for n in dump.gm.graph.nodes if "all_to_all_single" in n.name]
+        assert {tuple(value.shape) for value in exchanged} <= {(96, 8), (8,)}
+        assert dump.notes == {"sizes that only the data knows, taken as 12": 16}
+        assert lift(dump.gm).problem.collectives
+
+
+def test_joint_graph_with_flattened_arguments(tmp_path: Path) -> None:
+    gm, inputs = traced(lambda x: {"a": x[0] @ x[1], "b": [x[0].sum()]}, [torch.zeros(2, 2), torch.zeros(2, 3)])
+    dump = load_dump(written(gm, inputs, tmp_path / "d.py"))
+    assert [n.name for n in dump.gm.graph.nodes if n.op == "call_function"] == ["mm", "sum_1"]
+
+
+def test_nothing_is_left_behind(world: tuple[str, str], tmp_path: Path) -> None:
+    gm, inputs = traced(sharded_layer(world[0]), *layer_arguments())
+    path = written(gm, inputs, tmp_path / "d.py")
+    before = dist.get_world_size()
+    load_dump(path)
+    assert dist.get_world_size() == before
+    dist.destroy_process_group()
+    load_dump(path)
+    assert not dist.is_initialized()
+    dist.init_process_group("fake", rank=0, world_size=1, store=dist.HashStore())

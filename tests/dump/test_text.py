@@ -1,0 +1,362 @@
+"""What real dumps hold and a CPU cannot trace: CUDA tensors, their attention, Triton kernels, unknown operators."""
+# ruff: noqa: E501 - the text of dumps has long lines
+
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+
+from overlap_sched.dump.literals import UnknownOp
+from overlap_sched.dump.load import load_dump
+from overlap_sched.dump.values import Opaque
+from overlap_sched.fx.groups import carried_groups
+from overlap_sched.problem import Group
+from tests.support.dump_graphs import handwritten, values
+from tests.support.dump_graphs import loaded as load
+
+
+def test_tensors_stay_on_the_device_of_the_dump_and_views_share_storages(tmp_path: Path) -> None:
+    body = """
+t = torch.ops.aten.t.default(x)
+view = torch.ops.aten.view.default(t, [4, 2, 4])
+mul = torch.ops.aten.mul_.Tensor(x, 2)
+_to_copy = torch.ops.aten._to_copy.default(x, device = device(type='cpu'))
+seeds = torch.ops.prims.inductor_seeds.default(2, device(type='cuda', index=0))
+seed = torch.ops.prims.inductor_lookup_seed.default(seeds, 1)
+random = torch.ops.prims.inductor_random.default([3, 2], seed, 'rand')
+index = torch.ops.aten.index.Tensor(x, [mask]);  mask = None
+return (view, mul, _to_copy, random, index)
+"""
+    dump = load(tmp_path, handwritten(body, [("x", "bfloat16 4 8"), ("mask", "bool 4")]))
+    val = values(dump)
+    assert {str(v.device) for name, v in val.items() if isinstance(v, torch.Tensor)} == {"cuda:0", "cpu"}
+    assert val["_to_copy"].device.type == "cpu"
+    assert val["random"].device == val["seed"].device == torch.device("cuda:0")
+    storage = val["x"].untyped_storage()._cdata
+    assert [val[n].untyped_storage()._cdata == storage for n in ("t", "mul", "_to_copy", "index")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert val["index"].shape == (32, 8) or val["index"].shape[1] == 8
+    assert dump.notes == {"sizes that only the data knows, taken as 8192": 1}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "_scaled_dot_product_flash_attention.default(q, q, q, 0.0, True, scale = 0.125)",
+        "_scaled_dot_product_cudnn_attention.default(q, q, q, None, True, 0.0, True)",
+        "_scaled_dot_product_efficient_attention.default(q, q, q, None, True, 0.0, True)",
+    ],
+)
+def test_attention_of_a_gpu(tmp_path: Path, call: str) -> None:
+    body = f"attention = torch.ops.aten.{call}\ngetitem = attention[0]\nreturn (getitem,)"
+    dump = load(tmp_path, handwritten(body, [("q", "bfloat16 2 8 128 64")]))
+    assert values(dump)["getitem"].shape == (2, 8, 128, 64)
+    assert values(dump)["getitem"].device == torch.device("cuda:0")
+
+
+FLEX = """
+score = self.score
+mask = self.mask
+flex_attention = torch.ops.higher_order.flex_attention(q, k, v, score, (64, 64, b, b, None, None, 128, 128, mask), 0.1, {'BACKEND': 'AUTO', 'WRITE_DQ': True}, (bias,), ());  score = None
+out = flex_attention[0]
+lse = flex_attention[1];  flex_attention = None
+fw_graph0 = self.fw_graph0
+joint_graph0 = self.joint_graph0
+back = torch.ops.higher_order.flex_attention_backward(q, k, v, out, lse, out, None, fw_graph0, joint_graph0, (64, 64, b, b, None, None, 128, 128, mask), 0.1, {'BACKEND': 'AUTO'}, (bias,), ())
+dq = back[0]
+dk = back[1]
+dv = back[2]
+captured = back[3];  back = None
+dbias = captured[0];  captured = None
+return (out, lse, dq, dk, dv, dbias)
+"""
+
+
+def test_flex_attention_with_opaque_submodules(tmp_path: Path) -> None:
+    init = "self.score = <lambda>()\nself.mask = lambda b, h, m, n, *args: True\nself.fw_graph0 = GraphModule(\n  (x): <lambda>()\n)\n"
+    inputs = [
+        ("q", "bfloat16 2 4 64 24"),
+        ("k", "bfloat16 2 2 64 24"),
+        ("v", "bfloat16 2 2 64 16"),
+        ("b", "int32 1"),
+        ("bias", "float32 4"),
+    ]
+    dump = load(tmp_path, handwritten(FLEX, inputs, init=init))
+    val = values(dump)
+    shapes = {name: tuple(val[name].shape) for name in ("out", "lse", "dq", "dk", "dv", "dbias")}
+    assert shapes == {
+        "out": (2, 4, 64, 16),
+        "lse": (2, 4, 64),
+        "dq": (2, 4, 64, 24),
+        "dk": (2, 2, 64, 24),
+        "dv": (2, 2, 64, 16),
+        "dbias": (4,),
+    }
+    assert val["lse"].dtype == torch.float32
+    assert isinstance(dump.gm.score, Opaque)
+    assert isinstance(dump.gm.joint_graph0, Opaque)
+    assert val["score"] is None
+
+
+def test_flex_attention_keeps_the_memory_order_of_the_query_as_torch_does(tmp_path: Path) -> None:
+    from torch._higher_order_ops.flex_attention import flex_attention_fake_impl
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        for order in ((0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (3, 1, 0, 2)):
+            q = torch.empty(2, 3, 4, 5).permute(order)
+            theirs = flex_attention_fake_impl(q, q, q, None, (), 1.0, {})  # type: ignore[arg-type]
+            from overlap_sched.dump.higher_order import hop_result
+
+            ours = hop_result("flex_attention", (q, q, q, None, (), 1.0, {}), {}, lambda *_: None)
+            assert [(t.shape, t.stride(), t.dtype) for t in ours] == [(t.shape, t.stride(), t.dtype) for t in theirs]
+
+
+def test_triton_kernels_return_what_they_are_given(tmp_path: Path) -> None:
+    body = """
+t = torch.ops.aten.t.default(x)
+proxy = torch.ops.higher_order.triton_kernel_wrapper_functional(kernel_idx = 0, constant_args_idx = 0, grid = [(8, 1, 1)], tma_descriptor_metadata = {}, kwargs = {'in_ptr': x, 'out_ptr': t}, tensors_to_clone = ['out_ptr'])
+getitem = proxy['out_ptr'];  proxy = None
+mutation = torch.ops.higher_order.triton_kernel_wrapper_mutation(kernel_idx = 0, constant_args_idx = 0, grid = [(8, 1, 1)], tma_descriptor_metadata = {}, kwargs = {'in_ptr': x, 'out_ptr': getitem});  mutation = None
+return (getitem,)
+"""
+    val = values(load(tmp_path, handwritten(body, [("x", "float32 4 8")])))
+    assert (val["getitem"].shape, val["getitem"].stride()) == ((8, 4), (1, 8))
+    assert val["getitem"].untyped_storage()._cdata != val["x"].untyped_storage()._cdata
+    assert val["mutation"] is None
+
+
+def test_backward_of_experts_with_sizes_that_have_no_hint(tmp_path: Path) -> None:
+    rows = "8*((u0 + u1 + 15)//8)"
+    inputs = [
+        ("u_a", "reader.symint(None, expr='u0')"),
+        ("u_b", "reader.symint(None, expr='u1')"),
+        ("old", "reader.symint(None)  # torch 2.11 writes no name"),
+        (
+            "saved",
+            f"buf2 = reader.storage(None, 32*(({rows})), device=device(type='cuda', index=0))\nreader.tensor(buf2, ({rows}, 8), is_leaf=True)",
+        ),
+        ("grad", "float32 96 8"),
+        ("which", "int64 96"),
+    ]
+    body = """
+index = torch.ops.aten.index.Tensor(grad, [which])
+all_to_all_single = torch.ops._c10d_functional.all_to_all_single.default(index, [u_b, u_a], [u_a, old], '7')
+wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_to_all_single)
+add = u_a + u_b
+slice_1 = torch.ops.aten.slice.Tensor(saved, 0, 0, add)
+mul = torch.ops.aten.mul.Tensor(slice_1, wait_tensor)
+return (mul, None, saved)
+"""
+    dump = load(tmp_path, handwritten(body, inputs))
+    val = values(dump)
+    assert val["u_a"] == val["old"] == 48
+    assert val["saved"].shape == (8 * (111 // 8), 8)
+    assert val["mul"].shape == (96, 8)
+    assert dump.groups == {"7": (2, None)}
+    assert dump.notes == {"sizes that only the data knows, taken as 48": 3}
+    told = load_dump(tmp_path / "dump.py", sizes={"u0": 40, "u1": 56, "old": 56})
+    assert values(told)["saved"].shape == (8 * (111 // 8), 8)
+    assert told.notes == {}
+
+
+def test_a_guessed_size_that_does_not_fit_is_noted_and_not_fatal(tmp_path: Path) -> None:
+    body = """
+item = torch.ops.aten._local_scalar_dense.default(n)
+ge = item >= 10000
+_assert_scalar = torch.ops.aten._assert_scalar.default(ge, "no");  ge = _assert_scalar = None
+empty = torch.ops.aten.empty.memory_format([item, 4], device = device(type='cuda', index=0))
+add = torch.ops.aten.add.Tensor(empty, x)
+view = torch.ops.aten.view.default(add, [5, 4])
+return (add, view)
+"""
+    dump = load(tmp_path, handwritten(body, [("x", "float32 7 4"), ("n", "int64 1")]))
+    assert values(dump)["add"].shape == (8192, 4)
+    assert values(dump)["view"].shape == (5, 4)
+    assert dump.notes == {
+        "results that did not fit a size that only the data knows: shaped like their largest input": 2,
+        "sizes that only the data knows, taken as 8192": 1,
+    }
+
+
+def test_operators_unknown_to_this_torch_follow_their_annotations(tmp_path: Path) -> None:
+    body = """
+proj: "bf16[16, 4][1, 16]cuda:0" = torch.ops.my_kernels.proj.default(x, 3);  x = None
+pair = torch.ops.my_kernels.pair.default(proj)
+left: "f32[2, 2]" = pair[0]
+right: "f32[s0]" = pair[1];  pair = None
+return [left, right, proj]
+"""
+    dump = load(tmp_path, handwritten(body, [("x", "bfloat16 8 4")], head="s0 = 6\n"), sizes={"pair": 6, "right": 6})
+    val = values(dump)
+    assert (val["proj"].shape, val["proj"].stride(), val["proj"].dtype) == ((16, 4), (1, 16), torch.bfloat16)
+    assert val["right"].shape == (6,)
+    assert val["left"].device == torch.device("cuda:0")
+    target = next(node.target for node in dump.gm.graph.nodes if node.name == "proj")
+    assert isinstance(target, UnknownOp)
+    assert target.__name__ == "my_kernels.proj.default"
+    assert dump.notes == {"results whose shape was taken from the printed annotation": 2}
+
+
+def test_printed_bodies_of_subgraphs_are_followed(tmp_path: Path) -> None:
+    nested = """
+class repeated_subgraph0(torch.nn.Module):
+    def forward(self, arg0_1: "f32[4, 4]", arg1_1):
+         # File: model.py:3, code: return x @ y
+        mm: "f32[4, 4]" = torch.ops.aten.mm.default(arg0_1, arg1_1);  arg0_1 = arg1_1 = None
+        sum_1 = torch.ops.aten.sum.dim_IntList(mm, [0])
+        return (mm, sum_1)
+"""
+    body = """
+sub = self.repeated_subgraph0
+invoke = torch.ops.higher_order.invoke_subgraph(sub, 'subgraph_0', x, y);  sub = None
+getitem = invoke[1];  invoke = None
+return (getitem,)
+"""
+    dump = load(tmp_path, handwritten(body, [("x", "float32 5 4"), ("y", "float32 4 3")], nested=nested))
+    assert values(dump)["getitem"].shape == (3,)
+    assert isinstance(dump.gm.repeated_subgraph0, fx.GraphModule)
+
+
+def test_a_dump_without_load_args_is_described_by_its_annotations(tmp_path: Path) -> None:
+    text = """
+class Repro(torch.nn.Module):
+    def forward(self, x: "bf16[4, 2][1, 4]cuda:0", n: "Sym(5)"):
+        # File: model.py:3, code: return x * 2
+        mul: "bf16[4, 2]" = torch.ops.aten.mul.Tensor(x, n);  x = None
+        return (mul,)
+"""
+    val = values(load(tmp_path, text))
+    assert (val["mul"].shape, val["mul"].stride(), val["n"]) == ((4, 2), (1, 4), 5)
+
+
+def test_constants_of_every_printed_form(tmp_path: Path) -> None:
+    init = """
+self.register_buffer('a', tensor([[1., 2.],
+        [3., nan]], device='cuda:0', dtype=torch.float16))
+self.register_buffer('b', torch.randn([8, 2], dtype=torch.bfloat16).to("cuda:0"))
+self.register_buffer('c', torch.randint(1, size=[3], dtype=torch.int64))
+self.d = torch.nn.Parameter(torch.randn([4], dtype=torch.float32, device="cuda:0"))
+self.register_buffer('e', tensor(True))
+self._tensor_constant0 = torch.empty([2, 2], dtype=torch.int32)
+self.register_buffer('f', tensor([], size=(0, 3)))
+"""
+    names = ["a", "b", "c", "d", "e", "_tensor_constant0", "f"]
+    body = "\n".join(f"n{i} = self.{name}" for i, name in enumerate(names)) + "\nreturn (n0,)"
+    val = values(load(tmp_path, handwritten(body, [], init=init)))
+    assert [(tuple(val[f"n{i}"].shape), val[f"n{i}"].dtype, val[f"n{i}"].device.type) for i in range(7)] == [
+        ((2, 2), torch.float16, "cuda"),
+        ((8, 2), torch.bfloat16, "cuda"),
+        ((3,), torch.int64, "cpu"),
+        ((4,), torch.float32, "cuda"),
+        ((), torch.bool, "cpu"),
+        ((2, 2), torch.int32, "cpu"),
+        ((0, 3), torch.float32, "cpu"),
+    ]
+
+
+def test_groups_come_from_the_caller_the_file_or_the_call(tmp_path: Path) -> None:
+    body = """
+a = torch.ops._c10d_functional.all_gather_into_tensor.default(x, 64, '0')
+b = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '513')
+c = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '7')
+d = torch.ops._dtensor.shard_dim_alltoall.default(x, 0, 1, '513')
+return (a, b, c, d)
+"""
+    text = handwritten(
+        body, [("x", "float32 8 8")], groups="{'0': {'size': 64, 'rank': 3}, '513': {'size': 8, 'rank': 0}}"
+    )
+    dump = load(tmp_path, text, groups={"7": [1, 9, 17]})
+    assert dump.groups == {"0": (64, None), "513": (8, None), "7": (3, (1, 9, 17))}
+    assert values(dump)["d"].shape == (64, 1)
+    groups = {"0": Group(64, False), "513": Group(8, True), "7": Group(3, False)}
+    assert carried_groups(dump.gm.graph, ranks_per_node=8) == groups
+    guessed = load_dump(tmp_path / "dump.py")
+    assert guessed.groups["7"] == (64, None)
+    assert guessed.notes == {"process group '7': size not known, taken as 64, the largest one named": 1}
+
+
+def test_a_storage_that_the_job_has_freed_stays_empty(tmp_path: Path) -> None:
+    line = "buf0 = reader.storage(None, 0, device=device(type='cuda', index=0))\nreader.tensor(buf0, (4, 4))"
+    val = values(load(tmp_path, handwritten("return (x,)", [("x", line)])))
+    assert val["x"].shape == (4, 4)
+    assert val["x"].untyped_storage().nbytes() == 0
+
+
+def test_gzipped_dumps(tmp_path: Path) -> None:
+    path = tmp_path / "job.fx_graph_runnable.py.gz"
+    path.write_bytes(gzip.compress(handwritten("return (x,)", [("x", "float32 2")]).encode()))
+    assert load_dump(path).name == "job"
+
+
+@pytest.mark.slow
+def test_a_dump_of_nine_thousand_nodes(tmp_path: Path) -> None:
+    lines = [
+        f"mm_{i} = torch.ops.aten.mm.default(x, {'x' if i == 0 else f'view_{i - 1}'})\n"
+        f"all_reduce_{i} = torch.ops._c10d_functional.all_reduce.default(mm_{i}, 'sum', '0');  mm_{i} = None\n"
+        f"view_{i} = torch.ops.aten.view.default(all_reduce_{i}, [64, 64]);  all_reduce_{i} = None"
+        for i in range(3000)
+    ]
+    seen: list[tuple[int, int]] = []
+    dump = load(
+        tmp_path,
+        handwritten("\n".join([*lines, "return (view_2999,)"]), [("x", "bfloat16 64 64")]),
+        groups={"0": 64},
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert len(dump.gm.graph.nodes) == 9002
+    assert seen[-1] == (9000, 9002)
+
+
+def test_sizes_that_a_person_has_filled_in_and_groups_in_a_function(tmp_path: Path) -> None:
+    """As in the public dumps of meta-pytorch/autoparallel: torch knew no hint, and the main block is gone."""
+    body = """
+all_to_all_single = torch.ops._c10d_functional.all_to_all_single.default(x, [a, b], [b, a], '521')
+wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_to_all_single);  all_to_all_single = None
+all_reduce = torch.ops._c10d_functional.all_reduce.default(saved, 'sum', '513')
+return (wait_tensor, all_reduce)
+"""
+    saved = "buf1 = reader.storage(None, 64*((u8 + u9 + s0)//8))\nreader.tensor(buf1, (8*((u8 + u9 + s0)//8), 2))"
+    inputs = [
+        ("a", "# tokens of each expert\nu8 = u9 = 512\nreader.symint(512)  # a"),
+        ("b", "reader.symint(512)"),
+        ("x", "float32 1024 2"),
+        ("saved", saved),
+    ]
+    config = "\ndef get_pg_config():\n    return {'521': {'size': 2, 'rank': 0}, '513': {'size': 8}}\n"
+    dump = load(tmp_path, handwritten(body, inputs, head="s0 = s1 = 71\n") + config)
+    val = values(dump)
+    assert val["saved"].shape == val["all_reduce"].shape == (8 * (1095 // 8), 2)
+    assert val["wait_tensor"].shape == (1024, 2)
+    assert dump.groups == {"521": (2, None), "513": (8, None)}
+    assert dump.notes == {}
+
+
+def test_integers_without_their_symbols(tmp_path: Path) -> None:
+    """As torch wrote them up to 2.11: in front of the first tensor that has the symbol."""
+    body = "add = torch.ops.aten.add.Tensor(x, b)\nreturn (add,)"
+    inputs = [
+        ("a", "reader.symint(3)"),
+        ("b", "reader.symint(500)"),
+        ("x", "buf0 = reader.storage(None, 4*s0*s27)\nreader.tensor(buf0, (s0, 1, s27))"),
+        ("c", "reader.symint(7)"),
+        ("y", "buf1 = reader.storage(None, 16*s4*s0)\nreader.tensor(buf1, (s4, 4, s0))"),
+    ]
+    dump = load(tmp_path, handwritten(body, inputs))
+    assert (values(dump)["x"].shape, values(dump)["y"].shape) == ((3, 1, 500), (7, 4, 3))
+    assert dump.notes == {
+        "symbols that the file does not define, taken from the integers among its inputs, in order": 3
+    }
+
+
+def test_pinned_copies_have_shapes(tmp_path: Path) -> None:
+    body = "copy = torch.ops.aten._to_copy.default(x, device = device(type='cpu'), pin_memory = True)\nreturn (copy,)"
+    dump = load(tmp_path, handwritten(body, [("x", "bfloat16 4 8")]))
+    assert (values(dump)["copy"].shape, values(dump)["copy"].device.type) == ((4, 8), "cpu")
+    assert next(n for n in dump.gm.graph.nodes if n.name == "copy").kwargs["pin_memory"] is True

@@ -1,0 +1,93 @@
+"""The bound within a memory budget: two drawn examples, and brute force."""
+
+import pytest
+from hypothesis import given, settings
+
+from overlap_sched.judge.budget_bound import budget_bound_us
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.lower_bound import lower_bound_us
+from overlap_sched.judge.replay import replay
+from overlap_sched.problem import Group, Kind, Node, Problem, Storage
+from tests.support.exact.graphs import small_graphs
+from tests.support.exact.search import shortest_step
+from tests.support.exact.table import read_golden
+from tests.support.graphs import problems
+from tests.support.oracle import all_orders
+
+GROUPS = {"fsdp": Group(8, intra_node=False)}
+
+
+def tail(slow_us: float, x_bytes: int = 0, table_bytes: int = 0) -> Problem:
+    """Two weight gradients that could be put off to hide the reduce_scatter of the last one, as drawn in the module::
+
+    chain 10 -> last 10 (allocates `table`) -> scatter 40
+    x -> wgrad 20 -> its own scatter, twice
+    """
+    nodes = [
+        Node("x1", Kind.INPUT, alloc=(0,)),
+        Node("x2", Kind.INPUT, alloc=(1,)),
+        Node("chain", Kind.COMPUTE, alloc=(2,), time_us=10.0),
+        Node("wgrad1", Kind.COMPUTE, deps=(0, 2), alloc=(3,), use=(0,), time_us=20.0),
+        Node("scatter1", Kind.COLLECTIVE, deps=(3,), use=(3,), time_us=slow_us, group="fsdp"),
+        Node("grad1", Kind.WAIT, use=(3,), collective=4),
+        Node("wgrad2", Kind.COMPUTE, deps=(1, 2), alloc=(4,), use=(1,), time_us=20.0),
+        Node("scatter2", Kind.COLLECTIVE, deps=(6,), use=(4,), time_us=slow_us, group="fsdp"),
+        Node("grad2", Kind.WAIT, use=(4,), collective=7),
+        Node("last", Kind.COMPUTE, deps=(2,), alloc=(5,), use=(2,), time_us=10.0),
+        Node("scatter", Kind.COLLECTIVE, deps=(9,), use=(5,), time_us=40.0, group="fsdp"),
+        Node("grad", Kind.WAIT, use=(5,), collective=10),
+        Node("other", Kind.COLLECTIVE, time_us=1.0, group="fsdp"),  # so that the stream is not idle at the start
+    ]
+    sizes = (x_bytes, x_bytes, 0, 1, 1, table_bytes)
+    return Problem("tail", tuple(nodes), tuple(map(Storage, sizes)), GROUPS)
+
+
+def shortest(problem: Problem, budget_bytes: int) -> float:
+    found = shortest_step(problem, budget_bytes)
+    assert found is not None
+    return found.step_us
+
+
+def test_what_hides_a_collective_queues_behind_it() -> None:
+    fast, slow = tail(slow_us=5.0), tail(slow_us=25.0)
+    assert budget_bound_us(fast, 10**9) == shortest(fast, 10**9) == 70.0
+    # each weight gradient either runs before the last collective is launched (20 us), or queues behind it (25 us)
+    assert lower_bound_us(slow) == 91.0  # all communication
+    assert budget_bound_us(slow, 10**9) == 20 + 40 + 2 * 20
+    assert shortest(slow, 10**9) == 110.0
+
+
+def test_what_is_put_off_holds_memory() -> None:
+    problem = tail(slow_us=5.0, x_bytes=10, table_bytes=100)
+    # beside the table of 100 bytes there is room for both weight gradients, for one, for a tenth of one
+    assert [budget_bound_us(problem, budget) for budget in (10**9, 110, 101)] == [70.0, 80.0, 98.0]
+    assert [shortest(problem, budget) for budget in (10**9, 111)] == [70.0, 85.0]
+
+
+def test_large_graphs_have_the_bound_of_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tail(slow_us=25.0)
+    monkeypatch.setattr("overlap_sched.judge.budget_bound.EXACT_NODES", len(problem.nodes))
+    assert budget_bound_us(problem, 10**9) == 100.0
+    monkeypatch.setattr("overlap_sched.judge.budget_bound.EXACT_NODES", len(problem.nodes) - 1)
+    assert budget_bound_us(problem, 10**9) == lower_bound_us(problem) == 91.0
+
+
+@given(problems(max_steps=6))
+@settings(max_examples=200)
+def test_no_order_within_a_budget_beats_the_bound(problem: Problem) -> None:
+    if len(problem.nodes) > 8:
+        return
+    measured = [(peak_memory(problem, o)[0], replay(problem, o).step_us) for o in all_orders(problem)]
+    for budget in {peak for peak, _ in measured}:
+        optimum = min(step for peak, step in measured if peak <= budget)
+        assert lower_bound_us(problem) <= budget_bound_us(problem, budget) <= optimum * (1 + 1e-9)
+
+
+def test_optima_of_small_graphs() -> None:
+    optima = read_golden().optimal_us
+    raised = 0
+    for problem in small_graphs():
+        bound = budget_bound_us(problem, peak_memory(problem, problem.original_order)[0])
+        assert bound <= optima[problem.name] * (1 + 1e-9), problem.name
+        raised += bound > lower_bound_us(problem) * (1 + 1e-9)
+    assert raised >= 10  # it says something on graphs like these

@@ -1,0 +1,125 @@
+"""Contention: replay and bound against an exact simulation, a drawn example, and none at all."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap_sched.errors import ContentionError
+from overlap_sched.judge.lower_bound import lower_bound_us
+from overlap_sched.judge.replay import replay
+from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
+from overlap_sched.problem.contention import NO_CONTENTION, Contention
+from tests.support.contention_oracle import contended_step
+from tests.support.graphs import problems
+from tests.support.oracle import all_orders, random_order
+
+FACTORS = st.sampled_from((1.0, 1.25, 1.5, 3.0))
+contentions = st.builds(
+    Contention,
+    st.dictionaries(
+        st.sampled_from(("", "all_gather", "all_gather_into_tensor", "reduce_scatter", "all_to_all")), FACTORS
+    ),
+    st.dictionaries(st.sampled_from(("g0", "g1", "g2")), st.sampled_from(("nvlink", "rail"))),
+)
+
+
+def contended(problem: Problem, contention: Contention) -> Problem:
+    links = {name: link for name, link in contention.links.items() if name in problem.groups}
+    return replace(problem, contention=Contention(contention.slowdown, links))
+
+
+@given(problems(), contentions)
+@settings(max_examples=200)
+def test_replay_is_the_exact_simulation(problem: Problem, contention: Contention) -> None:
+    problem = contended(problem, contention)
+    for seed in range(3):
+        order = random_order(problem, seed)
+        timeline, exact = replay(problem, order), contended_step(problem, order)
+        assert timeline.step_us == pytest.approx(float(exact.step_us), rel=1e-9)
+        assert timeline.exposed_us == pytest.approx(float(exact.exposed_us), rel=1e-9, abs=1e-3)
+        assert timeline.finish_us == pytest.approx([float(exact.finish_us[v]) for v in range(len(order))], rel=1e-9)
+
+
+@given(problems())
+def test_without_contention_not_a_bit_changes(problem: Problem) -> None:
+    none = Contention({"": 1.0}, dict.fromkeys(list(problem.groups)[:1], "nvlink"))
+    assert not none
+    for seed in range(2):
+        order = random_order(problem, seed)
+        assert replay(replace(problem, contention=none), order) == replay(problem, order)
+    assert lower_bound_us(replace(problem, contention=none)) == lower_bound_us(problem)
+
+
+@given(problems(max_steps=6), contentions)
+@settings(max_examples=300)
+def test_no_order_beats_the_bound(problem: Problem, contention: Contention) -> None:
+    if len(problem.nodes) > 8:
+        return
+    problem = contended(problem, contention)
+    optimum = min(replay(problem, order).step_us for order in all_orders(problem))
+    assert lower_bound_us(problem) <= optimum * (1 + 1e-9)
+
+
+def two_groups() -> Problem:
+    nodes = (
+        Node("gather", Kind.COLLECTIVE, time_us=40.0, op="all_gather_into_tensor", group="fsdp"),
+        Node("before", Kind.COMPUTE, time_us=10.0),
+        Node("exchange", Kind.COLLECTIVE, time_us=20.0, op="all_to_all_single", group="ep"),
+        Node("beside", Kind.COMPUTE, time_us=30.0),
+        Node("wait", Kind.WAIT, collective=0),
+        Node("after", Kind.COMPUTE, time_us=10.0),
+    )
+    return Problem("two groups", nodes, (), {"fsdp": Group(64, False), "ep": Group(8, False)})
+
+
+def test_the_drawn_example_two_groups_share_a_link() -> None:
+    problem = replace(two_groups(), contention=Contention(links={"fsdp": "rail", "ep": "rail"}))
+    timeline = replay(problem, problem.original_order)
+    # the gather is alone until 10, both get half until the exchange is done at 50, the gather ends at 60
+    assert (timeline.finish_us[0], timeline.start_us[2], timeline.finish_us[2]) == (60.0, 10.0, 50.0)
+    assert (timeline.exposed_us, timeline.step_us, timeline.slowed_us) == (20.0, 70.0, 0.0)
+    assert lower_bound_us(problem) == 60.0  # all the link's work
+    assert lower_bound_us(replace(problem, contention=NO_CONTENTION)) == 50.0
+
+
+def test_compute_is_slower_beside_a_collective() -> None:
+    problem = replace(two_groups(), contention=Contention({"all_gather": 1.25, "all_to_all": 2.0}))
+    timeline = replay(problem, problem.original_order)
+    # `before` until 12.5; `beside` at half its speed until 32.5, then at 1 / 1.25 until 40, then alone: 14 are left
+    assert (timeline.finish_us[1], timeline.finish_us[2], timeline.finish_us[3]) == (12.5, 32.5, 54.0)
+    assert (timeline.exposed_us, timeline.step_us) == (0.0, 64.0)
+    assert timeline.slowed_us == pytest.approx(14.0)
+    # all compute, 50, and what the longer of the two groups takes from it: 20 * (1 - 1/2) or 40 * (1 - 1/1.25)
+    assert lower_bound_us(problem) == 60.0
+
+
+def test_the_longest_prefix_counts() -> None:
+    contention = Contention({"": 1.1, "all_gather": 1.2, "all_gather_into_tensor_coalesced": 1.3})
+    assert contention.slowdown_of("all_gather_into_tensor") == 1.2
+    assert contention.slowdown_of("all_gather_into_tensor_coalesced") == 1.3
+    assert contention.slowdown_of("send") == 1.1
+    assert NO_CONTENTION.slowdown_of("send") == 1.0
+
+
+def test_contention_that_cannot_be_is_told() -> None:
+    with pytest.raises(ContentionError) as caught:
+        Contention({"all_gather": 0.9})
+    assert str(caught.value) == (
+        "contention: compute beside 'all_gather' takes 0.9 times its time; a factor is finite and 1 or more. "
+        "Give how many times as long compute takes, 1.1 for a tenth longer."
+    )
+    with pytest.raises(ContentionError) as caught:
+        replace(EXAMPLE, contention=Contention(links={"tp": "nvlink"}))
+    assert str(caught.value) == (
+        "contention: group 'tp' has link 'nvlink', but the problem's groups are ['fsdp']. "
+        "Name a process group, or leave it out."
+    )
+
+
+def test_the_oracle_knows_the_example() -> None:
+    exact = contended_step(EXAMPLE, EXAMPLE.original_order)
+    assert (exact.step_us, exact.exposed_us) == (190, 80)
+    assert exact.finish_us[8] == Fraction(190)

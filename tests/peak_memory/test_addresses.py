@@ -1,0 +1,145 @@
+"""Addresses: nothing overlaps, nothing is lost; small cases against every possible packing."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap_sched.errors import OptionsError
+from overlap_sched.peak_memory.address_check import address_violation
+from overlap_sched.peak_memory.addresses import Boxes, place, plan_addresses
+from overlap_sched.peak_memory.lifetimes import Lifetime, lifetimes
+from overlap_sched.peak_memory.sweep import fit_within
+from overlap_sched.problem import EXAMPLE, Problem
+from tests.support.graphs import problems
+from tests.support.oracle import peak_by_definition, random_order
+
+MIB = 2**20
+
+
+def lives_of(spans: list[tuple[int, int, int]]) -> list[Lifetime]:
+    return [Lifetime(s, size, first, first + length) for s, (size, first, length) in enumerate(spans)]
+
+
+BOXES = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=5).map(
+    lives_of
+)
+
+
+def together(a: Lifetime, b: Lifetime) -> bool:
+    return a.first <= b.last and b.first <= a.last
+
+
+def overlapping(lives: list[Lifetime], offsets: list[int]) -> list[tuple[int, int]]:
+    """Pairs that share a byte at a time, pair by pair."""
+    return [
+        (i, k)
+        for (i, a), (k, b) in itertools.combinations(enumerate(lives), 2)
+        if together(a, b) and offsets[i] < offsets[k] + b.bytes and offsets[k] < offsets[i] + a.bytes
+    ]
+
+
+def smallest_arena(lives: list[Lifetime]) -> int:
+    """Of all orders of placement, each box at the lowest offset above all it lives with: one of them is the best."""
+    best = sum(life.bytes for life in lives)
+    for order in itertools.permutations(range(len(lives))):
+        ends: dict[int, int] = {}
+        for i in order:
+            ends[i] = lives[i].bytes + max((ends[k] for k in ends if together(lives[i], lives[k])), default=0)
+        best = min(best, max(ends.values()))
+    return best
+
+
+@given(problems(max_steps=20), st.integers(0, 1000))
+def test_lifetimes_add_up_to_the_profile(problem: Problem, seed: int) -> None:
+    order = random_order(problem, seed)
+    lives = lifetimes(problem, order)
+    profile = [sum(life.bytes for life in lives if life.first <= at <= life.last) for at in range(len(order))]
+    assert profile == peak_by_definition(problem, order)
+
+
+@given(problems(max_steps=20), st.integers(0, 1000), st.sampled_from((1, 8, 512)), st.integers(0, 2))
+def test_no_two_storages_overlap(problem: Problem, seed: int, align: int, effort: int) -> None:
+    order = random_order(problem, seed)
+    plan = plan_addresses(problem, order, align, effort)
+    lives = lifetimes(problem, order)
+    assert overlapping(lives, [plan.offsets[life.storage] for life in lives]) == []
+    assert all(at >= 0 and at % align == 0 for at in plan.offsets.values())
+    assert plan.arena_bytes >= max((plan.offsets[life.storage] + life.bytes for life in lives), default=0)
+    assert plan.arena_bytes >= plan.peak_bytes >= max(peak_by_definition(problem, order))
+    assert 0 <= plan.fragmentation < 1
+    if align == 1:
+        assert plan.peak_bytes == max(peak_by_definition(problem, order))
+
+
+@given(problems(max_steps=20), st.integers(0, 1000), st.data())
+def test_the_checker_finds_what_is_wrong(problem: Problem, seed: int, data: st.DataObject) -> None:
+    order = random_order(problem, seed)
+    lives = [life for life in lifetimes(problem, order) if life.bytes]
+    if not lives:
+        return
+    offsets = dict(plan_addresses(problem, order, 1).offsets)
+    assert address_violation(problem, order, offsets) is None
+    moved = data.draw(st.sampled_from(lives))
+    offsets[moved.storage] = data.draw(st.integers(0, 12))
+    wrong = overlapping(lives, [offsets[life.storage] for life in lives])
+    assert (address_violation(problem, order, offsets) is not None) == bool(wrong)
+
+
+def test_the_checker_in_words() -> None:
+    order = EXAMPLE.original_order
+    good = dict(plan_addresses(EXAMPLE, order).offsets)
+    assert address_violation(EXAMPLE, order, good, 512) is None
+    assert address_violation(EXAMPLE, order, {**good, 3: good[2]}) == "storages 2 and 3 overlap while mm runs"
+    assert (
+        address_violation(EXAMPLE, order, {**good, 3: 1}, 512)
+        == "storage 3 of mm lies at 1, which is not a multiple of 512"
+    )
+    del good[3]
+    assert address_violation(EXAMPLE, order, good) == "storage 3 of mm has no offset"
+
+
+@settings(max_examples=200)
+@given(BOXES)
+def test_sweep_is_exact(lives: list[Lifetime]) -> None:
+    smallest = smallest_arena(lives)
+    offsets = fit_within(lives, smallest, 10**6)
+    assert offsets is not None
+    assert overlapping(lives, offsets) == []
+    assert max(at + life.bytes for at, life in zip(offsets, lives, strict=True)) <= smallest
+    assert fit_within(lives, smallest - 1, 10**6) is None
+
+
+@given(BOXES, st.integers(0, 2))
+def test_placements_hold_and_effort_helps(lives: list[Lifetime], effort: int) -> None:
+    offsets, _ = place(lives, 12, effort)
+    assert overlapping(lives, [offsets[life.storage] for life in lives]) == []
+    easy, _ = place(lives, 12, 0)
+    assert max(offsets[life.storage] + life.bytes for life in lives) <= max(
+        easy[life.storage] + life.bytes for life in lives
+    )
+
+
+def test_climbing_and_sweep_help_where_no_order_does() -> None:
+    lives = lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0), (1, 1, 4), (2, 2, 3), (3, 5, 1), (1, 4, 2), (2, 6, 0)])
+    peak = smallest_arena(lives[:7])
+    found, _ = place(lives[:7], 10, 2)
+    assert max(found[life.storage] + life.bytes for life in lives[:7]) == peak
+
+
+def test_conflicts_are_counted_in_bytes() -> None:
+    boxes = Boxes(lives_of([(5, 0, 1), (2, 1, 2), (4, 3, 0), (1, 9, 0)]))
+    assert list(boxes._conflicts()) == [7, 11, 6, 1]
+
+
+def test_example_has_no_fragmentation() -> None:
+    plan = plan_addresses(EXAMPLE, EXAMPLE.original_order)
+    assert (plan.arena_bytes, plan.peak_bytes, plan.fragmentation) == (21 * MIB, 21 * MIB, 0.0)
+
+
+@pytest.mark.parametrize("align", [0, -512, 1.5, True])
+def test_alignment_that_cannot_be(align: object) -> None:
+    with pytest.raises(OptionsError) as caught:
+        plan_addresses(EXAMPLE, EXAMPLE.original_order, align)  # type: ignore[arg-type]
+    assert str(caught.value) == f"align_bytes is {align!r}; it is a whole number of bytes, 1 or more."

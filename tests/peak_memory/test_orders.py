@@ -1,0 +1,293 @@
+"""Orders with a low peak: valid, never above the original, optimal where they say so; brute force is the judge."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from overlap_sched.errors import OptionsError
+from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import violation
+from overlap_sched.options import Preserve
+from overlap_sched.peak_memory import best
+from overlap_sched.peak_memory.best import ORDERS, best_order
+from overlap_sched.peak_memory.cut import cheapest_state
+from overlap_sched.peak_memory.descend import eager
+from overlap_sched.peak_memory.floor import floor_bytes, floor_profile
+from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
+from overlap_sched.peak_memory.published import lpmf
+from overlap_sched.peak_memory.repair import judged
+from overlap_sched.peak_memory.search import search
+from overlap_sched.peak_memory.walk import Backward, Forward
+from overlap_sched.peak_memory.windows import search_everywhere
+from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
+from tests.peak_memory import SMALL
+from tests.support.graphs import problems
+from tests.support.oracle import all_orders, peak_by_definition, random_order
+
+PRESERVES = st.sampled_from(("none", "group", "all"))
+
+
+def launches(problem: Problem, order: list[int], preserve: Preserve) -> list[list[int]]:
+    """Collectives in launch order, per key that is to keep it."""
+    keys = {"none": [], "all": [None], "group": sorted(problem.groups)}[preserve]
+    comms = [v for v in order if problem.nodes[v].kind is Kind.COLLECTIVE]
+    return [[v for v in comms if key is None or problem.nodes[v].group == key] for key in keys]
+
+
+def allowed(problem: Problem, order: list[int], preserve: Preserve) -> bool:
+    return violation(problem, order) is None and all(own == sorted(own) for own in launches(problem, order, preserve))
+
+
+def few_orders(problem: Problem, preserve: Preserve = "none") -> list[list[int]]:
+    """Every order, where there are at most 1,500 of them; else nothing to check."""
+    orders = list(itertools.islice(all_orders(problem), 1501))
+    assume(len(orders) <= 1500)
+    return [order for order in orders if allowed(problem, order, preserve)]
+
+
+def lowest_peak(problem: Problem, preserve: Preserve) -> int:
+    return min(max(peak_by_definition(problem, order)) for order in few_orders(problem, preserve))
+
+
+@given(problems(max_steps=20), st.sampled_from(sorted(ORDERS)), PRESERVES)
+def test_simple_orders_are_valid(problem: Problem, name: str, preserve: Preserve) -> None:
+    flow = flow_of(problem, preserve)
+    assert allowed(problem, list(lead_with_inputs(flow, ORDERS[name](flow))), preserve)
+
+
+@given(problems(max_steps=20), PRESERVES, st.integers(0, 2))
+def test_best_is_valid_and_never_above_the_original(problem: Problem, preserve: Preserve, effort: int) -> None:
+    plan = best_order(problem, preserve, effort)
+    assert allowed(problem, list(plan.order), preserve)
+    peak = max(peak_by_definition(problem, list(plan.order)))
+    original = max(peak_by_definition(problem, list(problem.original_order)))
+    assert plan.bound_bytes <= peak <= original
+    assert (plan.peak_bytes, plan.original_bytes, plan.tried["original"]) == (peak, original, original)
+    if peak == original:
+        assert plan.order == problem.original_order
+
+
+@SMALL
+@given(problems(max_steps=5), PRESERVES)
+def test_small_graphs_are_solved_and_proven(problem: Problem, preserve: Preserve) -> None:
+    lowest = lowest_peak(problem, preserve)
+    plan = best_order(problem, preserve)
+    assert (plan.peak_bytes, plan.bound_bytes) == (lowest, lowest)
+    assert plan.optimal
+
+
+@SMALL
+@given(problems(max_steps=5), st.booleans(), st.integers(-2, 2))
+def test_search_of_the_whole_graph_is_exact(problem: Problem, backward: bool, above: int) -> None:
+    flow = flow_of(problem, "none")
+    assume(flow.rest)
+
+    def highest_step(order: list[int]) -> int:
+        profile = dict(zip(order, peak_by_definition(problem, order), strict=True))
+        return max(profile[v] for v in flow.rest)
+
+    lowest = min(highest_step(order) for order in few_orders(problem))
+    found = search(flow, flow.rest, 0, len(flow.rest), lowest + above, 10**6, backward)
+    assert found.answer == ("found" if above >= 0 else "none")
+    if found.answer == "found":
+        assert highest_step(list(lead_with_inputs(flow, found.order))) <= lowest + above
+    else:
+        assert lowest + above < found.refused_bytes <= lowest
+
+
+@SMALL
+@given(problems(max_steps=5), PRESERVES)
+def test_search_everywhere_ends_with_the_lowest_peak_and_its_proof(problem: Problem, preserve: Preserve) -> None:
+    lowest = lowest_peak(problem, preserve)
+    flow = flow_of(problem, preserve)
+    start = judged(flow, flow.rest)
+    assume(start.peak_node >= 0)
+    lowered, bound, _ = search_everywhere(flow, start, 0, 10**6)
+    assert (lowered.score[0], bound) == (lowest, lowest)
+
+
+@SMALL
+@given(problems(max_steps=5))
+def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
+    orders = few_orders(problem)
+    profiles = [dict(zip(order, peak_by_definition(problem, order), strict=True)) for order in orders]
+    flow = flow_of(problem, "none")
+    floor = floor_profile(flow)
+    for v in flow.rest:
+        least = min(profile[v] for profile in profiles)
+        cut = cheapest_state(flow, v)
+        assert cut is not None
+        assert cut.live_bytes == least
+        assert floor[v] <= least
+    assert floor_bytes(flow) <= min(max(profile.values()) for profile in profiles)
+
+
+@given(problems(max_steps=20), st.integers(0, 1000))
+def test_walks_know_what_each_step_costs(problem: Problem, seed: int) -> None:
+    flow = flow_of(problem, "none")
+    order = [v for v in random_order(problem, seed) if v not in set(flow.first)]
+    profile = dict(zip((*flow.first, *order), memory_profile(problem, lead_with_inputs(flow, order)), strict=True))
+    for walk, nodes in ((Forward(flow), order), (Backward(flow), order[::-1])):
+        for v in nodes:
+            assert v in walk.ready
+            before = (walk.live_bytes, list(walk.rise), list(walk.net), dict(walk.ready))
+            walk.run(v)
+            walk.undo(v)
+            assert (walk.live_bytes, list(walk.rise), list(walk.net), dict(walk.ready)) == before
+            assert walk.live_bytes + walk.rise[v] == profile[v]
+            walk.run(v)
+
+
+@given(problems(max_steps=20))
+def test_lpmf_picks_what_torch_would(problem: Problem) -> None:
+    """Every pick has the least key among all ready nodes, as torch compares them."""
+    flow = flow_of(problem, "none")
+    order = lpmf(flow)
+    walk = Forward(flow)
+    ends = flow.problem.nodes[-1].use
+    at_end = flow.always_bytes + sum(flow.size[s] for s in {*flow.kept, *(s for s in ends if flow.users[s])})
+    most = max(walk.live_bytes, at_end)
+    for v in order:
+        gap = most - walk.live_bytes
+        keys = {w: (walk.rise[w] if walk.rise[w] > gap else 0, walk.net[w], w) for w in walk.ready}
+        assert keys[v] == min(keys.values())
+        most = max(most, walk.live_bytes + walk.rise[v])
+        walk.run(v)
+
+
+def chain_with_updates(layers: int) -> Problem:
+    """A training step in small: forward keeps activations, backward makes gradients, updates come at the end."""
+    nodes, storages = [], []
+
+    def add(name: str, deps: list[int], made: list[int], used: list[int], kind: Kind = Kind.COMPUTE) -> int:
+        first = len(storages)
+        storages.extend(Storage(size) for size in made)
+        nodes.append(Node(name, kind, tuple(deps), tuple(range(first, len(storages))), tuple(used)))
+        return len(nodes) - 1
+
+    x = add("x", [], [8], [], Kind.INPUT)
+    acts = [0]
+    for k in range(layers):
+        x = add(f"f{k}", [x], [8], [acts[-1]])
+        acts.append(len(storages) - 1)
+    grad, grads = x, acts[-1]
+    updates = []
+    for k in reversed(range(layers)):
+        grad = add(f"b{k}", [grad], [8], [grads, acts[k]])
+        made = len(storages) - 1
+        w = add(f"w{k}", [grad], [64], [grads, acts[k]])
+        updates.append((k, w, len(storages) - 1))
+        grads = made
+    for k, w, s in updates:
+        add(f"u{k}", [w], [], [s])
+    add("out", [], [], [], Kind.OUTPUT)
+    return Problem("steps", tuple(nodes), tuple(storages))
+
+
+def test_updates_follow_their_gradients() -> None:
+    problem = chain_with_updates(20)
+    plan = best_order(problem)
+    assert plan.optimal
+    assert plan.original_bytes > 20 * 64
+    assert plan.peak_bytes < 4 * 64 + 20 * 8
+
+
+def test_collectives_keep_their_launch_order_within_a_group() -> None:
+    assert all(
+        allowed(EXAMPLE, list(best_order(EXAMPLE, preserve).order), preserve) for preserve in ("none", "group", "all")
+    )
+
+
+def wide(n: int) -> Problem:
+    """Many independent pairs: every producer is ready at once."""
+    nodes, storages = [], []
+    for k in range(n // 2):
+        storages.append(Storage(1 + k % 7))
+        nodes.append(Node(f"make{k}", Kind.COMPUTE, (), (k,), ()))
+    for k in range(n // 2):
+        nodes.append(Node(f"use{k}", Kind.COMPUTE, (k,), (), (k,)))
+    return Problem("wide", tuple(nodes), tuple(storages))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_work_of_an_eager_order_grows_with_the_graph(backward: bool) -> None:
+    steps = []
+    for n in (500, 4000):
+        flow = flow_of(wide(n))
+        walk = (Backward if backward else Forward)(flow)
+        eager(flow, flow.rest, backward=backward, walk=walk)
+        steps.append(walk.steps)
+    assert steps == [500, 4000]  # every node is run once, nothing is undone
+
+
+def test_work_is_counted_and_bounded_by_the_effort() -> None:
+    problem = chain_with_updates(40)
+    tight = replace(problem, name="again")
+    assert best_order(problem).work == best_order(tight).work
+    assert best_order(problem, effort=0).work == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"preserve": "some"}, "preserve is 'some'; it is one of 'none', 'group', 'all'."),
+        ({"effort": -1}, "effort is -1; it is a whole number, 0 or more."),
+        ({"effort": True}, "effort is True; it is a whole number, 0 or more."),
+    ],
+)
+def test_arguments_that_cannot_be(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        best_order(EXAMPLE, **arguments)  # type: ignore[arg-type]
+    assert str(caught.value) == text
+
+
+def test_flow_sorts_storages() -> None:
+    flow = flow_of(EXAMPLE)
+    assert flow.always_bytes == 2**20  # w, pinned
+    assert flow.given == (1,)  # x, given up by the caller
+    assert flow.kept == ()
+    assert flow.rest == tuple(range(2, 10))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_climb_that_ends_higher_is_a_choice_not_a_free_move(backward: bool) -> None:
+    """Whoever runs `a` first, which leaves 4 bytes behind, has no room for `b`; backward, it is the other way round."""
+    kind = Kind.COMPUTE
+    nodes = (
+        Node("a1", kind, (), (0,), ()),
+        Node("a2", kind, (0,), (1,), (0,)),
+        Node("b1", kind, (), (2,), ()),
+        Node("b2", kind, (2,), (), (2,)),
+        Node("c1", kind, (1,), (3,), (1,)),
+        Node("d1", kind, (1,), (4,), (1,)),
+        Node("d2", kind, (5,), (), (4,)),
+        Node("out", Kind.OUTPUT, (3, 4, 6), (), (3,)),
+    )
+    problem = Problem("climb", nodes, tuple(Storage(size) for size in (8, 4, 20, 2, 16)))
+    lowest = min(max(peak_by_definition(problem, order)) for order in all_orders(problem))
+    flow = flow_of(problem, "none")
+    assert lowest == 20
+    assert search(flow, flow.rest, 0, len(flow.rest), lowest, 10**6, backward).answer == "found"
+    assert search(flow, flow.rest, 0, len(flow.rest), lowest - 1, 10**6, backward).answer == "none"
+
+
+def test_where_nothing_is_gained_the_order_stays_byte_for_byte() -> None:
+    """Inputs listed late would be free to move to the front: they are left where they are."""
+    nodes = (
+        Node("made", Kind.COMPUTE, (), (0,), ()),
+        Node("late", Kind.INPUT, (), (1,), ()),
+        Node("out", Kind.OUTPUT, (0, 1), (), (0, 1)),
+    )
+    plan = best_order(Problem("late", nodes, (Storage(4), Storage(2))))
+    assert (plan.order, plan.found_by, plan.optimal) == ((0, 1, 2), "original", True)
+
+
+def test_large_graphs_are_not_searched_for_a_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert best_order(EXAMPLE).optimal  # by search: cuts alone leave 3 MiB open
+    monkeypatch.setattr(best, "LARGE", 5)
+    monkeypatch.setattr(best, "CLOSE", 0.2)
+    plan = best_order(EXAMPLE)
+    assert (plan.peak_bytes, plan.bound_bytes) == (21 * 2**20, 18 * 2**20)

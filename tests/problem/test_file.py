@@ -1,0 +1,197 @@
+"""Problem files: round trips, and every way in which a file can be bad."""
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from overlap_sched.errors import EmptyProblemError, ProblemFileError, QuantityError
+from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.problem.contention import Contention
+from overlap_sched.problem.file import read_problem, write_problem
+from tests.support.graphs import problems
+
+
+@pytest.mark.parametrize("name", ["example.json", "example.json.gz"])
+def test_round_trip(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_problem(EXAMPLE, path)
+    first = path.read_bytes()
+    assert read_problem(path) == EXAMPLE
+    write_problem(read_problem(path), path)
+    assert path.read_bytes() == first
+
+
+@given(problems())
+def test_round_trip_of_any_problem(tmp_path_factory: pytest.TempPathFactory, problem: Problem) -> None:
+    path = tmp_path_factory.mktemp("any") / "problem.json"
+    write_problem(problem, path)
+    assert read_problem(path) == problem
+
+
+def test_memory_model_is_written_where_it_is_not_runtime(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    write_problem(EXAMPLE, path)
+    assert "memory_model" not in json.loads(path.read_text())
+    data = json.loads(path.read_text()) | {"memory_model": "tracker"}
+    path.write_text(json.dumps(data))
+    assert read_problem(path).memory_model == "tracker"
+
+
+def test_contention_is_written_as_version_2_where_there_is_any(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    problem = replace(EXAMPLE, contention=Contention({"all_gather": 1.1, "": 1.05}, {"fsdp": "nvlink"}))
+    write_problem(problem, path)
+    assert json.loads(path.read_text())["format"] == "overlap-problem/2"
+    assert read_problem(path) == problem
+    for field, said in (
+        ({"slowdown": {"": "fast"}}, 'contention.slowdown. is "fast"; it must be a number.'),
+        ({"links": {"fsdp": 1}}, "contention.links.fsdp is 1; it must be text."),
+        ({"links": []}, "contention.links is []; it must be an object."),
+    ):
+        tree = json.loads(path.read_text()) | {"contention": field}
+        assert bad(path, json.dumps(tree).encode()) == said
+        write_problem(problem, path)
+
+
+def test_comm_scale(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    write_problem(EXAMPLE, path)
+    scaled = read_problem(path, comm_scale=4)
+    assert [node.time_us for node in scaled.nodes] == [0, 0, 160, 0, 50, 30, 30, 160, 0, 0]
+    with pytest.raises(QuantityError, match="comm_scale is -1: it is a finite factor of 0 or more"):
+        read_problem(path, comm_scale=-1)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        ProblemFileError, match=r"absent\.json: cannot be read \(No such file or directory\)\. Check the"
+    ):
+        read_problem(tmp_path / "absent.json")
+
+
+def bad(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(ProblemFileError) as caught:
+        read_problem(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+def test_files_that_are_cut_short_or_something_else(tmp_path: Path) -> None:
+    plain, zipped = tmp_path / "p.json", tmp_path / "p.json.gz"
+    write_problem(EXAMPLE, zipped)
+    content = zipped.read_bytes()
+    for end in range(2, len(content) - 1, 7):
+        said = bad(zipped, content[:end])
+        assert said == "the gzip stream is cut short. Copy or download the file again."
+    assert bad(zipped, b"{}") == (
+        "is named like gzip but is not (Not a gzipped file (b'{}')). Rename it to .json or compress it again."
+    )
+    assert "Rename it to .json or compress it again." in bad(zipped, content[:20] + b"\xff" * 20 + content[40:])
+    text = gzip.decompress(content)
+    assert bad(plain, text[: len(text) // 2]).startswith("is not JSON at line 1, column ")
+    assert bad(plain, b"") == "is not JSON at line 1, column 1 (Expecting value). Was it cut short?"
+    assert bad(plain, b"\xff\xfe\xff") == "is not text. A problem is JSON, plain or gzipped."
+    assert bad(plain, b"[" * 100_000).startswith("cannot be parsed (")
+    assert bad(plain, b"9" * 5000).startswith("cannot be parsed (")
+
+
+def data() -> dict[str, Any]:
+    return {
+        "format": "overlap-problem/1",
+        "name": "p",
+        "groups": {"g": {"size": 8, "intra_node": True}},
+        "storages": [{"bytes": 1, "pinned": False}],
+        "nodes": [
+            {"name": "a", "kind": "compute", "deps": [], "alloc": [0], "use": [], "us": 1.5},
+            {"name": "c", "kind": "collective", "deps": [0], "alloc": [], "use": [0], "us": 2, "group": "g"},
+            {"name": "w", "kind": "wait", "deps": [1], "alloc": [], "use": [0], "collective": 1},
+        ],
+    }
+
+
+def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(tree: Any) -> None:
+        for key in path[:-1]:
+            tree = tree[key]
+        tree[path[-1]] = value
+
+    return change
+
+
+def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
+    def change(tree: Any) -> None:
+        for key in path[:-1]:
+            tree = tree[key]
+        del tree[path[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            put("format", value="overlap-problem/3"),
+            "format is 'overlap-problem/3'; this version reads 'overlap-problem/1' and 'overlap-problem/2', no others.",
+        ),
+        (
+            drop("format"),
+            "format is None; this version reads 'overlap-problem/1' and 'overlap-problem/2', no others.",
+        ),
+        (
+            put("contention", value={"links": {"g": "nvlink"}}),
+            "has contention, which 'overlap-problem/1' does not know. Say 'overlap-problem/2' as its format.",
+        ),
+        (drop("name"), "the file.name is missing; it must be text."),
+        (put("nodes", value={}), "the file.nodes is {}; it must be a list."),
+        (put("nodes", 1, value=7), "nodes[1] is 7; it must be an object."),
+        (
+            put("nodes", 1, "kind", value="send"),
+            "nodes[1].kind is 'send'; it is one of input, compute, collective, wait, output.",
+        ),
+        (put("nodes", 0, "deps", value=[0.5]), "nodes[0].deps holds 0.5; ids are integers."),
+        (put("nodes", 0, "deps", value=[True]), "nodes[0].deps holds true; ids are integers."),
+        (drop("nodes", 0, "use"), "nodes[0].use is missing; it must be a list."),
+        (put("nodes", 0, "us", value="fast"), 'nodes[0].us is "fast"; it must be a number.'),
+        (drop("nodes", 1, "group"), "nodes[1].group is missing; it must be text."),
+        (put("nodes", 2, "collective", value="c"), 'nodes[2].collective is "c"; it must be an integer.'),
+        (put("storages", 0, "bytes", value=1.5), "storages[0].bytes is 1.5; it must be an integer."),
+        (put("storages", 0, "bytes", value=True), "storages[0].bytes is true; it must be an integer."),
+        (put("storages", 0, "pinned", value=1), "storages[0].pinned is 1; it must be true or false."),
+        (put("groups", "g", value=8), "groups['g'] is 8; it must be an object."),
+        (put("groups", "g", "size", value="8"), "groups['g'].size is \"8\"; it must be an integer."),
+        (put("memory_model", value=3), "the file.memory_model is 3; it must be text."),
+    ],
+)
+def test_wrong_types_word_by_word(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
+    tree = data()
+    change(tree)
+    assert bad(tmp_path / "p.json", json.dumps(tree).encode()) == said
+
+
+@pytest.mark.parametrize("us", ["-1", "NaN", "Infinity", "1e999"])
+def test_times_that_cannot_be(tmp_path: Path, us: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(data()).replace('"us": 1.5', f'"us": {us}'))
+    with pytest.raises(QuantityError, match=r"nodes\[0\]\.us is .*: it is finite and 0 or more\. Check its cost\."):
+        read_problem(path)
+
+
+def test_a_well_formed_file_may_still_be_a_bad_problem(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(data() | {"nodes": [], "storages": []}))
+    with pytest.raises(EmptyProblemError):
+        read_problem(path)
+
+
+def test_the_file_that_all_others_start_from_is_good(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(data()))
+    assert read_problem(path).nodes[2].collective == 1

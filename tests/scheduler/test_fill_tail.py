@@ -1,0 +1,104 @@
+"""The end of a step: compute is put off behind it where that makes it shorter and memory admits it."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap_sched import Group, Kind, Node, Problem, Storage, read_problem, schedule
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import violation
+from overlap_sched.problem import Order
+from overlap_sched.scheduler.fill_tail import shorter_tail
+from overlap_sched.scheduler.live_ranges import Lives
+from overlap_sched.scheduler.shift import widened
+from tests.support.graphs import problems
+from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
+
+
+def as_it_is(order: Order) -> Order:
+    return order
+
+
+@settings(max_examples=600)
+@given(problems(max_steps=20), st.integers(0, 99), st.integers(0, 12), st.booleans(), st.booleans())
+def test_within_the_budget_and_never_slower(problem: Problem, seed: int, room: int, flat: bool, wide: bool) -> None:
+    order = tuple(random_order(problem, seed))
+    lives, profile = Lives(problem), peak_by_definition(problem, list(order))
+    assert lives.profile(order).tolist() == profile
+    limit = np.array(max(profile) + room) if flat else np.array(profile) + room
+    finished = partial(widened, lives, limit=limit) if wide else as_it_is
+    made, put_off = shorter_tail(lives, order, limit, finished)
+    assert violation(problem, made) is None
+    assert (np.array(peak_by_definition(problem, list(made))) <= limit).all()
+    before, after = step_by_definition(problem, list(finished(order))), step_by_definition(problem, list(made))
+    assert after < before if put_off else made == finished(order)
+
+
+def tail(*jobs: tuple[float, float]) -> Problem:
+    """Weight gradients of 4 bytes with their scatters, (compute, communication) in us, then a chain and its scatter.
+
+    Each gradient is made from 8 bytes of its own, which it is the last to use.
+    """
+    count, storages = len(jobs), [Storage(8) for _ in jobs]
+    nodes = [Node(f"x{k}", Kind.INPUT, alloc=(k,)) for k in range(count)]
+
+    def job(name: str, us: float, scatter: str, comm_us: float, size: int, use: tuple[int, ...]) -> None:
+        v, s = len(nodes), len(storages)
+        storages.extend((Storage(size), Storage(1)))
+        nodes.append(Node(name, Kind.COMPUTE, use, (s,), use, us))
+        nodes.append(Node(scatter, Kind.COLLECTIVE, (v,), (s + 1,), (s,), comm_us, "reduce_scatter_tensor", "fsdp"))
+
+    for k, (compute_us, comm_us) in enumerate(jobs):
+        job(f"wgrad{k}", compute_us, f"u{k}", comm_us, 4, (k,))
+    job("chain", 50.0, "v", 60.0, 8, ())
+    for v in [v for v, node in enumerate(nodes) if node.kind is Kind.COLLECTIVE]:
+        held = (*nodes[v].use, *nodes[v].alloc)
+        nodes.append(Node(f"{nodes[v].name}.wait", Kind.WAIT, (v,), (), held, collective=v))
+    nodes.append(Node("output", Kind.OUTPUT, tuple(range(len(nodes) - count - 1, len(nodes)))))
+    return Problem("tail", tuple(nodes), tuple(storages), {"fsdp": Group(8, True)})
+
+
+def test_on_the_picture() -> None:
+    problem = tail((40.0, 10.0))
+    before = problem.original_order
+    order, put_off = shorter_tail(Lives(problem), before, np.array(99), as_it_is)
+    assert " ".join(problem.names(order)) == "x0 chain v wgrad0 u0 v.wait u0.wait output"
+    assert problem.names(sorted(put_off)) == ["wgrad0", "u0", "u0.wait"]
+    assert replay(problem, before).step_us == 40 + 50 + 60
+    assert replay(problem, order).step_us == 50 + 60 + 10
+
+
+def test_as_far_as_memory_admits() -> None:
+    """A gradient put off holds its 8 bytes until the end; the later one for less time, so it goes first."""
+    problem = tail((20.0, 1.0), (20.0, 1.0))
+    for limit, step_us, put_off in [(26, 150, []), (27, 131, ["wgrad1"]), (35, 112, ["wgrad0", "wgrad1"])]:
+        order, nodes = shorter_tail(Lives(problem), problem.original_order, np.array(limit), as_it_is)
+        assert max(peak_by_definition(problem, list(order))) <= limit
+        assert replay(problem, order).step_us == step_us
+        assert [name for name in problem.names(sorted(nodes)) if name.startswith("wgrad")] == put_off
+
+
+def test_the_shortest_communication_comes_last() -> None:
+    problem = tail((20.0, 2.0), (20.0, 9.0))
+    order, _ = shorter_tail(Lives(problem), problem.original_order, np.array(99), as_it_is)
+    assert [name for name in problem.names(order) if name.startswith("wgrad")] == ["wgrad1", "wgrad0"]
+
+
+@pytest.mark.parametrize("job", [(40.0, 40.0), (40.0, 90.0), (0.1, 0.0)])
+def test_what_hides_nothing_stays(job: tuple[float, float]) -> None:
+    problem = tail(job)
+    made = shorter_tail(Lives(problem), problem.original_order, np.array(99), as_it_is)
+    assert made == (problem.original_order, frozenset())
+
+
+@pytest.mark.slow
+def test_a_real_graph_puts_off_the_gradients_of_its_norms() -> None:
+    problem = read_problem(INSTANCES / "llama3_8b_bw_64_1d.json.gz", comm_scale=4)
+    result = schedule(problem)
+    put_off = [d.collective for d in result.decisions if d.reason == "put off"]
+    assert len(put_off) > 40
+    assert max(problem.nodes[v].time_us for v in put_off) < 150  # gradients of 4,096 numbers
+    assert result.scheduled.step_us < 1.04 * 2_006_600

@@ -1,0 +1,102 @@
+"""One rank of a real gloo job: ``python -m tests.support.agreement_ranks SCENES FOLDER``, started as torchrun would.
+
+It plays all scenes in one process group and writes what each of them gave to ``FOLDER/rank.json``.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlap_sched.distributed import Agreement, Digest, agree, broadcast_costs, run_token
+from overlap_sched.distributed.membership import place_of
+from tests.support.agreement_examples import digest
+
+LIMIT_S = 60.0
+"""Far more than a loaded machine needs; scenes in which a rank is missing use a short one."""
+
+
+def told(agreement: Agreement) -> dict[str, Any]:
+    verdict = agreement.verdict
+    differs = {part: [list(side) for side in sides] for part, sides in verdict.differs.items()}
+    return {
+        "agreed": agreement.agreed,
+        "reason": verdict.reason,
+        "differs": differs,
+        "missing": list(verdict.missing),
+        "in_doubt": agreement.in_doubt,
+    }
+
+
+def ask(mine: Digest, timeout_s: float = LIMIT_S) -> dict[str, Any]:
+    return told(agree(mine, timeout_s))
+
+
+def scenes(rank: int, last: int) -> dict[str, Any]:
+    """Everything in which no rank dies; the last rank is the odd one."""
+    odd = rank == last
+    found: dict[str, Any] = {}
+    found["equal"] = ask(digest("equal"))
+    found["graph"] = ask(digest("another" if odd else "graph"))
+    found["options"] = ask(digest("options", headroom=int(odd)))
+    found["costs"] = ask(digest("costs", slower_us=float(odd)))
+    slower_us = broadcast_costs({"all": rank + 0.1}, timeout_s=LIMIT_S)["all"]
+    found["costs of rank 0"] = ask(digest("shared costs", slower_us=slower_us))
+    found["order"] = ask(digest("order", swapped=odd))
+    one, other = digest("one"), digest("other")
+    found["different order"] = {mine.name: ask(mine) for mine in ((other, one) if odd else (one, other))}
+    found["hit and miss"] = [ask(digest("cached"))]
+    if not odd:  # the odd one finds it in a cache the second time
+        found["hit and miss"].append(ask(digest("cached")))
+    found["late"] = []
+    for i in range(12):
+        limit_s = 0.05
+        if odd:
+            time.sleep(limit_s * i / 6)
+        found["late"].append(ask(digest(f"late {i}"), limit_s))
+        dist.barrier()
+    found["token"] = run_token()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    found["collectives still work"] = total.item()
+    return found
+
+
+def one_dies(rank: int, last: int) -> dict[str, Any]:
+    dist.barrier()
+    if rank == last:
+        os._exit(0)
+    return {"died": ask(digest("died"), 1.0)}
+
+
+def server_dies(rank: int, last: int) -> dict[str, Any]:
+    """Rank 0 serves the store; it goes while the other waits."""
+    if rank == 0:
+        place = place_of(None, None, None)
+        assert place is not None
+        while not place.store.check(["overlap_sched/agreement/all/waiting"]):
+            time.sleep(0.01)
+        os._exit(0)
+    return {"no store": ask(digest("no store"))}
+
+
+def main(names: list[str], folder: str) -> None:
+    dist.init_process_group("gloo")
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    found: dict[str, Any] = {}
+    for name in names:
+        found |= {"scenes": scenes, "one_dies": one_dies, "server_dies": server_dies}[name](rank, last)
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    if rank == 0:  # serves the store: goes last
+        while len(list(Path(folder).glob("*.json"))) < last:
+            time.sleep(0.01)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].split(","), sys.argv[2])

@@ -1,0 +1,208 @@
+"""The shortest step within a memory budget, by search over the sets of nodes that have run.
+
+What is live after some nodes have run does not depend on their order: only on the set. Neither does what may run
+next. So an order is a path of sets, from none to all, along edges that fit the budget; what the path adds is time: the
+clock, when each stream is free, when each collective in flight ends. Of two paths to one set, one that is no later in
+all of these is as good as the other everywhere after. The search (A*: Hart, Nilsson and Raphael 1968) takes the path
+with the least lower bound first, so the first one that is complete is the best.
+
+Shares nothing with the scheduler, nor with the judges: it reads the fields of the nodes.
+"""
+
+import heapq
+from typing import NamedTuple
+
+from overlap_sched.problem import Kind, Problem
+from tests.support.exact.facts import Facts, facts_of
+
+MOST_PATHS = 500_000
+"""Paths kept, at most, before the search gives up: counted, so that every machine solves the same graphs."""
+
+
+class Exact(NamedTuple):
+    """The optimum.
+
+    Attributes:
+        step_us: No order that was allowed is shorter.
+        order: One that is as short.
+        paths: Paths kept: the work done.
+    """
+
+    step_us: float
+    order: tuple[int, ...]
+    paths: int
+
+
+class TooLargeError(Exception):
+    """More than ``MOST_PATHS`` paths."""
+
+
+def shortest_step(problem: Problem, limit_bytes: int, completed_as_listed: bool = False) -> Exact | None:
+    """The optimum over all valid orders that never have more than ``limit_bytes`` live; ``None``: there is none.
+
+    Args:
+        problem: A small graph.
+        limit_bytes: The budget.
+        completed_as_listed: Only orders every beginning of which fits the budget too when all the rest follows as
+            it is listed: what a scheduler can reach that always keeps the original order to fall back on.
+
+    Raises:
+        TooLargeError: The search was given up.
+    """
+    search = _Search(problem, limit_bytes)
+    start = _Path(0.0, (0.0,) * len(search.groups), ())
+    best = {0: [start]}  # per set, paths none of which is as good as another
+    # (lower bound, nodes still to run, tie, set, path, order as a linked list)
+    queue: list[tuple[float, int, int, int, _Path, tuple]] = [(0.0, 0, 0, 0, start, ())]
+    paths = 0
+    while queue:
+        least, _, _, done, path, trail = heapq.heappop(queue)
+        if done == search.everything:
+            return Exact(least, _unwound(trail), paths)
+        if path not in best[done]:
+            continue  # a better one to this set has come since
+        for v in search.next(done, path):
+            now, then = done | 1 << v, search.after(v, done, path)
+            if completed_as_listed and not search.completes(now):
+                continue
+            others = best.setdefault(now, [])
+            if any(other.no_later(then) for other in others):
+                continue
+            best[now] = [other for other in others if not then.no_later(other)] + [then]
+            paths += 1
+            if paths > MOST_PATHS:
+                raise TooLargeError(f"{problem.name}: more than {MOST_PATHS:,} paths")
+            least_now = max(least, search.bound_us(now, then))
+            heapq.heappush(queue, (least_now, -now.bit_count(), paths, now, then, (trail, v)))
+    return None
+
+
+def _unwound(trail: tuple) -> tuple[int, ...]:
+    order = []
+    while trail:
+        trail, v = trail
+        order.append(v)
+    return tuple(reversed(order))
+
+
+class _Path(NamedTuple):
+    """What an order so far has made of time; ends in the past count as now.
+
+    Attributes:
+        clock_us: Of the compute stream.
+        free_us: When each stream is free.
+        flying: (collective, end) of those that some wait is still to be run for, by id.
+    """
+
+    clock_us: float
+    free_us: tuple[float, ...]
+    flying: tuple[tuple[int, float], ...]
+
+    def no_later(self, other: "_Path") -> bool:
+        """Is this as good as another path to the same set?"""
+        mine, theirs = (self.free_us, self.flying), (other.free_us, other.flying)
+        return (
+            self.clock_us <= other.clock_us
+            and all(a <= b for a, b in zip(mine[0], theirs[0], strict=True))
+            and all(a[1] <= b[1] for a, b in zip(mine[1], theirs[1], strict=True))
+        )
+
+    def end_us(self, collective: int | None) -> float:
+        """When the clock can pass a wait."""
+        return max([self.clock_us, *(end for u, end in self.flying if u == collective)])
+
+
+class _Left(NamedTuple):
+    """What a set leaves to do: compute, time per stream, and the nodes that may run next."""
+
+    compute_us: float
+    stream_us: tuple[float, ...]
+    ready: tuple[int, ...]
+
+
+class _Search:
+    """The graph, and what is known of the sets met so far."""
+
+    def __init__(self, problem: Problem, limit_bytes: int) -> None:
+        self.facts: Facts = facts_of(problem)
+        self.nodes = problem.nodes
+        self.limit_bytes = limit_bytes
+        self.everything = (1 << len(problem.nodes)) - 1
+        self.groups = sorted({node.group for node in problem.nodes if node.group is not None})
+        self.stream = [-1 if node.group is None else self.groups.index(node.group) for node in problem.nodes]
+        self._live = {0: self.facts.inputs_bytes}
+        self._left: dict[int, _Left] = {}
+        self._completes: dict[int, bool] = {self.everything: True}
+
+    def next(self, done: int, path: _Path) -> list[int]:
+        """The nodes to try: all that are ready and fit; or one alone that takes neither time nor memory.
+
+        Such a node may as well run now: it only lets go of memory, and lets others run.
+        """
+        live = self.live_bytes(done)
+        fits = [v for v in self.left(done).ready if live + self.facts.takes_bytes[v] <= self.limit_bytes]
+        for v in fits:
+            still = self.stream[v] < 0 and self.after(v, done, path).clock_us == path.clock_us
+            if still and self.facts.takes_bytes[v] == 0:
+                return [v]
+        return fits
+
+    def after(self, v: int, done: int, path: _Path) -> _Path:
+        """The path with v run behind it."""
+        clock, free, flying = path
+        if self.stream[v] >= 0:
+            k = self.stream[v]
+            end = free[k] + self.nodes[v].time_us
+            free = (*free[:k], end, *free[k + 1 :])
+            flying = tuple(sorted((*flying, (v, end))))
+        elif self.nodes[v].kind is Kind.WAIT:
+            clock = path.end_us(self.nodes[v].collective)
+        else:
+            clock += self.nodes[v].time_us
+        now = done | 1 << v
+        flying = tuple((u, max(end, clock)) for u, end in flying if self.facts.waits[u] & ~now)
+        return _Path(clock, tuple(max(end, clock) for end in free), flying)
+
+    def bound_us(self, done: int, path: _Path) -> float:
+        """No order that begins so ends sooner: all compute, all of each stream, the longest path from here."""
+        left = self.left(done)
+        least = path.clock_us + left.compute_us
+        for free, us in zip(path.free_us, left.stream_us, strict=True):
+            least = max(least, free + us)
+        for v in left.ready:
+            k = self.stream[v]
+            begin = path.free_us[k] if k >= 0 else path.end_us(self.nodes[v].collective)
+            least = max(least, begin + self.facts.tail_us[v])
+        return least
+
+    def left(self, done: int) -> _Left:
+        """See :class:`_Left`."""
+        if done not in self._left:
+            compute, streams, ready = 0.0, [0.0] * len(self.groups), []
+            for v, node in enumerate(self.nodes):
+                if done >> v & 1:
+                    continue
+                if self.stream[v] >= 0:
+                    streams[self.stream[v]] += node.time_us
+                elif node.kind is not Kind.WAIT:
+                    compute += node.time_us
+                if not self.facts.need[v] & ~done:
+                    ready.append(v)
+            self._left[done] = _Left(compute, tuple(streams), tuple(ready))
+        return self._left[done]
+
+    def live_bytes(self, done: int) -> int:
+        """What is live between two steps."""
+        if done not in self._live:
+            kept = sum(bytes_ for v, bytes_ in enumerate(self.facts.keeps_bytes) if done >> v & 1)
+            freed = sum(size for users, size in self.facts.dying if not users & ~done)
+            self._live[done] = self.facts.inputs_bytes + kept - freed
+        return self._live[done]
+
+    def completes(self, done: int) -> bool:
+        """Does all that has not run fit as it is listed?"""
+        if done not in self._completes:
+            v = (~done & done + 1).bit_length() - 1  # the first that has not run
+            fits = self.live_bytes(done) + self.facts.takes_bytes[v] <= self.limit_bytes
+            self._completes[done] = fits and self.completes(done | 1 << v)
+        return self._completes[done]

@@ -1,0 +1,233 @@
+"""What each of two gloo ranks does in the loop of faults: ``python -m tests.support.inductor.fault_runs COUNT FOLDER``.
+
+One training step is compiled again and again, each time with one fault on one rank or on both. Writes what came of each
+run to ``FOLDER/rank<r>.json``. ``COUNT`` 0: each fault there is, once.
+"""
+
+import json
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch._inductor.compile_fx
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.distributed import agreement, place
+from tests.support.inductor.injection import ERRORS, FaultyStore, Watch
+from tests.support.inductor.models import Pair, step
+
+WAYS = ("backend", "inductor")
+WIDTH = 8
+LIMIT_S = 1.0
+"""How long a rank waits for one that cannot be heard; a test's patience, not a user's."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong in one run.
+
+    Attributes:
+        way: How the step is compiled.
+        kind: ``"function"``: one of the package's fails. ``"interrupt"``: the same with Ctrl-C. ``"store"``: an
+            operation of the store goes wrong. ``"lie"``: the scheduler gives a wrong order.
+        where: Which function, operation or lie.
+        how: Which error, or in which way.
+        on: The rank on which it happens; ``None``: on both.
+    """
+
+    way: str
+    kind: str
+    where: str
+    how: str
+    on: int | None
+
+
+@dataclass
+class Outcome:
+    """What came of one run on one rank.
+
+    Attributes:
+        equal: Loss and gradients are bitwise those without us.
+        struck: The fault has happened here.
+        orders: Per graph, the names of its nodes in the order in which they ran.
+        reordered: Graphs that have another order than without us.
+        interrupted: Ctrl-C came through.
+        warned: Warnings of ours.
+    """
+
+    equal: bool
+    struck: bool
+    orders: list[tuple[str, ...]]
+    reordered: int
+    interrupted: bool
+    warned: int
+
+
+def wrong(plan: Any, lie: str, rank: int) -> Any:
+    """What a scheduler that lies makes of its result; ``plan`` is a run and its work."""
+    run, work = plan
+    if run is None:
+        return plan
+    order = list(run.order)
+    lies: dict[str, Any] = {
+        "backwards": order[::-1],
+        "a node short": order[:-1],
+        "a node twice": [order[0], *order[:-1]],
+        "no numbers": ["a"] * len(order),
+        "empty": [],
+        "beyond": [*order[:-1], len(order)],
+    }
+    return (None if lie == "nothing" else replace(run, order=tuple(lies[lie]))), work
+
+
+LIES = ("backwards", "a node short", "a node twice", "no numbers", "empty", "beyond", "nothing")
+
+
+class Runner:
+    """Compiles and runs one step after the other; every run has a store of its own."""
+
+    def __init__(self) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.model = Pair(WIDTH, self.ranks)
+        self.shared = place.place_of(None, None, None)
+        assert self.shared is not None
+        self.runs = 0
+        self.plain = {way: self._plain(way) for way in WAYS}
+
+    def _plain(self, way: str) -> tuple[list[torch.Tensor], list[tuple[str, ...]]]:
+        """Results without us; the orders of the graphs as they were, from a pass that leaves all as it was."""
+        torch._dynamo.reset()
+        results = step(self.model, torch.compile(self.model, backend=_backend_of(way, plain=True)), WIDTH)
+        outcome, _, _ = self.run(Fault(way, "none", "", "", None), Options(effort=0), results)
+        assert outcome.equal
+        return results, outcome.orders
+
+    def run(
+        self, fault: Fault, options: Options | None = None, plain: Any = None
+    ) -> tuple[Outcome, Watch, FaultyStore]:
+        """One step with one fault."""
+        here = fault.on in (None, self.rank)
+        watch, store = Watch(), self._store(fault if here and fault.kind == "store" else None)
+        if here and fault.kind in ("function", "interrupt"):
+            watch = Watch(fault.where, next(e for e in (*ERRORS, KeyboardInterrupt) if e.__name__ == fault.how))
+        if plain is None:
+            plain = self.plain[fault.way][0]
+        overlap_sched.clear_reports()
+        interrupted = False
+        with ExitStack() as stack:
+            caught = stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always")
+            placed = replace(self.shared, store=store)  # type: ignore[type-var]
+            stack.enter_context(mock.patch.object(agreement, "place_of", return_value=placed))
+            stack.enter_context(watch.on())
+            if here and fault.kind == "lie":
+                module = sys.modules["overlap_sched.scheduler.pipeline"]
+                right = module.best_run
+                lied = mock.patch.object(module, "best_run", lambda *a: wrong(right(*a), fault.where, self.rank))
+                stack.enter_context(lied)
+                watch.struck = True
+            how = options or Options(headroom="50%", effort=1)
+            stack.enter_context(overlap_sched.enabled(how, timeout_s=LIMIT_S))
+            try:
+                results = self._step(fault.way)
+            except KeyboardInterrupt:
+                interrupted = True
+                watch.orders.clear()
+                results = self._step(fault.way)
+        ours = [w for w in caught if issubclass(w.category, overlap_sched.errors.OverlapSchedWarning)]
+        known = self.plain[fault.way][1] if hasattr(self, "plain") else watch.orders
+        outcome = Outcome(
+            equal=len(results) == len(plain) and all(map(torch.equal, results, plain)),
+            struck=watch.struck or 0 < store.at <= store.calls,
+            orders=watch.orders,
+            reordered=sum(a != b for a, b in zip(watch.orders, known, strict=False)),
+            interrupted=interrupted,
+            warned=len(ours),
+        )
+        return outcome, watch, store
+
+    def _step(self, way: str) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        return step(self.model, torch.compile(self.model, backend=_backend_of(way)), WIDTH)
+
+    def _store(self, fault: Fault | None) -> FaultyStore:
+        self.runs += 1
+        own = dist.PrefixStore(f"run {self.runs}", self.shared.store)  # type: ignore[union-attr]
+        return FaultyStore(own, int(fault.where) if fault else 0, fault.how if fault else "")
+
+
+def _backend_of(way: str, plain: bool = False) -> str | Callable[..., Any]:
+    if way == "inductor":
+        return "inductor"
+    return "aot_eager" if plain else overlap_sched.backend
+
+
+def faults(runner: Runner) -> Iterator[Fault]:
+    """Every fault there is; which functions and operations there are, a run without faults shows (on any rank)."""
+    turn = 0
+    for way in WAYS:
+        _, watch, store = runner.run(Fault(way, "none", "", "", None))
+        seen: list[Any] = [None] * runner.ranks
+        dist.all_gather_object(seen, (list(watch.seen), store.calls, store.standing))
+        functions = list(dict.fromkeys(f for each in seen for f in each[0] if "<" not in f))  # no parts of functions
+        for where in functions:
+            turn += 1
+            yield Fault(way, "function", where, ERRORS[turn % len(ERRORS)].__name__, (0, 1, None)[turn % 3])
+        # Ctrl-C ends a rank's step: only where both ranks are at the same place whatever the clock says, not where one
+        # of them happens to see first that both wait, and the other goes on with a step that nobody else is in
+        steady = [f for f in functions if not f.startswith("distributed/")]
+        for turn, where in enumerate(steady[:: max(1, len(steady) // 8)]):
+            yield Fault(way, "interrupt", where, "KeyboardInterrupt", (0, 1, None)[turn % 3])
+        for rank in range(runner.ranks):
+            for at in range(1, seen[rank][1] + 1):
+                hows = ["before", "after", "garbage", "slow"] + ["for good"] * (at < (seen[rank][2] or at + 1))
+                yield from (Fault(way, "store", str(at), how, rank) for how in hows)
+        stands = min(each[2] for each in seen)  # from there on nothing helps: one may have read what the other cannot
+        yield from (Fault(way, "store", str(at), "for good", None) for at in range(1, stands))
+        yield from (Fault(way, "lie", lie, "", on) for lie in LIES for on in (0, 1, None))
+
+
+def picked(every: list[Fault], count: int) -> list[Fault]:
+    """One of each kind and way of compiling, and for the rest evenly."""
+    rare = list({(fault.kind, fault.way): fault for fault in every}.values())
+    count -= len(rare)
+    return rare + [every[i * len(every) // count] for i in range(count)]
+
+
+def main() -> None:
+    """See the module."""
+    count, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    runner = Runner()
+    every = list(faults(runner))
+    chosen = every if not count else picked(every, count)
+    done = []
+    log = (folder / f"rank{runner.rank}.log").open("w", buffering=1)
+    for fault in chosen:
+        dist.barrier()
+        print(fault, file=log)  # the last line is the one that hangs
+        outcome, _, _ = runner.run(fault)
+        done.append((fault, outcome))
+    kinds = Counter(fault.kind for fault in every)
+    (folder / f"rank{runner.rank}.json").write_text(
+        json.dumps({"there are": kinds, "done": [[asdict(fault), asdict(outcome)] for fault, outcome in done]})
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

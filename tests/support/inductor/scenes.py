@@ -1,0 +1,199 @@
+"""What each of several gloo ranks plays: ``python -m tests.support.inductor.scenes FOLDER``, under torchrun or like it.
+
+Scenes of training steps that are compiled and run, each with a store of its own, in which the last rank is the odd one.
+Writes ``FOLDER/rank<r>.pt``: per scene the results, the reports, and what the same step gives without us.
+"""
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch._inductor.compile_fx
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.distributed import agreement, broadcast_costs, place
+from tests.support.inductor.models import Pair, step
+
+WIDTH = 16
+ROOMY = Options(headroom="50%")
+
+
+class Other(Pair):
+    """Another graph with the same collectives."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.sin())
+
+
+class Stage:
+    """Where scenes are played."""
+
+    def __init__(self) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.odd = self.rank == self.ranks - 1
+        here = place.place_of(None, None, None)
+        assert here is not None
+        self.place = here
+
+    @contextmanager
+    def scene(self, name: str) -> Iterator[None]:
+        """A store of its own; warnings are not errors."""
+        own = replace(self.place, store=dist.PrefixStore(name, self.place.store))
+        overlap_sched.clear_reports()
+        with mock.patch.object(agreement, "place_of", return_value=own), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+
+    def model(self, kind: type[Pair] = Pair) -> Pair:
+        """With the same parameters each time."""
+        return kind(WIDTH, self.ranks)
+
+    def plain(self, model: Pair, backend: str = "aot_eager") -> list[torch.Tensor]:
+        """Results without us."""
+        torch._dynamo.reset()
+        return step(model, torch.compile(model, backend=backend, fullgraph=True), WIDTH)
+
+    def step(self, model: Pair, options: Options = ROOMY, *, backend: Any = None, **how: Any) -> dict[str, Any]:
+        """One step, compiled anew with us, next to one without us."""
+        backend = backend or overlap_sched.backend
+        expected = self.plain(model, backend if isinstance(backend, str) else "aot_eager")
+        torch._dynamo.reset()
+        with overlap_sched.enabled(options, **how):
+            results = step(model, torch.compile(model, backend=backend, fullgraph=True), WIDTH)
+        return self.found(results, expected)
+
+    def found(self, results: list[torch.Tensor], expected: list[torch.Tensor]) -> dict[str, Any]:
+        """For the file."""
+        reports = [one.report for one in overlap_sched.reports()]
+        return {
+            "equal": len(results) == len(expected) and all(map(torch.equal, results, expected)),
+            "changed": [report.changed for report in reports],
+            "reasons": [report.reason for report in reports],
+        }
+
+
+def graphs_in_different_order(stage: Stage) -> dict[str, Any]:
+    """Two graphs are caught, compiled in one order by the odd rank and in the other by the rest, then run by all."""
+    models = [stage.model(), stage.model(Other)]
+    caught: list[tuple[torch.fx.GraphModule, Any]] = []
+
+    def catch(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        caught.append((gm, inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    x = torch.ones(4, WIDTH)
+    with torch.no_grad():
+        expected = [torch.compile(model, backend=catch, fullgraph=True)(x) for model in models]
+        compiled: dict[int, Any] = {}
+        with overlap_sched.enabled(ROOMY):
+            for which in (1, 0) if stage.odd else (0, 1):
+                compiled[which] = overlap_sched.backend(*caught[which])
+        results = [compiled[which](*caught[which][1])[0] for which in (0, 1)]
+    found = stage.found(results, expected)
+    names = [f"{one.name}: {one.report.changed}" for one in overlap_sched.reports()]
+    return {**found, "names": names, "by graph": found["changed"][::-1] if stage.odd else found["changed"]}
+
+
+def a_hit_and_misses(stage: Stage) -> list[dict[str, Any]]:
+    """The second time, the odd rank has the step compiled already; the others compile it again."""
+    model = stage.model()
+    expected = stage.plain(model)
+    torch._dynamo.reset()
+    found = []
+    with overlap_sched.enabled(ROOMY):
+        compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
+        for turn in range(2):
+            if turn and not stage.odd:
+                torch._dynamo.reset()
+                compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
+            overlap_sched.clear_reports()
+            found.append(stage.found(step(model, compiled, WIDTH), expected))
+    return found
+
+
+def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
+    """Two halves of the ranks, each with a graph and a process group of its own, ask only among themselves."""
+    size = stage.ranks // 2
+    halves = [list(range(size)), list(range(size, stage.ranks))]
+    groups = [dist.new_group(half) for half in halves]
+    mine = stage.rank // size
+    kind = (Pair, Other)[mine]
+    return stage.step(kind(WIDTH, size, groups[mine].group_name), ranks=halves[mine])
+
+
+def a_rank_dies(stage: Stage) -> dict[str, Any]:
+    """The others compile; what they run then ends with an error of gloo, which is not ours to prevent."""
+    torch._dynamo.reset()
+    model = stage.model()
+    error = ""
+    began = time.monotonic()
+    with overlap_sched.enabled(ROOMY, timeout_s=2.0):
+        try:
+            step(model, torch.compile(model, backend=overlap_sched.backend, fullgraph=True), WIDTH)
+        except RuntimeError as lost:
+            error = str(lost)
+    return {**stage.found([], [torch.ones(1)]), "error": error, "waited_s": time.monotonic() - began}
+
+
+def play(stage: Stage) -> Iterator[tuple[str, Any]]:
+    """Each scene with its name."""
+    other = Options(headroom="49%")
+    slower = {"cost": lambda node: 3.0}
+    scenes: dict[str, Callable[[], Any]] = {
+        "equal": lambda: stage.step(stage.model()),
+        "graph": lambda: stage.step(stage.model(Other if stage.odd else Pair)),
+        "options": lambda: stage.step(stage.model(), other if stage.odd else ROOMY),
+        "options, in generated code": lambda: stage.step(
+            stage.model(), other if stage.odd else ROOMY, backend="inductor"
+        ),
+        "equal, in generated code": lambda: stage.step(stage.model(), backend="inductor"),
+        "costs": lambda: stage.step(stage.model(), **(slower if stage.odd else {})),
+        "different order": lambda: graphs_in_different_order(stage),
+        "hit and miss": lambda: a_hit_and_misses(stage),
+        "pipeline": lambda: stages_of_a_pipeline(stage),
+    }
+    for name, scene in scenes.items():
+        with stage.scene(name):
+            dist.barrier()
+            yield name, scene()
+    with stage.scene("costs of rank 0"):
+        measured = broadcast_costs({"us": 5.0 + stage.rank})["us"]  # no two ranks measure the same
+        yield "costs of rank 0", stage.step(stage.model(), cost=lambda node: measured)
+
+
+def main() -> None:
+    """See the module."""
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    stage = Stage()
+    found = dict(play(stage))
+    dist.barrier()
+    if stage.odd:
+        torch.save(found, folder / f"rank{stage.rank}.pt")
+        os._exit(0)
+    with stage.scene("dies"):
+        found["dies"] = a_rank_dies(stage)
+    torch.save(found, folder / f"rank{stage.rank}.pt")
+    if stage.rank == 0:  # serves the store: goes last
+        while len(list(folder.glob("rank*.pt"))) < stage.ranks:
+            time.sleep(0.01)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

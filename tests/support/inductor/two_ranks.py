@@ -1,0 +1,57 @@
+"""What each of several gloo ranks runs: ``python -m tests.support.inductor.two_ranks FOLDER`` as under torchrun.
+
+Writes ``FOLDER/rank<r>.pt``: per way of compiling, results of a step, reports, the code.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch._inductor.compile_fx
+from torch._inductor.utils import run_and_get_code
+
+import overlap_sched
+from overlap_sched import Options
+from tests.support.inductor.models import Net, step
+
+
+def one(model: Net, **compile_arguments: Any) -> dict[str, Any]:
+    """Compile anew, one step."""
+    torch._dynamo.reset()
+    overlap_sched.clear_reports()
+    compiled = torch.compile(model, fullgraph=True, **compile_arguments)
+    results, code = run_and_get_code(step, model, compiled)
+    return {
+        "results": results,
+        "code": code,
+        "changed": [report.report.changed for report in overlap_sched.reports()],
+    }
+
+
+def main() -> None:
+    """See the module."""
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model = Net(blocks=2, ranks=ranks)
+    ours = overlap_sched.inductor_options(Options(headroom="20%", strict=True))
+    found = {
+        "plain": one(model),
+        "ours": one(model, options=ours),
+        "eager": one(model, backend="aot_eager"),
+        "backend": one(model, backend=overlap_sched.backend),
+    }
+    torch.save(found, folder / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.scheduler.live_ranges import Lives
 
 _WORTH = 1e-4
 """A tail is left as it is below this part of the step."""
@@ -46,7 +46,7 @@ class _Job:
 
 
 def shorter_tail(
-    lives: Lives, order: Order, limit: npt.NDArray[np.int64], finished: Callable[[Order], Order]
+    lives: LiveRanges, order: Order, limit: npt.NDArray[np.int64], finished: Callable[[Order], Order]
 ) -> tuple[Order, frozenset[int]]:
     """The finished order, with compute moved behind its last launch before it was finished if the step is shorter so.
 
@@ -97,7 +97,7 @@ def _tail_us(problem: Problem, order: Order, timeline: Replay) -> float:
     return timeline.step_us - timeline.at_us[order[last]] - left_us
 
 
-def _admitted(lives: Lives, order: Order, limit: npt.NDArray[np.int64], last: int, tail_us: float) -> list[_Job]:
+def _admitted(lives: LiveRanges, order: Order, limit: npt.NDArray[np.int64], last: int, tail_us: float) -> list[_Job]:
     """Jobs that hide the tail, the best first, for which there is memory from where they are to the end."""
     nodes, maker = lives.problem.nodes, lives.problem.allocator
     position = dict(zip(order, range(len(order)), strict=True))

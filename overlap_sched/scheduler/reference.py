@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.scheduler.live_ranges import Lives
 from overlap_sched.scheduler.priority import Keys, frees, keys
 
 
@@ -21,9 +21,9 @@ class Reference:
         users: Per storage, the positions of the nodes that use it, ascending.
     """
 
-    def __init__(self, problem: Problem, order: Sequence[int], lives: Lives | None = None) -> None:
+    def __init__(self, problem: Problem, order: Sequence[int], lives: LiveRanges | None = None) -> None:
         """Of an order that is known to be valid; ``lives``: those of the problem, where they have been made."""
-        self.lives = lives or Lives(problem)
+        self.lives = lives or LiveRanges(problem)
         self.problem = problem
         self.order = list(order)
         self.position = [0] * len(self.order)

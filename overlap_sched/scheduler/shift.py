@@ -22,15 +22,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.scheduler.live_ranges import Lives
 
 _REACH = 2_000
 """A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
 
 
 def widened(
-    lives: Lives, order: Sequence[int], limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]] = ()
+    lives: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]] = ()
 ) -> Order:
     """The order with waits later and launches sooner, within the budget; never a longer step.
 
@@ -91,7 +91,7 @@ class _Line:
         order: Node ids. position: its inverse.
     """
 
-    def __init__(self, lives: Lives, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
+    def __init__(self, lives: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
         self.order = np.array(order, dtype=np.int64)
         self.position = np.empty(len(order), dtype=np.int64)
         self._placed(0, len(order))

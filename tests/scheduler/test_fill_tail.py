@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from overlap_sched import Group, Kind, Node, Problem, Storage, read_problem, schedule
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order
 from overlap_sched.scheduler.fill_tail import shorter_tail
-from overlap_sched.scheduler.live_ranges import Lives
 from overlap_sched.scheduler.shift import widened
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
@@ -26,7 +26,7 @@ def as_it_is(order: Order) -> Order:
 @given(problems(max_steps=20), st.integers(0, 99), st.integers(0, 12), st.booleans(), st.booleans())
 def test_within_the_budget_and_never_slower(problem: Problem, seed: int, room: int, flat: bool, wide: bool) -> None:
     order = tuple(random_order(problem, seed))
-    lives, profile = Lives(problem), peak_by_definition(problem, list(order))
+    lives, profile = LiveRanges(problem), peak_by_definition(problem, list(order))
     assert lives.profile(order).tolist() == profile
     limit = np.array(max(profile) + room) if flat else np.array(profile) + room
     finished = partial(widened, lives, limit=limit) if wide else as_it_is
@@ -64,7 +64,7 @@ def tail(*jobs: tuple[float, float]) -> Problem:
 def test_on_the_picture() -> None:
     problem = tail((40.0, 10.0))
     before = problem.original_order
-    order, put_off = shorter_tail(Lives(problem), before, np.array(99), as_it_is)
+    order, put_off = shorter_tail(LiveRanges(problem), before, np.array(99), as_it_is)
     assert " ".join(problem.names(order)) == "x0 chain v wgrad0 u0 v.wait u0.wait output"
     assert problem.names(sorted(put_off)) == ["wgrad0", "u0", "u0.wait"]
     assert replay(problem, before).step_us == 40 + 50 + 60
@@ -75,7 +75,7 @@ def test_as_far_as_memory_admits() -> None:
     """A gradient put off holds its 8 bytes until the end; the later one for less time, so it goes first."""
     problem = tail((20.0, 1.0), (20.0, 1.0))
     for limit, step_us, put_off in [(26, 150, []), (27, 131, ["wgrad1"]), (35, 112, ["wgrad0", "wgrad1"])]:
-        order, nodes = shorter_tail(Lives(problem), problem.original_order, np.array(limit), as_it_is)
+        order, nodes = shorter_tail(LiveRanges(problem), problem.original_order, np.array(limit), as_it_is)
         assert max(peak_by_definition(problem, list(order))) <= limit
         assert replay(problem, order).step_us == step_us
         assert [name for name in problem.names(sorted(nodes)) if name.startswith("wgrad")] == put_off
@@ -83,14 +83,14 @@ def test_as_far_as_memory_admits() -> None:
 
 def test_the_shortest_communication_comes_last() -> None:
     problem = tail((20.0, 2.0), (20.0, 9.0))
-    order, _ = shorter_tail(Lives(problem), problem.original_order, np.array(99), as_it_is)
+    order, _ = shorter_tail(LiveRanges(problem), problem.original_order, np.array(99), as_it_is)
     assert [name for name in problem.names(order) if name.startswith("wgrad")] == ["wgrad1", "wgrad0"]
 
 
 @pytest.mark.parametrize("job", [(40.0, 40.0), (40.0, 90.0), (0.1, 0.0)])
 def test_what_hides_nothing_stays(job: tuple[float, float]) -> None:
     problem = tail(job)
-    made = shorter_tail(Lives(problem), problem.original_order, np.array(99), as_it_is)
+    made = shorter_tail(LiveRanges(problem), problem.original_order, np.array(99), as_it_is)
     assert made == (problem.original_order, frozenset())
 
 

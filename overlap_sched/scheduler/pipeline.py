@@ -81,26 +81,30 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
 
 def _best_order(problem: Problem, options: Options, original: Candidate) -> tuple[Candidate, int]:
     """The best order by (step, peak), and the peak that headroom is counted from."""
-    task, bases = _based(Task(problem, options, original.peak_bytes), original)
+    tasks = _tasks(problem, options, original)
     best, work = original, Work()
-    for base in bases:
+    for task, base in tasks:
         for found in _found(task, base, original):
             work = work.plus(found.work)
             if found.beats(best):
                 best = found
-    kept = best.order == original.order and not task.within_budget(best.order)
-    return replace(best, work=work), original.peak_bytes if kept else task.base_bytes
+    asked, _ = tasks[0]
+    kept = best.order == original.order and not asked.within_budget(best.order)
+    return replace(best, work=work), original.peak_bytes if kept else asked.base_bytes
 
 
-def _based(task: Task, original: Candidate) -> tuple[Task, list[Order]]:
-    """The task with its base, and the orders to start from: all within the budget, the one asked for first."""
-    if task.options.base == "original":
-        return task, [original.order]
-    plan = lowest_peak(task)
-    if task.options.base == "memory-peak":
-        task = replace(task, base_bytes=plan.peak_bytes)
-    bases = dict.fromkeys([plan.order, original.order])
-    return task, [order for order in bases if task.within_budget(order)]
+def _tasks(problem: Problem, options: Options, original: Candidate) -> list[tuple[Task, Order]]:
+    """The task asked for with the order to start from; then, where that is another, the default at the same budget."""
+    default = Task(problem, options, original.peak_bytes)
+    if options.base == "original":
+        return [(default, original.order)]
+    plan = lowest_peak(default)
+    asked = replace(default, base_bytes=plan.peak_bytes) if options.base == "memory-peak" else default
+    spare_bytes = int(asked.limit) - original.peak_bytes
+    if spare_bytes < 0:
+        return [(asked, plan.order)]
+    same_budget = replace(options, base="original", headroom=spare_bytes)
+    return [(asked, plan.order), (replace(default, options=same_budget), original.order)]
 
 
 def _found(task: Task, base: Order, original: Candidate) -> Iterator[Candidate]:

@@ -376,6 +376,19 @@ def test_from_the_lowest_peak(problem: Problem, base: Any, effort: int) -> None:
         assert result.base_bytes == lowest
 
 
+@given(problems(), st.sampled_from(["memory", "memory-peak"]), st.integers(0, 12), st.sampled_from([1, 4, 9]))
+@settings(max_examples=150)
+def test_another_base_is_never_worse_than_the_default_at_the_same_budget(
+    problem: Problem, base: Any, headroom: int, effort: int
+) -> None:
+    wanted = Options(headroom, base=base, effort=effort, memory_model=problem.memory_model, strict=True)
+    asked = schedule(problem, wanted)
+    spare_bytes = asked.budget_bytes - asked.original.peak_bytes
+    if spare_bytes >= 0:
+        default = schedule(problem, replace(wanted, base="original", headroom=spare_bytes))
+        assert asked.scheduled.step_us <= default.scheduled.step_us * (1 + 1e-9)
+
+
 def test_less_memory_first() -> None:
     """The example's gathered weight need not be live beside `g`: 18 MiB instead of 21, in the same 190 us."""
     result = schedule(EXAMPLE, Options(base="memory-peak", strict=True))

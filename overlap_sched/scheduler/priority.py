@@ -11,8 +11,8 @@ latest start
         group stream                     |====== u ========||======= v =======|
 
     A cheap node that prepares a launch (a cast before an all_gather) inherits the latest start of what it
-    prepares; an expensive one stays in its place. What frees memory when it is done (reduce_scatter,
-    all_reduce) starts in its place at the latest: a gather of equal urgency takes memory and comes after it.
+    prepares; an expensive one stays in its place. What frees memory once it has completed (reduce_scatter, all_reduce)
+    starts in its place at the latest, though nobody may need its result before the end: what it frees admits gathers.
 bottom level
     The longest path from the node to the end, communication included. A node whose bottom level does not fit into the
     time that is left makes the step longer if anything runs before it.
@@ -33,7 +33,6 @@ class LaunchKey(NamedTuple):
     """Of a collective and of what prepares it, in the queue of its stream: the smallest is launched first."""
 
     latest_start_us: float
-    takes_memory: bool
     position: int
     node: int
 
@@ -107,7 +106,7 @@ def priorities(problem: Problem, order: Sequence[int], frees: Sequence[bool], pr
     for at, v in enumerate(order):
         path_keys[v] = PathKey(-bottom[v], at, v)
         if stream[v] is not None:
-            launch_keys[v] = LaunchKey(latest[v], not frees[v], at, v)
+            launch_keys[v] = LaunchKey(latest[v], at, v)
     return Priorities(
         compute_us=compute,
         latest_start_us=latest,

@@ -1,6 +1,7 @@
 """One run: within the budget whatever the policy, and what each of its rules is for."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
 from tests.support.graphs import problems
+from tests.support.layers import layers
 from tests.support.oracle import peak_by_definition, random_order
 
 POLICIES = st.builds(
@@ -111,3 +113,20 @@ def test_standing_still_launches_only_what_is_due_meanwhile() -> None:
     run = list_schedule(Reference(problem, problem.original_order), np.array(99), Policy(lead=0.0, slack=-1.0))
     assert isinstance(run, Candidate)
     assert run.step_us == 20 + 50 + 20 + 200 + 10
+
+
+def test_what_frees_memory_is_launched_in_its_place_though_nobody_needs_it_soon() -> None:
+    """Reduce_scatters on a stream of their own: nobody needs their results before the end of the step.
+
+    Launched that late, their inputs fill the memory that the next gathers need: 1,500 us instead of 1,140.
+    """
+    shared = layers(12)
+    nodes = tuple(node._replace(group="dp") if node.name.startswith("scatter") else node for node in shared.nodes)
+    problem = replace(shared, nodes=nodes, groups={**shared.groups, "dp": Group(2, False)})
+    reference = Reference(problem, problem.original_order)
+    assert sum(reference.frees) == 12
+    run = list_schedule(reference, reference.profile.max(), Policy(lead=0.005, slack=-1.0))
+    assert isinstance(run, Candidate)
+    assert run.step_us == 1140.0
+    names = problem.names(run.order)
+    assert all(names.index(f"scatter{k}") < names.index(f"gather{k + 2}") for k in range(10))

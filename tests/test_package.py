@@ -1,8 +1,13 @@
 """The package as a user meets it."""
 
+import ast
 import doctest
+import importlib
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import overlap_sched
 import overlap_sched.peak_memory
@@ -26,3 +31,94 @@ def test_what_needs_torch_is_there_when_asked_for() -> None:
     assert callable(overlap_sched.schedule_graph)
     assert callable(overlap_sched.load_dump)
     assert not hasattr(overlap_sched, "no_such_name")
+
+
+PACKAGE = Path(overlap_sched.__file__).parent
+MODULES = sorted(
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+)
+ARROWS = (
+    ("problem",),
+    ("judge",),
+    ("peak_memory",),
+    ("scheduler",),
+    ("cost",),
+    ("analysis",),
+    ("fx",),
+    ("dump",),
+    ("distributed",),
+    ("inductor",),
+    ("report",),
+    ("cli",),
+)
+"""Packages from the bottom up: each imports only those before it."""
+NEEDS_TORCH = ("fx", "dump", "distributed", "inductor")
+
+
+def imports_of(module: str) -> set[str]:
+    """Modules of the package that a module imports when it is loaded: not inside functions, not for types only."""
+    path = PACKAGE.parent / Path(*module.split("."))
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(names if names <= set(MODULES) else {node.module})
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return {name for name in found if name.split(".")[0] == "overlap_sched" and name != module}
+
+
+def test_few_modules_stand_at_the_top() -> None:
+    assert sorted(path.name for path in PACKAGE.glob("*.py")) == [
+        "__init__.py",
+        "__main__.py",
+        "errors.py",
+        "options.py",
+    ]
+
+
+def test_every_package_has_its_place() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages == {name for names in ARROWS for name in names}
+
+
+def test_imports_have_no_cycle() -> None:
+    imports = {module: imports_of(module) for module in MODULES}
+    done: set[str] = set()
+    while len(done) < len(MODULES):
+        free = [module for module in MODULES if module not in done and imports[module] <= done | {"overlap_sched"}]
+        assert free, f"these import each other: {[module for module in MODULES if module not in done]}"
+        done.update(free)
+
+
+def test_arrows_point_one_way() -> None:
+    level = {name: k for k, names in enumerate(ARROWS) for name in names}
+    for module in MODULES:
+        for other in imports_of(module):
+            here, there = (name.split(".")[1] if "." in name else "" for name in (module, other))
+            if here in level and there in level:
+                assert level[there] <= level[here], f"{module} imports {other}, which stands above it"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_an_import_gives_the_module(module: str) -> None:
+    """``import a.b as c`` looks ``b`` up in ``a``: nothing else there may have the name of a module."""
+    if module.endswith("__main__"):
+        return
+    if module.split(".")[1:2] and module.split(".")[1] in NEEDS_TORCH:
+        pytest.importorskip("torch")
+    loaded = importlib.import_module(module)
+    parent, _, name = module.rpartition(".")
+    if parent:
+        assert getattr(importlib.import_module(parent), name) is loaded
+
+
+def test_the_package_alone_loads_neither_torch_nor_what_reads_dumps() -> None:
+    script = "import sys, overlap_sched; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    loaded = done.stdout.split()
+    assert "overlap_sched.scheduler.pipeline" in loaded
+    unwanted = ("torch", "matplotlib", "rich", "ortools", *(f"overlap_sched.{name}" for name in NEEDS_TORCH))
+    assert [name for name in loaded if name.startswith(unwanted)] == []

@@ -20,8 +20,8 @@ from tests.cli.test_dump import DUMP
 ROOT = Path(__file__).parents[1]
 READERS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 """What people read; records and changes stay as they were written."""
-DOCUMENTS = [*READERS, ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/records/*.md")), *sorted(ROOT.glob("llama_repro/*.md")),
-             *sorted(ROOT.glob("scripts/instances/*.md"))]  # fmt: skip
+_OTHERS = ("docs/records", "llama_repro", "scripts/instances")
+DOCUMENTS = [*READERS, ROOT / "CHANGELOG.md", *sorted(path for name in _OTHERS for path in ROOT.glob(f"{name}/*.md"))]
 TUTORIALS = ("tutorial_compiler.md", "tutorial_dump.md", "tutorial_training.md")
 """Documents of which every block of Python must be marked as one that runs."""
 WITHOUT_TORCH = ("concepts.md", "contention.md", "json.md", "memory.md")

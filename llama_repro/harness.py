@@ -17,7 +17,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Order, Problem
 from overlap_sched.report.text import gap_percent
 from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 
 PUBLISHED_GB = {"original": 65.73, "heap": 105.75, "heap, no prefetch": 173.54, "heap, fallback": 72.15}
 """Peaks published for torch's ``llama1d_bwd``, in the tracker model; torch's pass counts a GB as 2**30 bytes."""
@@ -155,4 +155,17 @@ def _as_schedule(problem: Problem, order: Order, seconds: float) -> Schedule:
         return Figures(run.step_us, run.exposed_us, peak, at)
 
     options = Options(memory_model=problem.memory_model)
-    return Schedule(problem, options, order, figures(problem.original_order), figures(order), 0, (), None, seconds)
+    original = figures(problem.original_order)
+    return Schedule(
+        problem=problem,
+        options=options,
+        order=order,
+        original=original,
+        scheduled=figures(order),
+        headroom_bytes=0,
+        base_bytes=original.peak_bytes,
+        decisions=(),
+        fell_back=None,
+        work=NO_WORK,
+        schedule_s=seconds,
+    )

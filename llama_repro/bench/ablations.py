@@ -21,12 +21,12 @@ class Ablation:
     """One idea.
 
     Attributes:
-        name: For the table, behind ``without``: second runs (one run only); beam search (of small graphs); widening
+        name: For the table, behind ``without``: second runs (one run only); beam search (of small graphs); shifting
             (waits later, launches sooner); lead (collectives at their latest start); slack (the critical path at its
-            latest start); reach (compute is looked for to the end of the graph); critical path first (reference order,
+            latest start); window (compute is looked for to the end of the graph); critical path first (reference order,
             whatever is late); short standstills (while nothing can run, all that memory admits is launched); letting
-            urgent launches go first (a launch never makes way); moving what prepares launches (casts stay); putting
-            off (compute that would hide the last collectives stays where it is).
+            urgent launches go first (a launch never makes way); moving what prepares launches (casts stay); filling
+            the tail (compute that would hide the last collectives stays where it is).
         switches: What is set, by its full name.
         policy: What becomes of every policy.
         effort: How much is tried; ``None``: as asked.
@@ -40,21 +40,24 @@ class Ablation:
 
 ABLATIONS = (
     Ablation("second runs", effort=1),
-    Ablation("beam search", (("overlap_sched.scheduler.portfolio.LOOKS", 0),)),
-    Ablation("widening", (("overlap_sched.scheduler.portfolio.widened", lambda lives, order, limit, chains: order),)),
+    Ablation("beam search", (("overlap_sched.scheduler.beam_search.LOOKS", 0),)),
+    Ablation("shifting", (("overlap_sched.scheduler.shift.shifted", lambda live_ranges, order, limit, pairs: order),)),
     Ablation("lead", policy=lambda policy: replace(policy, lead=0.0)),
     Ablation("slack", policy=lambda policy: replace(policy, slack=0.0)),
-    Ablation("reach", policy=lambda policy: replace(policy, reach=math.inf)),
+    Ablation("window", policy=lambda policy: replace(policy, window=math.inf)),
     Ablation(
-        "critical path first", (("overlap_sched.scheduler.choose.Choice._late", lambda choice, step, end_us: None),)
+        "critical path first",
+        (("overlap_sched.scheduler.list_scheduler.Rules._becomes_late", lambda rules, compute, end_us: None),),
     ),
     Ablation(
         "letting urgent launches go first",
-        (("overlap_sched.scheduler.streams.Streams.in_the_way", lambda streams, v, clock_us, end_us: False),),
+        (("overlap_sched.scheduler.streams.Streams.delays_more_urgent", lambda streams, v, clock_us, end_us: False),),
     ),
-    Ablation("short standstills", (("overlap_sched.scheduler.choose.Choice._stall_us", lambda choice: math.inf),)),
+    Ablation(
+        "short standstills", (("overlap_sched.scheduler.list_scheduler.Rules._stall_us", lambda rules: math.inf),)
+    ),
     Ablation("moving what prepares launches", (("overlap_sched.scheduler.priority.CHEAP", 0.0),)),
-    Ablation("putting off", (("overlap_sched.scheduler.fill_tail._MOST_JOBS", 0),)),
+    Ablation("filling the tail", (("overlap_sched.scheduler.fill_tail._MOST_JOBS", 0),)),
 )
 
 

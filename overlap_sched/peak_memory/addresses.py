@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.peak_memory.address_check import address_violation
-from overlap_sched.peak_memory.lifetimes import Lifetime, lifetimes
+from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.sweep import fit_within
 from overlap_sched.problem import Problem
 
@@ -72,7 +72,9 @@ def plan_addresses(problem: Problem, order: Sequence[int], align_bytes: int = 51
     """
     if isinstance(align_bytes, bool) or not isinstance(align_bytes, int) or align_bytes < 1:
         raise OptionsError(f"align_bytes is {align_bytes!r}; it is a whole number of bytes, 1 or more.")
-    rounded = [life._replace(bytes=-(-life.bytes // align_bytes) * align_bytes) for life in lifetimes(problem, order)]
+    rounded = [
+        life._replace(bytes=-(-life.bytes // align_bytes) * align_bytes) for life in LiveRanges(problem).of(order)
+    ]
     offsets, found_by = place(rounded, len(order), effort)
     broken = address_violation(problem, order, offsets, align_bytes)
     if broken is not None:
@@ -83,7 +85,7 @@ def plan_addresses(problem: Problem, order: Sequence[int], align_bytes: int = 51
     return AddressPlan(offsets, arena, most_live(rounded, len(order)), align_bytes, found_by)
 
 
-def most_live(lives: Sequence[Lifetime], steps: int) -> int:
+def most_live(lives: Sequence[LiveRange], steps: int) -> int:
     """The most bytes live at once."""
     change = np.zeros(steps + 1, np.int64)
     for life in lives:
@@ -92,7 +94,7 @@ def most_live(lives: Sequence[Lifetime], steps: int) -> int:
     return int(np.cumsum(change).max())
 
 
-def place(lives: Sequence[Lifetime], steps: int, effort: int) -> tuple[dict[int, int], str]:
+def place(lives: Sequence[LiveRange], steps: int, effort: int) -> tuple[dict[int, int], str]:
     """Offsets by storage, and what found them."""
     offsets: dict[int, int] = {}
     bottom = 0
@@ -110,7 +112,7 @@ def place(lives: Sequence[Lifetime], steps: int, effort: int) -> tuple[dict[int,
     return offsets, found_by
 
 
-def _place_moving(lives: Sequence[Lifetime], steps: int, effort: int) -> tuple[list[int], str]:
+def _place_moving(lives: Sequence[LiveRange], steps: int, effort: int) -> tuple[list[int], str]:
     if not lives:
         return [], "size"
     boxes = Boxes(lives)
@@ -139,7 +141,7 @@ def _place_moving(lives: Sequence[Lifetime], steps: int, effort: int) -> tuple[l
 class Boxes:
     """Storages as boxes in time and space, in arrays."""
 
-    def __init__(self, lives: Sequence[Lifetime]) -> None:
+    def __init__(self, lives: Sequence[LiveRange]) -> None:
         self.bytes = np.array([life.bytes for life in lives], np.int64)
         self.first = np.array([life.first for life in lives], np.int64)
         self.last = np.array([life.last for life in lives], np.int64)

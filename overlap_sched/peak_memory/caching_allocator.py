@@ -20,7 +20,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_sched.peak_memory.lifetimes import lifetimes
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
 
 MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, 2**20, 2 * 2**20
@@ -134,7 +134,7 @@ def replay_allocator(problem: Problem, order: Sequence[int]) -> Reservation:
     """Run an order through the allocator: first the inputs, then what each step makes; what dies is freed behind it."""
     made: list[list[tuple[int, int]]] = [[] for _ in order]
     dead: list[list[int]] = [[] for _ in order]
-    for life in lifetimes(problem, order):
+    for life in LiveRanges(problem).of(order):
         made[life.first].append((life.storage, life.bytes))
         dead[life.last].append(life.storage)
     allocator = CachingAllocator()

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.peak_memory.flow import flow_of
-from overlap_sched.peak_memory.lifetimes import Lifetime, lifetimes
+from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.reachability import reached
 
@@ -108,7 +108,7 @@ def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, Pea
     classify = _Classifier(problem, position, users, at)
     forced = _forced(problem, node)
     found = []
-    for life in lifetimes(problem, order):
+    for life in LiveRanges(problem).of(order):
         if life.first <= at <= life.last:
             later = tuple(v for v in users[life.storage] if position[v] >= at)
             kind = told.get(life.storage) or classify.kind(life)
@@ -159,7 +159,7 @@ class _Classifier:
             if in_place or (node.kind is Kind.OUTPUT and self.backward):
                 self.updating.update(node.use)
 
-    def kind(self, life: Lifetime) -> PeakKind:
+    def kind(self, life: LiveRange) -> PeakKind:
         """See the module."""
         s = life.storage
         maker = self.problem.nodes[self.problem.allocator[s]]

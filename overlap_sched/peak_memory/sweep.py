@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.peak_memory.lifetimes import Lifetime
+from overlap_sched.peak_memory.live_ranges import LiveRange
 
 Ints = npt.NDArray[np.int64]
 
@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = ("bytes", "area", "span")
 the work, since none is good everywhere."""
 
 
-def fit_within(lives: Sequence[Lifetime], limit: int, most_work: int) -> list[int] | None:
+def fit_within(lives: Sequence[LiveRange], limit: int, most_work: int) -> list[int] | None:
     """Offsets, one per lifetime, with no end above the limit; ``None`` where there are none or it gave up.
 
     Args:
@@ -44,7 +44,7 @@ def fit_within(lives: Sequence[Lifetime], limit: int, most_work: int) -> list[in
 class _Sweep:
     """The state of the search: who is placed, and how high the boxes reach at each moment."""
 
-    def __init__(self, lives: Sequence[Lifetime], limit: int, rule: Rule = "bytes") -> None:
+    def __init__(self, lives: Sequence[LiveRange], limit: int, rule: Rule = "bytes") -> None:
         moments = sorted({life.first for life in lives})  # what is live changes upward at these only
         index = np.array(moments, np.int64)
         self.limit = limit

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from overlap_sched.judge.liveness import memory_profile
-from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.problem import Problem
 from overlap_sched.report.picture import (
     AFTER,
@@ -80,7 +79,7 @@ def _draw(figure: "Figure", schedule: Schedule, before: Timeline, after: Timelin
         2, 1, sharex=True, gridspec_kw={"height_ratios": (3.0, 0.33 * lanes + 0.7), "hspace": 0.08}
     )
     figure.subplots_adjust(left=LEFT, right=0.95, top=1 - 0.95 * inch, bottom=0.6 * inch)
-    bound_us = lower_bound_us(schedule.problem)
+    bound_us = schedule.lower_bound_us
     _title(figure, schedule, bound_us)
     _memory(top, schedule, before, after, edges, scale)
     _streams(streams, schedule.problem, (("original", before), ("scheduled", after)), edges, scale)

@@ -6,8 +6,6 @@ from typing import Any
 from rich.table import Table
 
 from overlap_sched.errors import UnknownIdError
-from overlap_sched.judge.budget_bound import budget_bound_us
-from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.problem import Problem
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.table import captioned_table
@@ -35,8 +33,7 @@ def gap_percent(step_us: float, bound_us: float) -> float:
 
 def figures(schedule: Schedule) -> dict[str, Any]:
     """What ``overlap-sched plan --json`` prints: microseconds, bytes, percent, seconds."""
-    bound_us = lower_bound_us(schedule.problem)
-    budget_bound = budget_bound_us(schedule.problem, schedule.budget_bytes)
+    bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
     return {
         "name": schedule.problem.name,
         "nodes": len(schedule.problem.nodes),
@@ -60,7 +57,7 @@ def figures(schedule: Schedule) -> dict[str, Any]:
 def summary(schedule: Schedule) -> Table:
     """Before, after, and the limit of each: a table for :mod:`rich` to print."""
     problem, before, after = schedule.problem, schedule.original, schedule.scheduled
-    bound_us, budget_bound = lower_bound_us(problem), budget_bound_us(problem, schedule.budget_bytes)
+    bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
     groups = len({problem.nodes[v].group for v in problem.collectives})
     table = captioned_table(
         f"{printable(problem.name)}: {_count(len(problem.nodes), 'node')}, "

@@ -9,32 +9,55 @@ be live there *if all open nodes ran in reference order from here*. Running node
     v was its last user                         - - - - -   (now dies at p', its last user still open,
                                                              or with this step where there is none)
 
+This is the safe-state test of the banker's algorithm (E. W. Dijkstra, EWD 108, 1965): a step is taken only if what is
+left can be completed within what there is, here in one known order instead of some order.
+
 Budget: ``admits(v)`` says whether every one of these positions, and this very step, stays within it. Since
 the reference order itself is within the budget, **the first open node is always admitted**: from every state
 there is a completion within the budget, so no order that comes out of here can exceed it.
 
-Cost of a query or an update: the storages of ``v`` times a range of the profile, in NumPy.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.scheduler.range_max import Blocks
+from overlap_sched.scheduler.range_max import RangeMax
 from overlap_sched.scheduler.reference import Reference
 
 THIS_STEP = -1
 
 
+class Obstacle(NamedTuple):
+    """What stands against a node: so many bytes above the budget at a reference position, or at ``THIS_STEP``."""
+
+    over_bytes: int
+    position: int
+
+
+class Refusal(NamedTuple):
+    """For people: so many bytes above the budget where that is worst, and the node at whose step."""
+
+    over_bytes: int
+    node: int
+
+
 class CompletionProfile:
     """The completion profile of one scheduling run, and the admission rule on it.
+
+    With k storages that v uses, and a profile of n positions in blocks (:mod:`overlap_sched.scheduler.range_max`)::
+
+        admits(v)      O(k) range queries of O(sqrt n) each; O(n) per query with a limit per position
+        run(v)         O(k) range updates of O(sqrt n) each
+        refusal(v)     O(n), asked once per collective
 
     Attributes:
         order: The reference order. position: its inverse, per node id.
         first: The first reference position whose node is still open.
         live_bytes: Bytes live now, between steps. peak_bytes: the most that have been live at a step so far.
         kept_bytes: Per node id, what it allocates that outlives its own step.
-        obstacle: After ``admits`` said no: (bytes above the budget, reference position where); as long as that
-            stands, v is refused. The position is ``THIS_STEP`` where the step itself does not fit.
+        obstacle: After ``admits`` refused v: as long as that stands, v is refused.
         updates: Range updates and queries so far: the work done, for tests and benchmarks.
     """
 
@@ -42,7 +65,7 @@ class CompletionProfile:
         """Start with nothing run; ``limit``: the budget in bytes at each position, or one value for all."""
         self.reference = reference
         self.order, self.position = reference.order, reference.position
-        self.profile = Blocks(reference.profile)
+        self.profile = RangeMax(reference.profile)
         self.limit = limit
         self.flat = limit.ndim == 0
         self.peak_limit = int(limit) if self.flat else 0
@@ -50,12 +73,12 @@ class CompletionProfile:
         self.steps = 0
         self.first = 0
         self.has_run = [False] * len(self.order)
-        self.live_bytes, self.peak_bytes = reference.lives.input_bytes, 0
-        self.obstacle = (0, THIS_STEP)
+        self.live_bytes, self.peak_bytes = reference.live_ranges.input_bytes, 0
+        self.obstacle = Obstacle(0, THIS_STEP)
         self.updates = 0
         self.use = [node.use for node in reference.problem.nodes]
-        self.users, self.freed_size = reference.users, reference.lives.freed_size
-        self.alloc_bytes, self.kept_bytes = reference.lives.alloc_bytes, reference.lives.kept_bytes
+        self.users, self.freed_size = reference.users, reference.live_ranges.freed_size
+        self.alloc_bytes, self.kept_bytes = reference.live_ranges.alloc_bytes, reference.live_ranges.kept_bytes
         self.open_users = [len(users) for users in self.users]
         self.last = [len(users) - 1 for users in self.users]  # index of the last user still open
 
@@ -88,7 +111,7 @@ class CompletionProfile:
             excess = self._excess(v)
             over = np.flatnonzero(excess > 0)
             if len(over):
-                self.obstacle = (int(excess[over[-1]]), first + int(over[-1]))
+                self.obstacle = Obstacle(int(excess[over[-1]]), first + int(over[-1]))
                 return False
         elif rise and self.profile.max(first, at) > self.peak_limit - rise:
             self.updates += 1
@@ -107,7 +130,7 @@ class CompletionProfile:
         """Is a range too high? Then its last such position is the obstacle: it stands longest."""
         at = self.profile.last_above(begin, end, room)
         if at >= 0:
-            self.obstacle = (self.profile[at] - room, at)
+            self.obstacle = Obstacle(self.profile[at] - room, at)
         return at >= 0
 
     def _excess(self, v: int) -> npt.NDArray[np.int64]:
@@ -119,20 +142,20 @@ class CompletionProfile:
             excess[max(p + 1 - first, 0) :] -= size
         return excess
 
-    def refusal(self, v: int) -> tuple[int, int]:
-        """For people, after ``admits`` said no: bytes above the budget where that is worst, and whose step it is."""
+    def refusal(self, v: int) -> Refusal:
+        """After ``admits`` refused v: why, for people."""
         over_bytes, at = self.obstacle
         if at == THIS_STEP:
-            return over_bytes, self.order[self.first]
+            return Refusal(over_bytes, self.order[self.first])
         excess = self._excess(v)
         worst = int(excess.argmax())
-        return int(excess[worst]), self.order[self.first + worst]
+        return Refusal(int(excess[worst]), self.order[self.first + worst])
 
     def _fits_now(self, v: int) -> bool:
         """Is there room for what v's own step brings? Asked last: what changes with every step is a poor obstacle."""
         missing = self.alloc_bytes[v] - self.room_bytes()
         if missing > 0:
-            self.obstacle = (missing, THIS_STEP)
+            self.obstacle = Obstacle(missing, THIS_STEP)
         return missing <= 0
 
     def run(self, v: int) -> list[tuple[int, int]]:

@@ -20,7 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.problem import Kind
+from overlap_sched.problem.precedence import Pair, neighbours
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.portfolio import close_enough, simple_bound_us
 from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.result import Reason, Work
+
+LOOKS, MOST_WIDE, LEAST_WIDE = 1_000, 64, 32
+"""States that a unit of effort may look at, the widest beam, and the narrowest that is worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class _State:
     left_us: float  # compute
     free_us: tuple[float, ...]  # per group: when its stream is free
     streams_us: tuple[float, ...]  # per group: time of what has not been launched
-    flying: tuple[tuple[int, float], ...]  # collectives with waits still to come: when each is finished
+    in_flight: tuple[tuple[int, float], ...]  # collectives with waits still to come: when each is finished
     live_bytes: int
     peak_bytes: int
     steps: int
@@ -51,10 +58,24 @@ class Found:
     looked: int
 
 
+def search_small(task: Task, reference: Reference, best: Candidate) -> Candidate:
+    """The phase: what the search finds on a graph so small that it is worth it, else the candidate given."""
+    effort, close_us = task.options.effort, simple_bound_us(task, reference) * close_enough(task)
+    width = min(effort * LOOKS // len(reference.order), MOST_WIDE)
+    if width < LEAST_WIDE or best.step_us <= close_us or task.problem.contention:
+        return best
+    found = beam_search(reference, task.limit, task.pairs, best.step_us * (1 - SAME_STEP), width)
+    work = Work(looked=found.looked)
+    if found.order is None:
+        return best.after(work)
+    reasons: dict[int, Reason] = dict.fromkeys(task.problem.collectives, "searched")
+    return Candidate(found.order, found.step_us, found.peak_bytes, reasons, {}, best.work.plus(work))
+
+
 def beam_search(
     reference: Reference,
     limit: npt.NDArray[np.int64],
-    chains: Sequence[tuple[int, int]],
+    pairs: Sequence[Pair],
     beat_us: float,
     width: int,
 ) -> Found:
@@ -63,17 +84,17 @@ def beam_search(
     Args:
         reference: The original order, with its keys.
         limit: Budget in bytes, a scalar or one value per position.
-        chains: Extra pairs (before, after) that the order must keep.
+        pairs: Extra pairs (before, after) that the order must keep.
         beat_us: A step that has been reached already.
         width: States kept per number of nodes run.
     """
-    search = _Search(reference, limit, chains)
+    tables = _Tables(reference, limit, pairs)
     layers: list[dict[int, _State]] = [{} for _ in range(len(reference.order) + 1)]  # by nodes run, by which
-    first = search.settled(search.start())
+    first = tables.settled(tables.start())
     layers[first.steps][first.done] = first
     for layer in layers[:-1]:
         for state in nsmallest(width, layer.values(), key=_score):
-            for after in search.successors(state):
+            for after in tables.successors(state):
                 others = layers[after.steps]
                 known = others.get(after.done)
                 if after.bound_us < beat_us and (known is None or _score(after) < _score(known)):
@@ -81,8 +102,8 @@ def beam_search(
         layer.clear()
     ended = list(layers[-1].values())
     if not ended:
-        return Found(None, beat_us, 0, search.looked)
-    return Found(_unwound(ended[0]), ended[0].bound_us, ended[0].peak_bytes, search.looked)
+        return Found(None, beat_us, 0, tables.looked)
+    return Found(_unwound(ended[0]), ended[0].bound_us, ended[0].peak_bytes, tables.looked)
 
 
 def _score(state: _State) -> tuple[float, float, int]:
@@ -97,17 +118,14 @@ def _unwound(state: _State) -> tuple[int, ...]:
     return tuple(reversed(order))
 
 
-class _Search:
+class _Tables:
     """What stays the same for all states, as bits and tables."""
 
-    def __init__(self, reference: Reference, limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair]) -> None:
         problem = reference.problem
         self.nodes, self.reference, self.looked = problem.nodes, reference, 0
         self.limit = np.broadcast_to(limit, len(self.nodes)).tolist()
-        before, self.after = list(map(list, problem.predecessors)), list(map(list, problem.successors))
-        for u, v in chains:
-            before[v].append(u)
-            self.after[u].append(v)
+        before, self.after = neighbours(problem, pairs)
         self.before = [_bits(b) for b in before]
         self.users = [_bits(reference.order[at] for at in users) for users in reference.users]
         self.waits = {v: _bits(w) for v, w in problem.waits.items()}
@@ -124,13 +142,13 @@ class _Search:
             sum(node.time_us for node in self.nodes if node.kind is Kind.COLLECTIVE and node.group == group)
             for group in self.groups
         )
-        live = self.reference.lives.input_bytes
-        return _State(0, ready, 0.0, self.reference.keys.total_us, idle, streams, (), live, 0, 0, 0.0, None)
+        live = self.reference.live_ranges.input_bytes
+        return _State(0, ready, 0.0, self.reference.priorities().total_us, idle, streams, (), live, 0, 0, 0.0, None)
 
     def successors(self, state: _State) -> Iterator[_State]:
         """One state per ready node that fits, with all that costs nothing run after it."""
         for v in state.ready:
-            if state.live_bytes + self.reference.lives.alloc_bytes[v] <= self.limit[state.steps]:
+            if self._fits(state, v):
                 self.looked += 1
                 yield self.settled(self.run(state, v))
 
@@ -145,47 +163,53 @@ class _Search:
                     break
         return replace(state, bound_us=self._bound_us(state))
 
+    def _fits(self, state: _State, v: int) -> bool:
+        return state.live_bytes + self.reference.live_ranges.alloc_bytes[v] <= self.limit[state.steps]
+
     def _is_free(self, state: _State, v: int) -> bool:
-        if self.reference.costs[v] or state.live_bytes + self.reference.lives.alloc_bytes[v] > self.limit[state.steps]:
+        if (
+            self.reference.costs[v]
+            or state.live_bytes + self.reference.live_ranges.alloc_bytes[v] > self.limit[state.steps]
+        ):
             return False
         return self._finish_us(state, v) <= state.clock_us
 
     def _finish_us(self, state: _State, v: int) -> float:
         """When the collective that v waits for is finished; 0 where it waits for none of this graph."""
         collective = self.nodes[v].collective
-        return 0.0 if collective is None else next(us for u, us in state.flying if u == collective)
+        return 0.0 if collective is None else next(us for u, us in state.in_flight if u == collective)
 
     def run(self, state: _State, v: int) -> _State:
         """The state after v."""
         node, done = self.nodes[v], state.done | 1 << v
-        clock_us, left_us, free_us, streams_us, flying = (
-            state.clock_us, state.left_us, state.free_us, state.streams_us, state.flying,
+        clock_us, left_us, free_us, streams_us, in_flight = (
+            state.clock_us, state.left_us, state.free_us, state.streams_us, state.in_flight,
         )  # fmt: skip
         if node.kind is Kind.COLLECTIVE:
             k = self.groups[node.group or ""]
             finish_us = max(clock_us, free_us[k]) + node.time_us
             free_us = (*free_us[:k], finish_us, *free_us[k + 1 :])
             streams_us = (*streams_us[:k], streams_us[k] - node.time_us, *streams_us[k + 1 :])
-            flying = (*flying, (v, finish_us)) if v in self.waits else flying
+            in_flight = (*in_flight, (v, finish_us)) if v in self.waits else in_flight
         elif node.kind is Kind.WAIT:
             clock_us = max(clock_us, self._finish_us(state, v))
-            flying = tuple(pair for pair in flying if self.waits[pair[0]] & ~done)
+            in_flight = tuple(pair for pair in in_flight if self.waits[pair[0]] & ~done)
         else:
             clock_us += node.time_us
             left_us -= node.time_us
-        live = state.live_bytes + self.reference.lives.kept_bytes[v]
-        peak = max(state.peak_bytes, state.live_bytes + self.reference.lives.alloc_bytes[v])
+        live = state.live_bytes + self.reference.live_ranges.kept_bytes[v]
+        peak = max(state.peak_bytes, state.live_bytes + self.reference.live_ranges.alloc_bytes[v])
         for s in node.use:
             if not self.users[s] & ~done:
-                live -= self.reference.lives.freed_size[s]
+                live -= self.reference.live_ranges.freed_size[s]
         new = [w for w in self.after[v] if not self.before[w] & ~done]
         ready = (*(u for u in state.ready if u != v), *new)
         steps, trail = state.steps + 1, (v, state)
-        return _State(done, ready, clock_us, left_us, free_us, streams_us, flying, live, peak, steps, 0.0, trail)
+        return _State(done, ready, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps, 0.0, trail)
 
     def _bound_us(self, state: _State) -> float:
         """No order that goes on from here is shorter."""
-        tail_us, clock_us = self.reference.keys.tail_us, state.clock_us
+        level_us, clock_us = self.reference.priorities().bottom_level_us, state.clock_us
         bound_us = max([clock_us + state.left_us, *state.free_us])
         for free_us, left_us in zip(state.free_us, state.streams_us, strict=True):
             if left_us > 0:
@@ -196,7 +220,7 @@ class _Search:
                 at_us = max(at_us, state.free_us[self.groups[node.group or ""]])
             elif node.kind is Kind.WAIT:
                 at_us = max(at_us, self._finish_us(state, v))
-            bound_us = max(bound_us, at_us + tail_us[v])
+            bound_us = max(bound_us, at_us + level_us[v])
         return bound_us
 
 

@@ -3,22 +3,22 @@
 from bisect import bisect_right
 
 from overlap_sched.judge.replay import Replay
-from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem import Kind, Problem
+from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.result import Decision, Holder, Reason
-from overlap_sched.scheduler.run import Run
 
 _ROUNDING = 1e-9  # relative: less than this is not exposed but rounded
 
 
-def decisions(problem: Problem, order: Order, timeline: Replay, run: Run | None) -> tuple[Decision, ...]:
+def decisions(problem: Problem, timeline: Replay, best: Candidate) -> tuple[Decision, ...]:
     """One record per collective, in the order of launches.
 
     Args:
         problem: What was scheduled.
-        order: The order that came out.
-        timeline: Its replay.
-        run: The run that made it; ``None`` where none did: the original order, or the one with the lowest peak.
+        timeline: The replay of the order that came out.
+        best: That order, with the reasons and refusals of the run that made it, if one did.
     """
+    order = best.order
     unmoved: Reason = "original" if order == problem.original_order else "reference"
     nodes, waits = problem.nodes, problem.waits
     computing = [
@@ -42,14 +42,14 @@ def decisions(problem: Problem, order: Order, timeline: Replay, run: Run | None)
             if common > 0:
                 overlap.append((common, u))
         exposed = sum(timeline.stall_us[w] for w in waits.get(v, ()))
-        held_by, held_node = _holder(problem, timeline, run, v, exposed, previous.get(nodes[v].group))
-        over_bytes, over_node = run.refusals.get(v, (0, None)) if run else (0, None)
+        held_by, held_node = _holder(problem, timeline, best, v, exposed, previous.get(nodes[v].group))
+        refusal = best.refusals.get(v)
         records.append(
             Decision(
                 collective=v,
                 position=position,
                 original_position=v,  # nodes are listed in their original order
-                reason=run.reasons[v] if run else unmoved,
+                reason=best.reasons.get(v, unmoved),
                 launch_us=timeline.at_us[v],
                 start_us=start,
                 finish_us=finish,
@@ -59,8 +59,8 @@ def decisions(problem: Problem, order: Order, timeline: Replay, run: Run | None)
                 under=tuple(u for _, u in sorted(overlap, key=lambda pair: (-pair[0], pair[1]))[:3]),
                 held_by=held_by,
                 held_node=held_node,
-                over_bytes=over_bytes,
-                over_position=over_node,
+                over_bytes=refusal.over_bytes if refusal else 0,
+                over_position=refusal.node if refusal else None,
             )
         )
         previous[nodes[v].group] = v
@@ -68,7 +68,7 @@ def decisions(problem: Problem, order: Order, timeline: Replay, run: Run | None)
 
 
 def _holder(
-    problem: Problem, timeline: Replay, run: Run | None, v: int, exposed_us: float, previous: int | None
+    problem: Problem, timeline: Replay, best: Candidate, v: int, exposed_us: float, previous: int | None
 ) -> tuple[Holder, int | None]:
     """What kept v from being hidden better, and which node, where it is one."""
     if exposed_us <= _ROUNDING * timeline.step_us:
@@ -76,7 +76,7 @@ def _holder(
     launch_us = timeline.at_us[v]
     dependency = _last_dependency(problem, timeline, v)
     ready_us = timeline.finish_us[dependency] if dependency is not None else 0.0
-    if run and v in run.refusals and launch_us > ready_us:
+    if v in best.refusals and launch_us > ready_us:
         return "memory", None
     if previous is not None and timeline.start_us[v] > launch_us:
         return "stream", previous

@@ -16,7 +16,7 @@ class FifoStreams:
         """When the group's stream is free."""
         return self._free_us[group]
 
-    def lands_us(self, v: int) -> float:
+    def completes_us(self, v: int) -> float:
         """When collective v is finished."""
         return self.finish_us[v]
 

@@ -1,28 +1,30 @@
-"""The end of a step: compute put off until nothing is left to hide the last collectives behind.
+"""The end of a step: compute deferred until nothing is left to hide the last collectives behind.
 
 When all compute is done, the last collectives still take their time. A weight gradient that has been computed long
 before, and takes longer than its own reduce_scatter, hides a part of it::
 
     compute       |= wgrad =|===== chain =====|            all before the last launch starts sooner, the end comes
-    group stream     |= u =|                  |=== v ===|  sooner by the compute put off, less what its own
+    group stream     |= u =|                  |=== v ===|  sooner by the compute deferred, less what its own
                                                            collective takes behind the others
     compute       |===== chain =====|= wgrad =|
     group stream                    |=== v ===|= u =|
 
 Two machines in a row: of jobs of compute, then communication, those come last whose communication is shortest
-(S. M. Johnson, *Optimal two- and three-stage production schedules*, 1954). A job is put off with all that needs it and
+(S. M. Johnson, *Optimal two- and three-stage production schedules*, 1954). A job is deferred with all that needs it and
 keeps what it uses alive until the end; as many as memory admits, those first that hide most.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.scheduler.live_ranges import Lives
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.shift import shift
 
 _WORTH = 1e-4
 """A tail is left as it is below this part of the step."""
@@ -33,7 +35,7 @@ _MOST_NODES = 16
 _MOST_JOBS = 256
 """So many jobs are looked at."""
 _TRIES, _ENOUGH = 2, 0.8
-"""So many orders are tried, with ever fewer jobs put off, until one gains this part of what was hoped for."""
+"""So many orders are tried, with ever fewer jobs deferred, until one gains this part of what was hoped for."""
 
 
 @dataclass(frozen=True)
@@ -45,44 +47,39 @@ class _Job:
     comm_us: float
 
 
-def shorter_tail(
-    lives: Lives, order: Order, limit: npt.NDArray[np.int64], finished: Callable[[Order], Order]
-) -> tuple[Order, frozenset[int]]:
-    """The finished order, with compute moved behind its last launch before it was finished if the step is shorter so.
+def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArray[np.int64]) -> Candidate:
+    """The phase: the shifted candidate, or one with compute deferred behind its last launch where that is shorter.
 
     Args:
-        lives: Of the problem that the order is of, which has no contention.
-        order: A valid order within the budget.
+        task: What is asked for.
+        best: The candidate before it was shifted: orders are made from it, then shifted like it.
+        shifted: The same, shifted.
         limit: Budget in bytes, a scalar or one value per position.
-        finished: What is done to an order behind this: it stays within the budget, and never makes a step longer.
-
-    Returns:
-        The order, and the nodes that were put off.
     """
-    problem, best, put_off = lives.problem, finished(order), frozenset[int]()
-    if not problem.collectives:
-        return best, put_off
-    timeline = replay(problem, best)
-    last, tail_us = _last_launch(problem, order), _tail_us(problem, best, timeline)
+    problem, made = task.problem, shifted
+    if task.pairs or not problem.collectives:
+        return shifted
+    timeline = replay(problem, shifted.order)
+    last, tail_us = _last_launch(problem, best.order), _tail_us(problem, shifted.order, timeline)
     if tail_us < _WORTH * timeline.step_us:
-        return best, put_off
-    jobs, shortest_us = _admitted(lives, order, limit, last, tail_us), timeline.step_us
+        return shifted
+    jobs = _admitted(task.live_ranges, best.order, limit, last, tail_us)
     for _ in range(_TRIES):
         hoped_us = min(tail_us, sum(job.compute_us for job in jobs)) - sum(job.comm_us for job in jobs)
         if hoped_us < _WORTH * timeline.step_us:
             break
-        moved = _put_off(problem, order, last, jobs)
-        if bool((lives.profile(moved) <= limit).all()):
-            moved = finished(moved)
-            step_us = replay(problem, moved).step_us
-            if step_us >= shortest_us and put_off:
+        order = _deferred(problem, best.order, last, jobs)
+        if bool((task.live_ranges.profile(order) <= limit).all()):
+            deferred = frozenset(v for job in jobs for v in job.nodes).intersection(problem.collectives)
+            moved = shift(task, task.remeasured(best, order), limit)
+            if moved.step_us < made.step_us:
+                made = replace(moved, reasons={**best.reasons, **dict.fromkeys(deferred, "put off")})
+            elif made is not shifted:
                 break  # fewer are no better
-            if step_us < shortest_us:
-                best, shortest_us, put_off = moved, step_us, frozenset(v for job in jobs for v in job.nodes)
-            if timeline.step_us - shortest_us >= _ENOUGH * hoped_us:
+            if timeline.step_us - made.step_us >= _ENOUGH * hoped_us:
                 break
         jobs = jobs[: len(jobs) // 2]
-    return best, put_off
+    return made
 
 
 def _last_launch(problem: Problem, order: Order) -> int:
@@ -97,24 +94,28 @@ def _tail_us(problem: Problem, order: Order, timeline: Replay) -> float:
     return timeline.step_us - timeline.at_us[order[last]] - left_us
 
 
-def _admitted(lives: Lives, order: Order, limit: npt.NDArray[np.int64], last: int, tail_us: float) -> list[_Job]:
+def _admitted(
+    live_ranges: LiveRanges, order: Order, limit: npt.NDArray[np.int64], last: int, tail_us: float
+) -> list[_Job]:
     """Jobs that hide the tail, the best first, for which there is memory from where they are to the end."""
-    nodes, maker = lives.problem.nodes, lives.problem.allocator
+    nodes, maker = live_ranges.problem.nodes, live_ranges.problem.allocator
     position = dict(zip(order, range(len(order)), strict=True))
-    room = limit - lives.profile(order)
+    room = limit - live_ranges.profile(order)
     taken: set[int] = set()  # nodes of jobs so far
     kept: set[int] = set()  # and the storages that they keep alive until the end
     jobs: list[_Job] = []
     hidden_us = 0.0
-    for job in _candidates(lives.problem, order, position, last, tail_us):
+    for job in _candidates(live_ranges.problem, order, position, last, tail_us):
         if hidden_us >= tail_us:
             break
         if job.nodes & taken:
             continue
-        keeps = {s for v in job.nodes for s in nodes[v].use if lives.freed_size[s] and maker[s] not in job.nodes} - kept
+        keeps = {
+            s for v in job.nodes for s in nodes[v].use if live_ranges.freed_size[s] and maker[s] not in job.nodes
+        } - kept
         held = np.zeros_like(room)
         for s in keeps:
-            held[max(position[v] for v in lives.users[s]) + 1 :] += lives.freed_size[s]
+            held[max(position[v] for v in live_ranges.users[s]) + 1 :] += live_ranges.freed_size[s]
         if (held <= room).all():
             room -= held
             taken |= job.nodes
@@ -158,20 +159,20 @@ def _job(problem: Problem, v: int) -> _Job | None:
     return _Job(frozenset(nodes), sum(us for kind, us in times if kind is Kind.COMPUTE), comm_us)
 
 
-def _put_off(problem: Problem, order: Order, last: int, jobs: Sequence[_Job]) -> Order:
+def _deferred(problem: Problem, order: Order, last: int, jobs: Sequence[_Job]) -> Order:
     """The order with jobs behind its last launch, short communication last; what waits for it behind all of them."""
     moved = {v for job in jobs for v in job.nodes}
     launched: list[int] = []
-    landed: set[int] = set()
+    completed: set[int] = set()
     for job in sorted(jobs, key=lambda job: -job.comm_us):
         for v in sorted(job.nodes):
-            waits = problem.nodes[v].kind is Kind.WAIT or any(u in landed for u in problem.predecessors[v])
+            waits = problem.nodes[v].kind is Kind.WAIT or any(u in completed for u in problem.predecessors[v])
             if waits:
-                landed.add(v)
+                completed.add(v)
             else:
                 launched.append(v)
     head = [v for v in order[: last + 1] if v not in moved]
     rest = [v for v in order[last + 1 :] if v not in moved]
     outputs = [v for v in rest if problem.nodes[v].kind is Kind.OUTPUT]
     others = [v for v in rest if problem.nodes[v].kind is not Kind.OUTPUT]
-    return (*head, *launched, *others, *sorted(landed), *outputs)
+    return (*head, *launched, *others, *sorted(completed), *outputs)

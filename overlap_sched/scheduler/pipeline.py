@@ -1,22 +1,33 @@
-"""Schedule a problem: the best order found, verified, or the original one.
+"""Schedule a problem: the phases, each of which takes and gives a valid order within the budget.
 
-    original order -> runs within the budget -> the best by (step, peak) -> validator -> order
-                                                                              |
-                                                       anything wrong: the original order, and why
+base order       the original one, or the one with the lowest peak                 ``Options.base``
+-> runs        several runs of the main loop, the best kept                      ``portfolio``, ``list_scheduler``
+-> search      small graphs: a beam search                                       ``beam_search``
+-> shift       waits later and launches sooner, as far as memory allows          ``shift``
+-> fill tail   compute deferred behind the last launch, to hide the end          ``fill_tail``
+-> verify      the judges look at the order, which share no code with the above  ``judge``
+-> explain     why each collective is where it is                                ``explain``
 
-The main loop is in :mod:`overlap_sched.scheduler.run`.
+anything wrong on the way: the original order, and why
 """
 
 import time
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.validate import Measured, broken_promise, measure, violation
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import Order, Problem
+from overlap_sched.scheduler.beam_search import search_small
+from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.portfolio import best_run, lowest_peak
-from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
+from overlap_sched.scheduler.fill_tail import fill_tail
+from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.result import Figures, Schedule, Work
+from overlap_sched.scheduler.shift import shift
 
 
 def schedule(problem: Problem, options: Options | None = None) -> Schedule:
@@ -36,66 +47,108 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
     """
     began = time.perf_counter()
     options = options or Options()
-    if problem.memory_model != options.memory_model:
-        raise MemoryModelError(
-            f"problem {problem.name!r} is in the {problem.memory_model!r} memory model, but {options.memory_model!r} "
-            "was asked for. A problem is in the model in which it was written: capture the graph again in the other "
-            f"one, or ask for memory_model={problem.memory_model!r}."
-        )
+    _check_memory_model(problem, options)
     before = after = measure(problem, problem.original_order)
-    run, work, fell_back, base_bytes = None, NO_WORK, None, None
-    peak_bytes = max(before.profile)
+    original = Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
+    best, base_bytes, fell_back = original, original.peak_bytes, None
     try:
-        base, base_bytes = _base(problem, options)
-        if problem.collectives:
-            counted_from = peak_bytes if base_bytes is None else base_bytes
-            run, work = best_run(problem, options, before.timeline.step_us, peak_bytes, base, counted_from)
-        order = base if run is None else run.order
-        if order != problem.original_order:
-            fell_back = violation(problem, order)
-        if fell_back is None and order != problem.original_order:
-            after = measure(problem, order)
-            if run is None and after.timeline.step_us > before.timeline.step_us:
-                after, base_bytes = before, None  # less memory, but a longer step, and no overlap makes up for it
-            else:
-                fell_back = broken_promise(problem, before, after, options, base_bytes)
+        best, base_bytes = _best_order(problem, options, original)
+        after, fell_back = _verified(problem, options, before, best, base_bytes)
     except Exception as error:  # a scheduler that fails must not take the training job with it
+        fell_back = f"the scheduler failed: {type(error).__name__}: {error}"
         if options.strict:
-            raise VerificationError(f"scheduling {problem.name!r} failed: {_said(error)}") from error
-        fell_back = f"the scheduler failed: {_said(error)}"
+            raise VerificationError(f"scheduling {problem.name!r} failed: {type(error).__name__}: {error}") from error
     if fell_back is not None:
         message = f"overlap_sched keeps the original order of {problem.name!r}: {fell_back}"
         if options.strict:
             raise VerificationError(message)
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
-        run, after, base_bytes = None, before, None
+        best, after, base_bytes = replace(original, work=best.work), before, original.peak_bytes
     return Schedule(
         problem=problem,
         options=options,
         order=tuple(after.order),
         original=_figures(before),
         scheduled=_figures(after),
-        headroom_bytes=headroom_bytes(options.headroom, peak_bytes if base_bytes is None else base_bytes),
+        headroom_bytes=headroom_bytes(options.headroom, base_bytes),
         base_bytes=base_bytes,
-        decisions=decisions(problem, tuple(after.order), after.timeline, run),
+        decisions=decisions(problem, after.timeline, best),
         fell_back=fell_back,
-        work=work,
+        work=best.work,
         schedule_s=time.perf_counter() - began,
     )
 
 
-def _base(problem: Problem, options: Options) -> tuple[Order, int | None]:
-    """The order to start from, and the peak that headroom is counted from where it is not the original's."""
-    if options.base == "original":
-        return problem.original_order, None
-    plan = lowest_peak(problem, options)
-    return plan.order, plan.peak_bytes if options.base == "memory-peak" else None
+def _best_order(problem: Problem, options: Options, original: Candidate) -> tuple[Candidate, int]:
+    """The best order by (step, peak), and the peak that headroom is counted from."""
+    task, bases = _based(Task(problem, options, original.peak_bytes), original)
+    best, work = original, Work()
+    for base in bases:
+        for found in _found(task, base, original):
+            work = work.plus(found.work)
+            if found.beats(best):
+                best = found
+    kept = best.order == original.order and not task.within_budget(best.order)
+    return replace(best, work=work), original.peak_bytes if kept else task.base_bytes
+
+
+def _based(task: Task, original: Candidate) -> tuple[Task, list[Order]]:
+    """The task with its base, and the orders to start from: all within the budget, the one asked for first."""
+    if task.options.base == "original":
+        return task, [original.order]
+    plan = lowest_peak(task)
+    if task.options.base == "memory-peak":
+        task = replace(task, base_bytes=plan.peak_bytes)
+    bases = dict.fromkeys([plan.order, original.order])
+    return task, [order for order in bases if task.within_budget(order)]
+
+
+def _found(task: Task, base: Order, original: Candidate) -> Iterator[Candidate]:
+    """The best order from one base; under contention also that made as if there were none: both are greedy."""
+    yield _phases(task, base, original)
+    if task.problem.contention:
+        alone = task.without_contention()
+        found = _phases(alone, base, alone.measured(original.order))
+        yield task.remeasured(found, found.order)
+
+
+def _phases(task: Task, base: Order, original: Candidate) -> Candidate:
+    """All that moves nodes, from one base; what no phase improves stays as it is."""
+    reference = Reference(task.problem, base, task.live_ranges)
+    start = task.measured(base)
+    best = start if start.beats(original) else original
+    if not task.problem.collectives:
+        return best
+    best = best_of_runs(task, reference, best)
+    best = search_small(task, reference, best)
+    if best.reasons:  # else what there was is as good as it gets
+        limit = task.limit_after(best)
+        best = fill_tail(task, best, shift(task, best, limit), limit)
+    return best
+
+
+def _verified(
+    problem: Problem, options: Options, before: Measured, best: Candidate, base_bytes: int
+) -> tuple[Measured, str | None]:
+    """The order as the judges see it, and the first rule or promise that it breaks."""
+    if best.order == problem.original_order:
+        return before, None
+    broken = violation(problem, best.order)
+    if broken is not None:
+        return before, broken
+    after = measure(problem, best.order)
+    return after, broken_promise(problem, before, after, options, base_bytes)
+
+
+def _check_memory_model(problem: Problem, options: Options) -> None:
+    if problem.memory_model != options.memory_model:
+        raise MemoryModelError(
+            f"problem {problem.name!r} is in the {problem.memory_model!r} memory model, but {options.memory_model!r} "
+            "was asked for. A problem is in the model in which it was written: capture the graph again in the other "
+            f"one, or ask for memory_model={problem.memory_model!r}."
+        )
 
 
 def _figures(measured: Measured) -> Figures:
     peak = max(measured.profile)
     return Figures(measured.timeline.step_us, measured.timeline.exposed_us, peak, list(measured.profile).index(peak))
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

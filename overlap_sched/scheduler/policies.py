@@ -14,13 +14,13 @@ class Policy:
     Attributes:
         lead: How much earlier than its latest start a collective is launched; negative: later.
         slack: How much earlier than its latest start a node of the critical path is moved ahead; negative: later.
-        reach: How many positions ahead of the first open node compute is looked for when there is none nearer.
+        window: How many positions ahead of the first open node compute is looked for.
         prepares: Is cheap compute moved to prepare launches? Else it fills standstills, and launches follow.
     """
 
     lead: float
     slack: float
-    reach: float = math.inf
+    window: float = math.inf
     prepares: bool = True
 
 

@@ -20,8 +20,15 @@ LOWEST = -(2**62)
 """Below anything, whatever is added to it."""
 
 
-class Blocks:
-    """Integers at positions 0, 1, 2, ...; ranges are given by begin and end, end excluded, and are not empty."""
+class RangeMax:
+    """Integers at positions 0, 1, 2, ...; ranges are given by begin and end, end excluded, and are not empty.
+
+    With n values in blocks of b::
+
+        self[at], drop              O(1)
+        add, max, last_above        O(b + n / b)
+        array                       O(length of the range)
+    """
 
     def __init__(self, values: npt.NDArray[np.int64], block: int = BLOCK) -> None:
         """A copy of the values."""

@@ -3,20 +3,19 @@
 A node sits in every set that concerns it, under keys that never change while it is inside: whoever changes a
 score takes the node out, rescores it and puts it back (a key that changes inside a sorted set corrupts it).
 
-============  ==============================  =======================================================
-set           who                             key
-============  ==============================  =======================================================
-``free``      views, waits that are finished  none: a queue, first ready, first run
-``work``      other compute                   reference position
-``due``       per stream: its collectives,    latest start; what frees memory first; reference position
-              the cheap compute that
-              prepares them
-``late``      collectives, compute            longest path to the end, longest first; reference position
-``flying``    waits that would stall          when their collective finishes; reference position
-``held``      refused by the budget           the position that refused it; reference position; how low the
-                                              profile must go there
-``held_now``  too large for this very step    bytes that it allocates; reference position
-============  ==============================  =======================================================
+================  ==============================  =======================================================
+set               who                             key
+================  ==============================  =======================================================
+``free``          views, waits that are finished  none: a queue, first ready, first run
+``compute``       other compute                   reference position
+``launches``      per stream: its collectives,    :class:`~overlap_sched.scheduler.priority.LaunchKey`
+                  the cheap compute that
+                  prepares them
+``paths``         collectives, compute            :class:`~overlap_sched.scheduler.priority.PathKey`
+``in_flight``     waits that would stall          :class:`InFlightKey`
+``blocked``       refused by the budget           :class:`BlockedKey`
+``blocked_now``   too large for this very step    :class:`TooLargeKey`
+================  ==============================  =======================================================
 
 A refused node leaves all other sets until the obstacle is gone: the position that refused it has been passed or
 its memory has gone down.
@@ -24,96 +23,124 @@ its memory has gone down.
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from sortedcontainers import SortedList
 
 from overlap_sched.scheduler.admission import THIS_STEP, CompletionProfile
-from overlap_sched.scheduler.priority import Keys
+from overlap_sched.scheduler.priority import LaunchKey, PathKey, Priorities
 from overlap_sched.scheduler.reference import Reference
 
 
-class Ready:
-    """The sets above. The keys that are chosen from end in the reference position, which leads back to the node."""
+class InFlightKey(NamedTuple):
+    """A wait that would stall: the collective that completes first comes first."""
 
-    def __init__(self, reference: Reference, keys: Keys, memory: CompletionProfile) -> None:
+    completed_us: float
+    position: int
+    node: int
+
+
+class BlockedKey(NamedTuple):
+    """A node refused at a reference position, and how low the profile must go there to admit it."""
+
+    obstacle: int
+    position: int
+    node: int
+    enough_bytes: int
+
+
+class TooLargeKey(NamedTuple):
+    """A node that allocates more than there is room for at this step."""
+
+    alloc_bytes: int
+    position: int
+    node: int
+
+
+class ReadyList:
+    """The sets above, for n nodes ready.
+
+    ``add``, ``remove``, ``add_in_flight`` and ``block`` are O(log n); ``completed`` and ``unblocked`` O(log n) per node
+    that they give back, plus one look per node blocked in the ranges given.
+    """
+
+    def __init__(self, reference: Reference, priorities: Priorities, memory: CompletionProfile) -> None:
         """Start empty."""
         self.free: deque[int] = deque()
-        self.work: SortedList = SortedList()
-        self.due: dict[str, SortedList] = {group: SortedList() for group in reference.problem.groups}
-        self.late: SortedList = SortedList()
-        self.flying: SortedList = SortedList()
-        self.held: SortedList = SortedList()
-        self.held_now: SortedList = SortedList()
+        self.compute: SortedList[int] = SortedList()
+        self.launches: dict[str, SortedList[LaunchKey]] = {group: SortedList() for group in reference.problem.groups}
+        self.paths: SortedList[PathKey] = SortedList()
+        self.in_flight: SortedList[InFlightKey] = SortedList()
+        self.blocked: SortedList[BlockedKey] = SortedList()
+        self.blocked_now: SortedList[TooLargeKey] = SortedList()
         self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
-        self.frees = reference.frees
-        self._memory, self._keys = memory, keys
-        self._launch, self._costs, self._stream = reference.launches, reference.costs, keys.stream
+        self._memory, self._position = memory, memory.position
+        self._launch_keys, self._path_keys = priorities.launch_keys, priorities.path_keys
+        self._stream, self._launches, self._costs = priorities.stream, reference.launches, reference.costs
 
     def add(self, v: int) -> None:
-        """Node v is ready (a wait: and what it waits for is finished)."""
+        """Node v is ready (a wait: and its collective has completed)."""
         self.rescored += 1
         if not self._costs[v]:
             self.free.append(v)
             return
-        keys, at = self._keys, self._memory.position[v]
-        self.late.add((-keys.tail_us[v], at))
-        if not self._launch[v]:
-            self.work.add(at)
+        self.paths.add(self._path_keys[v])
+        if not self._launches[v]:
+            self.compute.add(self._position[v])
         group = self._stream[v]
         if group is not None:
-            self.due[group].add((keys.due_us[v], not self.frees[v], at))
+            self.launches[group].add(self._launch_keys[v])
 
     def remove(self, v: int) -> None:
         """Undo ``add``: node v runs, or is refused; one from ``free`` has been taken out already."""
         if not self._costs[v]:
             return
-        keys, at = self._keys, self._memory.position[v]
-        self.late.remove((-keys.tail_us[v], at))
-        if not self._launch[v]:
-            self.work.remove(at)
+        self.paths.remove(self._path_keys[v])
+        if not self._launches[v]:
+            self.compute.remove(self._position[v])
         group = self._stream[v]
         if group is not None:
-            self.due[group].remove((keys.due_us[v], not self.frees[v], at))
+            self.launches[group].remove(self._launch_keys[v])
 
-    def fly(self, v: int, finish_us: float) -> None:
-        """Wait v is ready but would stall: its collective finishes later."""
+    def add_in_flight(self, v: int, completed_us: float) -> None:
+        """Wait v is ready but would stall: its collective completes later."""
         self.rescored += 1
-        self.flying.add((finish_us, self._memory.position[v]))
+        self.in_flight.add(InFlightKey(completed_us, self._position[v], v))
 
-    def landed(self, clock_us: float) -> list[int]:
-        """The clock has moved: take out the waits whose collective was to be finished by now; the caller adds them."""
+    def completed(self, clock_us: float) -> list[int]:
+        """Take out the waits whose collective was to have completed by now; the caller adds them."""
         nodes = []
-        while self.flying and self.flying[0][0] <= clock_us:
-            nodes.append(self._memory.order[self.flying.pop(0)[1]])
+        while self.in_flight and self.in_flight[0].completed_us <= clock_us:
+            nodes.append(self.in_flight.pop(0).node)
         return nodes
 
-    def hold(self, v: int) -> None:
+    def block(self, v: int) -> None:
         """The budget has just refused v: keep it out until that obstacle is gone."""
-        memory, at = self._memory, self._memory.position[v]
+        memory, at = self._memory, self._position[v]
         over_bytes, obstacle = memory.obstacle
         if obstacle == THIS_STEP:
-            self.held_now.add((memory.alloc_bytes[v], at))
+            self.blocked_now.add(TooLargeKey(memory.alloc_bytes[v], at, v))
         else:
-            self.held.add((obstacle, at, memory.profile[obstacle] - over_bytes))
+            self.blocked.add(BlockedKey(obstacle, at, v, memory.profile[obstacle] - over_bytes))
         self.remove(v)
 
-    def freed(self, lowered: Iterable[tuple[int, int]]) -> list[int]:
+    def unblocked(self, lowered: Iterable[tuple[int, int]]) -> list[int]:
         """Take out the nodes whose obstacle is gone; the caller adds them again.
 
         Args:
             lowered: Ranges of reference positions, end excluded, where the profile went down.
         """
-        memory, nodes = self._memory, []
-        again = list(self.held.irange(None, (memory.first,)))
+        memory = self._memory
+        again: list[BlockedKey] = list(self.blocked.irange(None, (memory.first,)))
         for low, high in lowered:
-            for key in self.held.irange((max(low, memory.first),), (high,)):
-                obstacle, _, enough_bytes = key
-                if memory.profile[obstacle] <= enough_bytes:
+            for key in self.blocked.irange((max(low, memory.first),), (high,)):
+                if memory.profile[key.obstacle] <= key.enough_bytes:
                     again.append(key)
+        nodes = []
         for key in dict.fromkeys(again):
-            self.held.remove(key)
-            nodes.append(memory.order[key[1]])
+            self.blocked.remove(key)
+            nodes.append(key.node)
         room_bytes = memory.room_bytes()
-        while self.held_now and self.held_now[0][0] <= room_bytes:
-            nodes.append(memory.order[self.held_now.pop(0)[1]])
+        while self.blocked_now and self.blocked_now[0].alloc_bytes <= room_bytes:
+            nodes.append(self.blocked_now.pop(0).node)
         return nodes

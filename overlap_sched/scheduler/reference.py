@@ -6,24 +6,24 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.scheduler.live_ranges import Lives
-from overlap_sched.scheduler.priority import Keys, frees, keys
+from overlap_sched.scheduler.priority import Priorities, frees_memory, priorities
 
 
 class Reference:
     """A valid order; runs are scheduled from it and fall back on it.
 
     Attributes:
-        lives: What its memory shares with all other orders.
+        live_ranges: What its memory shares with all other orders.
         problem: What is scheduled.
         order: Node ids. position: its inverse, per node id.
         users: Per storage, the positions of the nodes that use it, ascending.
     """
 
-    def __init__(self, problem: Problem, order: Sequence[int], lives: Lives | None = None) -> None:
-        """Of an order that is known to be valid; ``lives``: those of the problem, where they have been made."""
-        self.lives = lives or Lives(problem)
+    def __init__(self, problem: Problem, order: Sequence[int], live_ranges: LiveRanges | None = None) -> None:
+        """Of an order that is known to be valid; ``live_ranges``: those of the problem, where they have been made."""
+        self.live_ranges = live_ranges or LiveRanges(problem)
         self.problem = problem
         self.order = list(order)
         self.position = [0] * len(self.order)
@@ -33,23 +33,18 @@ class Reference:
         for at, v in enumerate(self.order):
             for s in problem.nodes[v].use:
                 self.users[s].append(at)
-        self._keys: dict[bool, Keys] = {}
+        self._priorities: dict[bool, Priorities] = {}
 
     @cached_property
     def profile(self) -> npt.NDArray[np.int64]:
         """Bytes live at each position."""
-        return self.lives.profile(self.order)
+        return self.live_ranges.profile(self.order)
 
-    @property
-    def keys(self) -> Keys:
-        """How urgent each node is, along this order."""
-        return self.keys_where(prepares=True)
-
-    def keys_where(self, prepares: bool) -> Keys:
-        """The same with cheap compute moved to prepare launches, or without: see ``priority``."""
-        if prepares not in self._keys:
-            self._keys[prepares] = keys(self.problem, self.order, prepares)
-        return self._keys[prepares]
+    def priorities(self, prepares: bool = True) -> Priorities:
+        """How urgent each node is along this order, with cheap compute moved to prepare launches or without."""
+        if prepares not in self._priorities:
+            self._priorities[prepares] = priorities(self.problem, self.order, self.frees, prepares)
+        return self._priorities[prepares]
 
     @cached_property
     def launches(self) -> list[bool]:
@@ -58,8 +53,8 @@ class Reference:
 
     @cached_property
     def frees(self) -> list[bool]:
-        """Per node id: is it a collective that frees memory once it is done?"""
-        return [launch and frees(self.problem, v) for v, launch in enumerate(self.launches)]
+        """Per node id: is it a collective that frees memory once it has completed?"""
+        return [frees_memory(self.problem, v) for v in range(len(self.problem.nodes))]
 
     @cached_property
     def costs(self) -> list[bool]:
@@ -67,6 +62,6 @@ class Reference:
         return [
             launch or us > 0 or (kept > 0 and node.kind is not Kind.WAIT)
             for launch, us, kept, node in zip(
-                self.launches, self.problem.compute_us, self.lives.kept_bytes, self.problem.nodes, strict=True
+                self.launches, self.problem.compute_us, self.live_ranges.kept_bytes, self.problem.nodes, strict=True
             )
         ]

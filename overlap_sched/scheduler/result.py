@@ -1,8 +1,11 @@
 """What scheduling returns: figures before and after, the order, and a record of each decision."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
+from overlap_sched.judge.budget_bound import budget_bound_us
+from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 
@@ -88,6 +91,10 @@ class Work(NamedTuple):
     looked: int = 0
     """Nodes looked at ahead of a launch, and states of the beam search."""
 
+    def plus(self, more: "Work") -> "Work":
+        """Both together."""
+        return Work(*(one + other for one, other in zip(self, more, strict=True)))
+
 
 NO_WORK = Work()
 
@@ -99,8 +106,8 @@ class Schedule:
     Attributes:
         order: Node ids in the order to run.
         original, scheduled: Figures of the original order and of ``order``.
-        headroom_bytes: The headroom asked for, in bytes.
-        base_bytes: The peak that it is counted from, where that is not the original's (``Options.base``).
+        headroom_bytes: The headroom asked for.
+        base_bytes: The peak that it is counted from: the original's, or the lowest found (``Options.base``).
         decisions: One record per collective, in the order of launches.
         fell_back: ``None``, or why the original order was kept.
         work: What it took, counted.
@@ -113,13 +120,23 @@ class Schedule:
     original: Figures
     scheduled: Figures
     headroom_bytes: int
+    base_bytes: int
     decisions: tuple[Decision, ...]
     fell_back: str | None
+    work: Work
     schedule_s: float
-    work: Work = NO_WORK
-    base_bytes: int | None = None
+
+    @cached_property
+    def lower_bound_us(self) -> float:
+        """No order's step is shorter, whatever memory it is given."""
+        return lower_bound_us(self.problem)
+
+    @cached_property
+    def budget_bound_us(self) -> float:
+        """No order's step within the budget is shorter."""
+        return budget_bound_us(self.problem, self.budget_bytes)
 
     @property
     def budget_bytes(self) -> int:
-        """What the peak may be: that of the original order (or of the one asked for) plus the headroom."""
-        return (self.original.peak_bytes if self.base_bytes is None else self.base_bytes) + self.headroom_bytes
+        """What the peak may be."""
+        return self.base_bytes + self.headroom_bytes

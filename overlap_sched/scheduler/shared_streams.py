@@ -24,25 +24,25 @@ from overlap_sched.problem import Problem
 class _Link:
     """Collectives in flight by the alone time at which they are finished, and what that time was when last looked."""
 
-    flying: dict[int, float] = field(default_factory=dict)
+    in_flight: dict[int, float] = field(default_factory=dict)
     alone_us: float = 0.0
     clock_us: float = 0.0
 
     def at(self, clock_us: float) -> float:
         """The alone time then, if nothing starts or is finished before."""
-        return self.alone_us + (clock_us - self.clock_us) / max(len(self.flying), 1)
+        return self.alone_us + (clock_us - self.clock_us) / max(len(self.in_flight), 1)
 
     def look(self, clock_us: float) -> None:
         self.alone_us, self.clock_us = self.at(clock_us), clock_us
 
     def next_us(self) -> float:
         """When the first of those in flight is finished, if nothing starts before."""
-        if not self.flying:
+        if not self.in_flight:
             return math.inf
-        return self.clock_us + (min(self.flying.values()) - self.alone_us) * len(self.flying)
+        return self.clock_us + (min(self.in_flight.values()) - self.alone_us) * len(self.in_flight)
 
 
-class FluidStreams:
+class SharedStreams:
     """One compute stream, one stream per process group, links that groups share.
 
     See :class:`overlap_sched.scheduler.streams.StreamTimes`.
@@ -70,7 +70,7 @@ class FluidStreams:
         queue = self._queue[group]
         return self.finish_us[queue[-1]] if queue else 0.0
 
-    def lands_us(self, v: int) -> float:
+    def completes_us(self, v: int) -> float:
         """When collective v was finished, or is expected to be: never by now, as long as it is not."""
         if v in self._done:
             return self.finish_us[v]
@@ -81,7 +81,7 @@ class FluidStreams:
         self._clock_us = clock_us
         group = self._nodes[v].group or ""
         queue = self._queue[group]
-        sharing = max(len(self._link[group].flying), 1)
+        sharing = max(len(self._link[group].in_flight), 1)
         self.finish_us[v] = max(self.free_us(group), self._clock_us) + self._nodes[v].time_us * sharing
         queue.append(v)
         if len(queue) == 1:
@@ -91,7 +91,7 @@ class FluidStreams:
         """The clock after compute that takes so long alone."""
         self._clock_us = clock_us
         while True:
-            factor = max([self._slowdown[v] for link in self._links for v in link.flying], default=1.0)
+            factor = max([self._slowdown[v] for link in self._links for v in link.in_flight], default=1.0)
             event_us = min(link.next_us() for link in self._links) if self._links else math.inf
             if self._clock_us + time_us * factor < event_us:
                 self._clock_us += time_us * factor
@@ -109,14 +109,14 @@ class FluidStreams:
     def end_us(self, clock_us: float) -> float:
         """When all that was launched is finished, and the compute stream is done, if nothing else is launched."""
         self._clock_us = clock_us
-        while any(link.flying for link in self._links):
+        while any(link.in_flight for link in self._links):
             self._finish(min(link.next_us() for link in self._links))
         return self._clock_us
 
     def _start(self, v: int) -> None:
         link = self._link[self._nodes[v].group or ""]
         link.look(self._clock_us)
-        link.flying[v] = link.alone_us + self._nodes[v].time_us
+        link.in_flight[v] = link.alone_us + self._nodes[v].time_us
         self._expect(link)
 
     def _finish(self, event_us: float) -> None:
@@ -125,12 +125,12 @@ class FluidStreams:
         for link in self._links:
             if link.next_us() > event_us:
                 continue
-            first = min(link.flying.values())
-            ended = [v for v, end in link.flying.items() if end == first]
+            first = min(link.in_flight.values())
+            ended = [v for v, end in link.in_flight.items() if end == first]
             link.look(self._clock_us)
             link.alone_us = first  # without rounding
             for v in ended:
-                del link.flying[v]
+                del link.in_flight[v]
                 self._done.add(v)
                 self.finish_us[v] = self._clock_us
             for v in ended:
@@ -142,5 +142,5 @@ class FluidStreams:
 
     def _expect(self, link: _Link) -> None:
         """Those in flight on a link share it with as many as now, until they are finished."""
-        for v, end in link.flying.items():
-            self.finish_us[v] = link.clock_us + (end - link.alone_us) * len(link.flying)
+        for v, end in link.in_flight.items():
+            self.finish_us[v] = link.clock_us + (end - link.alone_us) * len(link.in_flight)

@@ -1,4 +1,4 @@
-"""Launch sooner, wait later: the same order, but every collective gets as much time as memory allows.
+"""Left-shift launches, right-shift waits: the same order, but every collective gets as much time as memory allows.
 
 A schedule is made for predicted times: it waits for a collective the moment it should be finished. When that takes a
 little longer than predicted, all that follows stands still. Two moves cure it at no cost in time, whatever the times
@@ -22,27 +22,36 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.scheduler.live_ranges import Lives
+from overlap_sched.problem.precedence import Pair, launch_pairs, neighbours
+from overlap_sched.scheduler.candidate import Candidate, Task
 
-_REACH = 2_000
+_FARTHEST = 2_000
 """A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
 
 
-def widened(
-    lives: Lives, order: Sequence[int], limit: npt.NDArray[np.int64], chains: Sequence[tuple[int, int]] = ()
+def shift(task: Task, best: Candidate, limit: npt.NDArray[np.int64]) -> Candidate:
+    """The phase: the candidate shifted within a limit in bytes; as it was where contention makes that longer."""
+    order = shifted(task.live_ranges, best.order, limit, task.pairs)
+    moved = task.remeasured(best, order)
+    return best if task.problem.contention and best.beats(moved) else moved
+
+
+def shifted(
+    live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64], pairs: Sequence[Pair] = ()
 ) -> Order:
-    """The order with waits later and launches sooner, within the budget; never a longer step.
+    """The order with waits later and launches sooner, within the budget; without contention never a longer step.
 
     Args:
-        lives: Of the problem that the order is of.
+        live_ranges: Of the problem that the order is of.
         order: A valid order within the budget.
         limit: Budget in bytes, a scalar or one value per position.
-        chains: Extra pairs (before, after) that the order keeps and must go on to keep.
+        pairs: Extra pairs (before, after) that the order keeps and must go on to keep.
     """
-    problem = lives.problem
-    before, after = _neighbours(problem, order, chains)
-    line = _Line(lives, order, limit)
+    problem = live_ranges.problem
+    before, after = neighbours(problem, (*pairs, *launch_pairs(problem, order, "group")))
+    line = _Line(live_ranges, order, limit)
     still = [_takes_no_time(problem, v) for v in range(len(order))]
     for v in reversed(order):
         if still[v]:
@@ -65,42 +74,23 @@ def _takes_no_time(problem: Problem, v: int) -> bool:
     return node.kind is Kind.WAIT or (node.kind is Kind.COMPUTE and node.time_us == 0)
 
 
-def _neighbours(
-    problem: Problem, order: Sequence[int], chains: Sequence[tuple[int, int]]
-) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """What must stay before and after each node: the problem's rules, the chains, each group's launches as they are."""
-    before, after = list(problem.predecessors), list(problem.successors)
-    pairs = list(chains)
-    last: dict[str | None, int] = {}
-    for v in order:
-        node = problem.nodes[v]
-        if node.kind is Kind.COLLECTIVE:
-            if node.group in last:
-                pairs.append((last[node.group], v))
-            last[node.group] = v
-    for u, v in pairs:
-        before[v] = (*before[v], u)
-        after[u] = (*after[u], v)
-    return before, after
-
-
 class _Line:
-    """An order whose nodes move, and its memory.
+    """An order whose nodes move, and its memory. A move over k positions is O(k), in vector operations.
 
     Attributes:
         order: Node ids. position: its inverse.
     """
 
-    def __init__(self, lives: Lives, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
+    def __init__(self, live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
         self.order = np.array(order, dtype=np.int64)
         self.position = np.empty(len(order), dtype=np.int64)
         self._placed(0, len(order))
         self._limit = limit if limit.ndim else np.full(len(order), int(limit), dtype=np.int64)
-        self._users, self._takes, self._keeps = lives.users, lives.alloc_bytes, lives.kept_bytes
-        self._inputs_bytes, self._dying = lives.input_bytes, lives.dying
-        self._during = lives.profile(order)  # live while the node at a position runs
-        takes = np.array(lives.alloc_bytes, dtype=np.int64)[self.order]
-        self._between = np.append(self._during[1:] - takes[1:], lives.end_bytes)  # live once it has run
+        self._users, self._takes, self._keeps = live_ranges.users, live_ranges.alloc_bytes, live_ranges.kept_bytes
+        self._inputs_bytes, self._dying = live_ranges.input_bytes, live_ranges.dying
+        self._during = live_ranges.profile(order)  # live while the node at a position runs
+        takes = np.array(live_ranges.alloc_bytes, dtype=np.int64)[self.order]
+        self._between = np.append(self._during[1:] - takes[1:], live_ranges.end_bytes)  # live once it has run
 
     @property
     def during(self) -> list[int]:
@@ -110,7 +100,7 @@ class _Line:
     def move_later(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
-        target = min(target, at + _REACH)
+        target = min(target, at + _FARTHEST)
         if target <= at:
             return
         during, between = self._held(v, at + 1, target + 1)
@@ -133,7 +123,7 @@ class _Line:
     def move_sooner(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
-        target = max(target, at - _REACH)
+        target = max(target, at - _FARTHEST)
         if target >= at:
             return
         held_during, held_between = self._held(v, target, at)

@@ -20,8 +20,8 @@ from typing import Protocol
 
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.scheduler.fifo_streams import FifoStreams
-from overlap_sched.scheduler.priority import Keys
-from overlap_sched.scheduler.shared_streams import FluidStreams
+from overlap_sched.scheduler.priority import Priorities
+from overlap_sched.scheduler.shared_streams import SharedStreams
 
 _LOOK = 4
 """How many of the next collectives of its group are looked at before a launch."""
@@ -30,7 +30,7 @@ _FAR = 40
 
 
 class StreamTimes(Protocol):
-    """When collectives are finished: :class:`FifoStreams`, or :class:`FluidStreams` under contention.
+    """When collectives are finished: :class:`FifoStreams`, or :class:`SharedStreams` under contention.
 
     All that happens is told in the order in which it happens, each with the compute stream's clock then.
 
@@ -43,7 +43,7 @@ class StreamTimes(Protocol):
     def free_us(self, group: str) -> float:
         """When the group's stream is expected to be free."""
 
-    def lands_us(self, v: int) -> float:
+    def completes_us(self, v: int) -> float:
         """When collective v is finished; later than now unless it is by now."""
 
     def launch(self, v: int, clock_us: float) -> None:
@@ -62,23 +62,26 @@ class StreamTimes(Protocol):
 class Streams:
     """When each group's stream is free, and what is still to be launched on it.
 
+    ``delays_more_urgent`` looks at no more than 4 collectives and 40 nodes before each; all else is O(1), under
+    contention O(collectives in flight) per collective that completes.
+
     Attributes:
-        looked: Nodes visited by :meth:`in_the_way`: the work done, for tests and benchmarks.
+        looked: Nodes visited by :meth:`delays_more_urgent`: the work done, for tests and benchmarks.
     """
 
-    def __init__(self, problem: Problem, keys: Keys, has_run: Sequence[bool]) -> None:
+    def __init__(self, problem: Problem, priorities: Priorities, has_run: Sequence[bool]) -> None:
         """Nothing launched; ``has_run``: per node id, kept up to date by its owner."""
         self.looked = 0
         self._nodes, self._before = problem.nodes, problem.predecessors
-        self._tail_us, self._has_run = keys.tail_us, has_run
-        self._times: StreamTimes = FluidStreams(problem) if problem.contention else FifoStreams(problem)
+        self._level_us, self._has_run = priorities.bottom_level_us, has_run
+        self._times: StreamTimes = SharedStreams(problem) if problem.contention else FifoStreams(problem)
         # per group, what has not been launched, by latest start; a linked list, so that its front is always near
-        self._coming = {group: OrderedDict.fromkeys(ids) for group, ids in keys.coming.items()}
+        self._to_launch = {group: OrderedDict.fromkeys(ids) for group, ids in priorities.by_latest_start.items()}
 
     def launch(self, v: int, clock_us: float) -> None:
         """Collective v is launched now."""
         self._times.launch(v, clock_us)
-        del self._coming[self._nodes[v].group][v]
+        del self._to_launch[self._nodes[v].group][v]
 
     def start_us(self, v: int, clock_us: float) -> float:
         """When v would start if it were launched now."""
@@ -97,16 +100,16 @@ class Streams:
         """When the compute stream and all others are done, if nothing more is launched."""
         return self._times.end_us(clock_us)
 
-    def finished_us(self, wait: int) -> float:
-        """When the collective that a wait is for is finished; 0 for one launched before this graph.
+    def completed_us(self, wait: int) -> float:
+        """When the collective that a wait is for completes; 0 for one launched before this graph.
 
-        Under contention later launches may put it off.
+        Under contention later launches may delay it.
         """
         collective = self._nodes[wait].collective
-        return 0.0 if collective is None else self._times.lands_us(collective)
+        return 0.0 if collective is None else self._times.completes_us(collective)
 
-    def in_the_way(self, v: int, clock_us: float, end_us: float) -> bool:
-        """Would v, launched now, hold up a more urgent collective for longer than it would have to wait for that one?
+    def delays_more_urgent(self, v: int, clock_us: float, end_us: float) -> bool:
+        """Would launching v now delay a more urgent u by more than launching u first would delay v?
 
         Args:
             v: A collective that could be launched.
@@ -115,23 +118,23 @@ class Streams:
         """
         start_us = self.start_us(v, clock_us)
         finish_us = start_us + self._nodes[v].time_us
-        latest_us = end_us - self._tail_us[v]
+        latest_us = end_us - self._level_us[v]
         for u in self._more_urgent(v):
-            late_us = finish_us - (end_us - self._tail_us[u])
+            late_us = finish_us - (end_us - self._level_us[u])
             if late_us <= 0:
                 continue
             ready_us = max(start_us, self._ready_us(u, clock_us))
             if ready_us >= finish_us:
                 continue
-            behind = max(ready_us - (end_us - self._tail_us[u]), ready_us + self._nodes[u].time_us - latest_us)
+            behind = max(ready_us - (end_us - self._level_us[u]), ready_us + self._nodes[u].time_us - latest_us)
             if behind < max(start_us - latest_us, late_us):
                 return True
         return False
 
     def _more_urgent(self, v: int) -> list[int]:
         """Those of the next few collectives of v's group, by latest start, with a longer path to the end than v's."""
-        following = islice(self._coming[self._nodes[v].group], _LOOK)
-        return [u for u in following if self._tail_us[u] > self._tail_us[v]]
+        following = islice(self._to_launch[self._nodes[v].group], _LOOK)
+        return [u for u in following if self._level_us[u] > self._level_us[v]]
 
     def _ready_us(self, v: int, clock_us: float) -> float:
         """When v could be launched if all that it needs ran at once; infinite where that is far.
@@ -155,12 +158,12 @@ class Streams:
             if node.kind is Kind.COLLECTIVE:
                 done[u] = at_us
             elif node.kind is Kind.WAIT:
-                done[u] = max(at_us, self._lands_us(node.collective, at_us))
+                done[u] = max(at_us, self._completed_us(node.collective, at_us))
             else:
                 done[u] = at_us + node.time_us
         return done[v]
 
-    def _lands_us(self, collective: int | None, launched_us: float) -> float:
+    def _completed_us(self, collective: int | None, launched_us: float) -> float:
         """When a collective is finished, or would be if it were launched then."""
         if collective is None:
             return 0.0

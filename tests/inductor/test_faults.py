@@ -119,13 +119,13 @@ def test_what_was_warned(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_bad_order_of_the_scheduler_is_found(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     """The validator stands between: here a scheduler that runs everything backwards."""
     module = sys.modules["overlap_sched.scheduler.pipeline"]
-    right = module.best_run
+    right = module._best_order
 
     def backwards(*arguments: Any) -> Any:
-        found, work = right(*arguments)
-        return replace(found, order=found.order[::-1]), work
+        best, base_bytes = right(*arguments)
+        return replace(best, order=best.order[::-1]), base_bytes
 
-    monkeypatch.setattr(module, "best_run", backwards)
+    monkeypatch.setattr(module, "_best_order", backwards)
     compiled, warned = run(Options(headroom="20%"))
     assert all(map(torch.equal, plain.results, compiled.results))
     assert [r.report.changed for r in compiled.reports] == [False, False]

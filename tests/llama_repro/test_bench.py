@@ -162,7 +162,7 @@ def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatc
     said = capsys.readouterr().out
     assert "+11.11 %" in said
     assert "1 of ours worse" in said
-    assert "only in the new: example x1 without putting off" in said
+    assert "only in the new: example x1 without filling the tail" in said
     assert script.main(["compare", str(path), str(other)]) == 1  # and at other headrooms the other way round
 
 

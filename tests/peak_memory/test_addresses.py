@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.address_check import address_violation
 from overlap_sched.peak_memory.addresses import Boxes, place, plan_addresses
-from overlap_sched.peak_memory.lifetimes import Lifetime, lifetimes
+from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.sweep import fit_within
 from overlap_sched.problem import EXAMPLE, Problem
 from tests.support.graphs import problems
@@ -18,8 +18,8 @@ from tests.support.oracle import peak_by_definition, random_order
 MIB = 2**20
 
 
-def lives_of(spans: list[tuple[int, int, int]]) -> list[Lifetime]:
-    return [Lifetime(s, size, first, first + length) for s, (size, first, length) in enumerate(spans)]
+def lives_of(spans: list[tuple[int, int, int]]) -> list[LiveRange]:
+    return [LiveRange(s, size, first, first + length) for s, (size, first, length) in enumerate(spans)]
 
 
 BOXES = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=5).map(
@@ -27,11 +27,11 @@ BOXES = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5), st.integers(0, 
 )
 
 
-def together(a: Lifetime, b: Lifetime) -> bool:
+def together(a: LiveRange, b: LiveRange) -> bool:
     return a.first <= b.last and b.first <= a.last
 
 
-def overlapping(lives: list[Lifetime], offsets: list[int]) -> list[tuple[int, int]]:
+def overlapping(lives: list[LiveRange], offsets: list[int]) -> list[tuple[int, int]]:
     """Pairs that share a byte at a time, pair by pair."""
     return [
         (i, k)
@@ -40,7 +40,7 @@ def overlapping(lives: list[Lifetime], offsets: list[int]) -> list[tuple[int, in
     ]
 
 
-def smallest_arena(lives: list[Lifetime]) -> int:
+def smallest_arena(lives: list[LiveRange]) -> int:
     """Of all orders of placement, each box at the lowest offset above all it lives with: one of them is the best."""
     best = sum(life.bytes for life in lives)
     for order in itertools.permutations(range(len(lives))):
@@ -52,9 +52,9 @@ def smallest_arena(lives: list[Lifetime]) -> int:
 
 
 @given(problems(max_steps=20), st.integers(0, 1000))
-def test_lifetimes_add_up_to_the_profile(problem: Problem, seed: int) -> None:
+def test_live_ranges_add_up_to_the_profile(problem: Problem, seed: int) -> None:
     order = random_order(problem, seed)
-    lives = lifetimes(problem, order)
+    lives = LiveRanges(problem).of(order)
     profile = [sum(life.bytes for life in lives if life.first <= at <= life.last) for at in range(len(order))]
     assert profile == peak_by_definition(problem, order)
 
@@ -63,7 +63,7 @@ def test_lifetimes_add_up_to_the_profile(problem: Problem, seed: int) -> None:
 def test_no_two_storages_overlap(problem: Problem, seed: int, align: int, effort: int) -> None:
     order = random_order(problem, seed)
     plan = plan_addresses(problem, order, align, effort)
-    lives = lifetimes(problem, order)
+    lives = LiveRanges(problem).of(order)
     assert overlapping(lives, [plan.offsets[life.storage] for life in lives]) == []
     assert all(at >= 0 and at % align == 0 for at in plan.offsets.values())
     assert plan.arena_bytes >= max((plan.offsets[life.storage] + life.bytes for life in lives), default=0)
@@ -76,7 +76,7 @@ def test_no_two_storages_overlap(problem: Problem, seed: int, align: int, effort
 @given(problems(max_steps=20), st.integers(0, 1000), st.data())
 def test_the_checker_finds_what_is_wrong(problem: Problem, seed: int, data: st.DataObject) -> None:
     order = random_order(problem, seed)
-    lives = [life for life in lifetimes(problem, order) if life.bytes]
+    lives = [life for life in LiveRanges(problem).of(order) if life.bytes]
     if not lives:
         return
     offsets = dict(plan_addresses(problem, order, 1).offsets)
@@ -102,7 +102,7 @@ def test_the_checker_in_words() -> None:
 
 @settings(max_examples=200)
 @given(BOXES)
-def test_sweep_is_exact(lives: list[Lifetime]) -> None:
+def test_sweep_is_exact(lives: list[LiveRange]) -> None:
     smallest = smallest_arena(lives)
     offsets = fit_within(lives, smallest, 10**6)
     assert offsets is not None
@@ -112,7 +112,7 @@ def test_sweep_is_exact(lives: list[Lifetime]) -> None:
 
 
 @given(BOXES, st.integers(0, 2))
-def test_placements_hold_and_effort_helps(lives: list[Lifetime], effort: int) -> None:
+def test_placements_hold_and_effort_helps(lives: list[LiveRange], effort: int) -> None:
     offsets, _ = place(lives, 12, effort)
     assert overlapping(lives, [offsets[life.storage] for life in lives]) == []
     easy, _ = place(lives, 12, 0)

@@ -8,7 +8,7 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
-from overlap_sched.scheduler.result import Decision, Figures, Schedule
+from overlap_sched.scheduler.result import NO_WORK, Decision, Figures, Schedule
 
 ByHand = Callable[..., Schedule]
 
@@ -49,7 +49,8 @@ def schedule_by_hand(problem: Problem, order: Order, options: Options | None = N
         "problem": problem, "options": options, "order": order, "original": original,
         "scheduled": figures_of(problem, order),
         "headroom_bytes": headroom_bytes(options.headroom, original.peak_bytes),
-        "decisions": tuple(decisions), "fell_back": None, "schedule_s": 0.25,
+        "base_bytes": original.peak_bytes, "decisions": tuple(decisions), "fell_back": None, "work": NO_WORK,
+        "schedule_s": 0.25,
     }  # fmt: skip
     return Schedule(**{**made, **fields})  # type: ignore[arg-type]
 

@@ -57,7 +57,7 @@ def test_nothing_is_better_than_the_optimum(problem: Problem) -> None:
     assert search(problem, limit, 1_000).step_us >= optimum.step_us * (1 - 1e-9)
 
 
-def test_chains_are_kept() -> None:
+def test_pairs_are_kept() -> None:
     reference = Reference(EXAMPLE, EXAMPLE.original_order)
     found = beam_search(reference, np.array(10**12), ((5, 6), (6, 4)), float("inf"), 8)
     assert found.order is None  # 5 needs 4: a ring has no order

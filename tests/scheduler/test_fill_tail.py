@@ -1,40 +1,50 @@
-"""The end of a step: compute is put off behind it where that makes it shorter and memory admits it."""
+"""The end of a step: compute is deferred behind it where that makes it shorter and memory admits it."""
 
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap_sched import Group, Kind, Node, Problem, Storage, read_problem, schedule
+from overlap_sched import Group, Kind, Node, Options, Problem, Storage, read_problem, schedule
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order
-from overlap_sched.scheduler.fill_tail import shorter_tail
-from overlap_sched.scheduler.live_ranges import Lives
-from overlap_sched.scheduler.shift import widened
+from overlap_sched.scheduler.candidate import Task
+from overlap_sched.scheduler.fill_tail import fill_tail
+from overlap_sched.scheduler.shift import shift, shifted
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
 
 
-def as_it_is(order: Order) -> Order:
-    return order
+def filled(problem: Problem, order: Order, limit: npt.NDArray[np.int64], wide: bool = False) -> tuple[Order, list[str]]:
+    """The order that came of another, shifted or not, and the collectives deferred, by name."""
+    task = Task(problem, Options(), 0)
+    best = replace(task.measured(order), reasons=dict.fromkeys(problem.collectives, "reference"))
+    with nullcontext() if wide else patch("overlap_sched.scheduler.fill_tail.shift", lambda task, best, limit: best):
+        made = fill_tail(task, best, shift(task, best, limit) if wide else best, limit)
+    assert (made.step_us, made.peak_bytes) == (task.measured(made.order).step_us, task.measured(made.order).peak_bytes)
+    return made.order, [problem.nodes[v].name for v in sorted(made.reasons) if made.reasons[v] == "put off"]
 
 
 @settings(max_examples=600)
 @given(problems(max_steps=20), st.integers(0, 99), st.integers(0, 12), st.booleans(), st.booleans())
 def test_within_the_budget_and_never_slower(problem: Problem, seed: int, room: int, flat: bool, wide: bool) -> None:
     order = tuple(random_order(problem, seed))
-    lives, profile = Lives(problem), peak_by_definition(problem, list(order))
-    assert lives.profile(order).tolist() == profile
+    profile = peak_by_definition(problem, list(order))
+    assert LiveRanges(problem).profile(order).tolist() == profile
     limit = np.array(max(profile) + room) if flat else np.array(profile) + room
-    finished = partial(widened, lives, limit=limit) if wide else as_it_is
-    made, put_off = shorter_tail(lives, order, limit, finished)
+    made, deferred = filled(problem, order, limit, wide)
+    given = shifted(LiveRanges(problem), order, limit) if wide else order
     assert violation(problem, made) is None
     assert (np.array(peak_by_definition(problem, list(made))) <= limit).all()
-    before, after = step_by_definition(problem, list(finished(order))), step_by_definition(problem, list(made))
-    assert after < before if put_off else made == finished(order)
+    before, after = step_by_definition(problem, list(given)), step_by_definition(problem, list(made))
+    assert after < before if made != given else not deferred
 
 
 def tail(*jobs: tuple[float, float]) -> Problem:
@@ -64,41 +74,40 @@ def tail(*jobs: tuple[float, float]) -> Problem:
 def test_on_the_picture() -> None:
     problem = tail((40.0, 10.0))
     before = problem.original_order
-    order, put_off = shorter_tail(Lives(problem), before, np.array(99), as_it_is)
+    order, deferred = filled(problem, before, np.array(99))
     assert " ".join(problem.names(order)) == "x0 chain v wgrad0 u0 v.wait u0.wait output"
-    assert problem.names(sorted(put_off)) == ["wgrad0", "u0", "u0.wait"]
+    assert deferred == ["u0"]
     assert replay(problem, before).step_us == 40 + 50 + 60
     assert replay(problem, order).step_us == 50 + 60 + 10
 
 
 def test_as_far_as_memory_admits() -> None:
-    """A gradient put off holds its 8 bytes until the end; the later one for less time, so it goes first."""
+    """A deferred gradient holds its 8 bytes until the end; the later one for less time, so it goes first."""
     problem = tail((20.0, 1.0), (20.0, 1.0))
-    for limit, step_us, put_off in [(26, 150, []), (27, 131, ["wgrad1"]), (35, 112, ["wgrad0", "wgrad1"])]:
-        order, nodes = shorter_tail(Lives(problem), problem.original_order, np.array(limit), as_it_is)
+    for limit, step_us, names in [(26, 150, []), (27, 131, ["u1"]), (35, 112, ["u0", "u1"])]:
+        order, deferred = filled(problem, problem.original_order, np.array(limit))
         assert max(peak_by_definition(problem, list(order))) <= limit
         assert replay(problem, order).step_us == step_us
-        assert [name for name in problem.names(sorted(nodes)) if name.startswith("wgrad")] == put_off
+        assert deferred == names
 
 
 def test_the_shortest_communication_comes_last() -> None:
     problem = tail((20.0, 2.0), (20.0, 9.0))
-    order, _ = shorter_tail(Lives(problem), problem.original_order, np.array(99), as_it_is)
+    order, _ = filled(problem, problem.original_order, np.array(99))
     assert [name for name in problem.names(order) if name.startswith("wgrad")] == ["wgrad1", "wgrad0"]
 
 
 @pytest.mark.parametrize("job", [(40.0, 40.0), (40.0, 90.0), (0.1, 0.0)])
 def test_what_hides_nothing_stays(job: tuple[float, float]) -> None:
     problem = tail(job)
-    made = shorter_tail(Lives(problem), problem.original_order, np.array(99), as_it_is)
-    assert made == (problem.original_order, frozenset())
+    assert filled(problem, problem.original_order, np.array(99)) == (problem.original_order, [])
 
 
 @pytest.mark.slow
-def test_a_real_graph_puts_off_the_gradients_of_its_norms() -> None:
+def test_a_real_graph_defers_the_gradients_of_its_norms() -> None:
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_1d.json.gz", comm_scale=4)
     result = schedule(problem)
-    put_off = [d.collective for d in result.decisions if d.reason == "put off"]
-    assert len(put_off) > 40
-    assert max(problem.nodes[v].time_us for v in put_off) < 150  # gradients of 4,096 numbers
+    deferred = [d.collective for d in result.decisions if d.reason == "put off"]
+    assert len(deferred) > 40
+    assert max(problem.nodes[v].time_us for v in deferred) < 150  # gradients of 4,096 numbers
     assert result.scheduled.step_us < 1.04 * 2_006_600

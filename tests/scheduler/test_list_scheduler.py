@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from overlap_sched import Group, Kind, Node, Problem, Storage
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
+from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.run import Run, list_schedule
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition, random_order
 
@@ -19,7 +20,7 @@ POLICIES = st.builds(
     Policy,
     lead=st.sampled_from([-1.0, -0.02, 0.0, 0.1, 1.0]),
     slack=st.sampled_from([-1.0, -0.03, 0.0, 0.12, 1.0]),
-    reach=st.sampled_from([1, 2, 5, math.inf]),
+    window=st.sampled_from([1, 2, 5, math.inf]),
     prepares=st.booleans(),
 )
 
@@ -33,7 +34,7 @@ def test_valid_and_within_the_budget_under_any_policy(
     profile = np.array(peak_by_definition(problem, reference))
     limit = np.array(profile.max() + room) if flat else profile + room
     run = list_schedule(Reference(problem, reference), limit, policy)
-    assert isinstance(run, Run)
+    assert isinstance(run, Candidate)
     assert violation(problem, run.order) is None
     made = np.array(peak_by_definition(problem, list(run.order)))
     assert (made <= limit).all()
@@ -53,22 +54,22 @@ def test_what_memory_refuses_on_one_stream_does_not_stop_another() -> None:
         nodes.append(Node(f"{name}.use", Kind.COMPUTE, (v + 1,), (), (s,), 5.0))
     problem = Problem("two streams", tuple(nodes), tuple(storages), {"fsdp": Group(8, False), "tp": Group(8, True)})
     run = list_schedule(Reference(problem, problem.original_order), np.array(101), Policy(lead=1.0, slack=-1.0))
-    assert isinstance(run, Run)
+    assert isinstance(run, Candidate)
     assert problem.names(run.order)[:2] == ["small", "mm"]
 
 
-def test_compute_is_looked_for_no_further_than_the_reach() -> None:
+def test_compute_is_looked_for_no_further_than_the_window() -> None:
     nodes = (
         Node("gather", Kind.COLLECTIVE, (), (0,), (), 50.0, "all_gather_into_tensor", "fsdp"),
         Node("full", Kind.WAIT, (0,), (), (0,), collective=0),
         Node("use", Kind.COMPUTE, (1,), (), (0,), 10.0),
         Node("far", Kind.COMPUTE, (), (), (), 40.0),
     )
-    problem = Problem("reach", nodes, (Storage(1),), {"fsdp": Group(8, True)})
+    problem = Problem("window", nodes, (Storage(1),), {"fsdp": Group(8, True)})
     reference = Reference(problem, problem.original_order)
-    for reach, names in [(3, ["gather", "far", "full", "use"]), (2, ["gather", "full", "use", "far"])]:
-        run = list_schedule(reference, np.array(1), Policy(lead=0.0, slack=-1.0, reach=reach))
-        assert isinstance(run, Run)
+    for window, names in [(3, ["gather", "far", "full", "use"]), (2, ["gather", "full", "use", "far"])]:
+        run = list_schedule(reference, np.array(1), Policy(lead=0.0, slack=-1.0, window=window))
+        assert isinstance(run, Candidate)
         assert problem.names(run.order) == names
 
 
@@ -84,7 +85,7 @@ def test_what_prepares_a_launch_runs_ahead_of_its_place_or_does_not() -> None:
     reference = Reference(problem, problem.original_order)
     for prepares, first, step_us in [(True, "cast", 100_011.0), (False, "mm", 100_061.0)]:
         run = list_schedule(reference, np.array(2), Policy(lead=0.0, slack=-1.0, prepares=prepares))
-        assert isinstance(run, Run)
+        assert isinstance(run, Candidate)
         assert problem.names(run.order)[0] == first
         assert run.step_us == step_us
 
@@ -108,5 +109,5 @@ def test_standing_still_launches_only_what_is_due_meanwhile() -> None:
     ]
     problem = Problem("standstill", tuple(nodes), tuple(map(Storage, (1, 1, 1))), {"fsdp": Group(8, True)})
     run = list_schedule(Reference(problem, problem.original_order), np.array(99), Policy(lead=0.0, slack=-1.0))
-    assert isinstance(run, Run)
+    assert isinstance(run, Candidate)
     assert run.step_us == 20 + 50 + 20 + 200 + 10

@@ -26,7 +26,7 @@ from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, all_orders, peak_by_definition
 
 MIB = 2**20
-under_test = importlib.import_module("overlap_sched.scheduler.pipeline")  # the module: the package exports its function
+under_test = importlib.import_module("overlap_sched.scheduler.pipeline")
 
 HEADROOMS = st.sampled_from([0, 1, 3, 7, "5%", "50%", "1GiB", "1TiB", 10**30])
 
@@ -179,9 +179,9 @@ def test_effort_zero_keeps_the_original_order() -> None:
 def test_more_effort_starts_from_the_lowest_peak_too(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], asked: int
 ) -> None:
-    improve = importlib.import_module("overlap_sched.scheduler.portfolio")
+    portfolio = importlib.import_module("overlap_sched.scheduler.portfolio")
     found = []
-    monkeypatch.setattr(improve, "lowest_peak", lambda *a: found.append(lowest_peak(*a)) or found[-1])
+    monkeypatch.setattr(portfolio, "lowest_peak", lambda *a: found.append(lowest_peak(*a)) or found[-1])
     result = schedule(layers(12), Options(**more))
     assert len(found) == asked
     assert result.fell_back is None
@@ -202,13 +202,8 @@ def _raise(*_: object) -> None:
 
 
 def _with_order(order: tuple[int, ...]) -> Callable[..., object]:
-    real = under_test.best_run
-
-    def broken(*args: object) -> object:
-        run, work = real(*args)
-        return replace(run, order=order), work
-
-    return broken
+    real = under_test.fill_tail
+    return lambda *args: replace(real(*args), order=order)
 
 
 FAULTS = [
@@ -223,7 +218,7 @@ FAULTS = [
 def test_a_broken_scheduler_costs_nothing(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[..., object], said: str
 ) -> None:
-    monkeypatch.setattr(under_test, "best_run", fault)
+    monkeypatch.setattr(under_test, "fill_tail", fault)
     with pytest.warns(OverlapSchedWarning, match="overlap_sched keeps the original order of 'example': "):
         result = schedule(EXAMPLE)
     assert result.order == EXAMPLE.original_order
@@ -240,18 +235,16 @@ def test_a_broken_scheduler_costs_nothing(
 @settings(max_examples=50)
 def test_a_scheduler_that_returns_nonsense_never_wins(problem: Problem, draw: object) -> None:
     """Orders at random in the scheduler's place: either they keep every promise or the original stays."""
-    real = under_test.best_run
+    real = under_test._best_order
 
     def nonsense(*args: object) -> object:
-        run, work = real(*args)
-        if run is None:
-            return None, work
+        best, base_bytes = real(*args)
         order = list(problem.original_order)
         draw.shuffle(order)  # type: ignore[attr-defined]
-        return replace(run, order=tuple(order)), work
+        return replace(best, order=tuple(order)), base_bytes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(under_test, "best_run", nonsense)
+        patch.setattr(under_test, "_best_order", nonsense)
         with warnings.catch_warnings(record=True, action="always") as caught:
             result = schedule(problem, Options(memory_model=problem.memory_model))
     if result.fell_back is None:

@@ -1,17 +1,17 @@
-"""Blocks against a plain array, after every operation."""
+"""RangeMax against a plain array, after every operation."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.scheduler.range_max import LOWEST, Blocks
+from overlap_sched.scheduler.range_max import LOWEST, RangeMax
 
 SIZES = st.integers(-(2**40), 2**40)
 
 
 @given(st.lists(SIZES, min_size=1, max_size=40), st.integers(1, 7), st.data())
 def test_as_a_plain_array(values: list[int], block: int, data: st.DataObject) -> None:
-    plain, blocks = np.array(values, dtype=np.int64), Blocks(np.array(values, dtype=np.int64), block)
+    plain, blocks = np.array(values, dtype=np.int64), RangeMax(np.array(values, dtype=np.int64), block)
     for _ in range(data.draw(st.integers(0, 12))):
         begin = data.draw(st.integers(0, len(values) - 1))
         end = data.draw(st.integers(begin + 1, len(values)))

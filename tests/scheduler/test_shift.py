@@ -10,12 +10,14 @@ from overlap_sched import EXAMPLE, read_problem
 from overlap_sched.analysis.robustness import robustness
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.scheduler.live_ranges import Lives
+from overlap_sched.problem.precedence import launch_pairs, neighbours
+from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.run import Run, list_schedule
-from overlap_sched.scheduler.shift import _Line, _neighbours, widened
+from overlap_sched.scheduler.shift import _Line, shifted
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
 
@@ -36,7 +38,7 @@ def test_within_the_budget_and_never_slower_whatever_the_times(
     order = random_order(problem, seed)
     profile = peak_by_definition(problem, order)
     limit = np.array(max(profile) + room) if flat else np.array(profile) + room
-    wide = list(widened(Lives(problem), order, limit))
+    wide = list(shifted(LiveRanges(problem), order, limit))
     assert violation(problem, wide) is None
     assert all(np.array(peak_by_definition(problem, wide)) <= limit)
     assert launches(problem, wide) == launches(problem, order)
@@ -54,7 +56,7 @@ def test_within_the_budget_and_never_slower_whatever_the_times(
 @given(problems(), st.integers(0, 99))
 def test_without_a_limit_nothing_stands_between_a_wait_and_its_first_user(problem: Problem, seed: int) -> None:
     order = random_order(problem, seed)
-    wide = list(widened(Lives(problem), order, np.array(2**61)))
+    wide = list(shifted(LiveRanges(problem), order, np.array(2**61)))
     needed = [set(after) for after in problem.successors]
     for at, v in enumerate(wide):
         if problem.nodes[v].kind is not Kind.WAIT:
@@ -69,8 +71,8 @@ def test_without_a_limit_nothing_stands_between_a_wait_and_its_first_user(proble
 @given(problems(), st.integers(0, 99), st.integers(0, 8))
 def test_memory_is_counted_exactly_move_by_move(problem: Problem, seed: int, room: int) -> None:
     order = random_order(problem, seed)
-    line = _Line(Lives(problem), order, np.array(max(peak_by_definition(problem, order)) + room))
-    before, after = _neighbours(problem, order, ())
+    line = _Line(LiveRanges(problem), order, np.array(max(peak_by_definition(problem, order)) + room))
+    before, after = neighbours(problem, launch_pairs(problem, order, "group"))
     for v in order:  # any node: more kinds of moves than are made
         if problem.nodes[v].kind is not Kind.INPUT:
             line.move_later(v, min((int(line.position[w]) for w in after[v]), default=len(order)) - 1)
@@ -84,8 +86,8 @@ def test_a_real_graph_loses_little_when_times_are_wrong() -> None:
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz")
     peak = np.array(max(memory_profile(problem, problem.original_order)))
     run = list_schedule(Reference(problem, problem.original_order), peak, Policy(lead=0.005, slack=0.12))
-    assert isinstance(run, Run)
-    order, wide = run.order, widened(Lives(problem), run.order, peak)
+    assert isinstance(run, Candidate)
+    order, wide = run.order, shifted(LiveRanges(problem), run.order, peak)
     before, after = (robustness(problem, one, draws=100) for one in (order, wide))
     assert max(memory_profile(problem, wide)) <= peak
     assert after.predicted_us <= before.predicted_us
@@ -100,7 +102,7 @@ def named(*names: str) -> list[int]:
 
 def test_on_the_example() -> None:
     order = named("w", "x", "mm", "gather", "full", "wgrad", "dgrad", "scatter", "grad", "output")
-    wide = widened(Lives(EXAMPLE), order, np.array(2**40))
+    wide = shifted(LiveRanges(EXAMPLE), order, np.array(2**40))
     assert wide == tuple(named("w", "x", "gather", "mm", "wgrad", "scatter", "full", "dgrad", "grad", "output"))
 
 
@@ -108,17 +110,17 @@ def test_memory_stops_a_move_half_way() -> None:
     """At the original peak the launch of `scatter` cannot go before `dgrad`: its byte does not fit beside."""
     order = named("w", "x", "gather", "full", "mm", "wgrad", "dgrad", "scatter", "grad", "output")
     peak = max(peak_by_definition(EXAMPLE, order))
-    tight = widened(Lives(EXAMPLE), order, np.array(peak))
-    loose = widened(Lives(EXAMPLE), order, np.array(peak + 2**20))
+    tight = shifted(LiveRanges(EXAMPLE), order, np.array(peak))
+    loose = shifted(LiveRanges(EXAMPLE), order, np.array(peak + 2**20))
     scatter = named("scatter")[0]
     assert tight.index(scatter) > tight.index(named("dgrad")[0])
     assert loose.index(scatter) < loose.index(named("dgrad")[0])
 
 
-def test_chains_are_kept() -> None:
+def test_pairs_are_kept() -> None:
     order = named("w", "x", "mm", "gather", "full", "wgrad", "dgrad", "scatter", "grad", "output")
     mm, gather = named("mm", "gather")
-    free = widened(Lives(EXAMPLE), order, np.array(2**40))
-    kept = widened(Lives(EXAMPLE), order, np.array(2**40), [(mm, gather)])
+    free = shifted(LiveRanges(EXAMPLE), order, np.array(2**40))
+    kept = shifted(LiveRanges(EXAMPLE), order, np.array(2**40), [(mm, gather)])
     assert free.index(gather) < free.index(mm)
     assert kept.index(mm) < kept.index(gather)

@@ -76,11 +76,9 @@ class Outcome:
 
 
 def wrong(plan: Any, lie: str, rank: int) -> Any:
-    """What a scheduler that lies makes of its result; ``plan`` is a run and its work."""
-    run, work = plan
-    if run is None:
-        return plan
-    order = list(run.order)
+    """What a scheduler that lies makes of its result; ``plan`` is an order and the peak it is held to."""
+    best, base_bytes = plan
+    order = list(best.order)
     lies: dict[str, Any] = {
         "backwards": order[::-1],
         "a node short": order[:-1],
@@ -89,7 +87,7 @@ def wrong(plan: Any, lie: str, rank: int) -> Any:
         "empty": [],
         "beyond": [*order[:-1], len(order)],
     }
-    return (None if lie == "nothing" else replace(run, order=tuple(lies[lie]))), work
+    return (None if lie == "nothing" else replace(best, order=tuple(lies[lie]))), base_bytes
 
 
 LIES = ("backwards", "a node short", "a node twice", "no numbers", "empty", "beyond", "nothing")
@@ -134,8 +132,8 @@ class Runner:
             stack.enter_context(watch.on())
             if here and fault.kind == "lie":
                 module = sys.modules["overlap_sched.scheduler.pipeline"]
-                right = module.best_run
-                lied = mock.patch.object(module, "best_run", lambda *a: wrong(right(*a), fault.where, self.rank))
+                right = module._best_order
+                lied = mock.patch.object(module, "_best_order", lambda *a: wrong(right(*a), fault.where, self.rank))
                 stack.enter_context(lied)
                 watch.struck = True
             how = options or Options(headroom="50%", effort=1)

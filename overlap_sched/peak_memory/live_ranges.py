@@ -1,7 +1,12 @@
-"""What lives how long, whatever the order: made once for a problem, then asked about many orders of it."""
+"""From which step to which each storage is live: made once for a problem, then asked about many orders of it.
+
+The one table of live ranges outside the checkers, which count on their own (:mod:`overlap_sched.judge.liveness`,
+:mod:`overlap_sched.peak_memory.address_check`). The rules are those of the judge.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +14,24 @@ import numpy.typing as npt
 from overlap_sched.problem import Kind, Problem
 
 
-class Lives:
-    """The part of memory that all orders of a problem share; the rules are in :mod:`overlap_sched.judge.liveness`.
+class LiveRange(NamedTuple):
+    """One storage: live from step ``first`` to step ``last`` of an order, both included."""
+
+    storage: int
+    bytes: int
+    first: int
+    last: int
+
+
+class LiveRanges:
+    """What the live ranges of all orders of a problem share, and those of any one order.
+
+    Time and space, with n nodes and m uses of storages::
+
+        LiveRanges(problem)    O(n + m)
+        dying                  O(m), once
+        profile(order)         O(n + m), vector operations
+        of(order)              O(n + m)
 
     Attributes:
         problem: What the orders are of.
@@ -48,8 +69,9 @@ class Lives:
 
     def _arrays(self) -> None:
         nodes, storages = self.problem.nodes, self.problem.storages
-        born = [(s, v) for v, node in enumerate(nodes) for s in node.alloc]
+        born = sorted((s, v) for v, node in enumerate(nodes) for s in node.alloc)
         kinds = [nodes[v].kind for _, v in born]
+        self._storages = [s for s, _ in born]
         self._sizes = np.array([storages[s].bytes for s, _ in born], dtype=np.int64)
         self._maker = np.array([v for _, v in born], dtype=np.int64)
         self._early = np.array([kind is Kind.INPUT for kind in kinds], dtype=bool)
@@ -66,14 +88,27 @@ class Lives:
 
     def profile(self, order: Sequence[int]) -> npt.NDArray[np.int64]:
         """Bytes live at each position of a valid order."""
+        first, last = self._first_and_last(order)
+        change = np.zeros(len(order) + 1, dtype=np.int64)
+        np.add.at(change, first, self._sizes)
+        np.subtract.at(change, last + 1, self._sizes)
+        return np.cumsum(change[:-1])
+
+    def of(self, order: Sequence[int]) -> list[LiveRange]:
+        """One per storage that is ever allocated, by storage id, in a valid order.
+
+        What is live from the start has ``first == 0``, what stays to the end ``last == len(order) - 1``.
+        """
+        first, last = (steps.tolist() for steps in self._first_and_last(order))
+        return list(map(LiveRange, self._storages, self._sizes.tolist(), first, last))
+
+    def _first_and_last(self, order: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Per storage that is ever allocated, by storage id: its first and its last step."""
         position = np.empty(len(order), dtype=np.int64)
         position[np.array(order, dtype=np.int64)] = np.arange(len(order))
-        born = np.where(self._early, 0, position[self._maker])
-        last = born.copy()
+        first = np.where(self._early, 0, position[self._maker])
+        last = first.copy()
         if len(self._used):
             last[self._used] = np.maximum.reduceat(position[self._users], self._starts)
         last[self._stays] = len(order) - 1
-        change = np.zeros(len(order) + 1, dtype=np.int64)
-        np.add.at(change, born, self._sizes)
-        np.subtract.at(change, last + 1, self._sizes)
-        return np.cumsum(change[:-1])
+        return first, last

@@ -1,0 +1,46 @@
+"""What must run before what: the problem's own rules, and the launch order of collectives where it is to be kept.
+
+``preserve`` is that of :class:`~overlap_sched.options.Options`. A launch order is kept by pairs of neighbours::
+
+    launches         gather_0 (fsdp)   gather_1 (fsdp)   reduce (tp)   scatter_0 (fsdp)
+    "group"              |-----------------^ |---------------------------------^
+    "all"                |-----------------^ |----------------^ |--------------^
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from overlap_sched.problem.model import Problem
+from overlap_sched.problem.node import Kind
+
+Preserve = Literal["none", "group", "all"]
+"""Whose launch order is kept: nobody's, that within each process group, or that across all groups."""
+
+Pair = tuple[int, int]
+"""Two node ids: the first must run before the second."""
+
+
+def launch_pairs(problem: Problem, order: Iterable[int], preserve: Preserve) -> tuple[Pair, ...]:
+    """Pairs of collectives that keep the launches of an order as they are; linear."""
+    if preserve == "none":
+        return ()
+    pairs: list[Pair] = []
+    last: dict[str | None, int] = {}
+    for v in order:
+        node = problem.nodes[v]
+        if node.kind is Kind.COLLECTIVE:
+            key = node.group if preserve == "group" else None
+            if key in last:
+                pairs.append((last[key], v))
+            last[key] = v
+    return tuple(pairs)
+
+
+def neighbours(problem: Problem, pairs: Iterable[Pair]) -> tuple[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]]:
+    """Per node, what must run before it and what after it: the problem's rules, and the pairs; without repeats."""
+    before, after = list(problem.predecessors), list(problem.successors)
+    for u, v in pairs:
+        if u not in before[v]:
+            before[v] = (*before[v], u)
+            after[u] = (*after[u], v)
+    return before, after

@@ -1,0 +1,104 @@
+"""What the phases work on: the task, which stays, and the best order so far: each phase takes one and gives one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.judge.replay import replay
+from overlap_sched.options import Options, headroom_bytes
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
+from overlap_sched.problem.contention import NO_CONTENTION
+from overlap_sched.problem.precedence import Pair, launch_pairs
+from overlap_sched.scheduler.admission import Refusal
+from overlap_sched.scheduler.result import NO_WORK, Reason, Work
+
+SAME_STEP = 1e-9
+"""Relative: steps closer than this differ by rounding, and the lower peak decides."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A valid order within the budget.
+
+    Attributes:
+        order: Node ids.
+        step_us, peak_bytes: Its step time and its peak: true after every phase.
+        reasons: Per collective, why it was launched where it was; empty: the order was not made by us.
+        refusals: Per collective that the budget ever refused: the first time.
+        work: What it took to come to it.
+    """
+
+    order: Order
+    step_us: float
+    peak_bytes: int
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    refusals: Mapping[int, Refusal] = field(default_factory=dict)
+    work: Work = NO_WORK
+
+    def beats(self, other: "Candidate") -> bool:
+        """Is its step shorter, or as long with a lower peak?"""
+        if self.step_us < other.step_us * (1 - SAME_STEP):
+            return True
+        return self.step_us <= other.step_us * (1 + SAME_STEP) and self.peak_bytes < other.peak_bytes
+
+    def after(self, work: Work) -> "Candidate":
+        """The same, which has taken more work by now."""
+        return replace(self, work=self.work.plus(work))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked for.
+
+    Attributes:
+        problem: What to schedule.
+        options: How.
+        base_bytes: The peak that headroom is counted from.
+    """
+
+    problem: Problem
+    options: Options
+    base_bytes: int
+
+    @cached_property
+    def live_ranges(self) -> LiveRanges:
+        """What the memory of all orders shares."""
+        return LiveRanges(self.problem)
+
+    @cached_property
+    def limit(self) -> npt.NDArray[np.int64]:
+        """The budget in bytes: one value, or one per position (``options.budget``)."""
+        headroom = min(headroom_bytes(self.options.headroom, self.base_bytes), MAX_TOTAL_BYTES)
+        if self.options.budget == "profile":
+            return self.live_ranges.profile(self.problem.original_order) + headroom
+        return np.array(self.base_bytes + headroom, dtype=np.int64)
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Collectives whose launches must keep their order (``options.preserve_collective_order``)."""
+        return launch_pairs(self.problem, self.problem.original_order, self.options.preserve_collective_order)
+
+    def limit_after(self, best: Candidate) -> npt.NDArray[np.int64]:
+        """The budget of what only polishes an order: no more than its peak, or that of the base, needs anyway."""
+        return np.minimum(self.limit, max(best.peak_bytes, self.base_bytes))
+
+    def measured(self, order: Order) -> Candidate:
+        """A valid order as it is."""
+        return Candidate(order, replay(self.problem, order).step_us, int(self.live_ranges.profile(order).max()))
+
+    def remeasured(self, candidate: Candidate, order: Order) -> Candidate:
+        """The candidate with its nodes in another valid order."""
+        moved = self.measured(order)
+        return replace(candidate, order=moved.order, step_us=moved.step_us, peak_bytes=moved.peak_bytes)
+
+    def within_budget(self, order: Order) -> bool:
+        """Does a valid order keep to the budget?"""
+        return bool((self.live_ranges.profile(order) <= self.limit).all())
+
+    def without_contention(self) -> "Task":
+        """The same for a machine on which compute and communication do not slow each other down."""
+        return replace(self, problem=replace(self.problem, contention=NO_CONTENTION))

@@ -202,6 +202,12 @@ def test_tutorials_run(name: str, tmp_path: Path) -> None:
         assert "left as it was" not in printed
 
 
+def test_the_script_that_builds_the_documents_parses() -> None:
+    script = ROOT / "scripts" / "docs.sh"
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", script], capture_output=True).stderr == b""
+
+
 @pytest.mark.slow
 def test_the_reference_builds_without_a_warning(tmp_path: Path) -> None:
     for module in ("torch", "matplotlib", "sphinx", "furo", "myst_parser"):

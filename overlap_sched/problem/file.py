@@ -26,7 +26,7 @@ from overlap_sched.problem.reader import FORMAT, FORMAT_2, Reader
 from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
 
 PARTS_PER_NODE = 16
-"""JSON objects and lists, at most: a node has four, each storage is one. Parsed, they are far larger than their text."""
+"""JSON objects and lists, at most: a node has four, each storage is one. Parsed, they take far more than their text."""
 
 
 def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEFAULT_LIMITS) -> Problem:

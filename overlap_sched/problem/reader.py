@@ -156,7 +156,9 @@ class Reader:
         return tuple(value)
 
 
-_KEY_SETS = {keys: frozenset(keys) for keys in (_FILE_KEYS, _CONTENTION_KEYS, _GROUP_KEYS, _STORAGE_KEYS, _NODE_KEYS)}
+_KEY_SETS: dict[tuple[str, ...], frozenset[str]] = {
+    keys: frozenset(keys) for keys in (_FILE_KEYS, _CONTENTION_KEYS, _GROUP_KEYS, _STORAGE_KEYS, _NODE_KEYS)
+}
 _TYPE_NAMES = {str: "text", int: "an integer", bool: "true or false", list: "a list", dict: "an object"}
 
 

@@ -173,7 +173,7 @@ def test_orders_that_are_none(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--draws", "0"], "draws is 0; it is a number of replays, 1 or more."),
+        (["--draws", "0"], "draws is 0; it is a number of replays, 1 to 1000000."),
         (["--seed", "-1"], "seed is -1; it is a whole number, 0 or more."),
         (["--sigma", "-1"], "sigma is -1.0; it is a number, 0 or more (0.2: errors of about 20 %)."),
         (["--tail", "2"], "tail is 2.0; it is the share of collectives that are delayed, 0 to 1."),

@@ -13,7 +13,6 @@ among those above is an error.
 
 import gzip
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from overlap_sched.errors import InputTooLargeError, ProblemFileError, QuantityE
 from overlap_sched.problem import Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
-from overlap_sched.problem.quantities import shown
+from overlap_sched.problem.quantities import LONGEST_US, shown
 from overlap_sched.problem.reader import FORMAT, FORMAT_2, Reader
 from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
 
@@ -43,14 +42,19 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
         InputTooLargeError: The file is larger than the limits.
         ProblemError: Its content breaks a rule of :mod:`overlap_sched.problem`.
     """
-    if not 0 <= comm_scale < math.inf:
+    if not 0 <= comm_scale <= LONGEST_US:
         raise QuantityError(f"comm_scale is {shown(comm_scale)}: it is a finite factor of 0 or more.")
     data = _load(Path(path), limits)
     return Reader(str(path), comm_scale, limits).problem(data)
 
 
 def write_problem(problem: Problem, path: str | Path) -> None:
-    """Write a problem; gzipped where the name ends in ``.gz``. The same problem gives the same bytes."""
+    """Write a problem; gzipped where the name ends in ``.gz``."""
+    Path(path).write_bytes(problem_bytes(problem, gzipped=str(path).endswith(".gz")))
+
+
+def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:
+    """A problem as a file holds it. The same problem gives the same bytes."""
     contention = problem.contention != NO_CONTENTION
     data: dict[str, Any] = {"format": FORMAT_2 if contention else FORMAT, "name": problem.name}
     if problem.memory_model != "runtime":
@@ -64,7 +68,7 @@ def write_problem(problem: Problem, path: str | Path) -> None:
     data["storages"] = [storage._asdict() for storage in problem.storages]
     data["nodes"] = [_node_fields(node) for node in problem.nodes]
     text = json.dumps(data, separators=(",", ":")).encode()
-    Path(path).write_bytes(gzip.compress(text, mtime=0) if str(path).endswith(".gz") else text)
+    return gzip.compress(text, mtime=0) if gzipped else text
 
 
 def _node_fields(node: Node) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def test_groups_that_disagree_or_are_unknown(tmp_path: Path) -> None:
     )
     reduce = in_body("a = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '5')")
     assert message(tmp_path, reduce, errors.DumpGroupError).endswith(
-        "the size of process group '5' is said nowhere. Give it: groups={'5': 64} for 64 ranks "
+        "the size of process group '5' is not known. Give it: groups={'5': 64} for 64 ranks "
         "(--group 5=64 on the command line)."
     )
     assert message(tmp_path, reduce, errors.DumpGroupError, groups={"5": [1, 1]}) == (

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from overlap_sched.cost.noise import LOG_NORMAL, Floats, Noise
-from overlap_sched.errors import OptionsError
+from overlap_sched.errors import OptionsError, QuantityError
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.problem.quantities import shown
@@ -62,16 +62,22 @@ def robustness(
 
     Raises:
         OptionsError: ``draws`` is not 1 to 1,000,000, or ``seed`` is negative.
+        QuantityError: Times are so large that their sum is not finite.
     """
     check_draws(draws, seed)
     rank = _SHARE * (draws - 1)  # as of numpy.percentile: between two draws, both among the largest
     keep = draws - math.floor(rank)
     total_us, largest = 0.0, np.empty(0)
-    for steps in _parts(problem, order, noise, draws, seed):
-        total_us += float(steps.sum())
-        largest = np.sort(np.concatenate([largest, steps]))[-keep:]
-    p95_us = np.quantile(largest[:2], rank - math.floor(rank))
-    return Robustness(replay(problem, order).step_us, total_us / draws, float(p95_us))
+    with np.errstate(over="ignore", invalid="ignore"):  # told below
+        for steps in _parts(problem, order, noise, draws, seed):
+            total_us += float(steps.sum())
+            largest = np.sort(np.concatenate([largest, steps]))[-keep:]
+        p95_us = float(np.quantile(largest[:2], rank - math.floor(rank)))
+    if not math.isfinite(total_us + p95_us):
+        raise QuantityError(
+            f"the steps of {problem.name!r} under errors add up to infinity. Are its times in microseconds?"
+        )
+    return Robustness(replay(problem, order).step_us, total_us / draws, p95_us)
 
 
 def check_draws(draws: int, seed: int) -> None:

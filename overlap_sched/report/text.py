@@ -176,7 +176,7 @@ def _blocked_by(problem: Problem, decision: Decision) -> str:
         return f"its stream: {holder} was still on it" if holder else "its stream, which was busy"
     if decision.held_by == "memory":
         return "memory: launched sooner, it would not have fitted into the budget"
-    return "nothing but the place it was given: it could have been launched sooner"
+    return "nothing: it could have been launched sooner"
 
 
 def find_collective(problem: Problem, name: str) -> int:

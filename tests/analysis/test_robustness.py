@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from overlap_sched import EXAMPLE
 from overlap_sched.analysis.robustness import robustness, steps_us
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
-from overlap_sched.errors import OptionsError
+from overlap_sched.errors import OptionsError, QuantityError
 from overlap_sched.problem import Kind, Problem
 from tests.support.graphs import problems
 from tests.support.oracle import random_order, step_by_definition
@@ -75,6 +75,15 @@ def test_memory_does_not_grow_with_the_draws(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("overlap_sched.analysis.robustness._CELLS", 5 * 10_000)
     assert peak(400_000) - peak(10_000) < 400_000 * 8 / 2  # all steps would take 3.2 MB
+
+
+def test_steps_that_add_up_to_infinity() -> None:
+    problem = with_times(EXAMPLE, {4: 1e308})
+    with pytest.raises(QuantityError) as error:
+        robustness(problem, problem.original_order)
+    assert str(error.value) == (
+        "the steps of 'example' under errors add up to infinity. Are its times in microseconds?"
+    )
 
 
 def test_more_draws_than_anybody_needs() -> None:

@@ -18,7 +18,7 @@ def test_frontier_as_json(problem: str, capsys: pytest.CaptureFixture[str]) -> N
     out, err = capsys.readouterr()
     figures = json.loads(out)
     assert list(figures) == [
-        "name", "memory_model", "contention", "bound_us", "floor_bytes", "original", "points", "picked",
+        "schema", "name", "memory_model", "contention", "bound_us", "floor_bytes", "original", "points", "picked",
     ]  # fmt: skip
     point = ["peak_bytes", "headroom_bytes", "step_us", "exposed_us", "gap_percent"]
     assert all(list(given) == point for given in (figures["original"], figures["picked"], *figures["points"]))
@@ -132,7 +132,7 @@ def test_robust_as_json_and_of_another_order(problem: str, tmp_path: Path, capsy
     capsys.readouterr()
     assert run("robust", problem, "--json", "--draws", "50", "--order", str(order)) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert list(figures) == ["name", "sigma", "tail", "draws", "seed", "contention", "orders"]
+    assert list(figures) == ["schema", "name", "sigma", "tail", "draws", "seed", "contention", "orders"]
     assert list(figures["orders"]) == ["original", str(order), "scheduled"]
     assert figures["orders"][str(order)] == figures["orders"]["scheduled"]
     scheduled = figures["orders"]["scheduled"]

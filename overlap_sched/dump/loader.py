@@ -157,7 +157,9 @@ class Loader:
 
     def _make_attribute(self, node: fx.Node, name: str) -> Any:
         if name in self._bodies:
-            return fx.GraphModule({}, self._bodies[name].graph, class_name=name)
+            graph = self._bodies[name].graph
+            unknown = {str(inner.target): Opaque() for inner in graph.nodes if inner.op == "get_attr"}
+            return fx.GraphModule(unknown, graph, class_name=name)
         value = self._attribute_values.get(name)
         if value is not None:
             try:

@@ -94,8 +94,10 @@ class Options:
 def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:
     """Headroom in bytes: ``"1GiB"`` -> 1073741824; percent are of the original peak, rounded down.
 
+    An integer may be as large as you like, for no limit at all: it counts as 2**60, which no problem can reach.
+
     Raises:
-        OptionsError: Not a size, negative, an unknown unit, or more than 2**60 bytes.
+        OptionsError: Not a size, negative, an unknown unit, or text for more than 2**60 bytes.
     """
     found = size_bytes(headroom, original_peak_bytes)
     if found is None:
@@ -103,11 +105,10 @@ def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:
             f"headroom is {headroom!r}; write bytes (0), a size with a unit (500MB, 1GiB) "
             "or percent of the original peak (5%)."
         )
-    if found > MAX_TOTAL_BYTES:
-        text = headroom if isinstance(headroom, str) else shown(headroom)
-        text = text if len(text) <= 40 else text[:37] + "..."
+    if isinstance(headroom, str) and found > MAX_TOTAL_BYTES:
+        text = headroom if len(headroom) <= 40 else headroom[:37] + "..."
         raise OptionsError(f"headroom is {text}: more than 2**60 bytes, which no device has. Write less.")
-    return found
+    return min(found, MAX_TOTAL_BYTES)
 
 
 def size_bytes(size: int | str, whole_bytes: int) -> int | None:

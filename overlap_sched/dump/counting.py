@@ -25,6 +25,10 @@ _NAMES = {
 }  # fmt: skip
 
 
+Place = Callable[[], str]
+"""Names a node, for errors: made only when there is one."""
+
+
 class ValueCount:
     """Counts the values of a graph, and refuses more than the limit.
 
@@ -36,7 +40,7 @@ class ValueCount:
         self.limit = limit
         self.count = 0
 
-    def add(self, place: str, value: Any) -> None:
+    def add(self, place: Place, value: Any) -> None:
         """Count what a node gives.
 
         Raises:
@@ -44,9 +48,9 @@ class ValueCount:
         """
         self.count += len(value) if isinstance(value, list | tuple) else 1
         if self.count > self.limit:
-            raise self._too_many(f"{place}: with this node")
+            raise self._too_many(f"{place()}: with this node")
 
-    def check_parts(self, place: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def check_parts(self, place: Place, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Count the parts that an operator is about to make, before it makes them.
 
         Raises:
@@ -54,7 +58,7 @@ class ValueCount:
         """
         parts = parts_made(target, args, kwargs)
         if self.count + parts > self.limit:
-            raise self._too_many(f"{place}: its result has {parts:,} parts; with them")
+            raise self._too_many(f"{place()}: its result has {parts:,} parts; with them")
 
     def _too_many(self, where: str) -> InputTooLargeError:
         return InputTooLargeError(

@@ -126,7 +126,7 @@ class Values:
             case _:
                 value = self._call(node)
         self.of[node] = value
-        self._count.add(self.parsed.place(node), value)
+        self._count.add(lambda: self.parsed.place(node), value)
         if node.op != "output" and not isinstance(value, torch.nn.Module):
             node.meta["val"] = value
         return value
@@ -142,7 +142,7 @@ class Values:
         if torch.Tag.inplace_view in getattr(node.target, "tags", ()):
             self._keep_metadata(node)
         reason = None
-        self._count.check_parts(self.parsed.place(node), node.target, args, kwargs)
+        self._count.check_parts(lambda: self.parsed.place(node), node.target, args, kwargs)
         try:
             value = self._run(node.target, args, kwargs, tensors)
         except InputTooLargeError:  # of a body that it runs

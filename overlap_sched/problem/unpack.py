@@ -33,8 +33,7 @@ def read_unpacked(path: str | Path, limits: Limits, *, gzipped: bool = False) ->
         InputTooLargeError: There is more than the limit.
     """
     with open(path, "rb") as file:
-        gzipped = gzipped or file.read(2) == MAGIC
-        file.seek(0)
+        gzipped = gzipped or file.peek(2)[:2] == MAGIC  # a pipe cannot be read twice
         if not gzipped:
             return _bounded(file, path, limits.input_bytes, "")
         try:

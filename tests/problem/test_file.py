@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import threading
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +23,7 @@ from overlap_sched.errors import (
 )
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.problem.file import PARTS_PER_NODE, read_problem, write_problem
+from overlap_sched.problem.file import PARTS_PER_NODE, problem_bytes, read_problem, write_problem
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from tests.support.graphs import problems
 
@@ -302,3 +304,13 @@ def test_instances_are_far_below_the_limits() -> None:
         problem = read_problem(path)
         assert len(text) / len(problem.nodes) * DEFAULT_LIMITS.nodes < DEFAULT_LIMITS.input_bytes
         assert (text.count(b"{") + text.count(b"[")) / len(problem.nodes) < PARTS_PER_NODE / 2
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(problem_bytes(EXAMPLE, gzipped=gzipped),))
+    writer.start()
+    assert read_problem(path) == EXAMPLE
+    writer.join()

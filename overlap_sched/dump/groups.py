@@ -14,7 +14,7 @@ from torch import fx
 
 from overlap_sched.dump.graph import ParsedGraph
 from overlap_sched.errors import DumpGroupError, DumpNameError
-from overlap_sched.problem.quantities import MAX_RANKS
+from overlap_sched.problem.quantities import MAX_RANKS, shown
 
 
 class DumpGroup(NamedTuple):
@@ -71,6 +71,11 @@ def resolve_groups(
     for node in parsed.graph.nodes:
         for name, size in named_groups(node):
             first_use.setdefault(name, node)
+            if size is not None and not 1 <= size <= MAX_RANKS:
+                raise DumpGroupError(
+                    f"{parsed.place(node)}: group {name!r} has {shown(size)} ranks here; it has 1 to {MAX_RANKS}. "
+                    "Was the line edited?"
+                )
             known = given.get(name) or written.get(name) or found.get(name)
             if known is not None and size is not None and known.size != size:
                 raise DumpGroupError(
@@ -130,7 +135,7 @@ def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
     size = by_name.get("group_size")
     if not isinstance(size, int):
         splits = by_name.get("output_split_sizes") or by_name.get("input_split_sizes")
-        size = len(splits) if isinstance(splits, list | tuple) else None
+        size = len(splits) if isinstance(splits, list | tuple) and splits else None
     names = [value for name, value in by_name.items() if name.endswith(("group_name", "pg_name"))]
     return [(name, size) for name in names if isinstance(name, str) and name]
 

@@ -80,3 +80,10 @@ def test_symbols_of_annotations(tmp_path: Path) -> None:
     path.write_text(f'{head}"f32[s0, 8*u3][8*u3, 1]cuda:0"):\n        return (x,)\n')
     with pytest.raises(DumpNameError, match=r"Its symbols are 's0', 'u3'\. Correct"):
         load_dump(path, sizes={"f32": 2})
+
+
+def test_empty_lists_of_splits_do_not_tell_the_size_of_a_group(tmp_path: Path) -> None:
+    body = "a = torch.ops._c10d_functional.all_to_all_single.default(x, [], [], '0')\nreturn (a,)"
+    path = tmp_path / "d.py"
+    path.write_text(handwritten(body, [("x", "float32 4 4")]))
+    assert load_dump(path, groups={"0": 4}).groups == {"0": (4, None)}

@@ -48,6 +48,14 @@ class QuantityError(ProblemError):
     """A time or size is negative, not finite, or too large to add up."""
 
 
+class TimelessNodeError(ProblemError):
+    """An input, wait or output has a time: only compute nodes and collectives take any."""
+
+
+class GroupSizeError(ProblemError):
+    """A process group has no rank, or more than there can be."""
+
+
 class ContentionError(ProblemError):
     """Contention names a group that is not there, or a factor that makes compute faster."""
 
@@ -58,6 +66,14 @@ class MemoryModelError(ProblemError):
 
 class ProblemFileError(OverlapSchedError, ValueError):
     """A problem file cannot be read: not there, cut short, not gzip, not JSON, or not of our format."""
+
+
+class UnknownKeyError(ProblemFileError):
+    """A problem file has a key that its format does not know."""
+
+
+class InputTooLargeError(OverlapSchedError, ValueError):
+    """An input is larger than the limit: its bytes once decompressed, or its nodes."""
 
 
 class OrderError(OverlapSchedError, ValueError):
@@ -74,6 +90,10 @@ class VerificationError(OverlapSchedError, RuntimeError):
 
 class OutputError(OverlapSchedError, OSError):
     """A result file cannot be written."""
+
+
+class OutputCollisionError(OptionsError):
+    """A result would be written over the input, or over another result."""
 
 
 class MissingExtraError(OverlapSchedError, ImportError):
@@ -106,6 +126,10 @@ class DumpShapeError(DumpError):
 
 class DumpGroupError(DumpError):
     """The size of a process group is not known, or two sources disagree about it."""
+
+
+class DumpNameError(DumpError):
+    """A group or size is given by a name that does not occur in the dump."""
 
 
 class TorchPassError(OverlapSchedError, RuntimeError):

@@ -3,10 +3,13 @@
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Literal
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.problem import MemoryModel
+from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
+from overlap_sched.problem.quantities import shown
 
 Budget = Literal["peak", "profile"]
 Preserve = Literal["none", "group", "all"]
@@ -18,7 +21,9 @@ _UNITS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-_HEADROOM = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-z]*)\s*", re.IGNORECASE)
+MAX_EFFORT = 1_000_000
+"""Far more than any graph has use for."""
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-z]*)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,10 @@ class Options:
                 f"base is {self.base!r} and budget is 'profile': an order with a lower peak is not lower at every "
                 "position. Use budget='peak', or base='original'."
             )
-        if isinstance(self.effort, bool) or not isinstance(self.effort, int) or self.effort < 0:
-            raise OptionsError(f"effort is {self.effort!r}; it is a whole number of runs, 0 or more.")
+        effort = self.effort
+        if isinstance(effort, bool) or not isinstance(effort, int) or not 0 <= effort <= MAX_EFFORT:
+            text = shown(effort) if type(effort) is int else repr(effort)
+            raise OptionsError(f"effort is {text}; it is a whole number of runs, 0 to {MAX_EFFORT}.")
         if not isinstance(self.strict, bool):
             raise OptionsError(f"strict is {self.strict!r}; it is True or False.")
 
@@ -87,18 +94,30 @@ class Options:
 def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:
     """Headroom in bytes: ``"1GiB"`` -> 1073741824; percent are of the original peak, rounded down.
 
+    An integer may be as large as you like, for no limit at all: it counts as 2**60, which no problem can reach.
+
     Raises:
-        OptionsError: Not a size, negative, or an unknown unit.
+        OptionsError: Not a size, negative, an unknown unit, or text for more than 2**60 bytes.
     """
-    if isinstance(headroom, int) and not isinstance(headroom, bool) and headroom >= 0:
-        return headroom
-    match = _HEADROOM.fullmatch(headroom) if isinstance(headroom, str) else None
-    unit = match[2].lower() if match else ""
-    if match is None or (unit != "%" and unit not in _UNITS):
+    found = size_bytes(headroom, original_peak_bytes)
+    if found is None:
         raise OptionsError(
             f"headroom is {headroom!r}; write bytes (0), a size with a unit (500MB, 1GiB) "
             "or percent of the original peak (5%)."
         )
-    if unit == "%":
-        return math.floor(original_peak_bytes * float(match[1]) / 100)
-    return math.floor(float(match[1]) * _UNITS[unit])
+    if isinstance(headroom, str) and found > MAX_TOTAL_BYTES:
+        text = headroom if len(headroom) <= 40 else headroom[:37] + "..."
+        raise OptionsError(f"headroom is {text}: more than 2**60 bytes, which no device has. Write less.")
+    return min(found, MAX_TOTAL_BYTES)
+
+
+def size_bytes(size: int | str, whole_bytes: int) -> int | None:
+    """A size in bytes, rounded down: ``"1.5kB"`` -> 1500; percent are of the whole. None: it is not a size."""
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    unit = match[2].lower() if match else ""
+    if match is None or (unit != "%" and unit not in _UNITS):
+        return None
+    number = Fraction(Decimal(match[1]))
+    return math.floor(number * whole_bytes / 100) if unit == "%" else math.floor(number * _UNITS[unit])

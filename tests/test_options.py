@@ -21,6 +21,11 @@ from overlap_sched.options import Options, headroom_bytes
         ("5%", 5000),
         (".5 %", 500),
         ("0%", 0),
+        ("5.%", 5000),
+        ("0.0019%", 1),  # 1.9 bytes: down
+        ("99.9999%", 99_999),
+        ("1.9999", 1),
+        (f"0.{'3' * 5000}kB", 333),
     ],
 )
 def test_headroom(headroom: int | str, expected: int) -> None:
@@ -39,6 +44,30 @@ def test_headroom_that_is_none(headroom: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("headroom", "shown"),
+    [
+        ("9" * 5000, "9" * 37 + "..."),
+        ("2000000TiB", "2000000TiB"),
+    ],
+)
+def test_headroom_that_no_device_has(headroom: str, shown: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        Options(headroom=headroom)
+    assert str(caught.value) == (f"headroom is {shown}: more than 2**60 bytes, which no device has. Write less.")
+
+
+def test_an_integer_may_stand_for_no_limit() -> None:
+    assert headroom_bytes(2**60, 0) == headroom_bytes(10**400, 0) == 2**60
+
+
+def test_percent_are_exact_and_rounded_down() -> None:
+    peak = 2**59 + 1  # a float would lose the last byte
+    assert headroom_bytes("100%", peak) == peak
+    assert headroom_bytes("50%", 2**59 + 1) == 2**58
+    assert headroom_bytes("0.1%", 1999) == 1
+
+
+@pytest.mark.parametrize(
     ("field", "value", "said"),
     [
         ("budget", "mean", "budget is 'mean'; it is one of 'peak', 'profile'."),
@@ -50,8 +79,9 @@ def test_headroom_that_is_none(headroom: object) -> None:
         ),
         ("base", "low", "base is 'low'; it is one of 'original', 'memory', 'memory-peak'."),
         ("agreement", "vote", "agreement is 'vote'; it is one of 'digest', 'none'."),
-        ("effort", -1, "effort is -1; it is a whole number of runs, 0 or more."),
-        ("effort", 2.0, "effort is 2.0; it is a whole number of runs, 0 or more."),
+        ("effort", -1, "effort is -1; it is a whole number of runs, 0 to 1000000."),
+        ("effort", 2.0, "effort is 2.0; it is a whole number of runs, 0 to 1000000."),
+        ("effort", 10**400, "effort is 2**1328 or more; it is a whole number of runs, 0 to 1000000."),
         ("strict", 1, "strict is 1; it is True or False."),
     ],
 )

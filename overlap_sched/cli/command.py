@@ -4,7 +4,6 @@ Problem files are read without torch; graph dumps need it (``pip install 'overla
 """
 
 import argparse
-import json
 import os
 import sys
 import traceback
@@ -16,22 +15,20 @@ from types import ModuleType
 
 from rich.console import Console, RenderableType
 
-from overlap_sched.cli import frontier, memory, robust
+from overlap_sched.cli import explain, frontier, memory, plan, robust
 from overlap_sched.cli.arguments import command_parser
-from overlap_sched.cli.input import load, options_of, source_of
+from overlap_sched.cli.input import check_input, load, options_of, save, source_of
+from overlap_sched.cli.outputs import check_outputs
+from overlap_sched.cli.schemas import schema_text
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
-from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
-from overlap_sched.report import explanation, figures, summary, write_trace
-from overlap_sched.report.contention_text import with_contention_line
-from overlap_sched.report.files import check_writable, write_file
-from overlap_sched.report.peak_text import peak_text
 from overlap_sched.report.progress import progress
 from overlap_sched.report.units import printable
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 
 FINE, FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
+Tell = Callable[[str], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = command_parser().parse_args(arguments)
     try:
         with _one_line_warnings():
-            return _COMMANDS[options.command](options)
+            return _run(options)
     except VerificationError as error:
         _complain(f"error: {error}")
         return FELL_BACK
@@ -64,53 +61,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BUG
 
 
-def _plan(options: argparse.Namespace) -> int:
-    """``plan``: schedule, write the files asked for, print the figures."""
-    for path in filter(None, (options.out, options.plot, options.trace)):
-        check_writable(path)
-    if options.plot:
-        from overlap_sched.report.picture import check_plot
-        from overlap_sched.report.plot import plot_schedule
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "schema":
+        print(schema_text(options.of), flush=True)
+        return FINE
+    check_input(options)
+    check_outputs(options)
+    return _COMMANDS[options.command](options)
 
-        check_plot(options.plot)
+
+def _plan(options: argparse.Namespace) -> int:
+    """``plan``: see :mod:`overlap_sched.cli.plan`."""
+    plan.check(options)
     with progress() as tell:
         result = _scheduled(options, tell)
-        if options.out:
-            tell(f"writing {options.out}")
-            names = result.problem.names(result.order)
-            write_file(options.out, (json.dumps(names, separators=(",", ":")) + "\n").encode())
-        if options.plot:
-            tell(f"drawing {options.plot}")
-            plot_schedule(result, options.plot)
-        if options.trace:
-            tell(f"writing {options.trace}")
-            write_trace(result, options.trace)
-        tell("computing the lower bound")
-        shown = json.dumps(figures(result), allow_nan=False) if options.json else _table(result)
-    print(shown, flush=True)
+        shown = plan.answer(options, result, tell)
+    _print(shown)
     return FINE if result.fell_back is None else FELL_BACK
 
 
 def _explain(options: argparse.Namespace) -> int:
-    """``explain``: schedule, print why each collective is where it is."""
+    """``explain``: see :mod:`overlap_sched.cli.explain`."""
+    explain.check(options)
     with progress() as tell:
         result = _scheduled(options, tell)
-    if options.peak:
-        peak = peak_text(explain_peak(result.problem, result.order))
-        print(with_contention_line(peak, result.problem.contention), flush=True)
-    else:
-        print(explanation(result, options.collective), flush=True)
+    _print(explain.answer(options, result))
     return FINE if result.fell_back is None else FELL_BACK
 
 
 def _memory(options: argparse.Namespace) -> int:
-    """``memory``: the order with the lowest peak; see :mod:`overlap_sched.cli.memory`."""
+    """``memory``: see :mod:`overlap_sched.cli.memory`."""
+    memory.check(options)
     with progress() as tell:
         problem = _loaded(options, tell)
         if options.slowdown or options.link:
             _complain("note: --slowdown and --link change nothing here: memory does not depend on times")
-        shown = memory.run(options, problem, tell)
-    print(shown, flush=True)
+        shown = memory.answer(options, problem, tell)
+    _print(shown)
     return FINE
 
 
@@ -129,11 +116,11 @@ def _answered(options: argparse.Namespace, command: ModuleType) -> int:
     request = command.request_of(options)
     with progress() as tell:
         shown = command.answer(request, _loaded(options, tell), tell)
-    print(shown if isinstance(shown, str) else _shown(*shown), flush=True)
+    _print(shown)
     return FINE
 
 
-def _scheduled(options: argparse.Namespace, tell: Callable[[str], None]) -> Schedule:
+def _scheduled(options: argparse.Namespace, tell: Tell) -> Schedule:
     """Read the input and schedule it."""
     wanted = options_of(options)
     problem = _loaded(options, tell)
@@ -141,19 +128,20 @@ def _scheduled(options: argparse.Namespace, tell: Callable[[str], None]) -> Sche
     return schedule(problem, replace(wanted, memory_model=options.memory_model or problem.memory_model))
 
 
-def _loaded(options: argparse.Namespace, tell: Callable[[str], None]) -> Problem:
-    """Read the input; notes on how it was read go to standard error."""
+def _loaded(options: argparse.Namespace, tell: Tell) -> Problem:
+    """Read the input, and save it where that is asked for; notes on how it was read go to standard error."""
     tell(f"reading {options.problem}")
     loaded = load(source_of(options), tell)
     for note in loaded.notes:
         _complain(f"note: {note}")
+    if options.save_problem:
+        tell(f"writing {options.save_problem}")
+        save(loaded.problem, options.save_problem, redact=options.redact)
     return loaded.problem
 
 
-def _table(result: Schedule) -> str:
-    if result.fell_back is None:
-        return _shown(summary(result))
-    return _shown(summary(result), f"The original order was kept: {result.fell_back}")
+def _print(shown: str | tuple[RenderableType, ...]) -> None:
+    print(shown if isinstance(shown, str) else _shown(*shown), flush=True)
 
 
 def _shown(*parts: RenderableType) -> str:

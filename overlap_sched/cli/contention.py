@@ -1,7 +1,7 @@
-"""``--slowdown`` and ``--link``: contention said on the command line, and a problem that has it.
+"""``--slowdown`` and ``--link``: contention given on the command line, merged with that of the problem.
 
-What is said replaces what the problem has key by key, as in the fields of :class:`Contention`: a factor by its kind, a
-link by its process group. A factor of 1 takes the problem's slowdown away, a link of its own takes a group off a link.
+An option replaces the problem's entry of the same key: a factor by its kind, a link by its process group. So a factor
+of 1 removes the problem's slowdown of a kind, and a link of its own takes a group off a shared one.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 
 EVERY_KIND = ""
-"""How every operator begins. Said as a factor alone, so that no word is taken from the operators."""
+"""The kind of a factor without one: every operator begins with it."""
 
 
-def said_contention(slowdowns: Sequence[str], links: Sequence[str]) -> Contention:
-    """What the options say: ``["all_gather=1.1", "1.05"]`` and ``["rail=fsdp,ep"]``.
+def contention_given(slowdowns: Sequence[str], links: Sequence[str]) -> Contention:
+    """The contention in the options: ``["all_gather=1.1", "1.05"]`` and ``["rail=fsdp,ep"]``.
 
     Raises:
         OptionsError: One is not understood, a factor is below 1, a kind has two factors or a group two links.
@@ -24,15 +24,15 @@ def said_contention(slowdowns: Sequence[str], links: Sequence[str]) -> Contentio
     return Contention(_slowdown(slowdowns), _links(links))
 
 
-def with_contention(problem: Problem, said: Contention, path: str) -> Problem:
-    """The problem, read from ``path``, with what is said in place of its own.
+def with_contention(problem: Problem, given: Contention, path: str) -> Problem:
+    """The problem, read from ``path``, with the contention given in place of its own.
 
     Raises:
         OptionsError: The problem has no process group of that name.
     """
-    if said == NO_CONTENTION:
+    if given == NO_CONTENTION:
         return problem
-    for group, link in said.links.items():
+    for group, link in given.links.items():
         if group not in problem.groups:
             there = (
                 f"its groups are {', '.join(map(repr, sorted(problem.groups)))}" if problem.groups else "it has none"
@@ -42,16 +42,16 @@ def with_contention(problem: Problem, said: Contention, path: str) -> Problem:
                 "Correct the name, or leave it out."
             )
     own = problem.contention
-    return replace(problem, contention=Contention({**own.slowdown, **said.slowdown}, {**own.links, **said.links}))
+    return replace(problem, contention=Contention({**own.slowdown, **given.slowdown}, {**own.links, **given.links}))
 
 
-def notes_on(problem: Problem, said: Contention) -> tuple[str, ...]:
-    """Kinds that are said, but of which the problem has no collective: perhaps misspelt."""
+def notes_on(problem: Problem, given: Contention) -> tuple[str, ...]:
+    """Kinds given of which the problem has no collective: perhaps misspelt."""
     ops = sorted({problem.nodes[v].op for v in problem.collectives} - {""})
     there = f"its collectives are {', '.join(ops)}" if ops else "it has none with a named operator"
     return tuple(
         f"--slowdown {kind}={factor:.15g}: no collective of this problem begins with {kind!r}; {there}"
-        for kind, factor in said.slowdown.items()
+        for kind, factor in given.slowdown.items()
         if kind != EVERY_KIND and not any(op.startswith(kind) for op in ops)
     )
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,15 +9,18 @@ from rich.console import RenderableType
 
 from overlap_sched.analysis.frontier import BUDGETS, Frontier, Point, frontier
 from overlap_sched.cli.input import options_of
+from overlap_sched.cli.schemas import as_json
+from overlap_sched.cli.sizes import limit_bytes, time_us
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.options import Options, headroom_bytes
+from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
-from overlap_sched.report.files import check_writable, write_file
+from overlap_sched.problem.quantities import shown
+from overlap_sched.report.files import write_file
 from overlap_sched.report.frontier_text import cost_of_limit, cost_of_target, frontier_figures, frontier_table
 
-_TIME = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s)\s*")
-_MICROSECONDS = {"us": 1.0, "ms": 1e3, "s": 1e6}
+MAX_BUDGETS = 10_000
+_LIMIT, _TARGET = "--memory-limit", "--target-step"
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     point.add_argument(
         "--memory-limit",
         metavar="SIZE",
-        help="pick the shortest step within so much: 80GB, 24GiB, or 90%% of the original peak; does it fit, and what "
-        "does it cost?",
+        help="pick the order with the shortest step that fits into this much memory: 80GB, 24GiB, or 90%% of the "
+        "original peak",
     )
-    point.add_argument("--target-step", metavar="TIME", help="pick the lowest peak with a step that short: 120ms, 1.5s")
+    point.add_argument(
+        "--target-step",
+        metavar="TIME",
+        help="pick the order with the lowest peak whose step is at most this: 120ms, 1.5s",
+    )
     parser.add_argument(
-        "--budgets", type=int, default=BUDGETS, metavar="N", help=f"how many budgets to try (default: {BUDGETS})"
+        "--budgets",
+        type=int,
+        default=BUDGETS,
+        metavar="N",
+        help=f"how many memory budgets to try (default: {BUDGETS}, at most {MAX_BUDGETS})",
     )
-    parser.add_argument("--out", metavar="ORDER.json", help="write the order of the point picked, as node names")
-    parser.add_argument("--plot", metavar="OUT.png", help="draw step against peak (.png, .svg, .pdf)")
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    parser.add_argument("--out", metavar="ORDER.json", help="write the order picked as a JSON list of node names")
+    parser.add_argument("--plot", metavar="OUT.png", help="draw step against peak memory (.png, .svg, .pdf)")
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema frontier`)"
+    )
 
 
 def request_of(options: argparse.Namespace) -> Request:
@@ -84,15 +96,15 @@ def request_of(options: argparse.Namespace) -> Request:
         raise OptionsError(
             f"--out {options.out}: it writes the order of one point. Pick one: --memory-limit or --target-step."
         )
-    for path in filter(None, (options.out, options.plot)):
-        check_writable(path)
+    if options.budgets > MAX_BUDGETS:
+        raise OptionsError(f"--budgets is {shown(options.budgets)}; it is 3 to {MAX_BUDGETS}.")
     if options.plot:
         from overlap_sched.report.picture import check_plot
 
         check_plot(options.plot)
     if options.memory_limit is not None:
-        limit_bytes(options.memory_limit, 0)
-    target_us = None if options.target_step is None else time_us(options.target_step)
+        limit_bytes(_LIMIT, options.memory_limit, 0)
+    target_us = None if options.target_step is None else time_us(_TARGET, options.target_step)
     asked = (options.memory_limit, target_us, options.out, options.plot, options.json)
     return Request(wanted, options.memory_model, options.budgets, *asked)
 
@@ -106,7 +118,7 @@ def answer(
         UnreachableError: No order found keeps the limit or the step asked for.
     """
     original, _ = peak_memory(problem, problem.original_order)
-    limit = None if request.limit is None else limit_bytes(request.limit, original)
+    limit = None if request.limit is None else limit_bytes(_LIMIT, request.limit, original)
     options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
     found = frontier(problem, options, request.budgets, limit, request.target_us, tell)
     picked, cost = _picked(found, limit, request.target_us)
@@ -120,7 +132,7 @@ def answer(
         tell(f"drawing {request.plot}")
         plot_frontier(found, request.plot, picked)
     if request.json:
-        return json.dumps(frontier_figures(found, picked), allow_nan=False)
+        return as_json("frontier", frontier_figures(found, picked))
     table = frontier_table(found, picked)
     return (table,) if cost is None else (table, cost)
 
@@ -134,29 +146,3 @@ def _picked(found: Frontier, limit: int | None, target_us: float | None) -> tupl
         point = found.no_longer_than(target_us)
         return point, cost_of_target(found, target_us, point)
     return None, None
-
-
-def limit_bytes(text: str, original_peak_bytes: int) -> int:
-    """A memory limit in bytes: sizes as of ``--headroom``; percent are of the original peak.
-
-    Raises:
-        OptionsError: Not a size.
-    """
-    try:
-        return headroom_bytes(text, original_peak_bytes)
-    except OptionsError:
-        raise OptionsError(
-            f"--memory-limit is {text!r}; write a size with a unit (80GB, 24GiB) or percent of the original peak (90%)."
-        ) from None
-
-
-def time_us(text: str) -> float:
-    """A time in microseconds: ``"120ms"`` -> 120000.0.
-
-    Raises:
-        OptionsError: Not a time with a unit.
-    """
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise OptionsError(f"--target-step is {text!r}; write a time with its unit: 850us, 120ms or 1.5s.")
-    return float(match[1]) * _MICROSECONDS[match[2]]

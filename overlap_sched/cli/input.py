@@ -11,24 +11,28 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.cli.contention import notes_on, said_contention, with_contention
+from overlap_sched.cli.contention import contention_given, notes_on, with_contention
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, MemoryModel, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
-from overlap_sched.problem.file import read_problem
+from overlap_sched.problem.file import problem_bytes, read_problem
+from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.redact import redacted
+from overlap_sched.problem.unpack import MAGIC
+from overlap_sched.report.files import write_file
 
 RANKS_PER_NODE = 8
 """Of the jobs that dumps come from."""
 _DUMP_SUFFIXES = (".py", ".txt")
 _GUESSES = {
     "unknown_op": "an operator that is not known: kept in its place, with everything around it",
-    "no_val": "a node without shapes: thought to alias all that it takes",
-    "undeclared_alias": "an operator that returns what it calls new: thought to write it",
+    "no_val": "a node without shapes: assumed to alias all of its inputs",
+    "undeclared_alias": "an operator that returns one of its inputs as a new tensor: assumed to write it",
     "no_storage": "a tensor without storage: counted as 0 bytes",
-    "size_without_hint": "a size that depends on data: guessed",
+    "size_without_hint": "a data-dependent size: guessed",
     "flops_failed": "operations that could not be counted: taken as 0",
-    "group_size_guessed": "a process group of unknown size: guessed; say it with --group NAME=SIZE",
+    "group_size_guessed": "a process group of unknown size: guessed; give it with --group NAME=SIZE",
 }
 """Notes of :class:`overlap_sched.fx.Lifted` that tell of guesses, in words."""
 
@@ -42,10 +46,11 @@ class Source:
         comm_scale: Every collective takes so many times as long.
         memory_model: Dumps are lifted in it (default ``runtime``); a problem file is in one model already.
         groups: Of a dump, per process group its size or its ranks.
-        sizes: Of a dump, sizes that only the data knows, by symbol or node.
+        sizes: Of a dump, the values of data-dependent sizes, by symbol or node.
         packages: Of a dump, Python packages to import first: they register operators that the graph uses.
         device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
         contention: Replaces the file's, key by key.
+        limits: How large the input may be.
     """
 
     path: str
@@ -56,6 +61,7 @@ class Source:
     packages: Sequence[str] = ()
     device: str | None = None
     contention: Contention = NO_CONTENTION
+    limits: Limits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,10 @@ class Loaded:
 
 
 def source_of(options: argparse.Namespace) -> Source:
-    """What the options that all commands share say of the input.
+    """What the options say of the input.
 
     Raises:
-        OptionsError: What they say of contention is not understood.
+        OptionsError: ``--slowdown`` or ``--link`` is not understood.
     """
     return Source(
         path=options.problem,
@@ -80,12 +86,13 @@ def source_of(options: argparse.Namespace) -> Source:
         sizes=dict(options.size),
         packages=tuple(options.packages),
         device=options.device,
-        contention=said_contention(options.slowdown, options.link),
+        contention=contention_given(options.slowdown, options.link),
+        limits=Limits(options.max_input_bytes, options.max_nodes),
     )
 
 
 def options_of(options: argparse.Namespace) -> Options:
-    """What they say of scheduling; the memory model is the problem's, unless it is said."""
+    """What they say of scheduling, without the memory model: that is the problem's, unless one is given."""
     return Options(
         headroom=options.headroom,
         budget=options.budget,
@@ -96,14 +103,35 @@ def options_of(options: argparse.Namespace) -> Options:
     )
 
 
+def check_input(options: argparse.Namespace) -> None:
+    """Refuse what can be told to be wrong before anything is read.
+
+    Raises:
+        OptionsError: A value is out of its range, or an option lacks another one.
+    """
+    source = source_of(options)
+    if not math.isfinite(source.comm_scale) or source.comm_scale < 0:
+        raise OptionsError(f"--comm-scale is {source.comm_scale}; it is a factor, 0 or more.")
+    if options.redact and options.save_problem is None:
+        raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")
+
+
+def save(problem: Problem, path: str, *, redact: bool) -> None:
+    """Write a problem file; gzipped where the name ends in ``.gz``.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    made = redacted(problem) if redact else problem
+    write_file(path, problem_bytes(made, gzipped=path.endswith(".gz")))
+
+
 def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     """Read a problem, whatever it comes as; ``tell`` hears what is being done.
 
     Raises:
         OverlapSchedError: One of its subclasses: nothing to read, not understood, or options that do not fit.
     """
-    if not math.isfinite(source.comm_scale) or source.comm_scale < 0:
-        raise OptionsError(f"--comm-scale is {source.comm_scale}; it is a factor, 0 or more.")
     loaded = _load_dump(source, tell) if _is_dump(source.path) else _load_problem(source)
     problem = with_contention(loaded.problem, source.contention, source.path)
     return Loaded(problem, (*loaded.notes, *notes_on(problem, source.contention)))
@@ -115,7 +143,7 @@ def _load_problem(source: Source) -> Loaded:
             f"{source.path} is a problem file: it has its own groups, sizes and times. "
             "Leave --group, --size, --import and --device out."
         )
-    return Loaded(read_problem(source.path, comm_scale=source.comm_scale))
+    return Loaded(read_problem(source.path, source.comm_scale, source.limits))
 
 
 def _is_dump(path: str) -> bool:
@@ -139,7 +167,7 @@ def _head(path: str) -> bytes:
     try:
         with open(path, "rb") as plain:
             head = plain.read(64)
-        if head[:2] != b"\x1f\x8b":
+        if head[:2] != MAGIC:
             return head
         with gzip.open(path) as unpacked:
             return unpacked.read(64)
@@ -167,6 +195,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         source.path,
         groups=source.groups,
         sizes=source.sizes,
+        limits=source.limits,
         progress=lambda done, total: tell(f"reading {source.path}: {done:,} of {total:,} nodes"),
     )
     tell("lifting the graph")
@@ -185,7 +214,12 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
 def _import(package: str) -> None:
     try:
         importlib.import_module(package)
-    except Exception as error:  # it may fail in any way, and none of them is ours
+    except (Exception, SystemExit) as error:  # it may fail in any way, and none of them is ours
+        if isinstance(error, SystemExit):
+            raise OptionsError(
+                f"--import {package}: importing it ends the program (sys.exit). "
+                "Name the module that registers the operators."
+            ) from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OptionsError(
             f"--import {package}: it cannot be imported ({reason}). Install it here, or correct its name."

@@ -2,66 +2,115 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 
+from overlap_sched.cli.schemas import as_json
+from overlap_sched.cli.sizes import limit_bytes
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import headroom_bytes
+from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.caching_allocator import Reservation, replay_allocator
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
-from overlap_sched.report.files import check_writable, write_file
+from overlap_sched.problem.quantities import shown
+from overlap_sched.report.files import write_file
 from overlap_sched.report.peak_text import peak_text
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, printable, size
 
 FORMAT = "overlap-addresses/1"
+MAX_EFFORT = 30
+MAX_ALIGN_BYTES = 2**40
+_LIMIT = "--limit"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``memory`` beyond how its input is read."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
     add = parser.add_argument
-    add("--effort", type=int, default=2, metavar="N", help="how much is tried (default: 2; 0: simple orders only)")
+    add(
+        "--effort",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how hard to search: each unit doubles the work "
+        f"(default: 2; 0: simple orders only; at most {MAX_EFFORT})",
+    )
     add(
         "--preserve-collective-order",
         choices=("none", "group", "all"),
         default="group",
         help="keep the original launch order within each process group (default), across all, or not at all",
     )
-    add("--exact", action="store_true", help="give what the search leaves open to an integer program (extra: exact)")
-    add("--solver", choices=("cp-sat", "highs"), default="cp-sat", help="of --exact (default: cp-sat)")
-    add("--time-limit", type=float, default=60.0, metavar="S", help="seconds for the solver of --exact (default: 60)")
-    add("--limit", metavar="SIZE", help="with --exact: any order with a peak of at most this (20GiB) will do")
+    add(
+        "--exact",
+        action="store_true",
+        help="if the search cannot prove its order optimal, solve an integer program "
+        "(pip install 'overlap_sched[exact]')",
+    )
+    add("--solver", choices=("cp-sat", "highs"), default="cp-sat", help="solver of --exact (default: cp-sat)")
+    add(
+        "--time-limit",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds that the solver of --exact may take (default: 60)",
+    )
+    add(
+        _LIMIT,
+        metavar="SIZE",
+        help="with --exact: stop at any order whose peak is at most this: 20GiB, or 90%% of the original peak",
+    )
     add("--addresses", metavar="OUT.json", help="place all storages in one arena and write their offsets")
     add(
-        "--align", type=int, default=512, metavar="BYTES", help="of --addresses (default: 512, as torch aligns on CUDA)"
+        "--align",
+        type=int,
+        default=512,
+        metavar="BYTES",
+        help="alignment of --addresses (default: 512, as torch aligns on CUDA)",
     )
-    add("--peak", action="store_true", help="say what is live at the peak of the new order, and why")
-    add("--out", metavar="ORDER.json", help="write the order as a JSON list of node names")
+    add("--peak", action="store_true", help="also print what is live at the peak of the new order, and why")
+    add("--out", metavar="ORDER.json", help="write the order found as a JSON list of node names")
     add("--plot", metavar="OUT.png", help="draw memory over the steps, before and after (.png, .svg, .pdf)")
-    add("--json", action="store_true", help="print the figures as one JSON object")
+    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema memory`)")
 
 
-def run(options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]) -> str:
-    """Plan, write the files asked for; what is to be printed.
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that cannot be, before the input is read.
 
     Raises:
-        OverlapSchedError: One of its subclasses: arguments, limits, a missing extra, files that cannot be written.
+        OptionsError: A value is out of its range, or an option lacks another one.
+        MissingExtraError: A picture was asked for without matplotlib.
+        OutputError: The picture's ending names no format.
     """
     if options.limit is not None and not options.exact:
         raise OptionsError("--limit asks for a proof or an order: give --exact, too.")
-    for path in filter(None, (options.out, options.addresses, options.plot)):
-        check_writable(path)
+    if options.limit is not None:
+        limit_bytes(_LIMIT, options.limit, 0)
+    if options.effort > MAX_EFFORT:
+        raise OptionsError(f"--effort is {shown(options.effort)}; each unit doubles the work: {MAX_EFFORT} at most.")
+    if options.align > MAX_ALIGN_BYTES:
+        raise OptionsError(f"--align is {shown(options.align)}; it is a number of bytes, 1 to 2**40.")
+    if not options.time_limit < math.inf:
+        raise OptionsError(f"--time-limit is {options.time_limit}; it is a finite number of seconds above 0.")
     if options.plot:
         from overlap_sched.report.picture import check_plot
 
         check_plot(options.plot)
+
+
+def answer(options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]) -> str:
+    """Plan, write the files asked for; what is to be printed.
+
+    Raises:
+        OverlapSchedError: One of its subclasses: limits that nothing keeps, a missing extra, a failed write.
+    """
     tell(f"ordering {len(problem.nodes):,} nodes")
     plan = _plan(options, problem)
     addresses = None
@@ -78,7 +127,7 @@ def run(options: argparse.Namespace, problem: Problem, tell: Callable[[str], Non
         plot_memory(plan, options.plot)
     before, after = replay_allocator(problem, problem.original_order), replay_allocator(problem, plan.order)
     if options.json:
-        return json.dumps(figures(plan, addresses, before, after), allow_nan=False)
+        return as_json("memory", figures(plan, addresses, before, after))
     shown = _table(plan, addresses, before, after)
     return f"{shown}\n\n{peak_text(explain_peak(problem, plan.order))}" if options.peak else shown
 
@@ -86,7 +135,8 @@ def run(options: argparse.Namespace, problem: Problem, tell: Callable[[str], Non
 def _plan(options: argparse.Namespace, problem: Problem) -> MemoryPlan:
     if not options.exact:
         return best_order(problem, options.preserve_collective_order, options.effort)
-    limit = None if options.limit is None else headroom_bytes(options.limit, 0)
+    original, _ = peak_memory(problem, problem.original_order)
+    limit = None if options.limit is None else limit_bytes(_LIMIT, options.limit, original)
     return exact_order(
         problem,
         options.preserve_collective_order,

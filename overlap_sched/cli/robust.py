@@ -1,21 +1,25 @@
 """``overlap-sched robust``: its options, and what it answers."""
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from rich.console import RenderableType
 
-from overlap_sched.analysis.robustness import DRAWS, Robustness, check_draws, robustness
+from overlap_sched.analysis.robustness import DRAWS, MAX_DRAWS, Robustness, check_draws, robustness
 from overlap_sched.cli.input import options_of
+from overlap_sched.cli.schemas import as_json
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
+from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import read_order
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Order, Problem
 from overlap_sched.report.contention_text import contention_figures
 from overlap_sched.report.robust_text import robust_table
 from overlap_sched.scheduler.pipeline import schedule
+
+MAX_SIGMA = 10.0
+"""Times would be off by factors of thousands."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +43,34 @@ class Request:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's own options."""
     add = parser.add_argument
-    add("--sigma", type=float, default=LOG_NORMAL.sigma, metavar="X",
-        help=f"error of each time: standard deviation of its logarithm (default: {LOG_NORMAL.sigma})")  # fmt: skip
-    add("--tail", type=float, default=HEAVY_TAILS.tail, metavar="SHARE",
-        help=f"in a second series: share of collectives that are delayed (default: {HEAVY_TAILS.tail})")  # fmt: skip
-    add("--draws", type=int, default=DRAWS, metavar="N", help=f"replays of each order (default: {DRAWS})")
-    add("--seed", type=int, default=0, metavar="N", help="of the errors (default: 0)")
+    add(
+        "--sigma",
+        type=float,
+        default=LOG_NORMAL.sigma,
+        metavar="X",
+        help=f"random error of each time: the standard deviation of its logarithm (default: {LOG_NORMAL.sigma})",
+    )
+    add(
+        "--tail",
+        type=float,
+        default=HEAVY_TAILS.tail,
+        metavar="SHARE",
+        help=f"share of collectives that are delayed, in a second series of replays (default: {HEAVY_TAILS.tail})",
+    )
+    add(
+        "--draws",
+        type=int,
+        default=DRAWS,
+        metavar="N",
+        help=f"how often to replay each order (default: {DRAWS}, at most {MAX_DRAWS})",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="seed of the random errors (default: 0)")
     add(
         "--order",
         metavar="ORDER.json",
         help="also replay this order: a JSON list of node names, as `plan --out` writes",
     )
-    add("--json", action="store_true", help="print the figures as one JSON object")
+    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema robust`)")
 
 
 def request_of(options: argparse.Namespace) -> Request:
@@ -61,6 +81,8 @@ def request_of(options: argparse.Namespace) -> Request:
     """
     check_draws(options.draws, options.seed)
     noise = Noise(options.sigma)
+    if options.sigma > MAX_SIGMA:
+        raise OptionsError(f"--sigma is {options.sigma}; {MAX_SIGMA:g} at most (0.2: errors of about 20 %).")
     replace(noise, tail=options.tail)  # checked here, not after minutes
     asked = (noise, options.tail, options.draws, options.seed, options.order, options.json)
     return Request(options_of(options), options.memory_model, *asked)
@@ -83,7 +105,7 @@ def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> s
         tell(f"replaying {by}: {request.draws:,} times")
         rows.append((by, *_both(problem, order, request)))
     if request.json:
-        return json.dumps(_figures(problem, request, rows), allow_nan=False)
+        return as_json("robust", _figures(problem, request, rows))
     return (robust_table(problem, request.noise.sigma, request.tail, request.draws, rows),)
 
 

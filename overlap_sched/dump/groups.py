@@ -6,36 +6,37 @@ process group is ever initialised: a few fake kernels ask for a group by name, a
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from overlap_sched.dump.graph import ParsedGraph
-from overlap_sched.errors import DumpGroupError
+from overlap_sched.errors import DumpGroupError, DumpNameError
+from overlap_sched.problem.quantities import MAX_RANKS, shown
 
 
 class DumpGroup(NamedTuple):
-    """A process group: how many ranks, and which, where the caller said so."""
+    """A process group: how many ranks, and which, where the caller gave them."""
 
     size: int
     ranks: tuple[int, ...] | None = None
 
 
 def given_groups(groups: Mapping[str, int | Sequence[int]] | None) -> dict[str, DumpGroup]:
-    """What the caller says: a size, or the ranks.
+    """The groups that the caller gives, by their size or their ranks.
 
     Raises:
         DumpGroupError: A size is not a whole number of at least 1, or ranks repeat.
     """
     found = {}
-    for name, said in (groups or {}).items():
-        ranks = None if isinstance(said, int) else tuple(said)
-        size = said if isinstance(said, int) else len(said)
-        if isinstance(said, bool) or size < 1 or (ranks is not None and len(set(ranks)) != size):
+    for name, value in (groups or {}).items():
+        ranks = None if isinstance(value, int) else tuple(value)
+        size = value if isinstance(value, int) else len(value)
+        if isinstance(value, bool) or not 1 <= size <= MAX_RANKS or (ranks is not None and len(set(ranks)) != size):
             raise DumpGroupError(
-                f"group {name!r} is given as {said!r}: give its size, 1 or more, or its ranks, each once."
+                f"group {name!r} is given as {value!r}: give its size, 1 or more, or its ranks, each once."
             )
         found[str(name)] = DumpGroup(size, ranks)
     return found
@@ -48,7 +49,7 @@ def written_groups(path: str, literal: Any) -> dict[str, DumpGroup]:
         raise DumpGroupError(f"{path}: setup_fake_process_groups is given {literal!r}, not groups by name.")
     for name, info in (literal or {}).items():
         size = info.get("size") if isinstance(info, dict) else None
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
             raise DumpGroupError(f"{path}: setup_fake_process_groups gives group {name!r} as {info!r}, without a size.")
         found[str(name)] = DumpGroup(size)
     return found
@@ -59,9 +60,10 @@ def resolve_groups(
 ) -> dict[str, DumpGroup]:
     """Size of every group that a collective of the graph names, in the order of first use.
 
-    A group whose size nobody says is taken to be as large as the largest one named, which is noted.
+    A group whose size is not known is taken to be as large as the largest one named, which is noted.
 
     Raises:
+        DumpNameError: A group is given that does not occur.
         DumpGroupError: Two sources disagree, or no size is known for any group.
     """
     found: dict[str, DumpGroup] = {}
@@ -69,6 +71,11 @@ def resolve_groups(
     for node in parsed.graph.nodes:
         for name, size in named_groups(node):
             first_use.setdefault(name, node)
+            if size is not None and not 1 <= size <= MAX_RANKS:
+                raise DumpGroupError(
+                    f"{parsed.place(node)}: group {name!r} has {shown(size)} ranks here; it has 1 to {MAX_RANKS}. "
+                    "Was the line edited?"
+                )
             known = given.get(name) or written.get(name) or found.get(name)
             if known is not None and size is not None and known.size != size:
                 raise DumpGroupError(
@@ -77,18 +84,29 @@ def resolve_groups(
                 )
             if known is not None or size is not None:
                 found[name] = known or DumpGroup(size or 0)
+    _check_names(parsed.path, given, {**first_use, **written})
     sizes = [group.size for group in (*found.values(), *given.values(), *written.values())]
     for name, node in first_use.items():
         if name not in found:
             if not sizes:
                 raise DumpGroupError(
-                    f"{parsed.place(node)}: the size of process group {name!r} is said nowhere. "
+                    f"{parsed.place(node)}: the size of process group {name!r} is not known. "
                     f"Give it: groups={{{name!r}: 64}} for 64 ranks (--group {name}=64 on the command line)."
                 )
             found[name] = DumpGroup(max(sizes))
             note = f"process group {name!r}: size not known, taken as {max(sizes)}, the largest one named"
             notes[note] = notes.get(note, 0) + 1
     return {name: found[name] for name in first_use}
+
+
+def _check_names(path: str, given: Mapping[str, DumpGroup], there: Collection[str]) -> None:
+    for name, group in given.items():
+        if name not in there:
+            names = f"Its groups are {', '.join(map(repr, there))}" if there else "It names no group"
+            raise DumpNameError(
+                f"{path}: process group {name!r} is given (--group {name}={group.size} on the command line), but the "
+                f"dump does not name it. {names}. Correct the name, or leave it out."
+            )
 
 
 def _source(name: str, given: Mapping[str, DumpGroup], written: Mapping[str, DumpGroup]) -> str:
@@ -98,7 +116,7 @@ def _source(name: str, given: Mapping[str, DumpGroup], written: Mapping[str, Dum
 
 
 def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
-    """The groups that a call names, each with its size where the call says it."""
+    """The groups that a call names, each with its size where the call has it."""
     if not isinstance(node.target, torch._ops.OpOverload):
         # with_effects, control_deps and their like carry an operator and its arguments
         inner = next((i for i, arg in enumerate(node.args) if isinstance(arg, torch._ops.OpOverload)), None)
@@ -117,7 +135,7 @@ def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
     size = by_name.get("group_size")
     if not isinstance(size, int):
         splits = by_name.get("output_split_sizes") or by_name.get("input_split_sizes")
-        size = len(splits) if isinstance(splits, list | tuple) else None
+        size = len(splits) if isinstance(splits, list | tuple) and splits else None
     names = [value for name, value in by_name.items() if name.endswith(("group_name", "pg_name"))]
     return [(name, size) for name in names if isinstance(name, str) and name]
 

@@ -12,7 +12,7 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 from overlap_sched.dump.literals import device_named
 
 FALLBACK_SIZE = 8192
-"""A size that only the data knows, where nothing in the graph says more (as Inductor's own fallback)."""
+"""A data-dependent size about which the graph says nothing more (Inductor has the same fallback)."""
 
 _DTYPES = {short: dtype for dtype, short in dtype_abbrs.items()}
 _TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)?)?")
@@ -61,7 +61,7 @@ def _size(text: str, size_of: Callable[[str], int | None]) -> int | None:
 
 
 def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size: int) -> tuple[Any, int]:
-    """`value` with every size that only the data knows replaced, and how many there were.
+    """`value` with every data-dependent size replaced, and how many there were.
 
     A result never gets more rows than the largest input has elements, except where an operator repeats.
     """
@@ -90,7 +90,7 @@ def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size: int)
 
 
 def all_to_all_splits(nodes: Iterable[fx.Node]) -> list[Sequence[Any]]:
-    """What each all_to_all sends to each rank, of those where only the data knows."""
+    """What each all_to_all sends to each rank, of those whose splits are data-dependent."""
     return [node.args[2] for node in _uneven(nodes)]
 
 
@@ -99,7 +99,7 @@ def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | 
 
     Args:
         nodes: The graph.
-        rows_of: Rows of a node's value, or None where they depend on the data.
+        rows_of: Rows of a node's value, or None where they are data-dependent.
     """
     for node in _uneven(nodes):
         source, sent = node.args[0], node.args[2]
@@ -120,7 +120,7 @@ def _uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
 
 
 def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-    """What an operator would return if its data-dependent sizes did fit; None where nothing can be said.
+    """What an operator would return if its data-dependent sizes did fit; None where nothing is known.
 
     For nodes that refuse sizes which were guessed: a view takes the sizes it asks for, the rest follow their
     largest input.

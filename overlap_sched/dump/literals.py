@@ -41,6 +41,7 @@ _NAMES: Mapping[str, Any] = {"inf": math.inf, "nan": math.nan, "NoneType": type(
 _DEVICE = re.compile(r"[a-z]+(?::(\d{1,3}))?$")
 _DEEPEST = 200
 _LARGEST_EXPONENT = 64
+_LARGEST_BASE_BITS = 64
 
 
 class UnknownOp:
@@ -153,7 +154,7 @@ class Literals:
                     return left / right
                 case ast.Mod():
                     return left % right
-                case ast.Pow() if abs(right) <= _LARGEST_EXPONENT:
+                case ast.Pow() if _computable(left, right):
                     return left**right
         except (ArithmeticError, TypeError) as error:
             self.fail(expr, f"this cannot be computed ({error})")
@@ -219,11 +220,17 @@ class Literals:
                     return math.floor(args[0])
                 case "IntTrueDiv" | "FloatTrueDiv" if not kwargs:
                     return args[0] / args[1]
-                case "PowByNatural" if not kwargs and 0 <= args[1] <= _LARGEST_EXPONENT:
+                case "PowByNatural" if not kwargs and args[1] >= 0 and _computable(args[0], args[1]):
                     return args[0] ** args[1]
         except (TypeError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:
             self.fail(expr, f"this cannot be computed ({str(error).splitlines()[0]})")
         self.fail(expr)
+
+
+def _computable(base: Any, exponent: Any) -> bool:
+    """Whether a power is a number of ordinary size: powers of powers of powers would fill the memory."""
+    small = not isinstance(base, int) or base.bit_length() <= _LARGEST_BASE_BITS
+    return bool(abs(exponent) <= _LARGEST_EXPONENT) and small
 
 
 def device_named(type: str | torch.device, index: int | None = None) -> torch.device:

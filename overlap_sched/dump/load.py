@@ -7,8 +7,8 @@ groups are only names and sizes.
 The file is never imported or evaluated. It is parsed, and its parts are read by modules of one idea each:
 ``file`` (its text), ``source`` (cut it up), ``literals`` (arguments), ``graph`` (nodes), ``inputs`` (``load_args``),
 ``attributes`` (constants), ``groups`` (process groups), ``values`` (fake execution), ``higher_order`` (higher-order
-operators), ``guess`` (data-dependent sizes), ``missing`` (what to do where a shape cannot be found), put together by
-``loader``.
+operators), ``guess`` (data-dependent sizes), ``size_names`` (what sizes may be given), ``counting`` (how many values),
+``missing`` (what to do where a shape cannot be found), put together by ``loader``.
 """
 
 import warnings
@@ -23,6 +23,7 @@ from overlap_sched.dump.loader import Loader
 from overlap_sched.dump.source import read_source
 from overlap_sched.dump.values import MisfitError, fake_execution
 from overlap_sched.fx.groups import GROUPS_KEY
+from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def load_dump(
     *,
     groups: Mapping[str, int | Sequence[int]] | None = None,
     sizes: Mapping[str, int] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dump:
     """Load a dump, plain or gzipped.
@@ -57,25 +59,30 @@ def load_dump(
         path: A file as torch writes it: ``class Repro``, ``load_args(reader)``. Or a graph as torch prints it to read
             (tlparse: ``aot_forward_graph``), shapes and devices in annotations: each input then has its own storage.
         groups: Size of a process group, or its ranks, by name. Needed only where the file does not say it.
-        sizes: Sizes that only the data knows, by the name of the symbol (``u0``) or of the node that reads it.
-            Without it, one size is taken for all: that of an all_to_all spread evenly, the first found with which
-            every node fits; 8192 where there is none.
+        sizes: Values of data-dependent (unbacked) sizes, by the name of the symbol (``u0``) or of the node that reads
+            it. Others all get one value: that of an all_to_all spread evenly, the first found with which every node
+            fits; 8192 where there is none.
+        limits: How large the file and the graph may be.
         progress: Called with (nodes done, nodes in all) now and then.
 
     Raises:
         DumpError: One of its subclasses, with file, line, what is not understood, and how to mend it.
+        InputTooLargeError: The file or the graph is larger than the limits.
     """
-    source = read_source(path)
+    source = read_source(path, limits)
     name = Path(path).name.split(".")[0]
     given = given_groups(groups)
-    loader = Loader(source, given, sizes or {}, strict=True)
+    loader = Loader(source, given, sizes or {}, strict=True, limits=limits)
     with warnings.catch_warnings(), stand_ins(loader.groups_asked_by_name()), fake_execution():
         warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
         misfit = _misfit(loader, progress)
         if misfit is not None:
-            tries = (Loader(source, given, sizes or {}, size, strict=True) for size in loader.other_sizes(misfit))
+            tries = (
+                Loader(source, given, sizes or {}, size, strict=True, limits=limits)
+                for size in loader.other_sizes(misfit)
+            )
             fitting = next((other for other in tries if _misfit(other, progress) is None), None)
-            loader = fitting or Loader(source, given, sizes or {})
+            loader = fitting or Loader(source, given, sizes or {}, limits=limits)
             if fitting is None:
                 loader.run(progress)
         gm = loader.graph_module()

@@ -1,4 +1,4 @@
-"""One dump being loaded: puts its parts together, and chooses what sizes that only the data knows are taken to be."""
+"""One dump being loaded: puts its parts together, and chooses the values of data-dependent sizes."""
 
 import math
 from collections import Counter
@@ -10,13 +10,16 @@ from torch import fx
 
 from overlap_sched.dump import guess
 from overlap_sched.dump.attributes import make_attribute, read_attributes
+from overlap_sched.dump.counting import ValueCount
 from overlap_sched.dump.graph import ParsedGraph, build_graph
 from overlap_sched.dump.groups import DumpGroup, named_groups, resolve_groups, written_groups
 from overlap_sched.dump.inputs import InputMaker, read_inputs
 from overlap_sched.dump.literals import Literals, shorten
+from overlap_sched.dump.size_names import check_sizes, size_names
 from overlap_sched.dump.source import DumpSource
 from overlap_sched.dump.values import Opaque, Values
 from overlap_sched.errors import DumpError, DumpInputError, DumpStatementError
+from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
 _MOST_TRIES = 8
 
@@ -32,9 +35,10 @@ class Loader:
         source: Its parts.
         given: Process groups that the caller gives.
         sizes: Sizes that the caller gives, by symbol or node.
-        default: What other sizes that only the data knows are taken to be; None: the split of the first all_to_all
-            whose rows are known, if spread evenly, else 8192.
+        default: The value of other data-dependent sizes; None: the split of the first all_to_all whose rows are known,
+            if spread evenly, else 8192.
         strict: Raise :class:`overlap_sched.dump.values.MisfitError` where such a size does not fit.
+        limits: How many values the graph may have.
     """
 
     def __init__(
@@ -44,8 +48,10 @@ class Loader:
         sizes: Mapping[str, int],
         default: int | None = None,
         strict: bool = False,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.source = source
+        self._count = ValueCount(limits.nodes)
         self.notes: dict[str, int] = {}
         self.parsed = build_graph(source.path, source.forward)
         literal = None if source.groups is None else Literals(source.path, {}).read(source.groups)
@@ -55,6 +61,7 @@ class Loader:
         self._strict = strict
         self._sizing = False
         self._bodies = {name: build_graph(source.path, forward) for name, forward in source.submodules.items()}
+        check_sizes(source.path, sizes, size_names(source, [self.parsed, *self._bodies.values()]))
         self._attribute_values = read_attributes(source.path, source.attributes)
         self._attributes: dict[str, Any] = {}
         inputs = read_inputs(source.path, source.load_args)
@@ -69,7 +76,8 @@ class Loader:
         self, parsed: ParsedGraph, placeholder: Callable[[fx.Node], Any], attribute: Callable[[fx.Node], Any]
     ) -> Values:
         sizes = (self._size, self._maker.size_of)
-        return Values(parsed, placeholder, attribute, self._run_body, *sizes, self.groups, self.notes, self._strict)
+        groups, notes = self.groups, self.notes
+        return Values(parsed, placeholder, attribute, self._run_body, *sizes, groups, notes, self._strict, self._count)
 
     def groups_asked_by_name(self) -> dict[str, DumpGroup]:
         """The groups that fake kernels may look up: all but those of ``_c10d_functional``, whose kernels never do."""
@@ -149,7 +157,9 @@ class Loader:
 
     def _make_attribute(self, node: fx.Node, name: str) -> Any:
         if name in self._bodies:
-            return fx.GraphModule({}, self._bodies[name].graph, class_name=name)
+            graph = self._bodies[name].graph
+            unknown = {str(inner.target): Opaque() for inner in graph.nodes if inner.op == "get_attr"}
+            return fx.GraphModule(unknown, graph, class_name=name)
         value = self._attribute_values.get(name)
         if value is not None:
             try:
@@ -194,7 +204,7 @@ class Loader:
         return tuple(result) if isinstance(result, list) else result
 
     def _size(self, node: fx.Node) -> int:
-        """The size to take for what only the data knows, at `node`."""
+        """The value of a data-dependent size at `node`."""
         return self._sizes[node.name] if node.name in self._sizes else self._default_size()
 
     def _default_symbol(self, symbol: str) -> int:
@@ -202,7 +212,7 @@ class Loader:
             return self._sizes[symbol]
         size = self._default_size()
         self._sizes[symbol] = size
-        self.values.note(f"sizes that only the data knows, taken as {size}")
+        self.values.note(f"data-dependent sizes, taken as {size}")
         return size
 
     def _default_size(self) -> int:
@@ -216,7 +226,7 @@ class Loader:
         return self._default
 
     def _rows(self, node: fx.Node) -> int | None:
-        """Rows of a node's value, or None where they depend on the data."""
+        """Rows of a node's value, or None where they are data-dependent."""
         before, pending = {node}, [node]
         while pending:
             for source in pending.pop().all_input_nodes:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from overlap_sched.dump.file import read_lines
 from overlap_sched.errors import DumpFileError, DumpSyntaxError
+from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
 _SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
 _ATTRIBUTE = re.compile(r"^        self\.([A-Za-z_]\w*) *=")
@@ -58,14 +59,14 @@ class DumpSource:
     groups: ast.expr | None
 
 
-def read_source(path: str | Path) -> DumpSource:
+def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> DumpSource:
     """Read and cut a dump, plain or gzipped.
 
     Raises:
         DumpFileError: It cannot be read, or holds no ``class Repro`` with a ``forward``.
         DumpSyntaxError: ``forward`` or ``load_args`` is not Python.
     """
-    lines = read_lines(path)
+    lines = read_lines(path, limits)
     name = str(path)
     start = _last(lines, r"^class Repro\b")
     if start is None:

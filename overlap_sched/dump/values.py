@@ -17,12 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils._pytree import tree_leaves, tree_map
 
 from overlap_sched.dump import guess
+from overlap_sched.dump.counting import ValueCount
 from overlap_sched.dump.graph import ParsedGraph
 from overlap_sched.dump.groups import DumpGroup, resharded
 from overlap_sched.dump.higher_order import hop_result
 from overlap_sched.dump.literals import UnknownOp
 from overlap_sched.dump.missing import mend, missing
-from overlap_sched.errors import DumpShapeError
+from overlap_sched.errors import DumpShapeError, InputTooLargeError
 
 _CPU = torch.device("cpu")
 _LARGEST_INTEGER = 2**63
@@ -38,7 +39,7 @@ _CHECKS = frozenset(
         _aten.sym_constrain_range_for_size.default,
     }
 )
-"""Run-time checks of sizes that only the data knows: they have no result, and guessed sizes need not pass them."""
+"""Run-time checks of data-dependent sizes: they have no result, and guessed sizes need not pass them."""
 
 
 class Opaque(torch.nn.Module):
@@ -46,7 +47,7 @@ class Opaque(torch.nn.Module):
 
 
 class MisfitError(Exception):
-    """A size that was taken where only the data knows it does not fit a node: another one may.
+    """The value that was assumed for a data-dependent size does not fit a node: another one may.
 
     Attributes:
         sizes: Those of the node's inputs.
@@ -65,11 +66,12 @@ class Values:
         placeholder: Gives the value of a placeholder.
         attribute: Gives the value of a get_attr node.
         submodule: Gives the graph of a submodule's body, or None.
-        size: The size to take where only the data knows.
+        size: The value to assume for a data-dependent size.
         printed_size: The value of a size in an annotation, or None.
         groups: The process groups of the graph.
         notes: What was guessed, counted; added to.
-        strict: Raise MisfitError where a size that only the data knows does not fit.
+        strict: Raise MisfitError where the value of a data-dependent size does not fit.
+        count: Counts the values.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Values:
         groups: Mapping[str, DumpGroup],
         notes: dict[str, int],
         strict: bool,
+        count: ValueCount,
     ) -> None:
         self.parsed = parsed
         self._placeholder = placeholder
@@ -93,6 +96,7 @@ class Values:
         self._groups = groups
         self._notes = notes
         self._strict = strict
+        self._count = count
         self.of: dict[fx.Node, Any] = {}
         self._guessed: set[fx.Node] = set()
 
@@ -122,6 +126,7 @@ class Values:
             case _:
                 value = self._call(node)
         self.of[node] = value
+        self._count.add(lambda: self.parsed.place(node), value)
         if node.op != "output" and not isinstance(value, torch.nn.Module):
             node.meta["val"] = value
         return value
@@ -137,8 +142,11 @@ class Values:
         if torch.Tag.inplace_view in getattr(node.target, "tags", ()):
             self._keep_metadata(node)
         reason = None
+        self._count.check_parts(lambda: self.parsed.place(node), node.target, args, kwargs)
         try:
             value = self._run(node.target, args, kwargs, tensors)
+        except InputTooLargeError:  # of a body that it runs
+            raise
         except Exception as error:  # a fake kernel may raise anything; all of it becomes one message
             value, reason = NotImplemented, str(error).strip().splitlines()[:1]
         text = self.parsed.annotations.get(node.name)
@@ -150,7 +158,7 @@ class Values:
         value, count = guess.concrete(value, node.target, tensors, self._size_for(node, value))
         if count:
             self._guessed.add(node)
-            self.note(f"sizes that only the data knows, taken as {self._size(node)}", count)
+            self.note(f"data-dependent sizes, taken as {self._size(node)}", count)
         return value
 
     def _keep_metadata(self, node: fx.Node) -> None:
@@ -179,6 +187,8 @@ class Values:
             return run_operator(target, args, kwargs, tensors)
         if target is not operator.getitem and any(isinstance(leaf, str) for leaf in tree_leaves((args, kwargs))):
             raise TypeError("an operator on text")
+        if target in (operator.mul, operator.add) and any(isinstance(arg, list | tuple) for arg in args):
+            raise TypeError("an operator on a list")
         if target in (operator.pow, operator.lshift) and not -64 <= args[1] <= 64:
             raise OverflowError("the exponent is too large")
         value = target(*args, **kwargs)
@@ -196,7 +206,7 @@ class Values:
             with contextlib.suppress(RuntimeError, TypeError, ValueError):
                 value = guess.result_like(node.target, args, tensors)
         if value is not None:
-            self.note("results that did not fit a size that only the data knows: shaped like their largest input")
+            self.note("results that did not fit a data-dependent size: shaped like their largest input")
             return value
         raise DumpShapeError(
             f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. " + mend(node)

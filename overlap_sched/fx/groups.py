@@ -120,7 +120,7 @@ def _size_from_values(reading: Reading, members: list[int]) -> int | None:
         out, facts = reading.value_bytes[v], reading.facts[v]
         op = facts.comm.op if facts.comm else ""
         small, large = (into, out) if "gather" in op else (out, into) if "scatter" in op else (0, 0)
-        if small and large % small == 0:
+        if 0 < small <= large and large % small == 0:
             return large // small
     return None
 

@@ -1,14 +1,14 @@
-"""What every problem must keep to, and what is said of the first rule that it breaks.
+"""The rules of every problem, and the error for the first one that is broken.
 
 Problems are checked when they are made, those of ten thousand nodes too: all checks are linear, without recursion.
 """
 
-import math
 from typing import TYPE_CHECKING
 
 from overlap_sched import errors
 from overlap_sched.problem.contention import check_contention
-from overlap_sched.problem.node import MAX_TOTAL_BYTES, Kind
+from overlap_sched.problem.node import Kind
+from overlap_sched.problem.quantities import check_group, check_quantities, check_sums
 
 if TYPE_CHECKING:
     from overlap_sched.problem import Problem
@@ -28,8 +28,11 @@ def check_problem(problem: "Problem") -> None:
     _check_names(problem)
     _check_nodes(problem)
     _check_storages(problem)
-    _check_quantities(problem)
+    check_quantities(problem)
+    for name, group in problem.groups.items():
+        check_group(f"group {name!r}", group)
     check_contention(problem.contention, problem.groups)
+    check_sums(problem)
 
 
 def _check_names(problem: "Problem") -> None:
@@ -163,21 +166,3 @@ def _check_storages(problem: "Problem") -> None:
                     "allocates it. "
                     "List the allocating node first."
                 )
-
-
-def _check_quantities(problem: "Problem") -> None:
-    for s, storage in enumerate(problem.storages):
-        if storage.bytes < 0:
-            raise errors.QuantityError(f"storage {s} has {storage.bytes} bytes: sizes are 0 or more.")
-    total = sum(storage.bytes for storage in problem.storages)
-    if total > MAX_TOTAL_BYTES:
-        raise errors.QuantityError(
-            f"all storages together have {total} bytes, more than {MAX_TOTAL_BYTES} (2**60). Are the sizes in bytes?"
-        )
-    for v, node in enumerate(problem.nodes):
-        if not 0.0 <= node.time_us < math.inf:
-            raise errors.QuantityError(
-                f"node {v} ({node.name!r}) takes {node.time_us} us: times are finite and 0 or more. Check its cost."
-            )
-    if not math.isfinite(sum(node.time_us for node in problem.nodes)):
-        raise errors.QuantityError("the times of all nodes add up to infinity. Are they in microseconds?")

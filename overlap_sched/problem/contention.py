@@ -18,11 +18,11 @@ Times of nodes (``Node.time_us``) are those of each alone. "In flight" is from w
 to when it is finished. A collective is not slowed by compute.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from overlap_sched import errors
+from overlap_sched.problem.quantities import LONGEST_US, shown
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Contention:
 
     def __post_init__(self) -> None:
         for op, factor in self.slowdown.items():
-            if not 1.0 <= factor < math.inf:
+            if not 1.0 <= factor <= LONGEST_US:
                 raise errors.ContentionError(
-                    f"contention: compute beside {op!r} takes {factor} times its time; a factor is finite and 1 or "
-                    "more. Give how many times as long compute takes, 1.1 for a tenth longer."
+                    f"contention: compute beside {op!r} takes {shown(factor)} times its time; a factor is finite and 1 "
+                    "or more. Give how many times as long compute takes, 1.1 for a tenth longer."
                 )
 
     def __bool__(self) -> bool:

@@ -46,7 +46,7 @@ Order = tuple[int, ...]
 """A permutation of a problem's node ids."""
 
 MemoryModel = Literal["runtime", "tracker"]
-"""``runtime``: what NCCL and the allocator do (a collective's inputs are held until its wait; a wait allocates
+"""``runtime``: what NCCL and the allocator do (a collective's inputs stay live until its wait; a wait allocates
 nothing). ``tracker``: torch's own ``MemoryTracker`` (inputs freed at launch; a wait allocates again)."""
 
 

@@ -20,6 +20,10 @@ class Kind(StrEnum):
     OUTPUT = "output"
 
 
+TIMED = (Kind.COMPUTE, Kind.COLLECTIVE)
+"""Kinds of nodes that take time."""
+
+
 class Storage(NamedTuple):
     """One buffer. Pinned ones (parameters, what the caller keeps) are never freed."""
 
@@ -43,7 +47,7 @@ class Node(NamedTuple):
         deps: Ids of nodes that must run before it: data and hazards alike, all smaller than its own id.
         alloc: Ids of the storages that it brings to life.
         use: Ids of the storages that it needs alive, each once (a wait: its collective's inputs and output).
-        time_us: Time on the compute stream; of a collective, on its group's stream.
+        time_us: Time on the compute stream; of a collective, on its group's stream. 0 for inputs, waits and outputs.
         op: Operator, for people and cost models; ``""`` where there is none.
         group: A collective's process group; ``None`` for other kinds.
         collective: Of a wait, the id of the collective; ``None`` where that was launched before this graph.

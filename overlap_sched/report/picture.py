@@ -25,14 +25,14 @@ def check_plot(path: str | Path) -> None:
         MissingExtraError: matplotlib is not installed.
         OutputError: The path's ending names no picture format.
     """
+    if _ending(path) not in FORMATS:
+        raise OutputError(f"{path}: its ending does not name a picture format. End it in .png, .svg or .pdf.")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise MissingExtraError(
             "pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'"
         ) from None
-    if _ending(path) not in FORMATS:
-        raise OutputError(f"{path}: its ending does not name a picture format. End it in .png, .svg or .pdf.")
 
 
 def new_figure(width: float, height: float) -> "Figure":

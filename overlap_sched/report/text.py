@@ -7,6 +7,7 @@ from rich.table import Table
 
 from overlap_sched.errors import UnknownIdError
 from overlap_sched.problem import Problem
+from overlap_sched.report.causes import causes, causes_text
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, printable, size
@@ -82,32 +83,48 @@ def summary(schedule: Schedule) -> Table:
     return table
 
 
-def explanation(schedule: Schedule, collective: str | None = None) -> str:
-    """Why each collective is where it is, the most exposed first; or one of them, by name.
+def explanation(schedule: Schedule, collective: str | None = None, top: int | None = None) -> str:
+    """Why the step is exposed, in totals; then why each collective is where it is, the most exposed first.
+
+    Args:
+        schedule: What to explain.
+        collective: Only this one, by its name, without the totals.
+        top: Only so many of the most exposed; ``None``: all.
 
     Raises:
         UnknownIdError: There is no collective of that name.
     """
     decisions = schedule.decisions
     if collective is not None:
-        wanted = _find(schedule.problem, collective)
+        wanted = find_collective(schedule.problem, collective)
         record = "\n".join(_record(schedule, d) for d in decisions if d.collective == wanted)
         return with_contention_line(record, schedule.problem.contention)
-    worst_first = sorted(decisions, key=lambda d: (-d.exposed_us, d.position))
     exposed = sum(d.exposed_us > _ROUNDING * schedule.scheduled.step_us for d in decisions)
     summed = (
         f"{printable(schedule.problem.name)}: {_count(len(decisions), 'collective')}, {exposed} exposed for "
-        f"{duration(sum(d.exposed_us for d in decisions))} in all; most exposed first (simulated, "
-        f"{schedule.problem.memory_model} memory model)."
+        f"{duration(schedule.scheduled.exposed_us)} in all (simulated, {schedule.problem.memory_model} memory model)."
     )
     head = [with_contention_line(summed, schedule.problem.contention)]
     if schedule.fell_back is not None:
         head.append(f"The original order was kept: {printable(schedule.fell_back)}.")
-    return "\n\n".join(["\n".join(head), *(_record(schedule, d) for d in worst_first)])
+    listed = most_exposed(schedule, top)
+    parts = ["\n".join(head), causes_text(causes(schedule))]
+    if listed:
+        parts.append(
+            "Most exposed first:"
+            if len(listed) == len(decisions)
+            else f"The {_count(len(listed), 'most exposed collective')} of {len(decisions):,} (--all shows every one):"
+        )
+    return "\n\n".join([*parts, *(_record(schedule, d) for d in listed)])
+
+
+def most_exposed(schedule: Schedule, top: int | None = None) -> list[Decision]:
+    """The decisions, the most exposed collective first; only the first ``top``."""
+    return sorted(schedule.decisions, key=lambda d: (-d.exposed_us, d.position))[:top]
 
 
 def _record(schedule: Schedule, decision: Decision) -> str:
-    """One decision in four lines: what, where and why, when, and what held it back."""
+    """One decision in a few lines: what, where and why, when, and what blocked it."""
     problem = schedule.problem
     node = problem.nodes[decision.collective]
     group = problem.groups[node.group or ""]
@@ -123,7 +140,7 @@ def _record(schedule: Schedule, decision: Decision) -> str:
             if decision.collective in problem.waits
             else "nothing in this graph waits for it"
         ),
-        f"  held back by {_held_by(problem, decision)}",
+        f"  blocked by {_blocked_by(problem, decision)}",
     ]
     if decision.over_position is not None:
         lines.append(
@@ -146,7 +163,7 @@ def _moved(decision: Decision) -> str:
     return f"originally {decision.original_position:,}: {abs(by):,} {'earlier' if by > 0 else 'later'}"
 
 
-def _held_by(problem: Problem, decision: Decision) -> str:
+def _blocked_by(problem: Problem, decision: Decision) -> str:
     holder = "" if decision.held_node is None else printable(problem.nodes[decision.held_node].name)
     if decision.held_by == "nothing":
         return "nothing"
@@ -156,10 +173,15 @@ def _held_by(problem: Problem, decision: Decision) -> str:
         return f"its stream: {holder} was still on it" if holder else "its stream, which was busy"
     if decision.held_by == "memory":
         return "memory: launched sooner, it would not have fitted into the budget"
-    return "nothing but the place it was given: it could have been launched sooner"
+    return "nothing: it could have been launched sooner"
 
 
-def _find(problem: Problem, name: str) -> int:
+def find_collective(problem: Problem, name: str) -> int:
+    """The id of a collective.
+
+    Raises:
+        UnknownIdError: There is none of that name.
+    """
     names = {problem.nodes[v].name: v for v in problem.collectives}
     if name in names:
         return names[name]

@@ -1,5 +1,6 @@
 """Replays under errors, against one replay by definition per draw; the distribution of the errors themselves."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from overlap_sched import EXAMPLE
 from overlap_sched.analysis.robustness import robustness, steps_us
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
-from overlap_sched.errors import OptionsError
+from overlap_sched.errors import OptionsError, QuantityError
 from overlap_sched.problem import Kind, Problem
 from tests.support.graphs import problems
 from tests.support.oracle import random_order, step_by_definition
@@ -55,6 +56,42 @@ def test_many_draws_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps[:4].tolist() == steps_us(EXAMPLE, EXAMPLE.original_order, LOG_NORMAL, 4, 0).tolist()
 
 
+@pytest.mark.parametrize("draws", [1, 2, 3, 19, 20, 21, 40, 399, 1000])
+def test_the_percentile_is_exact_however_the_draws_are_parted(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlap_sched.analysis.robustness._CELLS", 5 * 7)  # five timed nodes: seven draws at once
+    found = robustness(EXAMPLE, EXAMPLE.original_order, draws=draws)
+    steps = steps_us(EXAMPLE, EXAMPLE.original_order, LOG_NORMAL, draws, 0)
+    assert found.p95_us == np.percentile(steps, 95)
+    assert found.mean_us == pytest.approx(steps.mean(), rel=1e-12)
+
+
+def test_memory_does_not_grow_with_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    def peak(draws: int) -> int:
+        tracemalloc.start()
+        robustness(EXAMPLE, EXAMPLE.original_order, draws=draws)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    monkeypatch.setattr("overlap_sched.analysis.robustness._CELLS", 5 * 10_000)
+    assert peak(400_000) - peak(10_000) < 400_000 * 8 / 2  # all steps would take 3.2 MB
+
+
+def test_steps_that_add_up_to_infinity() -> None:
+    problem = with_times(EXAMPLE, {4: 1e308})
+    with pytest.raises(QuantityError) as error:
+        robustness(problem, problem.original_order)
+    assert str(error.value) == (
+        "the steps of 'example' under errors add up to infinity. Are its times in microseconds?"
+    )
+
+
+def test_more_draws_than_anybody_needs() -> None:
+    with pytest.raises(OptionsError) as error:
+        robustness(EXAMPLE, EXAMPLE.original_order, draws=10**12)
+    assert str(error.value) == "draws is 1000000000000; it is a number of replays, 1 to 1000000."
+
+
 def test_seeds_give_errors_and_the_same_seed_the_same() -> None:
     one, same, other = (robustness(EXAMPLE, EXAMPLE.original_order, draws=20, seed=seed) for seed in (1, 1, 2))
     assert one == same
@@ -95,4 +132,4 @@ def test_errors_of_errors(arguments: dict[str, float], message: str) -> None:
 def test_no_draws() -> None:
     with pytest.raises(OptionsError) as error:
         robustness(EXAMPLE, EXAMPLE.original_order, draws=0)
-    assert str(error.value) == "draws is 0; it is a number of replays, 1 or more."
+    assert str(error.value) == "draws is 0; it is a number of replays, 1 to 1000000."

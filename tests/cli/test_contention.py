@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from overlap_sched import read_problem, write_problem
 from overlap_sched.cli.arguments import command_parser
-from overlap_sched.cli.contention import said_contention
+from overlap_sched.cli.contention import contention_given
 from overlap_sched.cli.input import load, source_of
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
@@ -287,4 +287,4 @@ def test_the_documented_command_has_the_documented_line() -> None:
 def test_whatever_a_problem_says_can_be_said(slowdown: dict[str, float], links: dict[str, str]) -> None:
     slowdowns = [f"{kind}={factor}" if kind else str(factor) for kind, factor in slowdown.items()]
     told = [f"{link}={','.join(group for group in links if links[group] == link)}" for link in set(links.values())]
-    assert said_contention(slowdowns, told) == Contention(slowdown, links)
+    assert contention_given(slowdowns, told) == Contention(slowdown, links)

@@ -148,3 +148,51 @@ def test_packages_and_sizes_that_are_wrong(dump: str, capsys: pytest.CaptureFixt
         main(["plan", dump, "--size", "u0=many"])
     assert stopped.value.code == 2
     assert "argument --size: 'u0=many' is not NAME=N" in capsys.readouterr().err
+
+
+def test_names_that_do_not_occur(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", dump, "--group", "0=64", "--group", "fsdp=64"]) == 2
+    assert capsys.readouterr().err == (
+        f"overlap-sched: error: {dump}: process group 'fsdp' is given (--group fsdp=64 on the command line), but the "
+        "dump does not name it. Its groups are '0'. Correct the name, or leave it out.\n"
+    )
+    assert main(["plan", dump, "--group", "0=64", "--size", "u0=64"]) == 2
+    assert capsys.readouterr().err == (
+        f"overlap-sched: error: {dump}: a size is given for 'u0' (--size u0=64 on the command line), but no symbol or "
+        "node has that name. It has no symbols. Correct the name, or leave it out.\n"
+    )
+
+
+def test_a_package_that_ends_the_program(
+    dump: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_cli_program.py").write_text("import sys\nsys.exit(3)\n")
+    (tmp_path / "my_cli_interrupted.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["plan", dump, "--import", "my_cli_program"]) == 2
+    assert capsys.readouterr().err == (
+        "overlap-sched: error: --import my_cli_program: importing it ends the program (sys.exit). "
+        "Name the module that registers the operators.\n"
+    )
+    assert main(["plan", dump, "--import", "my_cli_interrupted"]) == 130
+
+
+def test_a_dump_above_the_limits(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", dump, "--group", "0=64", "--max-nodes", "5"]) == 2
+    assert "node 'mm' (`mm = torch.ops.aten.mm.default(dy_1, t)`)" not in capsys.readouterr().err
+    assert main(["plan", dump, "--group", "0=64", "--max-input-bytes", "100"]) == 2
+    assert capsys.readouterr().err == (
+        f"overlap-sched: error: {dump}: has more than 100 bytes, which is the limit. "
+        "Raise the limit (--max-input-bytes on the command line) if the file is meant to be that large.\n"
+    )
+
+
+def test_a_dump_is_saved_redacted_and_plans_alike(
+    dump: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = str(tmp_path / "saved.json.gz")
+    from_dump = figures(capsys, dump, "--group", "0=64", "--save-problem", saved, "--redact")
+    from_problem = figures(capsys, saved)
+    different = {key for key in from_dump if from_dump[key] != from_problem[key]}
+    assert different <= {"name", "schedule_s"}
+    assert from_problem["name"] == "redacted"

@@ -18,7 +18,7 @@ def test_frontier_as_json(problem: str, capsys: pytest.CaptureFixture[str]) -> N
     out, err = capsys.readouterr()
     figures = json.loads(out)
     assert list(figures) == [
-        "name", "memory_model", "contention", "bound_us", "floor_bytes", "original", "points", "picked",
+        "schema", "name", "memory_model", "contention", "bound_us", "floor_bytes", "original", "points", "picked",
     ]  # fmt: skip
     point = ["peak_bytes", "headroom_bytes", "step_us", "exposed_us", "gap_percent"]
     assert all(list(given) == point for given in (figures["original"], figures["picked"], *figures["points"]))
@@ -132,7 +132,7 @@ def test_robust_as_json_and_of_another_order(problem: str, tmp_path: Path, capsy
     capsys.readouterr()
     assert run("robust", problem, "--json", "--draws", "50", "--order", str(order)) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert list(figures) == ["name", "sigma", "tail", "draws", "seed", "contention", "orders"]
+    assert list(figures) == ["schema", "name", "sigma", "tail", "draws", "seed", "contention", "orders"]
     assert list(figures["orders"]) == ["original", str(order), "scheduled"]
     assert figures["orders"][str(order)] == figures["orders"]["scheduled"]
     scheduled = figures["orders"]["scheduled"]
@@ -173,7 +173,7 @@ def test_orders_that_are_none(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--draws", "0"], "draws is 0; it is a number of replays, 1 or more."),
+        (["--draws", "0"], "draws is 0; it is a number of replays, 1 to 1000000."),
         (["--seed", "-1"], "seed is -1; it is a whole number, 0 or more."),
         (["--sigma", "-1"], "sigma is -1.0; it is a number, 0 or more (0.2: errors of about 20 %)."),
         (["--tail", "2"], "tail is 2.0; it is the share of collectives that are delayed, 0 to 1."),

@@ -184,12 +184,16 @@ def test_groups_that_disagree_or_are_unknown(tmp_path: Path) -> None:
     )
     reduce = in_body("a = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '5')")
     assert message(tmp_path, reduce, errors.DumpGroupError).endswith(
-        "the size of process group '5' is said nowhere. Give it: groups={'5': 64} for 64 ranks "
+        "the size of process group '5' is not known. Give it: groups={'5': 64} for 64 ranks "
         "(--group 5=64 on the command line)."
     )
     assert message(tmp_path, reduce, errors.DumpGroupError, groups={"5": [1, 1]}) == (
         "group '5' is given as [1, 1]: give its size, 1 or more, or its ranks, each once."
     )
+    for size, text in (("0", "0"), ("-8", "-8"), ("2147483648", "2147483648"), ("10 ** 50", "2**166 or more")):
+        assert message(tmp_path, gather.replace("x, 64", f"x, {size}"), errors.DumpGroupError).endswith(
+            f"group '0' has {text} ranks here; it has 1 to 2147483647. Was the line edited?"
+        )
     assert "given as 0" in message(tmp_path, reduce, errors.DumpGroupError, groups={"5": 0})
     assert not dist.is_initialized()
 

@@ -89,7 +89,7 @@ def test_the_size_of_a_symbol_is_found_where_the_default_does_not_fit(tmp_path: 
 """
     dump = load(tmp_path, HEAD + body.strip("\n"))
     assert values(dump)["x"].shape == (12, 4)
-    assert dump.notes == {"sizes that only the data knows, taken as 12": 1, OWN_STORAGE: 2}
+    assert dump.notes == {"data-dependent sizes, taken as 12": 1, OWN_STORAGE: 2}
 
 
 def test_inputs_that_a_joint_graph_unpacks(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_mixture_of_experts_splits_evenly(world: tuple[str, str], tmp_path: Path
     by_name = {node.name: node.meta.get("val") for node in dump.gm.graph.nodes}
     assert by_name["_local_scalar_dense"] == 96 // 8
     assert by_name["relu"].shape == (96, 8)
-    assert dump.notes == {"sizes that only the data knows, taken as 12": 16}
+    assert dump.notes == {"data-dependent sizes, taken as 12": 16}
     told = load_dump(tmp_path / "d.py", sizes={f"_local_scalar_dense_{i}": 5 for i in range(8, 16)})
     assert {n.name: n.meta.get("val") for n in told.gm.graph.nodes}["mm"].shape == (40, 8)
 
@@ -206,7 +206,7 @@ def test_compiled_forward_and_backward_of_experts(world: tuple[str, str], tmp_pa
         assert [node.name for node in dump.gm.graph.nodes] == [node.name for node in gm.graph.nodes]
         exchanged = [n.meta["val"] for n in dump.gm.graph.nodes if "all_to_all_single" in n.name]
         assert {tuple(value.shape) for value in exchanged} <= {(96, 8), (8,)}
-        assert dump.notes == {"sizes that only the data knows, taken as 12": 16}
+        assert dump.notes == {"data-dependent sizes, taken as 12": 16}
         assert lift(dump.gm).problem.collectives
 
 

@@ -42,7 +42,7 @@ return (view, mul, _to_copy, random, index)
         False,
     ]
     assert val["index"].shape == (32, 8) or val["index"].shape[1] == 8
-    assert dump.notes == {"sizes that only the data knows, taken as 8192": 1}
+    assert dump.notes == {"data-dependent sizes, taken as 8192": 1}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ return (mul, None, saved)
     assert val["saved"].shape == (8 * (111 // 8), 8)
     assert val["mul"].shape == (96, 8)
     assert dump.groups == {"7": (2, None)}
-    assert dump.notes == {"sizes that only the data knows, taken as 48": 3}
+    assert dump.notes == {"data-dependent sizes, taken as 48": 3}
     told = load_dump(tmp_path / "dump.py", sizes={"u0": 40, "u1": 56, "old": 56})
     assert values(told)["saved"].shape == (8 * (111 // 8), 8)
     assert told.notes == {}
@@ -180,8 +180,8 @@ return (add, view)
     assert values(dump)["add"].shape == (8192, 4)
     assert values(dump)["view"].shape == (5, 4)
     assert dump.notes == {
-        "results that did not fit a size that only the data knows: shaped like their largest input": 2,
-        "sizes that only the data knows, taken as 8192": 1,
+        "results that did not fit a data-dependent size: shaped like their largest input": 2,
+        "data-dependent sizes, taken as 8192": 1,
     }
 
 

@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import threading
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +13,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from overlap_sched.errors import EmptyProblemError, ProblemFileError, QuantityError
+from overlap_sched.errors import (
+    EmptyProblemError,
+    InputTooLargeError,
+    OptionsError,
+    ProblemError,
+    ProblemFileError,
+    QuantityError,
+)
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.problem.file import read_problem, write_problem
+from overlap_sched.problem.file import PARTS_PER_NODE, problem_bytes, read_problem, write_problem
+from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from tests.support.graphs import problems
 
 
@@ -53,6 +64,11 @@ def test_contention_is_written_as_version_2_where_there_is_any(tmp_path: Path) -
         ({"slowdown": {"": "fast"}}, 'contention.slowdown. is "fast"; it must be a number.'),
         ({"links": {"fsdp": 1}}, "contention.links.fsdp is 1; it must be text."),
         ({"links": []}, "contention.links is []; it must be an object."),
+        ({"link": {}}, "contention has an unknown key 'link'. Did you mean 'links'?"),
+        (
+            {"slowdown": {"": 10**400}},
+            "contention.slowdown. is 2**1328 or more: it is finite and 0 or more. Check its cost.",
+        ),
     ):
         tree = json.loads(path.read_text()) | {"contention": field}
         assert bad(path, json.dumps(tree).encode()) == said
@@ -77,7 +93,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 def bad(path: Path, content: bytes) -> str:
     path.write_bytes(content)
-    with pytest.raises(ProblemFileError) as caught:
+    with pytest.raises((ProblemFileError, ProblemError)) as caught:
         read_problem(path)
     assert str(caught.value).startswith(f"{path}: ")
     return str(caught.value).removeprefix(f"{path}: ")
@@ -168,6 +184,43 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
         (put("groups", "g", value=8), "groups['g'] is 8; it must be an object."),
         (put("groups", "g", "size", value="8"), "groups['g'].size is \"8\"; it must be an integer."),
         (put("memory_model", value=3), "the file.memory_model is 3; it must be text."),
+        (
+            put("nodes", 0, "us", value=10**400),
+            "nodes[0].us is 2**1328 or more: it is finite and 0 or more. Check its cost.",
+        ),
+        (
+            put("nodes", 0, "bytes", value=10**400),
+            "nodes[0].bytes is 2**1328 or more: it is finite and 0 or more. Check its cost.",
+        ),
+        (
+            put("nodes", 0, "flops", value=2**63),
+            "nodes[0].flops is 9223372036854775808: it is below 2**63. Check its cost.",
+        ),
+        (
+            put("nodes", 2, "us", value=3),
+            "nodes[2].us is 3 us, but a wait takes no time: only compute nodes and collectives do. "
+            "Make it a compute node, or drop its time.",
+        ),
+        (
+            put("groups", "g", "size", value=0),
+            "groups['g'] has size 0; it is a number of ranks, 1 to 2147483647. Correct it.",
+        ),
+        (put("nodes", 1, "dep", value=[0]), "nodes[1] has an unknown key 'dep'. Did you mean 'deps'?"),
+        (
+            put("nodes", 1, "time_us", value=3),
+            "nodes[1] has an unknown key 'time_us'. It may have name, kind, deps, alloc, use, us, op, flops, bytes, "
+            "group, collective.",
+        ),
+        (put("storages", 0, "pined", value=True), "storages[0] has an unknown key 'pined'. Did you mean 'pinned'?"),
+        (put("storages", 0, "x", value=1), "storages[0] has an unknown key 'x'. It may have bytes, pinned."),
+        (
+            put("groups", "g", "ranks", value=[0]),
+            "groups['g'] has an unknown key 'ranks'. It may have size, intra_node.",
+        ),
+        (
+            put("memory-model", value="tracker"),
+            "the file has an unknown key 'memory-model'. Did you mean 'memory_model'?",
+        ),
     ],
 )
 def test_wrong_types_word_by_word(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
@@ -195,3 +248,69 @@ def test_the_file_that_all_others_start_from_is_good(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(data()))
     assert read_problem(path).nodes[2].collective == 1
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
+def test_a_file_larger_than_the_limit_is_not_read_to_its_end(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_problem(EXAMPLE, path)
+    size = len(gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes())
+    assert read_problem(path, limits=Limits(input_bytes=size)) == EXAMPLE
+    with pytest.raises(InputTooLargeError) as caught:
+        read_problem(path, limits=Limits(input_bytes=size - 1))
+    assert str(caught.value) == (
+        f"{path}: has more than {size - 1:,} bytes{' once decompressed' if name.endswith('.gz') else ''}, which is the "
+        "limit. Raise the limit (--max-input-bytes on the command line) if the file is meant to be that large."
+    )
+
+
+def test_a_small_file_that_unpacks_to_a_huge_one(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b" " * 2**24))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputTooLargeError):
+            read_problem(path, limits=Limits(input_bytes=2**21))
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+def test_more_nodes_than_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    write_problem(EXAMPLE, path)
+    assert read_problem(path, limits=Limits(nodes=10)) == EXAMPLE
+    with pytest.raises(InputTooLargeError) as caught:
+        read_problem(path, limits=Limits(nodes=9))
+    repair = "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
+    assert str(caught.value) == f"{path}: has 10 nodes, more than the limit of 9. {repair}"
+    path.write_text(f"[{'[],' * 33}]")
+    with pytest.raises(InputTooLargeError) as caught:
+        read_problem(path, limits=Limits(nodes=2))
+    assert str(caught.value) == f"{path}: has 34 objects and lists, more than a problem of 2 nodes has. {repair}"
+
+
+@pytest.mark.parametrize(("limit", "name"), [({"nodes": 0}, "nodes"), ({"input_bytes": -1}, "input_bytes")])
+def test_limits_that_nothing_can_keep(limit: dict[str, int], name: str) -> None:
+    with pytest.raises(OptionsError, match=f"the limit of {name} is {limit[name]}; it is 1 or more"):
+        Limits(**limit)
+
+
+def test_instances_are_far_below_the_limits() -> None:
+    paths = sorted((Path(__file__).parents[2] / "scripts" / "instances").glob("*.json.gz"))
+    assert len(paths) == 4
+    for path in paths:
+        text = gzip.decompress(path.read_bytes())
+        problem = read_problem(path)
+        assert len(text) / len(problem.nodes) * DEFAULT_LIMITS.nodes < DEFAULT_LIMITS.input_bytes
+        assert (text.count(b"{") + text.count(b"[")) / len(problem.nodes) < PARTS_PER_NODE / 2
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(problem_bytes(EXAMPLE, gzipped=gzipped),))
+    writer.start()
+    assert read_problem(path) == EXAMPLE
+    writer.join()

@@ -8,6 +8,7 @@ from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.validate import violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
+from overlap_sched.problem.contention import Contention
 from overlap_sched.scheduler.pipeline import schedule
 from tests.support.graphs import problems
 from tests.support.oracle import rules
@@ -27,9 +28,8 @@ def test_predecessors_and_successors(problem: Problem) -> None:
 
 
 def test_time_on_the_compute_stream() -> None:
-    """That of a collective is on its group's stream, and a wait's is none, whatever the node says."""
-    nodes = tuple(node._replace(time_us=1.0 + v) for v, node in enumerate(EXAMPLE.nodes))
-    assert Problem("timed", nodes, EXAMPLE.storages, EXAMPLE.groups).compute_us == (1, 2, 0, 0, 5, 6, 7, 0, 0, 10)
+    """That of a collective is on its group's stream."""
+    assert EXAMPLE.compute_us == (0, 0, 0, 0, 50, 30, 30, 0, 0, 0)
 
 
 BROKEN = [
@@ -169,6 +169,45 @@ BROKEN = [
         errors.QuantityError,
         "the times of all nodes add up to infinity. Are they in microseconds?",
     ),
+    (
+        (Node("b", Kind.COMPUTE, time_us=10**400),),
+        (),
+        errors.QuantityError,
+        "node 0 ('b') takes 2**1328 or more us: times are finite and 0 or more. Check its cost.",
+    ),
+    (
+        (Node("b", Kind.COMPUTE, flops=2**63),),
+        (),
+        errors.QuantityError,
+        "node 0 ('b') has 9223372036854775808 flops: counts are 0 or more, and below 2**63. Check its cost.",
+    ),
+    (
+        (Node("b", Kind.COMPUTE, bytes=-1),),
+        (),
+        errors.QuantityError,
+        "node 0 ('b') has -1 bytes: counts are 0 or more, and below 2**63. Check its cost.",
+    ),
+    (
+        (INPUT._replace(time_us=5.0),),
+        (Storage(1),),
+        errors.TimelessNodeError,
+        "input 0 ('in') takes 5.0 us, but an input takes no time: only compute nodes and collectives do. "
+        "Make it a compute node, or drop its time.",
+    ),
+    (
+        (A, Node("w", Kind.WAIT, time_us=5.0)),
+        (),
+        errors.TimelessNodeError,
+        "wait 1 ('w') takes 5.0 us, but a wait takes no time: only compute nodes and collectives do. "
+        "Make it a compute node, or drop its time.",
+    ),
+    (
+        (A, Node("out", Kind.OUTPUT, time_us=1e-9)),
+        (),
+        errors.TimelessNodeError,
+        "output 1 ('out') takes 1e-09 us, but an output takes no time: only compute nodes and collectives do. "
+        "Make it a compute node, or drop its time.",
+    ),
 ]
 
 
@@ -186,6 +225,23 @@ def test_unknown_memory_model() -> None:
     with pytest.raises(errors.MemoryModelError) as caught:
         Problem("p", (A,), (), memory_model="guess")  # type: ignore[arg-type]
     assert str(caught.value) == "problem 'p': memory_model is 'guess'; it is 'runtime' or 'tracker'."
+
+
+@pytest.mark.parametrize("size", [0, -8, 2**31])
+def test_a_group_without_ranks(size: int) -> None:
+    with pytest.raises(errors.GroupSizeError) as caught:
+        Problem("p", (A,), (), {"tp": Group(size, True)})
+    assert str(caught.value) == (f"group 'tp' has size {size}; it is a number of ranks, 1 to 2147483647. Correct it.")
+
+
+def test_contention_that_makes_the_step_endless() -> None:
+    with pytest.raises(errors.QuantityError) as caught:
+        Problem("p", (A._replace(time_us=1e9),), (), contention=Contention({"": 1e300}))
+    assert str(caught.value) == (
+        "the times of all nodes, slowed down by contention, add up to infinity. Is a factor of `slowdown` too large?"
+    )
+    with pytest.raises(errors.ContentionError, match=r"takes 2\*\*1328 or more times its time"):
+        Contention({"": 10**400})
 
 
 def test_a_long_ring_is_shortened() -> None:

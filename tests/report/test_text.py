@@ -92,7 +92,7 @@ def test_explanation_of_one_collective_in_plain_words(reordered: Schedule) -> No
         "  exposed 0.0 us, hidden 40.0 us under mm (50.0 us)",
         "  launched at position 2 (as originally), at 0.0 us: nothing else could run without standing still",
         "  ran from 0.0 us to 40.0 us; first waited for at 80.0 us",
-        "  held back by memory: launched sooner, it would not have fitted into the budget",
+        "  blocked by memory: launched sooner, it would not have fitted into the budget",
         "  memory refused an earlier launch: 3.0 MiB (3,145,728 bytes) over the budget while dgrad runs "
         "(position 5 of the original order)",
     ]
@@ -108,11 +108,16 @@ def test_compute_kept_for_the_end_is_said(reordered: Schedule) -> None:
 
 def test_the_most_exposed_come_first(reordered: Schedule) -> None:
     lines = explanation(reordered).splitlines()
-    assert lines[0] == (
-        "example: 2 collectives, 1 exposed for 10.0 us in all; most exposed first (simulated, runtime memory model)."
-    )
-    assert [line.split(":")[0] for line in lines[1:] if line and not line.startswith(" ")] == ["scatter", "gather"]
-    assert lines[4] == (
+    assert lines[0] == ("example: 2 collectives, 1 exposed for 10.0 us in all (simulated, runtime memory model).")
+    assert lines[1:6] == [
+        "",
+        "Exposed time by cause, and of how many collectives:",
+        "  10.0 us  1  at the end of the step: no compute is left to run meanwhile",
+        "",
+        "Most exposed first:",
+    ]
+    assert [line.split(":")[0] for line in lines[6:] if line and not line.startswith(" ")] == ["scatter", "gather"]
+    assert lines[9] == (
         "  launched at position 5 (originally 7: 2 earlier), at 80.0 us: "
         "its latest start would have passed while the next compute ran"
     )
@@ -121,15 +126,15 @@ def test_the_most_exposed_come_first(reordered: Schedule) -> None:
 @pytest.mark.parametrize(
     ("held", "text"),
     [
-        ({"held_by": "nothing"}, "held back by nothing"),
-        ({"held_by": "dependency", "held_node": 6}, "held back by a dependency: wgrad had to run first"),
-        ({"held_by": "dependency"}, "held back by a dependency"),
-        ({"held_by": "stream", "held_node": 2}, "held back by its stream: gather was still on it"),
-        ({"held_by": "choice"}, "held back by nothing but the place it was given: it could have been launched sooner"),
-        ({"held_by": "stream"}, "held back by its stream, which was busy"),
+        ({"held_by": "nothing"}, "blocked by nothing"),
+        ({"held_by": "dependency", "held_node": 6}, "blocked by a dependency: wgrad had to run first"),
+        ({"held_by": "dependency"}, "blocked by a dependency"),
+        ({"held_by": "stream", "held_node": 2}, "blocked by its stream: gather was still on it"),
+        ({"held_by": "choice"}, "blocked by nothing: it could have been launched sooner"),
+        ({"held_by": "stream"}, "blocked by its stream, which was busy"),
     ],
 )
-def test_what_held_it_back(reordered: Schedule, held: dict[str, object], text: str) -> None:
+def test_what_blocked_it(reordered: Schedule, held: dict[str, object], text: str) -> None:
     decision = replace(reordered.decisions[1], **held)  # type: ignore[arg-type]
     assert explanation(replace(reordered, decisions=(decision,)), "scatter").splitlines()[-1] == f"  {text}"
 

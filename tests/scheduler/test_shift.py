@@ -44,8 +44,13 @@ def test_within_the_budget_and_never_slower_whatever_the_times(
     assert launches(problem, wide) == launches(problem, order)
     assert sorted(wide) == sorted(order)
     times = data.draw(st.lists(st.sampled_from([0.0, 1.0, 3.0, 10.0]), min_size=len(order), max_size=len(order)))
-    still = [node.kind is Kind.COMPUTE and node.time_us == 0 for node in problem.nodes]  # what takes no time may move
-    nodes = (node._replace(time_us=0.0 if still[v] else times[v]) for v, node in enumerate(problem.nodes))
+    nodes = (
+        node._replace(time_us=times[v])
+        if node.kind is Kind.COLLECTIVE
+        or (node.kind is Kind.COMPUTE and node.time_us > 0)  # what takes no time may move
+        else node
+        for v, node in enumerate(problem.nodes)
+    )
     other = replace(problem, nodes=tuple(nodes))
     for graph in (problem, other):
         before, after = step_by_definition(graph, order), step_by_definition(graph, wide)

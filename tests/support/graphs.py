@@ -23,7 +23,7 @@ class Grower:
     nodes: list[Node] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     values: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # (node, storages it stands for)
-    flying: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)  # (collective, output, inputs)
+    in_flight: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)  # (collective, output, inputs)
     readers: dict[int, list[int]] = field(default_factory=dict)  # storage -> nodes that touched it
 
     def storage(self, size: int, pinned: bool = False) -> int:
@@ -48,13 +48,13 @@ class Grower:
         name = f"g{group}"
         (u, su), (w, sw) = self.values[a % len(self.values)], self.values[b % len(self.values)]
         kind = STEPS[what % len(STEPS)]
-        if kind == "wait" and self.flying:
+        if kind == "wait" and self.in_flight:
             self.wait(a)
         elif kind in ("gather", "reduce", "coalesced"):
             outs = [self.storage(size) for _ in range(2 if kind == "coalesced" else 1)]
             op = {"gather": "all_gather_into_tensor", "reduce": "reduce_scatter_tensor"}.get(kind, "all_to_all")
             v = self.add(Kind.COLLECTIVE, [u], outs, list(su), time_us=us, op=op, group=name)
-            self.flying += [(v, s, su) for s in outs]
+            self.in_flight += [(v, s, su) for s in outs]
         elif kind == "view":
             self.values.append((self.add(Kind.COMPUTE, [u], [], list(su)), su))
         elif kind == "mutate":  # writes into su: after everything that has touched it
@@ -72,7 +72,7 @@ class Grower:
             self.values.append((self.add(Kind.COMPUTE, [u, w], [s], [*su, *sw], time_us=us), (s,)))
 
     def wait(self, which: int) -> None:
-        launch, out, inputs = self.flying.pop(which % len(self.flying))
+        launch, out, inputs = self.in_flight.pop(which % len(self.in_flight))
         if self.model == "runtime":
             v = self.add(Kind.WAIT, [launch], [], [out, *inputs], collective=launch)
             self.values.append((v, (out,)))
@@ -101,7 +101,7 @@ def problems(draw: st.DrawFn, max_steps: int = 14, models: tuple[MemoryModel, ..
         st.lists(st.tuples(_small, _small, _small, _small, _small, st.integers(0, groups - 1)), max_size=max_steps)
     ):
         grower.step(*step)
-    while grower.flying and draw(st.booleans()):  # some collectives end without a wait
+    while grower.in_flight and draw(st.booleans()):  # some collectives end without a wait
         grower.wait(0)
     if draw(st.booleans()):
         grower.output(draw(st.lists(_small, min_size=1, max_size=3)))

@@ -1,0 +1,61 @@
+"""``overlap-sched explain``: its options, and what it prints."""
+
+import argparse
+
+from overlap_sched.cli.schemas import as_json
+from overlap_sched.errors import OptionsError
+from overlap_sched.peak_memory.peak import explain_peak
+from overlap_sched.report import explanation
+from overlap_sched.report.contention_text import with_contention_line
+from overlap_sched.report.explain_figures import explain_figures
+from overlap_sched.report.peak_text import peak_text
+from overlap_sched.scheduler.result import Schedule
+
+TOP = 10
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
+    parser.add_argument(
+        "collective", nargs="?", metavar="COLLECTIVE", help="explain only this collective, by the name of its node"
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--top",
+        type=int,
+        metavar="N",
+        help=f"explain the N most exposed collectives, after the totals by cause (default: {TOP}; 0: only the totals)",
+    )
+    which.add_argument("--all", action="store_true", help="explain every collective, the most exposed first")
+    parser.add_argument("--peak", action="store_true", help="explain instead what is live at the memory peak, and why")
+    parser.add_argument(
+        "--json", action="store_true", help="print the same as one JSON object (`overlap-sched schema explain`)"
+    )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that do not fit together, before the input is read.
+
+    Raises:
+        OptionsError: They do not.
+    """
+    if options.top is not None and options.top < 0:
+        raise OptionsError(f"--top is {options.top}; it is a number of collectives, 0 or more.")
+    if options.collective is not None and (options.top is not None or options.all):
+        raise OptionsError("--top and --all list several collectives, but one is named. Leave out one of the two.")
+    if options.peak and (options.json or options.collective is not None or options.top is not None or options.all):
+        raise OptionsError("--peak explains memory, not collectives. Leave out COLLECTIVE, --top, --all and --json.")
+
+
+def answer(options: argparse.Namespace, result: Schedule) -> str:
+    """What to print.
+
+    Raises:
+        UnknownIdError: There is no collective of the name given.
+    """
+    if options.peak:
+        return with_contention_line(peak_text(explain_peak(result.problem, result.order)), result.problem.contention)
+    top = None if options.all else TOP if options.top is None else options.top
+    if options.json:
+        return as_json("explain", explain_figures(result, options.collective, top))
+    return explanation(result, options.collective, top)

@@ -1,0 +1,153 @@
+"""The options that say what is read and how: the same for every command that reads a problem or a dump."""
+
+import argparse
+
+from overlap_sched.cli.sizes import shortened
+from overlap_sched.options import size_bytes
+from overlap_sched.problem.limits import DEFAULT_LIMITS
+
+_MAX_RANKS = 2**31 - 1
+_MAX_SIZE = 2**63 - 1
+
+
+def add_input_options(parser: argparse.ArgumentParser) -> None:
+    """The input, how times are changed, its limits, what a dump needs, and where a copy goes."""
+    parser.add_argument(
+        "problem",
+        metavar="PROBLEM_OR_DUMP",
+        help="a problem file (.json, .json.gz) or a torch graph dump (.py, .txt, plain or .gz)",
+    )
+    _times(parser.add_argument_group("times"))
+    _dumps(parser.add_argument_group("only for a dump"))
+    _limits(parser.add_argument_group("limits of the input"))
+    _copy(parser.add_argument_group("a copy of the input as a problem file"))
+
+
+def _times(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--comm-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="multiply the time of every collective by X (default: 1)",
+    )
+    add(
+        "--slowdown",
+        action="append",
+        default=[],
+        metavar="KIND=FACTOR",
+        help="compute takes FACTOR times as long while a collective is in flight whose operator begins with KIND "
+        "(all_gather=1.1); FACTOR alone applies to every kind; can be repeated",
+    )
+    add(
+        "--link",
+        action="append",
+        default=[],
+        metavar="LINK=GROUP,GROUP",
+        help="these process groups share a network link: while collectives of k of them are in flight, each takes k "
+        "times as long (rail=0,513); can be repeated",
+    )
+
+
+def _dumps(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--memory-model",
+        choices=("runtime", "tracker"),
+        help="how memory is counted: as NCCL and torch's allocator hold it (runtime, the default), or as torch's "
+        "MemoryTracker counts it; a problem file names its own, and asking for the other is an error",
+    )
+    add(
+        "--group",
+        type=_group,
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="the number of ranks of a process group, or its ranks (NAME=0,8,16,24); can be repeated",
+    )
+    add(
+        "--size",
+        type=_size,
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="the value of a data-dependent size, by its symbol (u0=4096) or by the node that reads it; can be "
+        "repeated",
+    )
+    add(
+        "--import",
+        dest="packages",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="import this Python package first, because it registers operators of the graph; can be repeated",
+    )
+    add("--device", metavar="NAME", help="the device whose speed gives the times (default: H100)")
+
+
+def _limits(group: argparse._ArgumentGroup) -> None:
+    default = DEFAULT_LIMITS
+    group.add_argument(
+        "--max-input-bytes",
+        type=_bytes,
+        default=default.input_bytes,
+        metavar="SIZE",
+        help=f"refuse a file that is larger once decompressed (default: {default.input_bytes // 2**20}MiB)",
+    )
+    group.add_argument(
+        "--max-nodes",
+        type=_positive,
+        default=default.nodes,
+        metavar="N",
+        help="refuse a graph with more nodes; each part of a split or an unbind counts as one "
+        f"(default: {default.nodes})",
+    )
+
+
+def _copy(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--save-problem",
+        metavar="OUT.json",
+        help="write the graph that was read as a problem file (.json, or .json.gz), with the times that were used",
+    )
+    group.add_argument(
+        "--redact",
+        action="store_true",
+        help="with --save-problem: replace the names of the graph, its nodes, groups and compute operators by neutral "
+        "ones; the order found is the same",
+    )
+
+
+def _group(text: str) -> tuple[str, int | tuple[int, ...]]:
+    """``fsdp=64`` or, with its ranks, ``fsdp=0,8,16,24``."""
+    name, _, given = text.rpartition("=")
+    numbers = given.split(",")
+    if not name or not all(map(_is_number, numbers)) or any(int(number) > _MAX_RANKS for number in numbers):
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=SIZE or NAME=RANK,RANK,...")
+    return name, int(given) if len(numbers) == 1 else tuple(map(int, numbers))
+
+
+def _size(text: str) -> tuple[str, int]:
+    """``u0=4096``."""
+    name, _, number = text.rpartition("=")
+    if not name or not _is_number(number) or int(number) > _MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=N")
+    return name, int(number)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 100
+
+
+def _bytes(text: str) -> int:
+    found = None if "%" in text else size_bytes(text, 0)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a size: write 500MB or 2GiB")
+    return found
+
+
+def _positive(text: str) -> int:
+    if not _is_number(text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a whole number of 1 or more")
+    return int(text)

@@ -1,0 +1,58 @@
+"""Files that a command writes: named, not the input, not each other, and writable, before anything is read."""
+
+import argparse
+import os
+import stat
+from pathlib import Path
+
+from overlap_sched.errors import OptionsError, OutputCollisionError
+from overlap_sched.report.files import check_writable
+
+_OUTPUTS = {
+    "out": "--out",
+    "plot": "--plot",
+    "trace": "--trace",
+    "addresses": "--addresses",
+    "save_problem": "--save-problem",
+}
+_INPUTS = {"problem": "the input", "order": "--order"}
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Find out before the work is done that a result could not be written, or would destroy something.
+
+    Raises:
+        OptionsError: A name is empty.
+        OutputCollisionError: A result would be written over the input, or over another result. Links are followed.
+        OutputError: A path is a folder, or in one that is missing or not writable.
+    """
+    outputs = [
+        (option, path) for name, option in _OUTPUTS.items() if (path := getattr(options, name, None)) is not None
+    ]
+    inputs = [(what, path) for name, what in _INPUTS.items() if (path := getattr(options, name, None)) is not None]
+    for option, path in outputs:
+        if not path:
+            raise OptionsError(f"{option}: the name of the file is empty. Name a file, or leave {option} out.")
+        for what, read in inputs:
+            if _same(path, read):
+                raise OutputCollisionError(
+                    f"{option} {path}: would overwrite {what}, {read}. Name another file to write to."
+                )
+    for at, (option, path) in enumerate(outputs):
+        for other, taken in outputs[:at]:
+            if _same(path, taken):
+                raise OutputCollisionError(
+                    f"{option} {path}: would overwrite what {other} {taken} writes. Give each a file of its own."
+                )
+    for _, path in outputs:
+        check_writable(path)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two paths lead to one file, also through links. What is no plain file (a terminal) may be shared."""
+    paths = [Path(os.path.realpath(path)) for path in (one, other)]
+    try:
+        found = [path.stat() for path in paths]
+    except (OSError, ValueError):  # at least one is not there
+        return paths[0] == paths[1]
+    return stat.S_ISREG(found[0].st_mode) and os.path.samestat(*found)

@@ -1,0 +1,55 @@
+"""``overlap-sched plan``: its options, the files that it writes, and what it prints."""
+
+import argparse
+import json
+from collections.abc import Callable
+
+from rich.console import RenderableType
+
+from overlap_sched.cli.schemas import as_json
+from overlap_sched.report import figures, summary, write_trace
+from overlap_sched.report.files import write_file
+from overlap_sched.scheduler.result import Schedule
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
+    add = parser.add_argument
+    add("--out", metavar="ORDER.json", help="write the order found as a JSON list of node names")
+    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema plan`)")
+    add("--plot", metavar="OUT.png", help="draw memory and streams, before and after (.png, .svg, .pdf)")
+    add("--trace", metavar="OUT.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Find out before the input is read that a picture could not be drawn.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: The path's ending names no picture format.
+    """
+    if options.plot:
+        from overlap_sched.report.picture import check_plot
+
+        check_plot(options.plot)
+
+
+def answer(options: argparse.Namespace, result: Schedule, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
+    """Write the files asked for; what to print: JSON, or a table and perhaps a line."""
+    if options.out:
+        tell(f"writing {options.out}")
+        names = result.problem.names(result.order)
+        write_file(options.out, (json.dumps(names, separators=(",", ":")) + "\n").encode())
+    if options.plot:
+        from overlap_sched.report.plot import plot_schedule
+
+        tell(f"drawing {options.plot}")
+        plot_schedule(result, options.plot)
+    if options.trace:
+        tell(f"writing {options.trace}")
+        write_trace(result, options.trace)
+    tell("computing the lower bound")
+    if options.json:
+        return as_json("plan", figures(result))
+    kept = () if result.fell_back is None else (f"The original order was kept: {result.fell_back}",)
+    return (summary(result), *kept)

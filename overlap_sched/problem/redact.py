@@ -1,0 +1,48 @@
+"""A problem without names: what is left is its shape, its sizes and its times.
+
+Kept: kinds, dependencies, storages, times, operations, bytes, sizes of groups, and the operators of collectives (they
+are torch's own, and contention goes by them). Replaced: every other name. The order that is found stays the same.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched.problem.contention import Contention
+
+_NAME = "redacted"
+
+
+def redacted(problem: Problem) -> Problem:
+    """The problem with neutral names: nodes ``n0``, ``n1``, ..., groups ``group0``, ..., links ``link0``, ..."""
+    groups = _renamed("group", problem.groups)
+    links = _renamed("link", problem.contention.links.values())
+    ops = {problem.nodes[v].op for v in problem.collectives}
+    slowdown = {
+        begin: factor
+        for begin, factor in problem.contention.slowdown.items()
+        if any(op.startswith(begin) for op in ops)  # another one could be anything
+    }
+    return replace(
+        problem,
+        name=_NAME,
+        nodes=tuple(
+            node._replace(name=f"n{v}", op=_op(node), group=None if node.group is None else groups[node.group])
+            for v, node in enumerate(problem.nodes)
+        ),
+        groups={groups[name]: group for name, group in problem.groups.items()},
+        contention=Contention(slowdown, {groups[name]: links[link] for name, link in problem.contention.links.items()}),
+    )
+
+
+def _op(node: Node) -> str:
+    if node.kind is Kind.COLLECTIVE or not node.op:
+        return node.op
+    return node.kind.value
+
+
+def _renamed(what: str, names: Iterable[str]) -> dict[str, str]:
+    """New names that sort as the old ones do."""
+    old = sorted(set(names))
+    width = len(str(len(old) - 1))
+    return {name: f"{what}{k:0{width}}" for k, name in enumerate(old)}

@@ -1,0 +1,72 @@
+"""Why a step is exposed, in totals: each microsecond that compute stands still at a wait has one cause.
+
+A collective that keeps compute waiting after the last compute node has nothing left to hide behind: that is the tail,
+whatever kept it from being launched sooner. All other standstill goes to what blocked its collective.
+"""
+
+from typing import NamedTuple
+
+from overlap_sched.judge.replay import replay
+from overlap_sched.problem import Kind
+from overlap_sched.report.units import duration
+from overlap_sched.scheduler.result import Schedule
+
+TAIL = "tail"
+_WORDS = {
+    TAIL: "at the end of the step: no compute is left to run meanwhile",
+    "dependency": "a dependency finished too late for an earlier launch",
+    "stream": "another collective was still on the stream",
+    "memory": "an earlier launch would not have fitted into the memory budget",
+    "choice": "launched where the order has it, although an earlier launch was possible",
+    "nothing": "rounding",
+}
+_ROUNDING = 1e-9
+"""Relative to the step: standstill below this comes from adding up floating-point numbers."""
+
+
+class Cause(NamedTuple):
+    """One cause and what it costs.
+
+    Attributes:
+        name: ``tail``, or what blocked the collectives (:data:`overlap_sched.scheduler.result.Holder`).
+        exposed_us: Standstill that it causes.
+        collectives: How many collectives it makes compute wait for.
+    """
+
+    name: str
+    exposed_us: float
+    collectives: int
+
+
+def causes(schedule: Schedule) -> tuple[Cause, ...]:
+    """The causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
+    problem = schedule.problem
+    timeline = replay(problem, schedule.order)
+    computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
+    last_us = max((timeline.finish_us[v] for v in computing), default=0.0)
+    total_us: dict[str, float] = {}
+    count: dict[str, int] = {}
+    for decision in schedule.decisions:
+        found: dict[str, float] = {}
+        for w in problem.waits.get(decision.collective, ()):
+            name = TAIL if timeline.at_us[w] >= last_us else decision.held_by
+            found[name] = found.get(name, 0.0) + timeline.stall_us[w]
+        for name, us in found.items():
+            total_us[name] = total_us.get(name, 0.0) + us
+            count[name] = count.get(name, 0) + (us > _ROUNDING * timeline.step_us)
+    made = (Cause(name, us, count[name]) for name, us in total_us.items() if us > 0)
+    return tuple(sorted(made, key=lambda cause: (-cause.exposed_us, cause.name)))
+
+
+def causes_text(found: tuple[Cause, ...]) -> str:
+    """One line per cause; rounding is left out."""
+    rows = [
+        (duration(cause.exposed_us), f"{cause.collectives:,}", _WORDS.get(cause.name, cause.name))
+        for cause in found
+        if cause.collectives
+    ]
+    if not rows:
+        return "Nothing is exposed."
+    widths = [max(len(row[k]) for row in rows) for k in range(2)]
+    head = "Exposed time by cause, and of how many collectives:"
+    return "\n".join([head, *(f"  {us:>{widths[0]}}  {n:>{widths[1]}}  {words}" for us, n, words in rows)])

@@ -1,0 +1,182 @@
+"""Numbers that nobody means, in every option and every field: one line and exit code 2, never a traceback."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sched import EXAMPLE
+from overlap_sched.problem.file import problem_bytes
+from tests.support.command import run
+
+pytestmark = pytest.mark.usefixtures("plain_terminal")
+
+HUGE = "9" * 400
+NUMBERS = ["nan", "inf", "-inf", "1e400", "1e308", "5e-324", "-0", "-0.0", "0", "-1", HUGE, "9" * 5000, "1e-400", ""]
+FINITE = ["1e308", "5e-324", "-0", "-0.0"]
+FIELD_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e400", "-1", HUGE, "9" * 5000, *FINITE]
+OPTIONS = {
+    "plan": ["--headroom", "--comm-scale", "--effort", "--slowdown", "--max-nodes", "--max-input-bytes"],
+    "frontier": ["--memory-limit", "--budgets"],
+    "robust": ["--sigma", "--tail", "--draws", "--seed"],
+    "explain": ["--top"],
+    "memory": ["--effort", "--align", "--limit", "--time-limit"],
+}
+ALSO = {"--align": ["--addresses", "/dev/null"], "--limit": ["--exact"], "--time-limit": ["--exact"]}
+
+
+def fine_or_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> int:
+    code = run(*arguments)
+    err = capsys.readouterr().err
+    assert code in (0, 2), (arguments, err)
+    assert "Traceback" not in err
+    assert max(map(len, err.splitlines()), default=0) < 5500, "a line that nobody can read"
+    return code
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(command, option) for command, options in OPTIONS.items() for option in options]
+)
+def test_options(command: str, option: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    also = ["--draws", "3"] if command == "robust" and option != "--draws" else ALSO.get(option, [])
+    if option in ("--limit", "--time-limit"):
+        pytest.importorskip("ortools")
+    for number in NUMBERS:
+        fine_or_told([command, problem, f"{option}={number}", "--json", *also], capsys)
+
+
+@pytest.mark.parametrize("unit", ["", "%", "TiB", "us", "s"])
+def test_sizes_and_times_with_units(unit: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in NUMBERS:
+        fine_or_told(["plan", problem, f"--headroom={number}{unit}"], capsys)
+        fine_or_told(["frontier", problem, f"--target-step={number}{unit}", "--budgets=3"], capsys)
+        fine_or_told(["frontier", problem, f"--memory-limit={number}{unit}", "--budgets=3"], capsys)
+
+
+def fields(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where there are numbers in a problem file."""
+    if isinstance(tree, dict):
+        return [found for key, value in tree.items() for found in fields(value, (*path, key))]
+    if isinstance(tree, list):
+        return [found for key, value in enumerate(tree) for found in fields(value, (*path, key))]
+    return [path] if isinstance(tree, int | float) and not isinstance(tree, bool) else []
+
+
+@pytest.mark.slow
+def test_fields_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = problem_bytes(EXAMPLE).decode()
+    data = json.loads(text) | {
+        "format": "overlap-problem/2",
+        "contention": {"slowdown": {"all_gather": 1.5}, "links": {"fsdp": "rail"}},
+    }
+    for node in data["nodes"]:
+        node["us"] = node.get("us", 0)
+        node["flops"] = 1
+    path = tmp_path / "p.json"
+    seen = set()
+    for place in fields(data):
+        kind = (place[0], data["nodes"][place[1]]["kind"] if place[0] == "nodes" else "", *place[2:-1])
+        if (kind, place[-1]) in seen:
+            continue
+        seen.add((kind, place[-1]))
+        for number in FIELD_NUMBERS:
+            tree = json.loads(json.dumps(data))
+            parent = tree
+            for part in place[:-1]:
+                parent = parent[part]
+            parent[place[-1]] = "NUMBER"
+            path.write_text(json.dumps(tree).replace('"NUMBER"', number))
+            code = fine_or_told(["plan", str(path), "--effort=1", "--json"], capsys)
+            assert code == 2 or number in FINITE, (place, number)
+            if code == 0:
+                fine_or_told(["robust", str(path), "--effort=1", "--draws=2", "--json"], capsys)
+                fine_or_told(["explain", str(path), "--effort=1"], capsys)
+                fine_or_told(["memory", str(path), "--effort=0"], capsys)
+    assert {"us", "flops", "bytes", "collective", "size", "all_gather"} <= {key for _, key in seen}
+
+
+def test_what_is_said_of_nines(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", problem, "--headroom", HUGE) == 2
+    assert capsys.readouterr().err == (
+        f"overlap-sched: error: headroom is {'9' * 37}...: more than 2**60 bytes, which no device has. Write less.\n"
+    )
+    path = tmp_path / "p.json"
+    path.write_text(problem_bytes(EXAMPLE).decode().replace('"us":50.0', f'"us":{HUGE}'))
+    assert run("plan", str(path)) == 2
+    assert capsys.readouterr().err == (
+        f"overlap-sched: error: {path}: nodes[4].us is 2**1328 or more: it is finite and 0 or more. Check its cost.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["robust", "--draws", "1000000000000"], "draws is 1000000000000; it is a number of replays, 1 to 1000000."),
+        (["robust", "--sigma", "11"], "--sigma is 11.0; 10 at most (0.2: errors of about 20 %)."),
+        (["frontier", "--budgets", "10001"], "--budgets is 10001; it is 3 to 10000."),
+        (["memory", "--effort", "31"], "--effort is 31; each unit doubles the work: 30 at most."),
+        (["memory", "--align", str(2**41)], f"--align is {2**41}; it is a number of bytes, 1 to 2**40."),
+        (["memory", "--time-limit", "inf"], "--time-limit is inf; it is a finite number of seconds above 0."),
+        (
+            ["memory", "--exact", "--limit", "much"],
+            "--limit is 'much'; write a size with a unit (80GB, 24GiB) or percent of the original peak (90%).",
+        ),
+        (["explain", "--top", "-1"], "--top is -1; it is a number of collectives, 0 or more."),
+        (
+            ["explain", "gather", "--all"],
+            "--top and --all list several collectives, but one is named. Leave out one of the two.",
+        ),
+        (
+            ["explain", "--peak", "--json"],
+            "--peak explains memory, not collectives. Leave out COLLECTIVE, --top, --all and --json.",
+        ),
+    ],
+)
+def test_limits_word_by_word(
+    arguments: list[str], message: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *rest = arguments
+    assert run(command, problem, *rest) == 2
+    assert capsys.readouterr() == ("", f"overlap-sched: error: {message}\n")
+
+
+def test_inputs_above_the_limits(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = len(gzip.decompress(Path(problem).read_bytes()))
+    repair = "if the file is meant to be that large."
+    for command in ("plan", "frontier", "robust", "explain", "memory"):
+        assert run(command, problem, "--max-input-bytes", str(size), "--max-nodes", "10") == 0
+        capsys.readouterr()
+        assert run(command, problem, "--max-nodes", "9") == 2
+        assert capsys.readouterr().err == (
+            f"overlap-sched: error: {problem}: has 10 nodes, more than the limit of 9. "
+            f"Raise the limit (--max-nodes on the command line) {repair}\n"
+        )
+        assert run(command, problem, "--max-input-bytes", "1kB") == 2
+        assert capsys.readouterr().err == (
+            f"overlap-sched: error: {problem}: has more than 1,000 bytes once decompressed, which is the limit. "
+            f"Raise the limit (--max-input-bytes on the command line) {repair}\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--max-nodes=0", "argument --max-nodes: '0' is not a whole number of 1 or more"),
+        ("--max-input-bytes=5%", "argument --max-input-bytes: '5%' is not a size: write 500MB or 2GiB"),
+        ("--group=0=" + HUGE, "argument --group: '0=99999999999999999999999999999999999...' is not NAME=SIZE"),
+        ("--size=u0=" + HUGE, "argument --size: 'u0=9999999999999999999999999999999999...' is not NAME=N"),
+    ],
+)
+def test_limits_that_are_none(option: str, said: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", problem, option) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("overlap-sched ")
+    assert "(Python 3." in out
+    assert "torch" in out

@@ -1,0 +1,109 @@
+"""Results never overwrite the input nor each other, and a file without a name is an error: before anything is read."""
+
+import json
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.support.command import run
+
+OUTPUTS = {
+    "plan": ("--out", "--plot", "--trace", "--save-problem"),
+    "frontier": ("--out", "--plot", "--save-problem"),
+    "robust": ("--save-problem",),
+    "explain": ("--save-problem",),
+    "memory": ("--out", "--plot", "--addresses", "--save-problem"),
+}
+EACH = [(command, option) for command, options in OUTPUTS.items() for option in options]
+PAIRS = [
+    (command, one, other) for command, options in OUTPUTS.items() for one in options for other in options if one < other
+]
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The error, of a command that reads nothing."""
+    with patch("overlap_sched.cli.command.load", side_effect=AssertionError("the input was read")):
+        assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err.removeprefix("overlap-sched: error: ").removesuffix("\n")
+
+
+@pytest.mark.parametrize(("command", "option"), EACH)
+def test_a_file_without_a_name(command: str, option: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused([command, problem, option, ""], capsys) == (
+        f"{option}: the name of the file is empty. Name a file, or leave {option} out."
+    )
+
+
+@pytest.mark.parametrize(("command", "option"), EACH)
+@pytest.mark.parametrize("link", ["itself", "dots", "symlink", "hard link", "folder"])
+def test_the_input_is_not_overwritten(
+    command: str, option: str, link: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Path(problem).read_bytes()
+    folder, name = os.path.split(problem)
+    target = {"itself": problem, "dots": f"{folder}/./{name}", "folder": str(tmp_path / "linked" / name)}.get(link)
+    if target is None:
+        target = str(tmp_path / "other")
+        (os.symlink if link == "symlink" else os.link)(problem, target)
+    if link == "folder":
+        os.symlink(folder, tmp_path / "linked")
+    assert refused([command, problem, option, target], capsys) == (
+        f"{option} {target}: would overwrite the input, {problem}. Name another file to write to."
+    )
+    assert Path(problem).read_bytes() == before
+
+
+def test_a_link_as_input_is_followed_too(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "link.json.gz").symlink_to(problem)
+    said = refused(["plan", str(tmp_path / "link.json.gz"), "--out", problem], capsys)
+    assert said.startswith(f"--out {problem}: would overwrite the input, ")
+
+
+def test_the_order_that_is_replayed_is_not_overwritten(
+    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = str(tmp_path / "order.json")
+    assert refused(["robust", problem, "--order", order, "--save-problem", order], capsys) == (
+        f"--save-problem {order}: would overwrite --order, {order}. Name another file to write to."
+    )
+
+
+@pytest.mark.parametrize(("command", "one", "other"), PAIRS)
+@pytest.mark.parametrize("exists", [False, True])
+def test_results_do_not_overwrite_each_other(
+    command: str, one: str, other: str, exists: bool, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "result.png"
+    if exists:
+        target.write_text("old")
+    same = f"{tmp_path}/./result.png"
+    said = refused([command, problem, one, str(target), other, same], capsys)
+    assert "would overwrite what --" in said
+    assert said.endswith(" writes. Give each a file of its own.")
+    assert not exists or target.read_text() == "old"
+
+
+def test_two_links_to_a_file_that_is_not_there_yet(
+    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = str(tmp_path / "one.json"), str(tmp_path / "other.json")
+    for link in (one, other):
+        os.symlink(tmp_path / "result.json", link)
+    assert refused(["plan", problem, "--out", one, "--trace", other], capsys) == (
+        f"--trace {other}: would overwrite what --out {one} writes. Give each a file of its own."
+    )
+
+
+def test_what_is_no_plain_file_may_be_shared(problem: str) -> None:
+    assert run("plan", problem, "--out", "/dev/null", "--trace", "/dev/null") == 0
+
+
+def test_files_of_their_own_are_all_written(problem: str, tmp_path: Path) -> None:
+    paths = {option: tmp_path / f"{option[2:]}.json" for option in ("--out", "--trace", "--save-problem")}
+    assert run("plan", problem, *(part for option, path in paths.items() for part in (option, str(path)))) == 0
+    assert all(json.loads(path.read_text()) for path in paths.values())

@@ -1,0 +1,104 @@
+"""Every ``--json`` output keeps to the schema that the command itself prints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sched import write_problem
+from overlap_sched.cli.schemas import COMMANDS, as_json, schema_text
+from overlap_sched.errors import QuantityError
+from overlap_sched.problem import Kind, Node, Problem
+from tests.judge.test_contention import two_groups
+from tests.support.command import run
+
+jsonschema = pytest.importorskip("jsonschema")
+
+OUTPUTS = [
+    ("plan",),
+    ("plan", "--headroom", "5MiB", "--slowdown", "all_gather=1.1", "--link", "rail=fsdp"),
+    ("plan", "--base", "memory-peak", "--comm-scale", "4"),
+    ("frontier",),
+    ("frontier", "--memory-limit", "90%", "--slowdown", "2"),
+    ("frontier", "--target-step", "1s"),
+    ("robust", "--draws", "20"),
+    ("robust", "--draws", "20", "--link", "rail=fsdp", "--slowdown", "1.5", "--order", "{order}"),
+    ("explain",),
+    ("explain", "--top", "0"),
+    ("explain", "--all", "--headroom", "1GiB"),
+    ("explain", "gather", "--slowdown", "1.5"),
+    ("memory",),
+    ("memory", "--addresses", "{addresses}", "--effort", "0"),
+]
+
+
+def validator(command: str) -> Any:
+    schema = json.loads(schema_text(command))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("command", OUTPUTS, ids=" ".join)
+def test_outputs_keep_to_their_schema(
+    command: tuple[str, ...], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *rest = command
+    places = {"order": tmp_path / "order.json", "addresses": tmp_path / "addresses.json"}
+    assert run("plan", problem, "--out", str(places["order"])) == 0
+    capsys.readouterr()
+    assert run(name, problem, *(part.format(**places) for part in rest), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    validator(name).validate(found)
+    assert next(iter(found)) == "schema"
+    assert found["schema"] == f"overlap-sched/{name}/1"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for at, problem in enumerate((Problem("alone", (Node("mm", Kind.COMPUTE),), ()), two_groups())):
+        path = tmp_path / f"{at}.json"
+        write_problem(problem, path)
+        assert run(name, str(path), "--json") == 0
+        validator(name).validate(json.loads(capsys.readouterr().out))
+
+
+def objects(schema: Any) -> list[dict[str, Any]]:
+    if isinstance(schema, list):
+        return [found for part in schema for found in objects(part)]
+    if not isinstance(schema, dict):
+        return []
+    return [schema] * (schema.get("type") == "object") + [found for part in schema.values() for found in objects(part)]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_schemas_are_strict_and_documented(name: str) -> None:
+    schema = json.loads(schema_text(name))
+    assert schema["$id"] == schema["properties"]["schema"]["const"] == f"overlap-sched/{name}/1"
+    for found in objects(schema):
+        assert found["additionalProperties"] is False or "properties" not in found
+        for key, what in found.get("properties", {}).items():
+            assert key == "schema" or "$ref" in what or what["description"], key
+
+
+def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert run("schema", name) == 0
+        assert capsys.readouterr().out == schema_text(name) + "\n"
+    assert run("schema", "replan") == 2
+
+
+def test_they_are_part_of_the_package() -> None:
+    folder = Path(__file__).parents[2] / "overlap_sched" / "cli" / "schemas"
+    assert sorted(path.stem for path in folder.glob("*.json")) == sorted(COMMANDS)
+    setup = (folder.parents[2] / "setup.cfg").read_text()
+    assert "overlap_sched.cli.schemas =\n    *.json\n" in setup
+
+
+def test_a_figure_that_is_no_number() -> None:
+    with pytest.raises(QuantityError) as caught:
+        as_json("plan", {"step_us": float("inf")})
+    assert str(caught.value) == (
+        "a figure of the result is not a finite number: the times are too large to be added up. "
+        "Are they in microseconds?"
+    )

@@ -53,11 +53,11 @@ def judge(digests: Mapping[int, Digest]) -> Verdict:
     differs = differences(digests)
     if not differs:
         return Verdict(agreed=True)
-    said = "; ".join(f"{part}: {_sides(sides)}" for part, sides in differs.items())
+    parts = "; ".join(f"{part}: {_sides(sides)}" for part, sides in differs.items())
     names = {min(side): digests[min(side)].name for side in differs.get("problem", ())}
     where = ", ".join(f"rank {rank} compiles {name!r}" for rank, name in list(names.items())[:SHOWN_RANGES])
     repairs = " ".join(_REPAIR[part] for part in differs)
-    reason = f"the ranks differ in {said}{f' ({where})' if where else ''}. {repairs}"
+    reason = f"the ranks differ in {parts}{f' ({where})' if where else ''}. {repairs}"
     return Verdict(agreed=False, reason=reason, differs=differs)
 
 

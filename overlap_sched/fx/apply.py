@@ -9,8 +9,8 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
-from overlap_sched.fx.lift import lift
-from overlap_sched.fx.reorder import reorder
+from overlap_sched.fx.lifting import lift
+from overlap_sched.fx.reordering import reorder
 from overlap_sched.options import Options
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
@@ -25,7 +25,7 @@ class Report:
         schedule: Figures before and after, the order, the decisions; ``None`` where nothing was scheduled.
         changed: Whether the graph has another order now.
         reason: Why it has not; ``None`` where it has.
-        notes: See :class:`overlap_sched.fx.lift.Lifted`.
+        notes: See :class:`overlap_sched.fx.lifting.Lifted`.
         lift_s: Seconds to lift the graph. reorder_s: to put the order back.
     """
 

@@ -11,10 +11,11 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_sched.fx.apply import Report
-from overlap_sched.fx.operator_traits import facts_of
-from overlap_sched.inductor.cache_key import Settings, uuid_after
+from overlap_sched.fx.operators import traits_of
+from overlap_sched.inductor.cache_key import key_after
 from overlap_sched.inductor.fx_stage import graph_name
-from overlap_sched.inductor.reporting import GraphReport, keep, warn
+from overlap_sched.inductor.reporting import GraphReport, record, warn
+from overlap_sched.inductor.settings import Settings
 
 NOTE = "torch._inductor.config.deterministic is on: torch runs no pass behind fusion"
 NOT_RUN = (
@@ -43,14 +44,14 @@ class DeterministicWatch(CustomGraphPass):
             if config.deterministic and _communicates(graph):
                 name = graph_name(graph)
                 warn(f"overlap_sched leaves {name!r} as it was: {NOT_RUN}")
-                keep(GraphReport(name, "inductor", Report(name, reason=NOT_RUN), self.settings.notes))
+                record(GraphReport(name, "inductor", Report(name, reason=NOT_RUN), self.settings.notes))
         except Exception as error:  # what only looks must not stop a compilation
             warn(f"overlap_sched could not look at a graph: {type(error).__name__}: {error}")
 
     def uuid(self) -> str | None:
         """A name for torch's caches; ``None`` where the other pass has none."""
-        return uuid_after(self.before, "overlap_sched watches")
+        return key_after(self.before, "overlap_sched watches")
 
 
 def _communicates(graph: fx.Graph) -> bool:
-    return any(node.op == "call_function" and facts_of(node.target).comm is not None for node in graph.nodes)
+    return any(node.op == "call_function" and traits_of(node.target).comm is not None for node in graph.nodes)

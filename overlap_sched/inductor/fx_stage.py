@@ -4,11 +4,11 @@ from torch import fx
 from torch._guards import CompileContext
 
 from overlap_sched.fx.apply import Report, schedule_graph
-from overlap_sched.fx.reorder import reorder
-from overlap_sched.inductor.agree import key_of
+from overlap_sched.fx.reordering import reorder
+from overlap_sched.inductor.agree import graph_key
 from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.cache_key import Settings
 from overlap_sched.inductor.reporting import no_collectives, warn
+from overlap_sched.inductor.settings import Settings
 
 
 def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
@@ -31,7 +31,7 @@ def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | N
     if not report.changed and list(graph.nodes) != before:
         reorder(gm, before)
     try:
-        attempt.told(report)
+        attempt.record(report)
     except Exception as error:  # the order is settled
         warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
 
@@ -45,7 +45,7 @@ def _plan(gm: fx.GraphModule | fx.Graph, graph: fx.Graph, attempt: Attempt, kind
     """What this rank would do by itself."""
     settings = attempt.settings
     name = attempt.name = graph_name(graph, kind)
-    attempt.key = key_of(graph, settings.stage)
+    attempt.key = graph_key(graph, settings.stage)
     report = schedule_graph(gm, settings.options, name=name, **settings.costs)
     if report.schedule is None and report.reason == "the graph has no collectives":
         attempt.key = None

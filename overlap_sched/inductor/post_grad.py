@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from overlap_sched.inductor import cache_key
-from overlap_sched.inductor.cache_key import Settings
+from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -35,4 +35,4 @@ class PostGradPass(CustomGraphPass):
 
     def uuid(self) -> str | None:
         """Name of this package's version and of all settings, for torch's caches; ``None``: compile without them."""
-        return cache_key.uuid_after(self.before, cache_key.uuid(self.settings))
+        return key_after(self.before, settings_key(self.settings))

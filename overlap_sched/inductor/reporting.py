@@ -96,7 +96,7 @@ def clear_reports() -> None:
     _reports.clear()
 
 
-def keep(report: GraphReport) -> None:
+def record(report: GraphReport) -> None:
     """Keep, log and trace. To be called when the order is settled: nothing that fails here changes it any more."""
     try:
         _reports.append(report)
@@ -126,7 +126,7 @@ def rank() -> int:
 
 
 def several_ranks() -> bool:
-    """Whether more than one rank compiles (with torch's ``fake`` process group one plays all)."""
+    """Whether more than one rank compiles (with torch's ``fake`` process group one process stands for all)."""
     up = dist.is_available() and dist.is_initialized()
     return up and dist.get_world_size() > 1 and dist.get_backend() != "fake"
 

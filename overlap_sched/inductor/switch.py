@@ -22,12 +22,12 @@ from torch._inductor import config
 from overlap_sched.cost import CostModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx.costs import Cost
-from overlap_sched.inductor.cache_key import Settings
 from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWatch
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
@@ -43,7 +43,7 @@ worse by the dependencies that it inserts."""
 
 
 class How(TypedDict, total=False):
-    """What may be told by name besides the options: fields of :class:`~overlap_sched.inductor.cache_key.Settings`."""
+    """What may be told by name besides the options: fields of :class:`~overlap_sched.inductor.settings.Settings`."""
 
     stage: Literal["inductor", "post_grad"]
     cost: Cost | None
@@ -63,7 +63,7 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
     Args:
         options: How to schedule; ``None``: the defaults (zero headroom).
         **how: ``stage``, ``cost``, ``model``, ``ranks_per_node``, ``ranks`` and ``timeout_s``, see
-            :class:`~overlap_sched.inductor.cache_key.Settings`.
+            :class:`~overlap_sched.inductor.settings.Settings`.
 
     Raises:
         OptionsError: There is no such stage, or the ``tracker`` memory model was asked for behind fusion.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from overlap_sched.distributed import TIMEOUT_S, Agreement, Verdict, agree, broadcast_costs, membership, run_token
-from overlap_sched.distributed.backoff import Patience
+from overlap_sched.distributed.backoff import Backoff
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 from tests.support.agreement_examples import MemoryStore, digest
 
@@ -51,8 +51,8 @@ def joined(
 
 def test_pauses_grow_and_end_with_the_limit() -> None:
     clock, at_s = Clock(), [0.0]
-    patience = Patience(clock, clock.sleep)
-    while patience.pause(0.5):
+    backoff = Backoff(clock, clock.sleep)
+    while backoff.pause(0.5):
         at_s.append(clock.now_s)
     pauses_ms = [round(1000 * (after - before)) for before, after in pairwise(at_s)]
     assert pauses_ms == [1, 2, 4, 8, 16, 32, 64, 100, 100, 100, 73]

@@ -172,7 +172,7 @@ def test_without_hazards_some_order_would_be_wrong(f: Callable[..., Any], monkey
     """The graphs above can fail: without the hazards' dependencies they do (save where data flow is all there is)."""
     if f in (coalesced, copy_to_an_input_at_the_end):
         pytest.skip("data flow alone orders it, or nothing reads what is written")
-    monkeypatch.setattr(importlib.import_module("overlap_sched.fx.lift"), "hazards", lambda reading: {})
+    monkeypatch.setattr(importlib.import_module("overlap_sched.fx.lifting"), "graph_hazards", lambda *_: {})
     gm = trace(f, (4, 4), (4, 4))
     expected = {timing: outcome(gm, timing) for timing in TIMINGS}
     rng = random.Random(0)

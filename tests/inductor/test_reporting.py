@@ -14,7 +14,7 @@ import pytest
 import overlap_sched
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import reporting
-from overlap_sched.inductor.reporting import GraphReport, keep, no_collectives
+from overlap_sched.inductor.reporting import GraphReport, no_collectives, record
 from tests.inductor.conftest import Compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ def none_kept() -> Any:
 
 def test_the_last_256_are_kept() -> None:
     for number in range(300):
-        keep(GraphReport(str(number), "inductor", Report("x", reason="none")))
+        record(GraphReport(str(number), "inductor", Report("x", reason="none")))
     kept = overlap_sched.reports()
     assert len(kept) == reporting.KEPT == 256
     assert (kept[0].name, kept[-1].name) == ("44", "299")
@@ -63,7 +63,7 @@ def test_only_rank_0_logs_the_line(
 ) -> None:
     monkeypatch.setattr(reporting, "rank", lambda: rank)
     with caplog.at_level(logging.INFO, logger="overlap_sched"):
-        keep(GraphReport("a", "inductor", Report("a", reason="b")))
+        record(GraphReport("a", "inductor", Report("a", reason="b")))
     assert len(caplog.records) == lines
 
 
@@ -74,7 +74,7 @@ def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
         "trace_structured",
         lambda name, metadata_fn, payload_fn: traced.append((metadata_fn(), json.loads(payload_fn()))),
     )
-    keep(ours.reports[1])
+    record(ours.reports[1])
     ((metadata, payload),) = traced
     plan = ours.reports[1].report.schedule
     assert plan is not None
@@ -99,8 +99,8 @@ def test_torch_logs_knows_our_name(logs: str, seen: int) -> None:
     code = (
         "import torch\n"
         "from overlap_sched.fx.apply import Report\n"
-        "from overlap_sched.inductor.reporting import GraphReport, keep\n"
-        "keep(GraphReport('a', 'inductor', Report('a', reason='b')))\n"
+        "from overlap_sched.inductor.reporting import GraphReport, record\n"
+        "record(GraphReport('a', 'inductor', Report('a', reason='b')))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_LOGS": logs}
     if not logs:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_sched.distributed import Agreement, Digest, agree, broadcast_costs, run_token
-from overlap_sched.distributed.membership import place_of
+from overlap_sched.distributed.membership import membership_of
 from tests.support.agreement_examples import digest
 
 LIMIT_S = 60.0
@@ -77,9 +77,9 @@ def one_dies(rank: int, last: int) -> dict[str, Any]:
 def server_dies(rank: int, last: int) -> dict[str, Any]:
     """Rank 0 serves the store; it goes while the other waits."""
     if rank == 0:
-        place = place_of(None, None, None)
-        assert place is not None
-        while not place.store.check(["overlap_sched/agreement/all/waiting"]):
+        membership = membership_of(None, None, None)
+        assert membership is not None
+        while not membership.store.check(["overlap_sched/agreement/all/waiting"]):
             time.sleep(0.01)
         os._exit(0)
     return {"no store": ask(digest("no store"))}

@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched.fx import lift
-from overlap_sched.fx.reorder import reorder
+from overlap_sched.fx.reordering import reorder
 from overlap_sched.problem import Order, Problem
 
 C10D = torch.ops._c10d_functional

@@ -8,12 +8,13 @@ from torch import fx
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, costs_of
-from overlap_sched.fx.groups import carried_groups, groups_of, keep_point_to_point
-from overlap_sched.fx.hazards import hazards
+from overlap_sched.fx.graph_hazards import graph_hazards
+from overlap_sched.fx.groups import carried_groups, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
 from overlap_sched.fx.memory import DeviceFilter, memory_of
-from overlap_sched.fx.operator_traits import Keeps
-from overlap_sched.fx.reading import Reading, read_graph
+from overlap_sched.fx.ordering import Ordering
+from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.reading import Reading
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 
 
@@ -78,10 +79,9 @@ def lift(
     reading = read_graph(graph)
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
     given = {**carried_groups(graph, ranks_per_node), **(groups or {})}
-    comms = [v for v, f in enumerate(reading.facts) if f.comm is not None and f.comm.role is not Role.WAIT]
+    comms = [v for v, f in enumerate(reading.traits) if f.comm is not None and f.comm.role is not Role.WAIT]
     name_of, group_table = groups_of(reading, comms, given, ranks_per_node)
-    after = hazards(reading)
-    keep_point_to_point(reading, name_of, after, reading.notes)
+    after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
     costs = costs_of(reading, model or Roofline(), cost, name_of, group_table)
     nodes = []
@@ -90,11 +90,11 @@ def lift(
         if v in after:
             deps = tuple(sorted({*deps, *after[v]}))
         kind = _kind(reading, v)
-        comm = reading.facts[v].comm if kind is Kind.COLLECTIVE else None
-        op = reading.facts[v].op if comm is None else comm.op
+        comm = reading.traits[v].comm if kind is Kind.COLLECTIVE else None
+        op = reading.traits[v].op if comm is None else comm.op
         group = None if comm is None else name_of[v]
-        facts = (op, group, reading.launch_of.get(v), costs.flops[v], costs.bytes[v])
-        nodes.append(Node(node.name, kind, deps, memory.alloc[v], memory.use[v], costs.time_us[v], *facts))
+        traits = (op, group, reading.launch_of.get(v), costs.flops[v], costs.bytes[v])
+        nodes.append(Node(node.name, kind, deps, memory.alloc[v], memory.use[v], costs.time_us[v], *traits))
     used = {node.group for node in nodes if node.group is not None}
     problem = Problem(
         name or _name(gm),
@@ -111,7 +111,7 @@ _KIND = {"placeholder": Kind.INPUT, "get_attr": Kind.INPUT, "output": Kind.OUTPU
 
 
 def _kind(reading: Reading, v: int) -> Kind:
-    comm = reading.facts[v].comm
+    comm = reading.traits[v].comm
     if comm is None or comm.role is Role.BLOCKING:
         return _KIND.get(reading.nodes[v].op, Kind.COMPUTE)
     return Kind.WAIT if comm.role is Role.WAIT else Kind.COLLECTIVE
@@ -125,4 +125,4 @@ def _count(reading: Reading, after: Mapping[int, set[int]]) -> None:
     waited = {launch for launches in reading.ends.values() for launch in launches}
     reading.notes["collective_without_wait"] = sum(v not in waited for v in reading.launches)
     reading.notes["hazard"] = sum(len(before.difference(reading.inputs[v])) for v, before in after.items())
-    reading.notes["fence"] = sum(keeps is Keeps.FENCE for keeps in reading.keeps.values())
+    reading.notes["fence"] = sum(ordering is Ordering.FENCE for ordering in reading.ordering.values())

@@ -11,11 +11,12 @@ from typing import Any
 
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.costs import Cost
-from overlap_sched.fx.reading import read_graph
-from overlap_sched.inductor.buffers import Buffers, read_buffers
+from overlap_sched.fx.reader import read_graph
+from overlap_sched.inductor.buffer_reader import read_buffers
+from overlap_sched.inductor.buffers import Buffers
 from overlap_sched.inductor.costs import KernelCost, KernelCosts
-from overlap_sched.inductor.flow import Flow
-from overlap_sched.inductor.hazards import dependencies
+from overlap_sched.inductor.data_flow import DataFlow
+from overlap_sched.inductor.dependencies import dependencies
 from overlap_sched.inductor.private import V, is_collective, members
 from overlap_sched.problem import Kind, Node, Problem, Storage
 
@@ -27,7 +28,7 @@ class LiftedKernels:
     Attributes:
         problem: What is to be scheduled, in the ``runtime`` memory model.
         snodes: Per problem id its scheduler node; ``None`` for inputs and the output.
-        notes: Counts, as in :class:`overlap_sched.fx.lift.Lifted`; besides: ``buffers``; ``in_place``: kernels that
+        notes: Counts, as in :class:`overlap_sched.fx.lifting.Lifted`; besides: ``buffers``; ``in_place``: kernels that
             write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
             of the FX graph, and each behind the wait of the one before: these are what we are here to replace;
             ``bytes_failed``: torch's estimate of a kernel's bytes raised.
@@ -72,7 +73,7 @@ def lift_kernels(
     notes: Counter[str] = reading.notes
     buffers = read_buffers(snodes, reading, notes)
     costs = KernelCosts(reading, model or Roofline(), cost, ranks_per_node, notes)
-    flow = Flow(snodes, buffers, notes)
+    flow = DataFlow(snodes, buffers, notes)
     after = dependencies(snodes, buffers, flow, reading, costs, notes)
     problem_inputs, numbers = _inputs(buffers, flow.freeable)
     shift = len(problem_inputs)

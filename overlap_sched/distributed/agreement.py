@@ -28,7 +28,7 @@ time to compile the rest. Where the process group has another timeout, take half
 ABSENT_SHARE = 0.1
 """Part of the limit that is waited while a rank found missing has not come back: the full limit is paid once."""
 
-_SERVED = "Is the process that serves the store (rank 0, or torchrun) still there?"
+_SERVED = "Is the process that serves the store (rank 0, or torchrun) still running?"
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,9 @@ def agreement_steps(mine: Digest, rank: int, ranks: Sequence[int], limit_s: floa
 def _after_a_fault(mine: Digest, rank: int, stands: bool, fault: Exception) -> Generator[Step, Any, Verdict]:
     """What is recorded, or else "original"; a count of waiting ranks that stays too high does no harm."""
     round_key = yield from _post(mine, rank)
-    verdict = Verdict(agreed=False, reason=f"rank {rank} failed while ranks agreed: {type(fault).__name__}: {fault}")
+    verdict = Verdict(
+        agreed=False, reason=f"rank {rank} failed while the ranks were agreeing: {type(fault).__name__}: {fault}"
+    )
     recorded = yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
     if stands:
         yield Step("set", (f"at/{rank}", ""))
@@ -139,7 +141,7 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
         digests[r] = Digest.from_json((yield Step("get", (key,))))
     verdict = judge(digests)
     if len(different) > 1 and verdict.agreed:  # the same digest in different rounds: they have not met before
-        verdict = Verdict(agreed=False, reason="the ranks compile this graph in different order.")
+        verdict = Verdict(agreed=False, reason="the ranks compile this graph in different orders.")
     for round_key in different:
         yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
 

@@ -53,7 +53,7 @@ def broadcast_costs(
         if membership is None:
             return dict(costs)
         text = _from_rank_0(membership, f"{PREFIX}costs/{name}", json.dumps(dict(costs)), timeout_s, clock, sleep)
-        reason = f"rank 0 has not shown them within {timeout_s:g} s"
+        reason = f"rank 0 did not publish them within {timeout_s:g} s"
     except OptionsError:
         raise
     except Exception as error:  # torch raises several types, none of them public
@@ -61,7 +61,7 @@ def broadcast_costs(
     if text is not None:
         table: dict[str, float] = json.loads(text)
         return table
-    message = f"the costs {name!r} of rank 0 cannot be had ({reason})."
+    message = f"cannot get the costs {name!r} of rank 0 ({reason})."
     if strict:
         raise AgreementError(message)
     warnings.warn(f"{message} This rank uses its own.", OverlapSchedWarning, stacklevel=2)

@@ -15,6 +15,9 @@ from overlap_sched.options import Options
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
 
+NO_COLLECTIVES = "the graph has no collectives"
+"""The reason of a report on a graph in which there is nothing to move."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -101,7 +104,7 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     lift_s = time.perf_counter() - began
     name = lifted.problem.name
     if not lifted.problem.collectives:
-        return Report(name, reason="the graph has no collectives", notes=lifted.notes, lift_s=lift_s)
+        return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
     plan = schedule(lifted.problem, options)
     if plan.order == lifted.problem.original_order:
         reason = plan.fell_back or "no better order was found"

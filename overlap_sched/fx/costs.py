@@ -89,6 +89,6 @@ def _checked(given: float, node: fx.Node) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 <= given < math.inf:
         raise CostError(
             f"cost() returned {given!r} for node {node.name!r}. "
-            "Return microseconds, 0 or more, or None for the model's own."
+            "Return microseconds, 0 or more, or None to use the cost model."
         )
     return float(given)

@@ -72,7 +72,7 @@ class KernelCosts:
         found = [v for v in self.origins(launch) if self._role(v) is Role.LAUNCH]
         if len(found) != 1:
             raise NotUnderstoodError(
-                f"collective {snode.get_name()!r} came from {len(found)} collectives of the FX graph, not from one."
+                f"collective {snode.get_name()!r} comes from {len(found)} collectives of the FX graph, not from one."
             )
         v = found[0]
         comm = self._reading.traits[v].comm

@@ -103,8 +103,8 @@ def _kind_of(snode: Any, launches: bool, waits: bool) -> Kind:
     """
     if isinstance(snode, GroupedSchedulerNode) and (launches or waits):
         raise NotUnderstoodError(
-            f"{snode.get_name()!r} groups communication with other nodes (by another pass, which put them there). "
-            "Turn that pass off."
+            f"{snode.get_name()!r} groups communication with other nodes. Another pass has grouped them: "
+            "turn that pass off."
         )
     if launches and is_async_collective(snode):
         return Kind.COLLECTIVE

@@ -68,7 +68,7 @@ def _of_torch(at: int, snode: Any, buffers: Buffers, flow: DataFlow, notes: Coun
             if dep.name in V.graph.removed_buffers or dep.name in V.graph.graph_inputs:
                 continue
             raise NotUnderstoodError(
-                f"{snode.get_name()!r} depends on {dep.name!r}, which nothing in this graph gives."
+                f"{snode.get_name()!r} depends on {dep.name!r}, which nothing in this graph produces."
             )
         if u == at:
             continue
@@ -108,7 +108,9 @@ def _ordering_of(snode: Any, reading: Reading, costs: KernelCosts) -> Ordering:
         if member.has_side_effects():
             ordering = max(ordering, Ordering.EFFECT)
     if ordering is Ordering.FENCE:
-        raise NotUnderstoodError(f"{snode.get_name()!r} changes how what follows it runs (streams, autograd mode).")
+        raise NotUnderstoodError(
+            f"{snode.get_name()!r} changes the mode in which later nodes run (streams, autograd mode)."
+        )
     return ordering
 
 

@@ -62,7 +62,7 @@ def _options(given: Options | Mapping[str, Any] | None) -> Options:
     known = Options.__dataclass_fields__
     for name in given:
         if name not in known:
-            raise OptionsError(f"there is no option {name!r}; there are {', '.join(known)}.")
+            raise OptionsError(f"there is no option {name!r}. The options are {', '.join(known)}.")
     return Options(**given)
 
 

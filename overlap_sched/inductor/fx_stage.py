@@ -3,7 +3,7 @@
 from torch import fx
 from torch._guards import CompileContext
 
-from overlap_sched.fx.apply import Report, schedule_graph
+from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.inductor.agree import graph_key
 from overlap_sched.inductor.attempt import Attempt
@@ -47,7 +47,7 @@ def _plan(gm: fx.GraphModule | fx.Graph, graph: fx.Graph, attempt: Attempt, kind
     name = attempt.name = graph_name(graph, kind)
     attempt.key = graph_key(graph, settings.stage)
     report = schedule_graph(gm, settings.options, name=name, **settings.costs)
-    if report.schedule is None and report.reason == "the graph has no collectives":
+    if report.schedule is None and report.reason == NO_COLLECTIVES:
         attempt.key = None
         return no_collectives(name)
     attempt.problem = None if report.schedule is None else report.schedule.problem

@@ -2,7 +2,7 @@
 
 Inductor reorders what it lowers, so an order that is set here survives only in part: the default under Inductor is
 :class:`~overlap_sched.inductor.scheduler_pass.SchedulerPass`. This one is for settings in which torch runs no passes
-behind fusion (``torch._inductor.config.deterministic``), and for those who lower graphs themselves.
+after fusion (``torch._inductor.config.deterministic``), and for those who lower graphs themselves.
 """
 
 from dataclasses import dataclass

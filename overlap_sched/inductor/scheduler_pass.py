@@ -1,4 +1,4 @@
-"""The pass behind Inductor's fusion: its nodes in, the same nodes in our order out, or as they were.
+"""The pass after Inductor's fusion: its nodes in, the same nodes in our order out, or as they were.
 
     scheduler nodes -> problem -> schedule -> all ranks agree -> nodes in that order
             any failure before the ranks agree: the nodes as they were, and why
@@ -67,7 +67,7 @@ class SchedulerPass:
         except Exception:  # torch goes on without its caches on a TypeError alone
             name = None
         if name is None:
-            raise TypeError("this overlap_sched pass has no stable name: compile without caches")
+            raise TypeError("this overlap_sched pass has no stable cache key: compile without caches")
         return (_named, (name, self.settings))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SchedulerPass":
@@ -120,7 +120,10 @@ def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequenc
     """
     ordered = lifted.reordered(order)
     if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
-        raise NotUnderstoodError(f"the order has {len(ordered)} nodes, the graph {len(snodes)}, or not the same ones.")
+        raise NotUnderstoodError(
+            f"the order has {len(ordered)} nodes and the graph has {len(snodes)}. "
+            "It must hold the same nodes, each once."
+        )
     return ordered
 
 

@@ -96,7 +96,7 @@ def test_one_rank_dies(ranks: int, tmp_path: Path) -> None:
     assert ran.told[ran.last] is None
     told = ran.same("died")
     assert (told["agreed"], told["missing"], told["in_doubt"]) == (False, [ran.last], False)
-    assert told["reason"].startswith(f"rank {ran.last} has not shown the order for graph 'died' within 1 s.")
+    assert told["reason"].startswith(f"rank {ran.last} did not publish an order for graph 'died' within 1 s.")
 
 
 @pytest.mark.slow

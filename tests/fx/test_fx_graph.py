@@ -157,7 +157,7 @@ def test_an_order_of_other_nodes_is_refused() -> None:
     with pytest.raises(OrderError) as error:
         reorder(gm, [*nodes[:-1], nodes[0]])
     assert str(error.value) == (
-        "the order has 13 nodes (12 different), the graph 13. List each of the graph's nodes once."
+        "the order has 13 nodes (12 different) and the graph has 13. List each of the graph's nodes once."
     )
     assert list(gm.graph.nodes) == nodes
 

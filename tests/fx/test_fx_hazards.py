@@ -102,6 +102,15 @@ def test_unknown_calls_keep_their_place_among_all_that_is_impure() -> None:
     assert lift(gm).notes["unknown_op"] == 1
 
 
+def test_a_host_stop_stays_on_its_side_of_an_unknown_call() -> None:
+    b = Builder()
+    x, y = b.input("x", "meta"), b.input("y")
+    b.call("stop", ATEN._to_copy.default, x, device="cpu")
+    b.call("who_knows", unknown, y)
+    b.call("stop2", ATEN._to_copy.default, x, device="cpu")
+    assert hazards_of(b.done(x)) == {("stop", "who_knows"), ("who_knows", "stop2")}
+
+
 def test_modules_and_methods_are_unknown() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")

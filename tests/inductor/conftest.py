@@ -80,7 +80,7 @@ def plain(ranks: None) -> Compiled:
 
 @pytest.fixture(scope="module")
 def ours(ranks: None) -> Compiled:
-    """Compiled by Inductor, scheduled behind fusion with room to move."""
+    """Compiled by Inductor, scheduled after fusion with room to move."""
     options = overlap_sched.inductor_options(overlap_sched.Options(headroom="20%", strict=True))
     return compiled_step(own_functions=True, options=options)
 

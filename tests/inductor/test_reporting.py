@@ -51,10 +51,12 @@ def test_one_line_says_why_not() -> None:
 
 
 def test_all_of_it_names_the_settings(ours: Compiled) -> None:
-    report = GraphReport("forward 0/0", "inductor", ours.reports[0].report, ("torch's pass 'sink_waits' is off",))
+    report = GraphReport(
+        "forward 0/0", "inductor", ours.reports[0].report, ("torch's pass 'sink_waits' is turned off",)
+    )
     lines = str(report).split("\n")
     assert lines[0] == "inductor: forward 0/0: reordered"
-    assert lines[-1] == "  setting: torch's pass 'sink_waits' is off"
+    assert lines[-1] == "  setting: torch's pass 'sink_waits' is turned off"
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
@@ -88,8 +90,8 @@ def test_graphs_without_collectives_say_where_they_went(monkeypatch: pytest.Monk
     assert no_collectives("a").reason == "the graph has no collectives"
     monkeypatch.setattr(reporting, "several_ranks", lambda: True)
     assert no_collectives("a").reason == (
-        "the graph has no collectives; fully_shard (FSDP2), DDP and other hooks keep theirs out of the graph, where "
-        "nothing can move them: shard with functional collectives or DTensor instead"
+        "the graph has no collectives. fully_shard (FSDP2), DDP and other hooks launch theirs outside of the graph, "
+        "where they cannot be moved. Shard with functional collectives or DTensor instead"
     )
 
 

@@ -78,6 +78,6 @@ def test_a_rank_that_dies(found: Found) -> None:
         scene = rank["dies"]
         assert scene["changed"][:1] == [False]
         assert scene["reasons"][0].startswith(
-            f"rank {last} has not shown the order for graph 'forward 0/0' within 2 s."
+            f"rank {last} did not publish an order for graph 'forward 0/0' within 2 s."
         )
         assert scene["error"]  # of gloo, in the first collective

@@ -7,11 +7,11 @@ from torch import fx
 
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.costs import Cost, costs_of
+from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_groups, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
-from overlap_sched.fx.memory import DeviceFilter, memory_of
+from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
@@ -79,32 +79,52 @@ def lift(
     reading = read_graph(graph)
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
     given = {**carried_groups(graph, ranks_per_node), **(groups or {})}
-    comms = [v for v, f in enumerate(reading.traits) if f.comm is not None and f.comm.role is not Role.WAIT]
+    comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
     name_of, group_table = groups_of(reading, comms, given, ranks_per_node)
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
     costs = costs_of(reading, model or Roofline(), cost, name_of, group_table)
-    nodes = []
-    for v, node in enumerate(reading.nodes):
-        deps = reading.inputs[v]
-        if v in after:
-            deps = tuple(sorted({*deps, *after[v]}))
-        kind = _kind(reading, v)
-        comm = reading.traits[v].comm if kind is Kind.COLLECTIVE else None
-        op = reading.traits[v].op if comm is None else comm.op
-        group = None if comm is None else name_of[v]
-        traits = (op, group, reading.launch_of.get(v), costs.flops[v], costs.bytes[v])
-        nodes.append(Node(node.name, kind, deps, memory.alloc[v], memory.use[v], costs.time_us[v], *traits))
+    nodes = _nodes(reading, after, memory, costs, name_of)
     used = {node.group for node in nodes if node.group is not None}
     problem = Problem(
         name or _name(gm),
-        tuple(nodes),
+        nodes,
         memory.storages,
         {k: g for k, g in group_table.items() if k in used},
         memory_model,
     )
     _count(reading, after)
     return Lifted(problem, tuple(reading.nodes), {k: n for k, n in sorted(reading.notes.items()) if n})
+
+
+def _nodes(
+    reading: Reading,
+    after: Mapping[int, set[int]],
+    memory: Memory,
+    costs: Costs,
+    group_of: Mapping[int, str],
+) -> tuple[Node, ...]:
+    nodes = []
+    for v, node in enumerate(reading.nodes):
+        kind = _kind(reading, v)
+        comm = reading.traits[v].comm if kind is Kind.COLLECTIVE else None
+        inputs = reading.inputs[v]
+        nodes.append(
+            Node(
+                name=node.name,
+                kind=kind,
+                deps=tuple(sorted({*inputs, *after[v]})) if v in after else inputs,
+                alloc=memory.alloc[v],
+                use=memory.use[v],
+                time_us=costs.time_us[v],
+                op=reading.traits[v].op if comm is None else comm.op,
+                group=None if comm is None else group_of[v],
+                collective=reading.launch_of.get(v),
+                flops=costs.flops[v],
+                bytes=costs.bytes[v],
+            )
+        )
+    return tuple(nodes)
 
 
 _KIND = {"placeholder": Kind.INPUT, "get_attr": Kind.INPUT, "output": Kind.OUTPUT}

@@ -55,7 +55,7 @@ class Reading:
     @property
     def launches(self) -> list[int]:
         """Ids of all collectives that run on their own streams."""
-        return [v for v, f in enumerate(self.traits) if f.comm is not None and f.comm.role is Role.LAUNCH]
+        return [v for v, t in enumerate(self.traits) if t.comm is not None and t.comm.role is Role.LAUNCH]
 
 
 def attribute_of(node: fx.Node) -> Any:

@@ -52,7 +52,7 @@ class KernelCosts:
         self._reading, self._model, self._notes = reading, model, notes
         self._cost = None if cost is None else cache(cost)
         self._index = {node: v for v, node in enumerate(reading.nodes)}
-        comms = [v for v, f in enumerate(reading.traits) if f.comm is not None and f.comm.role is not Role.WAIT]
+        comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
         self.group_of: Mapping[int, str]
         self.groups: Mapping[str, Group]
         self.group_of, self.groups = groups_of(reading, comms, None, ranks_per_node)

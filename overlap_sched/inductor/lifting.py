@@ -75,9 +75,33 @@ def lift_kernels(
     costs = KernelCosts(reading, model or Roofline(), cost, ranks_per_node, notes)
     flow = DataFlow(snodes, buffers, notes)
     after = dependencies(snodes, buffers, flow, reading, costs, notes)
-    problem_inputs, numbers = _inputs(buffers, flow.freeable)
-    shift = len(problem_inputs)
-    nodes = list(problem_inputs)
+    problem_inputs, numbers = _inputs(buffers)
+    nodes = [*problem_inputs, *_kernels(snodes, flow, after, costs, numbers, len(problem_inputs))]
+    nodes.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
+    storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
+    used = {node.group for node in nodes if node.group is not None}
+    groups = {k: g for k, g in costs.groups.items() if k in used}
+    problem = Problem(name, tuple(nodes), storages, groups, "runtime")
+    snodes_of = (*[None] * len(problem_inputs), *snodes, None)
+    return LiftedKernels(problem, snodes_of, {k: n for k, n in sorted(notes.items()) if n}, buffers)
+
+
+def _inputs(buffers: Buffers) -> tuple[list[Node], dict[str, int]]:
+    """One input node per storage of the inputs; the number of every storage."""
+    numbers = {name: s for s, name in enumerate([*buffers.inputs, *buffers.maker])}
+    return [Node(name, Kind.INPUT, alloc=(numbers[name],)) for name in buffers.inputs], numbers
+
+
+def _kernels(
+    snodes: Sequence[Any],
+    flow: DataFlow,
+    after: Mapping[int, set[int]],
+    costs: KernelCosts,
+    numbers: Mapping[str, int],
+    shift: int,
+) -> list[Node]:
+    """A node per scheduler node; ``shift``: how many inputs are in front of them."""
+    nodes = []
     for at, snode in enumerate(snodes):
         kind, launch = flow.kinds[at], flow.launch_of.get(at)
         cost_of = _cost(snode, kind, costs)
@@ -97,19 +121,7 @@ def lift_kernels(
                 bytes=cost_of.bytes,
             )
         )
-    nodes.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
-    storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
-    used = {node.group for node in nodes if node.group is not None}
-    groups = {k: g for k, g in costs.groups.items() if k in used}
-    problem = Problem(name, tuple(nodes), storages, groups, "runtime")
-    snodes_of = (*[None] * shift, *snodes, None)
-    return LiftedKernels(problem, snodes_of, {k: n for k, n in sorted(notes.items()) if n}, buffers)
-
-
-def _inputs(buffers: Buffers, freeable: set[str]) -> tuple[list[Node], dict[str, int]]:
-    """One input node per storage of the inputs; the number of every storage."""
-    numbers = {name: s for s, name in enumerate([*buffers.inputs, *buffers.maker])}
-    return [Node(name, Kind.INPUT, alloc=(numbers[name],)) for name in buffers.inputs], numbers
+    return nodes
 
 
 def _cost(snode: Any, kind: Kind, costs: KernelCosts) -> KernelCost:

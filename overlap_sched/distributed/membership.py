@@ -44,7 +44,7 @@ def membership_of(store: Store | None, rank: int | None, world_size: int | None)
 
     Raises:
         OptionsError: Only some of the three are given.
-        AgreementError: There are several ranks, but torch does not tell their store.
+        AgreementError: There are several ranks, but torch does not give access to their store.
     """
     if store is not None and rank is not None and world_size is not None:
         return Membership(store, rank, world_size) if world_size > 1 else None

@@ -72,7 +72,7 @@ def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None
     Args:
         gm: A graph whose nodes have ``meta["val"]``, after AOTAutograd. A module is recompiled.
         options: How; ``None``: the defaults (zero headroom).
-        **lift_arguments: What :func:`overlap_sched.fx.lift` takes, but for ``memory_model``, which ``options`` says:
+        **lift_arguments: What :func:`overlap_sched.fx.lift` takes, but for ``memory_model``, which is in ``options``:
             ``cost``, ``model``, ``parameters``, ``donated``, ``name``, ``groups``, ``ranks_per_node`` and
             ``device_filter``.
 

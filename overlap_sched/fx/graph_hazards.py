@@ -25,7 +25,7 @@ Access = tuple[int, list[int], list[int]]
 
 
 def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, set[int]]:
-    """Per node that writes or has any: the earlier nodes that it must stay behind, besides those whose values it takes.
+    """Per node that writes or has any: the earlier nodes that it must come after, besides those whose values it takes.
 
     Linear in the graph and its hazards; most graphs have few.
 
@@ -56,7 +56,7 @@ def _accesses(r: Reading) -> Iterator[Access]:
             continue
         reads, more = _reads_and_writes(r, v, shared)
         writes += more
-        if stops:  # who reads the copies later must stay behind it
+        if stops:  # later readers of the copies must come after it
             writes += [s for s in unfinished if s not in writes]
         if v in r.syncs:  # now they are finished
             unfinished.clear()
@@ -65,7 +65,7 @@ def _accesses(r: Reading) -> Iterator[Access]:
 
 
 def _shared(r: Reading) -> set[int]:
-    """The storages whose readers and writers must be told apart; all others are written once, by their maker."""
+    """The storages whose readers and writers must be kept in order; all others are written once, by their maker."""
     shared = set(r.peeked)
     shared.update(s for roots in (*r.writes.values(), *r.transfers.values()) for s in roots)
     return shared

@@ -18,9 +18,9 @@ GROUPS_KEY = "overlap_sched_groups"
 def groups_of(
     reading: Reading, launches: Sequence[int], given: Mapping[str, Group] | None, ranks_per_node: int
 ) -> tuple[dict[int, str], dict[str, Group]]:
-    """Per collective the name of its group, and per name its size and place.
+    """Per collective the name of its group, and per name its size and whether it is inside a node.
 
-    A group's size is what ``given`` says; else what its collectives' arguments say; else that of the live process
+    A group's size is the one in ``given``; else that in its collectives' arguments; else that of the live process
     group; else the ratio of output to input; else that of the world (counted in the notes as ``group_size_guessed``).
     It is inside a node if all its ranks are on one, ``ranks_per_node`` to a node; where its ranks cannot be known, if
     it is no larger than a node.

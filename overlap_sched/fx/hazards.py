@@ -1,7 +1,7 @@
 """The rules of hazards: what must keep its order although no data flows. Pure data in, pairs out; no torch.
 
 Both front ends, FX graphs and Inductor's scheduler nodes, say what happens at each position of the original order; the
-rules answer with pairs ``(later, earlier)`` of positions: the first must stay behind the second. Each rule gives only
+rules answer with pairs ``(later, earlier)`` of positions: the first must come after the second. Each rule gives only
 the pairs from which the others follow.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from overlap_sched.fx.ordering import Ordering
 
 Pair = tuple[int, int]
-"""A position, and an earlier one behind which it stays."""
+"""A position, and an earlier one that it must come after."""
 
 S = TypeVar("S", bound=Hashable)
 """How a front end names a storage."""
@@ -68,10 +68,10 @@ def fence_hazards(nodes: Iterable[tuple[int, bool, Collection[int]]]) -> Iterato
     """Everything stays on its side of a fence.
 
     Args:
-        nodes: In order: a position, whether it is a fence, and all the positions behind which it stays already.
+        nodes: In order: a position, whether it is a fence, and all that it must come after already.
     """
     fence: int | None = None
-    ends: set[int] = set()  # since the last fence, those behind which nothing stays yet
+    ends: set[int] = set()  # since the last fence, those that nothing must come after yet
     for at, is_fence, before in nodes:
         ends.difference_update(before)
         if is_fence:
@@ -108,11 +108,11 @@ def launch_chains(launches: Iterable[Launch]) -> list[list[int]]:
 
 
 def chain_hazards(chains: Iterable[Sequence[int]]) -> Iterator[Pair]:
-    """Each of a chain stays behind the one before."""
+    """Each of a chain comes after the one before."""
     return ((at, before) for chain in chains for before, at in pairwise(chain))
 
 
 def add_hazards(after: dict[int, set[int]], pairs: Iterable[Pair]) -> None:
-    """Add pairs to a table: per position, those behind which it stays."""
+    """Add pairs to a table: per position, those that it must come after."""
     for at, before in pairs:
         after.setdefault(at, set()).add(before)

@@ -27,7 +27,7 @@ class Lifted:
         nodes: Per problem id, its FX node: the graph's own order.
         notes: How often something was not known or not usual, by name:
 
-            - ``unknown_op``: kept as a barrier; ``fence``: a node that everything keeps its side of;
+            - ``unknown_op``: kept as a barrier; ``fence``: a node that nothing may cross;
               ``hazard``: dependencies that are not data;
             - ``no_val``: a node without ``meta["val"]``, thought to alias all that it takes;
             - ``undeclared_alias``: an operator that returns what its schema calls new, thought to write it;
@@ -63,7 +63,7 @@ def lift(
         memory_model: See :data:`overlap_sched.problem.MemoryModel`.
         cost: Microseconds of a node, or ``None`` to leave it to ``model``.
         parameters: Inputs that are never freed, by name or predicate.
-        donated: Inputs that may be freed after their last use. What neither tells is told by names, see
+        donated: Inputs that may be freed after their last use. The others are classified by name, see
             :func:`overlap_sched.fx.inputs.kept_inputs`.
         name: Name of the problem.
         model: Cost model; an H100 in nodes of eight by default.

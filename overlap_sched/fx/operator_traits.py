@@ -33,7 +33,7 @@ class OperatorTraits:
         writes: Arguments that it writes.
         returns: Per return value, the argument that it is (``Tensor(a!)``), or ``None``.
         writes_all: It may write any of its tensors.
-        writes_aliased: Aliasing that its schema does not tell means that it writes there (not so for views).
+        writes_aliased: Aliasing that its schema does not declare means that it writes there (not so for views).
         dropout: Argument that, when 0, makes it draw no random numbers.
         non_blocking: Argument that says that a copy between devices need not be finished when it returns.
         syncs: The host waits for the device.

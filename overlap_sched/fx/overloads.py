@@ -13,7 +13,7 @@ _EMPTIES = frozenset(
     {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten.empty_permuted}
 )
 _TRUSTED_NAMESPACES = ("aten", "prims", "profiler")
-"""Their schemas tell all that they write."""
+"""Their schemas declare all that they write."""
 
 
 def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
@@ -25,7 +25,7 @@ def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
         comm,
         writes=() if comm.role is Role.WAIT else schema.writes,
         returns=schema.returns,
-        writes_all=comm.point_to_point or schema.writes_untold,
+        writes_all=comm.point_to_point or schema.writes_unnamed,
         overwrites=schema.writes_out,
     )
 
@@ -40,7 +40,7 @@ def traits_of_overload(op: OpOverload) -> OperatorTraits:
         _ordering_of(op, returns_nothing),
         writes=schema.writes,
         returns=schema.returns if any(schema.returns) else (),
-        writes_all=schema.writes_untold or may_write_all,
+        writes_all=schema.writes_unnamed or may_write_all,
         writes_aliased=op is not _aten._unsafe_view.default and not any(a.alias_info for a in op._schema.arguments),
         dropout=schema.arguments.get("dropout_p"),
         non_blocking=schema.arguments.get("non_blocking"),
@@ -57,7 +57,7 @@ class _Schema:
         arguments: Where the operator takes them, by name.
         writes: Those that it writes.
         returns: Per return value, the argument that it is, or ``None``.
-        writes_untold: It writes, but not which arguments.
+        writes_unnamed: It writes, but not which arguments.
         writes_out: It writes an argument that is given by name only: ``out=``.
     """
 
@@ -71,14 +71,14 @@ class _Schema:
             next((alias[name] for name in r.alias_info.before_set if name in alias), None) if r.alias_info else None
             for r in schema.returns
         )
-        self.writes_untold = schema.is_mutable and not self.writes
+        self.writes_unnamed = schema.is_mutable and not self.writes
         self.writes_out = any(position == -1 for position, _ in self.writes)
 
 
 def _ordering_of(op: OpOverload, returns_nothing: bool) -> Ordering:
     if op.namespace == "streams":
         return Ordering.FENCE
-    if op.namespace == "c10d":  # collectives that return a handle: nothing in the graph tells when they end
+    if op.namespace == "c10d":  # collectives that return a handle: nothing in the graph shows when they end
         return Ordering.BARRIER
     schema = op._schema
     handles = any(a.type.kind() == "ClassType" for a in (*schema.arguments, *schema.returns))

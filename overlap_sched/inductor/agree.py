@@ -51,6 +51,6 @@ def settle(report: Report, problem: Problem | None, settings: Settings, key: str
 
 
 def graph_key(graph: fx.Graph, stage: str) -> str:
-    """A name under which ranks meet: which graph this is, told by its operators, before anything of ours has run."""
+    """A name under which ranks meet: which graph this is, by its operators, before anything of ours has run."""
     calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
     return hashlib.sha256("\n".join([stage, *calls]).encode()).hexdigest()

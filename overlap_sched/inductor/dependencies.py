@@ -46,7 +46,7 @@ def dependencies(
         notes: Counts ``comm_order``, ``hazard`` and ``point_to_point``.
 
     Raises:
-        NotUnderstoodError: A dependency names nothing, or comes from behind.
+        NotUnderstoodError: A dependency names nothing, or comes later.
     """
     after = {at: _of_torch(at, snode, buffers, flow, notes) for at, snode in enumerate(snodes)}
     known = sum(map(len, after.values()))

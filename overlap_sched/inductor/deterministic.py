@@ -1,4 +1,4 @@
-"""torch's deterministic mode, in which it runs no pass after fusion: said for each graph, not silent.
+"""torch's deterministic mode, in which it runs no pass after fusion: reported for each graph, not silent.
 
 ``torch.use_deterministic_algorithms(True)`` may come after :func:`overlap_sched.enable`, so it is looked at when a
 graph is compiled, by a pass that torch still runs then.

@@ -17,7 +17,7 @@ def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | N
     Args:
         gm: The graph, or its module, which is recompiled.
         settings: How.
-        kind: ``"forward"``, ``"backward"`` or ``"inference"``; ``None``: told by its inputs.
+        kind: ``"forward"``, ``"backward"`` or ``"inference"``; ``None``: by the names of its inputs.
 
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
@@ -55,7 +55,7 @@ def _plan(gm: fx.GraphModule | fx.Graph, graph: fx.Graph, attempt: Attempt, kind
 
 
 def _kind_of(graph: fx.Graph) -> str:
-    """Whether AOTAutograd made it a backward graph, which its inputs' names tell."""
+    """Whether AOTAutograd made it a backward graph, by the names of its inputs."""
     inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
     if any(name.startswith("tangents") for name in inputs):
         return "backward"

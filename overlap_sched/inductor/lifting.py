@@ -30,7 +30,7 @@ class LiftedKernels:
         snodes: Per problem id its scheduler node; ``None`` for inputs and the output.
         notes: Counts, as in :class:`overlap_sched.fx.lifting.Lifted`; besides: ``buffers``; ``in_place``: kernels that
             write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
-            of the FX graph, and each behind the wait of the one before: these are what we are here to replace;
+            of the FX graph, and each after the wait of the one before: these are what we are here to replace;
             ``bytes_failed``: torch's estimate of a kernel's bytes raised.
         buffers: What stands behind the names of buffers.
     """

@@ -43,7 +43,7 @@ worse by the dependencies that it inserts."""
 
 
 class How(TypedDict, total=False):
-    """What may be told by name besides the options: fields of :class:`~overlap_sched.inductor.settings.Settings`."""
+    """What may be given by name besides the options: fields of :class:`~overlap_sched.inductor.settings.Settings`."""
 
     stage: Literal["inductor", "post_grad"]
     cost: Cost | None

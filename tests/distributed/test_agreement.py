@@ -66,7 +66,7 @@ def test_a_rank_alone_agrees_with_itself() -> None:
 
 
 @pytest.mark.parametrize("given", [{"store": MemoryStore()}, {"rank": 0}, {"store": MemoryStore(), "rank": 0}])
-def test_a_place_given_by_halves(given: dict[str, Any]) -> None:
+def test_a_membership_given_in_part(given: dict[str, Any]) -> None:
     for call in (lambda: agree(A, **given), lambda: broadcast_costs({}, **given), lambda: run_token(**given)):
         with pytest.raises(OptionsError, match="Give all three, or none to use the default process group"):
             call()

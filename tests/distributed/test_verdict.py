@@ -1,4 +1,4 @@
-"""What is said when ranks differ, word by word."""
+"""The messages when ranks differ, word by word."""
 
 from dataclasses import replace
 

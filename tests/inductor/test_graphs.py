@@ -216,7 +216,7 @@ def grouping(snodes: list[Any]) -> list[Any]:
     return [*snodes[:at], GroupedSchedulerNode.create(snodes[at : at + 2]), *snodes[at + 2 :]]
 
 
-def test_communication_in_a_group_of_nodes_is_left_alone_and_said() -> None:
+def test_communication_in_a_group_of_nodes_is_left_alone_and_reported() -> None:
     theirs = {"reorder_for_compute_comm_overlap": True, "reorder_for_compute_comm_overlap_passes": [grouping]}
     expected, code = run(reduces, theirs)
     with torch._inductor.config.patch(theirs):

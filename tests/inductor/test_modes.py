@@ -258,8 +258,8 @@ def test_deterministic_mode_keeps_the_original_order_and_says_so() -> None:
     with pytest.warns(OverlapSchedWarning) as warned:
         results = scheduled(trained_once)
     assert same(results, expected)
-    said = [str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning)]
-    assert said == [
+    messages = [str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning)]
+    assert messages == [
         f"overlap_sched {what}: {NOT_RUN}"
         for what in ("cannot run", "leaves 'forward 0/0' as it was", "leaves 'backward 0/0' as it was")
     ]

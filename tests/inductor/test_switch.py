@@ -142,7 +142,7 @@ def test_a_post_grad_pass_that_was_there_runs_first() -> None:
     assert str(ours.uuid()).startswith("theirs ")
 
 
-def test_deterministic_mode_is_told() -> None:
+def test_deterministic_mode_is_reported() -> None:
     message = (
         "overlap_sched cannot run: torch._inductor.config.deterministic is on. torch then runs no pass after "
         "fusion, so the order stays as it is. Turn it off, or schedule before lowering (stage='post_grad')."

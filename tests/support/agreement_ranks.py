@@ -1,6 +1,6 @@
 """One rank of a real gloo job: ``python -m tests.support.agreement_ranks SCENES FOLDER``, started as torchrun would.
 
-It plays all scenes in one process group and writes what each of them gave to ``FOLDER/rank.json``.
+It runs all scenes in one process group and writes what each of them gave to ``FOLDER/rank.json``.
 """
 
 import json
@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 """Far more than a loaded machine needs; scenes in which a rank is missing use a short one."""
 
 
-def told(agreement: Agreement) -> dict[str, Any]:
+def as_json(agreement: Agreement) -> dict[str, Any]:
     verdict = agreement.verdict
     differs = {part: [list(side) for side in sides] for part, sides in verdict.differs.items()}
     return {
@@ -34,7 +34,7 @@ def told(agreement: Agreement) -> dict[str, Any]:
 
 
 def ask(mine: Digest, timeout_s: float = LIMIT_S) -> dict[str, Any]:
-    return told(agree(mine, timeout_s))
+    return as_json(agree(mine, timeout_s))
 
 
 def scenes(rank: int, last: int) -> dict[str, Any]:

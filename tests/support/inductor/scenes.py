@@ -144,8 +144,8 @@ def a_rank_dies(stage: Stage) -> dict[str, Any]:
     with overlap_sched.enabled(ROOMY, timeout_s=2.0):
         try:
             step(model, torch.compile(model, backend=overlap_sched.backend, fullgraph=True), WIDTH)
-        except RuntimeError as lost:
-            error = str(lost)
+        except RuntimeError as error_of_gloo:
+            error = str(error_of_gloo)
     return {**stage.found([], [torch.ones(1)]), "error": error, "waited_s": time.monotonic() - began}
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overlap_sched.distributed.backoff import Patience
+from overlap_sched.distributed.backoff import Backoff
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.membership import PREFIX, Place, Store, members_of, place_of
+from overlap_sched.distributed.membership import PREFIX, Membership, Store, members_of, membership_of
 from overlap_sched.distributed.protocol import InDoubtError, NotShownError, Step, Steps, agreement_steps
 from overlap_sched.distributed.verdict import Verdict
 from overlap_sched.errors import AgreementError
@@ -28,7 +28,7 @@ time to compile the rest. Where the process group has another timeout, take half
 ABSENT_SHARE = 0.1
 """Part of the limit that is waited while a rank found missing has not come back: the full limit is paid once."""
 
-_SERVED = "Is the process that serves the store (rank 0, or torchrun) still there?"
+_SERVED = "Is the process that serves the store (rank 0, or torchrun) still running?"
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,16 @@ def agree(
     """
     began = clock()
     try:
-        place = place_of(store, rank, world_size)
-        if place is None:
+        membership = membership_of(store, rank, world_size)
+        if membership is None:
             return Agreement(True, Verdict(agreed=True))
     except AgreementError as error:
         return _checked(Agreement(False, Verdict(False, str(error))), mine, strict)
-    members = members_of(place, ranks)
-    steps = agreement_steps(mine, place.rank, members, timeout_s, timeout_s * ABSENT_SHARE)
+    members = members_of(membership, ranks)
+    steps = agreement_steps(mine, membership.rank, members, timeout_s, timeout_s * ABSENT_SHARE)
     try:
         limits = (timeout_s, timeout_s * ABSENT_SHARE)
-        verdict = _run(steps, place.store, _prefix(place, members), limits, clock, sleep)
+        verdict = _run(steps, membership.store, _prefix(membership, members), limits, clock, sleep)
         result = Agreement(verdict.agreed, verdict, waited_s=clock() - began)
         if verdict.agreed:  # nothing that could fail comes after this
             return result
@@ -127,7 +127,7 @@ def _run(
     sleep: Callable[[float], object],
 ) -> Verdict:
     """Drive one rank's steps on a real store and a real clock; what fails is thrown into them."""
-    patience = Patience(clock, sleep)
+    backoff = Backoff(clock, sleep)
     result: Any = None
     fault: Exception | None = None
     try:
@@ -136,7 +136,7 @@ def _run(
             fault = None
             try:
                 if step.call == "pause":
-                    result = not patience.pause(limits[step.args[0]])  # whether the limit is past
+                    result = not backoff.pause(limits[step.args[0]])  # whether the limit is past
                 else:
                     result = perform(step, store, prefix)
             except Exception as error:  # torch's stores raise several types, none of them public
@@ -154,9 +154,9 @@ def perform(step: Step, store: Store, prefix: str) -> Any:
     return result.decode() if isinstance(result, bytes) else result
 
 
-def _prefix(place: Place, members: tuple[int, ...]) -> str:
+def _prefix(membership: Membership, members: tuple[int, ...]) -> str:
     """Other members, other keys: a rank may agree with different others about different graphs."""
-    if len(members) == place.world_size:
+    if len(members) == membership.world_size:
         return f"{PREFIX}agreement/all/"
     return f"{PREFIX}agreement/{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}/"
 

@@ -7,7 +7,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
 a rank learns what it waits for at most a tenth of a second late."""
 
 
-class Patience:
+class Backoff:
     """Pauses between looks, counted from when it is made; the clock (seconds) and the sleep are given."""
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], object]) -> None:

@@ -29,7 +29,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class Membership:
     """A rank among those that share a store."""
 
     store: Store
@@ -37,21 +37,21 @@ class Place:
     world_size: int
 
 
-def place_of(store: Store | None, rank: int | None, world_size: int | None) -> Place | None:
-    """The place given, or that in torch's default process group; ``None``: there is nobody to agree with.
+def membership_of(store: Store | None, rank: int | None, world_size: int | None) -> Membership | None:
+    """The membership given, or that in torch's default process group; ``None``: there is nobody to agree with.
 
-    That is so without a process group, with one rank, and with torch's ``fake`` backend (one process plays all ranks).
+    That is so without a process group, with one rank, and with torch's ``fake`` backend (one process for all ranks).
 
     Raises:
         OptionsError: Only some of the three are given.
-        AgreementError: There are several ranks, but torch does not tell their store.
+        AgreementError: There are several ranks, but torch does not give access to their store.
     """
     if store is not None and rank is not None and world_size is not None:
-        return Place(store, rank, world_size) if world_size > 1 else None
+        return Membership(store, rank, world_size) if world_size > 1 else None
     if store is not None or rank is not None or world_size is not None:
         raise OptionsError(
-            f"of store, rank ({rank}) and world_size ({world_size}) only some are given. "
-            "Give all three, or none to take those of the default process group."
+            f"only some of store, rank ({rank}) and world_size ({world_size}) are given. "
+            "Give all three, or none to use the default process group."
         )
     c10d = _initialized()
     if c10d is None or c10d.get_world_size() == 1 or c10d.get_backend() == "fake":
@@ -60,22 +60,23 @@ def place_of(store: Store | None, rank: int | None, world_size: int | None) -> P
         default: Any = c10d._get_default_store()
     except Exception as error:
         raise AgreementError(
-            f"the store of the default process group cannot be had: {type(error).__name__}: {error}. "
+            f"cannot get the store of the default process group: {type(error).__name__}: {error}. "
             "Call torch.distributed.init_process_group with init_method or store (torch 2.11 to 2.13)."
         ) from error
-    return Place(default, c10d.get_rank(), c10d.get_world_size())
+    return Membership(default, c10d.get_rank(), c10d.get_world_size())
 
 
-def members_of(place: Place, ranks: Sequence[int] | None) -> tuple[int, ...]:
+def members_of(membership: Membership, ranks: Sequence[int] | None) -> tuple[int, ...]:
     """Who takes part, ascending; ``None``: everybody.
 
     Raises:
         OptionsError: This rank is not among them, or one of them does not exist.
     """
-    members = tuple(sorted(set(range(place.world_size) if ranks is None else ranks)))
-    if place.rank not in members or members[0] < 0 or members[-1] >= place.world_size:
+    members = tuple(sorted(set(range(membership.world_size) if ranks is None else ranks)))
+    if membership.rank not in members or members[0] < 0 or members[-1] >= membership.world_size:
         raise OptionsError(
-            f"ranks {list(members)} must be some of 0 to {place.world_size - 1} and hold this one ({place.rank})."
+            f"ranks is {list(members)}. Every rank must be between 0 and {membership.world_size - 1}, "
+            f"and this rank ({membership.rank}) must be among them."
         )
     return members
 

@@ -73,19 +73,19 @@ def agreement_steps(mine: Digest, rank: int, ranks: Sequence[int], limit_s: floa
     """
     stands = False
     try:
-        place = yield from _post(mine, rank)
-        if not (yield _has_verdict(place)):
+        round_key = yield from _post(mine, rank)
+        if not (yield _has_verdict(round_key)):
             short = yield from _someone_was_absent(rank)
             stands = True
-            yield Step("set", (f"at/{rank}", place))
+            yield Step("set", (f"at/{rank}", round_key))
             if (yield Step("add", ("waiting", 1))) >= len(ranks):
                 yield from _decide_if_all_wait(ranks)
-            while not (yield _has_verdict(place)):
+            while not (yield _has_verdict(round_key)):
                 if (yield Step("pause", (short,))):
-                    yield from _decide_at_the_limit(mine, place, ranks, short_limit_s if short else limit_s)
+                    yield from _decide_at_the_limit(mine, round_key, ranks, short_limit_s if short else limit_s)
             yield Step("set", (f"at/{rank}", ""))
             yield Step("add", ("waiting", -1))
-        return Verdict.from_json((yield Step("get", (f"{place}/verdict",))))
+        return Verdict.from_json((yield Step("get", (f"{round_key}/verdict",))))
     except Exception as fault:  # torch's stores raise several types, none of them public
         try:
             return (yield from _after_a_fault(mine, rank, stands, fault))
@@ -95,9 +95,11 @@ def agreement_steps(mine: Digest, rank: int, ranks: Sequence[int], limit_s: floa
 
 def _after_a_fault(mine: Digest, rank: int, stands: bool, fault: Exception) -> Generator[Step, Any, Verdict]:
     """What is recorded, or else "original"; a count of waiting ranks that stays too high does no harm."""
-    place = yield from _post(mine, rank)
-    verdict = Verdict(agreed=False, reason=f"rank {rank} failed while ranks agreed: {type(fault).__name__}: {fault}")
-    recorded = yield Step("compare_set", (f"{place}/verdict", "", verdict.to_json()))
+    round_key = yield from _post(mine, rank)
+    verdict = Verdict(
+        agreed=False, reason=f"rank {rank} failed while the ranks were agreeing: {type(fault).__name__}: {fault}"
+    )
+    recorded = yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
     if stands:
         yield Step("set", (f"at/{rank}", ""))
     return Verdict.from_json(recorded)
@@ -124,14 +126,14 @@ def _someone_was_absent(rank: int) -> Generator[Step, Any, bool]:
 
 def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
     """If every rank stands at a graph without verdict: decide for all these graphs, from what was posted there."""
-    places: dict[int, str] = {}
+    round_keys: dict[int, str] = {}
     for r in ranks:
-        places[r] = yield from _stands_at(r)
-    different = list(dict.fromkeys(places.values()))
-    for place in different:  # who stands where all is decided is about to go on, and will come to stand again
-        if not place or (yield _has_verdict(place)):
+        round_keys[r] = yield from _stands_at(r)
+    different = list(dict.fromkeys(round_keys.values()))
+    for round_key in different:  # who stands where all is decided is about to go on, and will come to stand again
+        if not round_key or (yield _has_verdict(round_key)):
             return
-    shown = [f"{places[r]}/{r}" for r in ranks]
+    shown = [f"{round_keys[r]}/{r}" for r in ranks]
     if not (yield Step("check", (shown,))):  # a store waits, and long, for a key that is not there
         return
     digests = {}
@@ -139,27 +141,29 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
         digests[r] = Digest.from_json((yield Step("get", (key,))))
     verdict = judge(digests)
     if len(different) > 1 and verdict.agreed:  # the same digest in different rounds: they have not met before
-        verdict = Verdict(agreed=False, reason="the ranks compile this graph in different order.")
-    for place in different:
-        yield Step("compare_set", (f"{place}/verdict", "", verdict.to_json()))
+        verdict = Verdict(agreed=False, reason="the ranks compile this graph in different orders.")
+    for round_key in different:
+        yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
 
 
-def _decide_at_the_limit(mine: Digest, place: str, ranks: Sequence[int], limit_s: float) -> Generator[Step, Any, None]:
+def _decide_at_the_limit(
+    mine: Digest, round_key: str, ranks: Sequence[int], limit_s: float
+) -> Generator[Step, Any, None]:
     digests, missing = {}, []
     for r in ranks:
-        if (yield Step("check", ([f"{place}/{r}"],))):
-            digests[r] = Digest.from_json((yield Step("get", (f"{place}/{r}",))))
+        if (yield Step("check", ([f"{round_key}/{r}"],))):
+            digests[r] = Digest.from_json((yield Step("get", (f"{round_key}/{r}",))))
         else:
             missing.append(r)
     verdict = absent(missing, mine.name, limit_s) if missing else judge(digests)
     if verdict.agreed:
         away = []
         for r in ranks:
-            if (yield from _stands_at(r)) != place:
+            if (yield from _stands_at(r)) != round_key:
                 away.append(r)
         if away:  # they have shown a digest, and may never learn what comes of it
             verdict = gone(away, mine.name, limit_s)
-    written = yield Step("compare_set", (f"{place}/verdict", "", verdict.to_json()))
+    written = yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
     if missing and written == verdict.to_json():
         yield Step("set", ("absent", ",".join(map(str, missing))))
 
@@ -167,9 +171,9 @@ def _decide_at_the_limit(mine: Digest, place: str, ranks: Sequence[int], limit_s
 def _stands_at(rank: int) -> Generator[Step, Any, str]:
     """The ``<key>/<round>`` at which a rank stands waiting; empty if it does not."""
     known = yield Step("check", ([f"at/{rank}"],))
-    place: str = (yield Step("get", (f"at/{rank}",))) if known else ""
-    return place
+    round_key: str = (yield Step("get", (f"at/{rank}",))) if known else ""
+    return round_key
 
 
-def _has_verdict(place: str) -> Step:
-    return Step("check", ([f"{place}/verdict"],))
+def _has_verdict(round_key: str) -> Step:
+    return Step("check", ([f"{round_key}/verdict"],))

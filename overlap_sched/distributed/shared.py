@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 
 from overlap_sched.distributed.agreement import TIMEOUT_S
-from overlap_sched.distributed.backoff import Patience
-from overlap_sched.distributed.membership import PREFIX, Place, Store, place_of
+from overlap_sched.distributed.backoff import Backoff
+from overlap_sched.distributed.membership import PREFIX, Membership, Store, membership_of
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 
 
@@ -49,19 +49,19 @@ def broadcast_costs(
         OptionsError: Only some of ``store``, ``rank``, ``world_size`` are given.
     """
     try:
-        place = place_of(store, rank, world_size)
-        if place is None:
+        membership = membership_of(store, rank, world_size)
+        if membership is None:
             return dict(costs)
-        text = _from_rank_0(place, f"{PREFIX}costs/{name}", json.dumps(dict(costs)), timeout_s, clock, sleep)
-        said = f"rank 0 has not shown them within {timeout_s:g} s"
+        text = _from_rank_0(membership, f"{PREFIX}costs/{name}", json.dumps(dict(costs)), timeout_s, clock, sleep)
+        reason = f"rank 0 did not publish them within {timeout_s:g} s"
     except OptionsError:
         raise
     except Exception as error:  # torch raises several types, none of them public
-        text, said = None, f"{type(error).__name__}: {error}"
+        text, reason = None, f"{type(error).__name__}: {error}"
     if text is not None:
         table: dict[str, float] = json.loads(text)
         return table
-    message = f"the costs {name!r} of rank 0 cannot be had ({said})."
+    message = f"cannot get the costs {name!r} of rank 0 ({reason})."
     if strict:
         raise AgreementError(message)
     warnings.warn(f"{message} This rank uses its own.", OverlapSchedWarning, stacklevel=2)
@@ -69,18 +69,18 @@ def broadcast_costs(
 
 
 def _from_rank_0(
-    place: Place,
+    membership: Membership,
     key: str,
     mine: str,
     timeout_s: float,
     clock: Callable[[], float],
     sleep: Callable[[float], object],
 ) -> str | None:
-    store, patience = place.store, Patience(clock, sleep)
-    if place.rank == 0:
+    store, backoff = membership.store, Backoff(clock, sleep)
+    if membership.rank == 0:
         return store.compare_set(key, "", mine).decode()
     while not store.check([key]):
-        if not patience.pause(timeout_s):
+        if not backoff.pause(timeout_s):
             return None
     return store.get(key).decode()
 
@@ -97,8 +97,8 @@ def run_token(store: Store | None = None, rank: int | None = None, world_size: i
     """
     own = uuid.uuid4().hex
     try:
-        place = place_of(store, rank, world_size)
-        return None if place is None else place.store.compare_set(f"{PREFIX}run", "", own).decode()
+        membership = membership_of(store, rank, world_size)
+        return None if membership is None else membership.store.compare_set(f"{PREFIX}run", "", own).decode()
     except OptionsError:
         raise
     except Exception:  # torch raises several types, none of them public

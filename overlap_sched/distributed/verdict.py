@@ -53,20 +53,19 @@ def judge(digests: Mapping[int, Digest]) -> Verdict:
     differs = differences(digests)
     if not differs:
         return Verdict(agreed=True)
-    said = "; ".join(f"{part}: {_sides(sides)}" for part, sides in differs.items())
+    parts = "; ".join(f"{part}: {_sides(sides)}" for part, sides in differs.items())
     names = {min(side): digests[min(side)].name for side in differs.get("problem", ())}
     where = ", ".join(f"rank {rank} compiles {name!r}" for rank, name in list(names.items())[:SHOWN_RANGES])
     repairs = " ".join(_REPAIR[part] for part in differs)
-    reason = f"the ranks differ in {said}{f' ({where})' if where else ''}. {repairs}"
+    reason = f"the ranks differ in {parts}{f' ({where})' if where else ''}. {repairs}"
     return Verdict(agreed=False, reason=reason, differs=differs)
 
 
 def absent(missing: Sequence[int], name: str, limit_s: float) -> Verdict:
     """The verdict when some ranks did not come within the limit (seconds)."""
-    verb = "has" if len(missing) == 1 else "have"
     reason = (
-        f"{ranks_text(missing)} {verb} not shown the order for graph {name!r} within {limit_s:g} s. "
-        "Such a rank has died, compiles other graphs, is slower than that, or took the graph from a cache: see "
+        f"{ranks_text(missing)} did not publish an order for graph {name!r} within {limit_s:g} s. "
+        "Such a rank died, compiles other graphs, is slower than that, or took the graph from a cache: see "
         "docs/agreement.md."
     )
     return Verdict(agreed=False, reason=reason, missing=tuple(missing))
@@ -74,10 +73,10 @@ def absent(missing: Sequence[int], name: str, limit_s: float) -> Verdict:
 
 def gone(ranks: Sequence[int], name: str, limit_s: float) -> Verdict:
     """The verdict when some ranks came, but were not waiting any more at the limit (seconds)."""
-    verb, those = ("does", "It has") if len(ranks) == 1 else ("do", "They have")
+    was, they = ("was", "It") if len(ranks) == 1 else ("were", "They")
     reason = (
-        f"{ranks_text(ranks)} {verb} not wait for the others, {limit_s:g} s after the order for graph {name!r} was "
-        f"shown. {those} died, or lost the store of the process group."
+        f"{ranks_text(ranks)} {was} no longer waiting for the others {limit_s:g} s after publishing an order for graph "
+        f"{name!r}. {they} died, or lost the connection to the store of the process group."
     )
     return Verdict(agreed=False, reason=reason, missing=tuple(ranks))
 

@@ -9,11 +9,14 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
-from overlap_sched.fx.lift import lift
-from overlap_sched.fx.reorder import reorder
+from overlap_sched.fx.lifting import lift
+from overlap_sched.fx.reordering import reorder
 from overlap_sched.options import Options
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
+
+NO_COLLECTIVES = "the graph has no collectives"
+"""The reason of a report on a graph in which there is nothing to move."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Report:
         schedule: Figures before and after, the order, the decisions; ``None`` where nothing was scheduled.
         changed: Whether the graph has another order now.
         reason: Why it has not; ``None`` where it has.
-        notes: See :class:`overlap_sched.fx.lift.Lifted`.
+        notes: See :class:`overlap_sched.fx.lifting.Lifted`.
         lift_s: Seconds to lift the graph. reorder_s: to put the order back.
     """
 
@@ -69,7 +72,7 @@ def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None
     Args:
         gm: A graph whose nodes have ``meta["val"]``, after AOTAutograd. A module is recompiled.
         options: How; ``None``: the defaults (zero headroom).
-        **lift_arguments: What :func:`overlap_sched.fx.lift` takes, but for ``memory_model``, which ``options`` says:
+        **lift_arguments: What :func:`overlap_sched.fx.lift` takes, but for ``memory_model``, which is in ``options``:
             ``cost``, ``model``, ``parameters``, ``donated``, ``name``, ``groups``, ``ranks_per_node`` and
             ``device_filter``.
 
@@ -101,7 +104,7 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     lift_s = time.perf_counter() - began
     name = lifted.problem.name
     if not lifted.problem.collectives:
-        return Report(name, reason="the graph has no collectives", notes=lifted.notes, lift_s=lift_s)
+        return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
     plan = schedule(lifted.problem, options)
     if plan.order == lifted.problem.original_order:
         reason = plan.fell_back or "no better order was found"

@@ -1,4 +1,4 @@
-"""Which operators are collectives and waits: told by operator objects, never by how they print."""
+"""Which operators are collectives and waits: by operator objects, never by how they print."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Comm(NamedTuple):
     Attributes:
         role: See :class:`Role`.
         op: Its name without namespace and overload: ``"all_gather_into_tensor"``.
-        point_to_point: Sends or receives: must meet its partner, so it keeps its place among its group's collectives.
+        point_to_point: Sends or receives: must meet its partner, so it keeps its order among its group's collectives.
     """
 
     role: Role
@@ -82,7 +82,7 @@ _BLOCKING = {
 def comm_of(op: OpOverload) -> Comm | None:
     """What a communication operator does; ``None`` for all others.
 
-    Asked once per operator and not held in a table: some are registered only when their module is imported.
+    Looked up once per operator and not kept in a table: some are registered only when their module is imported.
     """
     for role, family in ((Role.LAUNCH, _LAUNCHES), (Role.WAIT, _WAITS), (Role.BLOCKING, _BLOCKING)):
         for name in family.get(op.namespace, ()):

@@ -40,9 +40,9 @@ def costs_of(
     n = len(reading.nodes)
     result = Costs([0] * n, [0] * n, [0.0] * n)
     counter = FlopCounter(reading.storages.hint, reading.notes)
-    for v, facts in enumerate(reading.facts):
-        comm = facts.comm
-        if facts is NO_CALL or (comm is not None and comm.role is Role.WAIT):
+    for v, traits in enumerate(reading.traits):
+        comm = traits.comm
+        if traits is NO_CALL or (comm is not None and comm.role is Role.WAIT):
             continue
         if comm is not None:
             takes = sum([reading.value_bytes[u] for u in reading.inputs[v]])
@@ -53,7 +53,7 @@ def costs_of(
         else:
             flops = result.flops[v] = _flops(reading, v, counter)
             nbytes = result.bytes[v] = _bytes_moved(reading, v)
-            us = model.compute_us(Compute(facts.op, flops, nbytes))
+            us = model.compute_us(Compute(traits.op, flops, nbytes))
         given = None if cost is None else cost(reading.nodes[v])
         result.time_us[v] = us if given is None else _checked(given, reading.nodes[v])
     return result
@@ -61,7 +61,7 @@ def costs_of(
 
 def _is_free(r: Reading, v: int) -> bool:
     """Views and the like: nothing new, nothing written."""
-    if r.facts[v].free:
+    if r.traits[v].free:
         return True
     root = r.storages.root
     return v not in r.writes and not any(root[s] == s for s in r.raw_fresh[v])
@@ -76,7 +76,7 @@ def _bytes_moved(r: Reading, v: int) -> int:
 def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
     node, inputs = r.nodes[v], [r.nodes[u] for u in r.inputs[v]]
     flops = counter.count(node, inputs)
-    if r.facts[v].nested and not flops:
+    if r.traits[v].nested and not flops:
         for n in inputs:
             inner = attribute_of(n)
             if isinstance(inner, fx.GraphModule):
@@ -89,6 +89,6 @@ def _checked(given: float, node: fx.Node) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 <= given < math.inf:
         raise CostError(
             f"cost() returned {given!r} for node {node.name!r}. "
-            "Return microseconds, 0 or more, or None for the model's own."
+            "Return microseconds, 0 or more, or None to use the cost model."
         )
     return float(given)

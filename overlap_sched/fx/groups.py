@@ -1,6 +1,5 @@
 """Process groups of a graph's collectives: who they are, how many ranks, inside a node or across."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,9 @@ GROUPS_KEY = "overlap_sched_groups"
 def groups_of(
     reading: Reading, launches: Sequence[int], given: Mapping[str, Group] | None, ranks_per_node: int
 ) -> tuple[dict[int, str], dict[str, Group]]:
-    """Per collective the name of its group, and per name its size and place.
+    """Per collective the name of its group, and per name its size and whether it is inside a node.
 
-    A group's size is what ``given`` says; else what its collectives' arguments say; else that of the live process
+    A group's size is the one in ``given``; else that in its collectives' arguments; else that of the live process
     group; else the ratio of output to input; else that of the world (counted in the notes as ``group_size_guessed``).
     It is inside a node if all its ranks are on one, ``ranks_per_node`` to a node; where its ranks cannot be known, if
     it is no larger than a node.
@@ -117,24 +116,9 @@ def _size_from_values(reading: Reading, members: list[int]) -> int | None:
     """How much larger one side of a gather or scatter is than the other."""
     for v in members:
         into = sum(reading.value_bytes[u] for u in reading.inputs[v])
-        out, facts = reading.value_bytes[v], reading.facts[v]
-        op = facts.comm.op if facts.comm else ""
+        out, traits = reading.value_bytes[v], reading.traits[v]
+        op = traits.comm.op if traits.comm else ""
         small, large = (into, out) if "gather" in op else (out, into) if "scatter" in op else (0, 0)
         if 0 < small <= large and large % small == 0:
             return large // small
     return None
-
-
-def keep_point_to_point(
-    reading: Reading, name_of: Mapping[int, str], after: dict[int, set[int]], notes: Counter[str]
-) -> None:
-    """Sends and receives must meet their partners, whose graphs differ: groups that have any keep their order."""
-    comms = {v: facts.comm for v in name_of if (facts := reading.facts[v]).comm is not None}
-    frozen = {name_of[v] for v, comm in comms.items() if comm is not None and comm.point_to_point}
-    last: dict[str, int] = {}
-    for v, name in name_of.items():
-        if name in frozen:
-            notes["point_to_point"] += 1
-            if name in last:
-                after.setdefault(v, set()).add(last[name])
-            last[name] = v

@@ -1,122 +1,118 @@
-"""Hazards: what must keep its order although no data flows, as dependencies.
+"""The rules of hazards: what must keep its order although no data flows. Pure data in, pairs out; no torch.
 
-Per storage: read after write, write after read, write after write. A collective in flight reads its inputs and writes
-its outputs until its wait, so its wait counts as reading the former and (where something else looks at the latter)
-writing the latter. Besides: random numbers among themselves, effects among themselves, unknown calls against all that
-is impure, fences against everything, and readers of a copy that need not be finished behind the host's next stop.
+Both front ends, FX graphs and Inductor's scheduler nodes, say what happens at each position of the original order; the
+rules answer with pairs ``(later, earlier)`` of positions: the first must come after the second. Each rule gives only
+the pairs from which the others follow.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
-from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.operator_traits import Keeps
-from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.ordering import Ordering
+
+Pair = tuple[int, int]
+"""A position, and an earlier one that it must come after."""
+
+S = TypeVar("S", bound=Hashable)
+"""How a front end names a storage."""
 
 
-def hazards(reading: Reading) -> dict[int, set[int]]:
-    """Per node that has any: the earlier nodes that it must stay behind, besides those whose values it takes.
+def storage_hazards(accesses: Iterable[tuple[int, Iterable[S], Iterable[S]]]) -> Iterator[Pair]:
+    """Read after write, write after read and write after write, per storage.
 
-    Linear in the graph and its hazards; most graphs have few.
+    Args:
+        accesses: In order: a position, the storages that it reads and those that it writes. What reads and writes a
+            storage in one step reads it first.
     """
-    after: dict[int, set[int]] = defaultdict(set)
-    impure = sorted({*reading.keeps, *reading.writes, *reading.syncs})
-    for v, before in chained((v, reading.keeps.get(v, Keeps.NOTHING)) for v in impure):
-        after[v].add(before)
-    _keep_storages(reading, _written_roots(reading), after)
-    if Keeps.FENCE in reading.keeps.values():
-        _keep_fences(reading, after)
-    for v, others in after.items():
-        others.discard(v)
-    return after
+    last_write: dict[S, int] = {}
+    readers: dict[S, list[int]] = defaultdict(list)  # since the last write
+    for at, reads, writes in accesses:
+        for s in reads:
+            if s in last_write:
+                yield at, last_write[s]
+            readers[s].append(at)
+        for s in writes:
+            yield from ((at, reader) for reader in readers.pop(s, ()) if reader != at)
+            if last_write.get(s, at) != at:
+                yield at, last_write[s]
+            last_write[s] = at
 
 
-def _written_roots(r: Reading) -> set[int]:
-    """The storages whose readers and writers must be told apart; all others are written once, by their maker."""
-    written = set(r.peeked)
-    written.update(s for roots in (*r.writes.values(), *r.transfers.values()) for s in roots)
-    return written
-
-
-def chained(impure: Iterable[tuple[int, Keeps]]) -> Iterator[tuple[int, int]]:
+def impurity_hazards(impure: Iterable[tuple[int, Ordering]]) -> Iterator[Pair]:
     """Random numbers among themselves, effects among themselves; barriers against both and against all the others.
 
     Args:
-        impure: In order: positions of what draws, acts, writes or communicates, and what each must keep.
-
-    Yields:
-        A position and an earlier one behind which it stays.
+        impure: In order: what draws random numbers, has effects, writes or communicates, and its constraint. Those
+            with ``Ordering.NONE`` are ordered against barriers alone.
     """
-    last: dict[Keeps, int] = {}
+    last: dict[Ordering, int] = {}
     since: list[int] = []  # the last barrier
-    for v, keeps in impure:
-        if Keeps.BARRIER in last:
-            yield v, last[Keeps.BARRIER]
-        if keeps >= Keeps.BARRIER:
-            yield from ((v, before) for before in since)
+    for at, ordering in impure:
+        if Ordering.BARRIER in last:
+            yield at, last[Ordering.BARRIER]
+        if ordering >= Ordering.BARRIER:
+            yield from ((at, before) for before in since)
             since.clear()
-            last = {Keeps.BARRIER: v}
+            last = {Ordering.BARRIER: at}
             continue
-        if keeps in last:
-            yield v, last[keeps]
-        if keeps is not Keeps.NOTHING:
-            last[keeps] = v
-        since.append(v)
+        if ordering in last:
+            yield at, last[ordering]
+        if ordering is not Ordering.NONE:
+            last[ordering] = at
+        since.append(at)
 
 
-def _keep_storages(r: Reading, written: set[int], after: dict[int, set[int]]) -> None:
-    last_write: dict[int, int] = {}
-    readers: dict[int, list[int]] = defaultdict(list)
-    unfinished: dict[int, None] = {}
-    for v, takes in enumerate(r.takes):
-        writes = list(r.writes.get(v, ()))
-        stops = bool(unfinished) and (v in r.syncs or r.keeps.get(v, Keeps.NOTHING) >= Keeps.EFFECT)
-        if not (writes or stops or v in r.launch_of) and written.isdisjoint(takes):
-            continue
-        reads, more = _reads_and_writes(r, v, written)
-        writes += more
-        if stops:  # who reads the copies later must stay behind it
-            writes += [s for s in unfinished if s not in writes]
-        if v in r.syncs:  # now they are finished
-            unfinished.clear()
-        for s in reads:
-            if s in last_write:
-                after[v].add(last_write[s])
-            readers[s].append(v)
-        for s in writes:
-            after[v].update(readers.pop(s, ()))
-            if s in last_write:
-                after[v].add(last_write[s])
-            last_write[s] = v
-        unfinished.update(dict.fromkeys(r.transfers.get(v, ())))
+def fence_hazards(nodes: Iterable[tuple[int, bool, Collection[int]]]) -> Iterator[Pair]:
+    """Everything stays on its side of a fence.
 
-
-def _reads_and_writes(r: Reading, v: int, written: set[int]) -> tuple[list[int], list[int]]:
-    """What a node reads of the storages that are ever written, and what it writes without its schema saying so."""
-    facts = r.facts[v]
-    reads = [s for s in (r.outs[v] if facts.selects else r.takes[v]) if s in written]
-    if facts.comm is None or facts.comm.role is not Role.WAIT:
-        return reads, []
-    for launch in r.ends.get(v, ()):
-        reads += [s for s in r.takes[launch] if s in written and s not in reads]
-    return reads, [s for s in r.takes[v] if s in written]
-
-
-def _keep_fences(r: Reading, after: dict[int, set[int]]) -> None:
-    """Everything keeps its side of a fence."""
+    Args:
+        nodes: In order: a position, whether it is a fence, and all that it must come after already.
+    """
     fence: int | None = None
-    ends: set[int] = set()  # since the last fence, what nothing else waits for yet
-    for v, node in enumerate(r.nodes):
-        if node.op in ("placeholder", "get_attr"):
-            continue
-        before = {*r.inputs[v], *after.get(v, ())}
-        ends -= before
-        if r.keeps.get(v) is Keeps.FENCE:
-            after[v].update(ends)
+    ends: set[int] = set()  # since the last fence, those that nothing must come after yet
+    for at, is_fence, before in nodes:
+        ends.difference_update(before)
+        if is_fence:
+            yield from ((at, end) for end in sorted(ends))
             ends.clear()
         if fence is not None and not any(u >= fence for u in before):
-            after[v].add(fence)
-        if r.keeps.get(v) is Keeps.FENCE:
-            fence = v
+            yield at, fence
+        if is_fence:
+            fence = at
         else:
-            ends.add(v)
+            ends.add(at)
+
+
+class Launch(NamedTuple):
+    """A collective: where it is launched, its process group, and whether it sends or receives."""
+
+    at: int
+    group: str
+    point_to_point: bool
+
+
+def launch_chains(launches: Iterable[Launch]) -> list[list[int]]:
+    """The collectives of each process group with sends or receives: they must be launched in this order.
+
+    Sends and receives must meet their partners on other ranks, whose graphs differ from this one.
+    """
+    chains: dict[str, list[int]] = defaultdict(list)
+    frozen: set[str] = set()
+    for at, group, point_to_point in launches:
+        chains[group].append(at)
+        if point_to_point:
+            frozen.add(group)
+    return [chain for group, chain in chains.items() if group in frozen]
+
+
+def chain_hazards(chains: Iterable[Sequence[int]]) -> Iterator[Pair]:
+    """Each of a chain comes after the one before."""
+    return ((at, before) for chain in chains for before, at in pairwise(chain))
+
+
+def add_hazards(after: dict[int, set[int]], pairs: Iterable[Pair]) -> None:
+    """Add pairs to a table: per position, those that it must come after."""
+    for at, before in pairs:
+        after.setdefault(at, set()).add(before)

@@ -26,7 +26,7 @@ def kept_inputs(
     Raises:
         InputNameError: A name is not one of the graph's inputs.
     """
-    names = {node.name for node in inputs} | {str(node.target) for node in inputs}
+    names = {node.name for node in inputs} | {node.target for node in inputs}
     stays, goes = _predicate(parameters, names, "parameters"), _predicate(donated, names, "donated")
     backward = any(node.name.startswith("tangents") for node in inputs)
     by_name = backward or memory_model == "tracker"
@@ -45,8 +45,9 @@ def _predicate(which: Which | None, names: set[str], argument: str) -> Callable[
     wanted = {which} if isinstance(which, str) else set(which)
     for name in sorted(wanted - names):
         near = get_close_matches(name, sorted(names), n=1, cutoff=0.4)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise InputNameError(
-            f"{argument} names {name!r}, which is not an input of the graph{f' (is it {near[0]!r}?)' if near else ''}. "
+            f"{argument} names {name!r}, which is not an input of the graph{hint}. "
             "Give names of placeholder nodes, or a function of them."
         )
-    return lambda node: node.name in wanted or str(node.target) in wanted
+    return lambda node: node.name in wanted or node.target in wanted

@@ -90,7 +90,7 @@ def _pinned(r: Reading, kept: set[fx.Node], runtime: bool) -> set[int]:
 
 def _is_mutation(r: Reading, v: int) -> bool:
     """Whether a write changes what the caller sees: all do but those of unknown calls, which we only suppose."""
-    return r.facts[v].known
+    return r.traits[v].known
 
 
 def _numbering(r: Reading, alloc: Iterable[tuple[int, ...]], device_filter: DeviceFilter | None) -> dict[int, int]:

@@ -1,11 +1,11 @@
 """Plug-ins of ``torch.compile``: the order is kept down to the generated code, or left as it was.
 
-- :mod:`~overlap_sched.inductor.scheduler_pass`: behind Inductor's fusion, on its scheduler nodes; the default.
+- :mod:`~overlap_sched.inductor.scheduler_pass`: after Inductor's fusion, on its scheduler nodes; the default.
 - :mod:`~overlap_sched.inductor.post_grad`: on the FX graph that Inductor is about to lower.
 - :mod:`~overlap_sched.inductor.eager`: ``torch.compile(model, backend="overlap_sched")``, which does not lower.
 
 :mod:`~overlap_sched.inductor.switch` switches them on; :mod:`~overlap_sched.inductor.reporting` says what became of
-each graph. torch's private names are used nowhere else in this package, and behind fusion only in
+each graph. torch's private names are used nowhere else in this package, and after fusion only in
 :mod:`~overlap_sched.inductor.private`, which knows the versions.
 """
 

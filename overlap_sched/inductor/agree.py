@@ -7,8 +7,8 @@ from torch import fx
 
 from overlap_sched.distributed import Digest, agree, digest_of
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.cache_key import Settings
 from overlap_sched.inductor.reporting import several_ranks, warn
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Problem
 
 
@@ -22,7 +22,7 @@ def settle(report: Report, problem: Problem | None, settings: Settings, key: str
         report: What this rank would do.
         problem: What was scheduled; ``None``: lifting failed.
         settings: How it was scheduled, and whom to ask.
-        key: Which graph this is, see :func:`key_of`; ``None``: it does not communicate.
+        key: Which graph this is, see :func:`graph_key`; ``None``: it does not communicate.
 
     Raises:
         AgreementError: With ``strict``, where the ranks differ.
@@ -50,7 +50,7 @@ def settle(report: Report, problem: Problem | None, settings: Settings, key: str
     return replace(report, changed=False, reason=reason)
 
 
-def key_of(graph: fx.Graph, stage: str) -> str:
-    """A name under which ranks meet: which graph this is, told by its operators, before anything of ours has run."""
+def graph_key(graph: fx.Graph, stage: str) -> str:
+    """A name under which ranks meet: which graph this is, by its operators, before anything of ours has run."""
     calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
     return hashlib.sha256("\n".join([stage, *calls]).encode()).hexdigest()

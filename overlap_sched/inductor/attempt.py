@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import settle
-from overlap_sched.inductor.cache_key import Settings
-from overlap_sched.inductor.reporting import GraphReport, keep, warn
+from overlap_sched.inductor.reporting import GraphReport, record, warn
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Problem
 
 
@@ -25,7 +25,7 @@ class Attempt:
     Attributes:
         settings: How to schedule.
         name: The graph's.
-        key: Under which the ranks meet, see :func:`overlap_sched.inductor.agree.key_of`; ``None``: not yet known, or
+        key: Under which the ranks meet, see :func:`overlap_sched.inductor.agree.graph_key`; ``None``: not yet known, or
             there is nothing to agree on.
         problem: What was scheduled.
     """
@@ -61,6 +61,6 @@ class Attempt:
         warn(f"overlap_sched leaves {self.name!r} as it was: {reason}")
         return Report(self.name, reason=reason)
 
-    def told(self, report: Report) -> None:
+    def record(self, report: Report) -> None:
         """Keep the report, now that nothing changes the order any more."""
-        keep(GraphReport(report.name, self.settings.stage, report, self.settings.notes))
+        record(GraphReport(report.name, self.settings.stage, report, self.settings.notes))

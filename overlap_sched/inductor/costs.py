@@ -52,7 +52,7 @@ class KernelCosts:
         self._reading, self._model, self._notes = reading, model, notes
         self._cost = None if cost is None else cache(cost)
         self._index = {node: v for v, node in enumerate(reading.nodes)}
-        comms = [v for v, f in enumerate(reading.facts) if f.comm is not None and f.comm.role is not Role.WAIT]
+        comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
         self.group_of: Mapping[int, str]
         self.groups: Mapping[str, Group]
         self.group_of, self.groups = groups_of(reading, comms, None, ranks_per_node)
@@ -72,17 +72,17 @@ class KernelCosts:
         found = [v for v in self.origins(launch) if self._role(v) is Role.LAUNCH]
         if len(found) != 1:
             raise NotUnderstoodError(
-                f"collective {snode.get_name()!r} came from {len(found)} collectives of the FX graph, not from one."
+                f"collective {snode.get_name()!r} comes from {len(found)} collectives of the FX graph, not from one."
             )
         v = found[0]
-        comm = self._reading.facts[v].comm
+        comm = self._reading.traits[v].comm
         return KernelCost(comm.op if comm else "", 0, self._fx.bytes[v], self._fx.time_us[v], v)
 
     def of_compute(self, snode: Any) -> KernelCost:
         """The cost of a scheduler node that computes."""
         parts = [member for member in members(snode) if member.node is not None and not is_wait(member.node)]
         origins = list(dict.fromkeys(v for part in parts for v in self.origins(part)))
-        op = "+".join(dict.fromkeys(self._name(v) for v in origins if not self._reading.facts[v].free))
+        op = "+".join(dict.fromkeys(self._name(v) for v in origins if not self._reading.traits[v].free))
         if parts and all(_no_kernel(part) for part in parts):
             return KernelCost(op, 0, 0, 0.0)
         if len(parts) == 1 and (snode.is_extern() or self._blocking(origins)):
@@ -109,14 +109,14 @@ class KernelCosts:
         return None if self._cost is None or self._role(v) is not None else self._cost(node)
 
     def _role(self, v: int) -> Role | None:
-        comm = self._reading.facts[v].comm
+        comm = self._reading.traits[v].comm
         return None if comm is None else comm.role
 
     def _blocking(self, origins: Sequence[int]) -> bool:
         return any(self._role(v) is Role.BLOCKING for v in origins)
 
     def _name(self, v: int) -> str:
-        return self._reading.facts[v].op
+        return self._reading.traits[v].op
 
     def _moved(self, snode: Any) -> int:
         try:

@@ -16,8 +16,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.graph import _BoxedCodeGen
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.inductor.cache_key import Settings
 from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.options import Options
 
@@ -62,7 +62,7 @@ def _options(given: Options | Mapping[str, Any] | None) -> Options:
     known = Options.__dataclass_fields__
     for name in given:
         if name not in known:
-            raise OptionsError(f"there is no option {name!r}; there are {', '.join(known)}.")
+            raise OptionsError(f"there is no option {name!r}. The options are {', '.join(known)}.")
     return Options(**given)
 
 

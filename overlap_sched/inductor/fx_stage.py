@@ -3,12 +3,12 @@
 from torch import fx
 from torch._guards import CompileContext
 
-from overlap_sched.fx.apply import Report, schedule_graph
-from overlap_sched.fx.reorder import reorder
-from overlap_sched.inductor.agree import key_of
+from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
+from overlap_sched.fx.reordering import reorder
+from overlap_sched.inductor.agree import graph_key
 from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.cache_key import Settings
 from overlap_sched.inductor.reporting import no_collectives, warn
+from overlap_sched.inductor.settings import Settings
 
 
 def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
@@ -17,7 +17,7 @@ def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | N
     Args:
         gm: The graph, or its module, which is recompiled.
         settings: How.
-        kind: ``"forward"``, ``"backward"`` or ``"inference"``; ``None``: told by its inputs.
+        kind: ``"forward"``, ``"backward"`` or ``"inference"``; ``None``: by the names of its inputs.
 
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
@@ -31,7 +31,7 @@ def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | N
     if not report.changed and list(graph.nodes) != before:
         reorder(gm, before)
     try:
-        attempt.told(report)
+        attempt.record(report)
     except Exception as error:  # the order is settled
         warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
 
@@ -45,9 +45,9 @@ def _plan(gm: fx.GraphModule | fx.Graph, graph: fx.Graph, attempt: Attempt, kind
     """What this rank would do by itself."""
     settings = attempt.settings
     name = attempt.name = graph_name(graph, kind)
-    attempt.key = key_of(graph, settings.stage)
+    attempt.key = graph_key(graph, settings.stage)
     report = schedule_graph(gm, settings.options, name=name, **settings.costs)
-    if report.schedule is None and report.reason == "the graph has no collectives":
+    if report.schedule is None and report.reason == NO_COLLECTIVES:
         attempt.key = None
         return no_collectives(name)
     attempt.problem = None if report.schedule is None else report.schedule.problem
@@ -55,7 +55,7 @@ def _plan(gm: fx.GraphModule | fx.Graph, graph: fx.Graph, attempt: Attempt, kind
 
 
 def _kind_of(graph: fx.Graph) -> str:
-    """Whether AOTAutograd made it a backward graph, which its inputs' names tell."""
+    """Whether AOTAutograd made it a backward graph, by the names of its inputs."""
     inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
     if any(name.startswith("tangents") for name in inputs):
         return "backward"

@@ -1,4 +1,4 @@
-"""Tells torch's own planner of memory what we know, so that generated code stays within the peak that was planned.
+"""Give torch's own memory planner the sizes that we know: generated code then stays within the peak that was planned.
 
 When code is written, Inductor lets a dead buffer lie for a later one of its size, as long as *its estimate* of the peak
 is not exceeded. That estimate counts the output of a kernel that writes over its input as new, and what stays inside a

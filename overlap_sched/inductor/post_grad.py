@@ -2,7 +2,7 @@
 
 Inductor reorders what it lowers, so an order that is set here survives only in part: the default under Inductor is
 :class:`~overlap_sched.inductor.scheduler_pass.SchedulerPass`. This one is for settings in which torch runs no passes
-behind fusion (``torch._inductor.config.deterministic``), and for those who lower graphs themselves.
+after fusion (``torch._inductor.config.deterministic``), and for those who lower graphs themselves.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from overlap_sched.inductor import cache_key
-from overlap_sched.inductor.cache_key import Settings
+from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -35,4 +35,4 @@ class PostGradPass(CustomGraphPass):
 
     def uuid(self) -> str | None:
         """Name of this package's version and of all settings, for torch's caches; ``None``: compile without them."""
-        return cache_key.uuid_after(self.before, cache_key.uuid(self.settings))
+        return key_after(self.before, settings_key(self.settings))

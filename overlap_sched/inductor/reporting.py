@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._logging import trace_structured
 
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.fx.apply import Report
+from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.problem import Kind
 from overlap_sched.scheduler.result import Figures
 
@@ -96,7 +96,7 @@ def clear_reports() -> None:
     _reports.clear()
 
 
-def keep(report: GraphReport) -> None:
+def record(report: GraphReport) -> None:
     """Keep, log and trace. To be called when the order is settled: nothing that fails here changes it any more."""
     try:
         _reports.append(report)
@@ -126,7 +126,7 @@ def rank() -> int:
 
 
 def several_ranks() -> bool:
-    """Whether more than one rank compiles (with torch's ``fake`` process group one plays all)."""
+    """Whether more than one rank compiles (with torch's ``fake`` process group one process stands for all)."""
     up = dist.is_available() and dist.is_initialized()
     return up and dist.get_world_size() > 1 and dist.get_backend() != "fake"
 
@@ -134,9 +134,9 @@ def several_ranks() -> bool:
 def no_collectives(name: str) -> Report:
     """The report of a graph without communication."""
     hint = (
-        "; fully_shard (FSDP2), DDP and other hooks keep theirs out of the graph, where nothing can move them: shard "
-        "with functional collectives or DTensor instead"
+        ". fully_shard (FSDP2), DDP and other hooks launch theirs outside of the graph, where they cannot be moved. "
+        "Shard with functional collectives or DTensor instead"
         if several_ranks()
         else ""
     )
-    return Report(name, reason=f"the graph has no collectives{hint}")
+    return Report(name, reason=f"{NO_COLLECTIVES}{hint}")

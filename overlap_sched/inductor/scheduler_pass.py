@@ -1,4 +1,4 @@
-"""The pass behind Inductor's fusion: its nodes in, the same nodes in our order out, or as they were.
+"""The pass after Inductor's fusion: its nodes in, the same nodes in our order out, or as they were.
 
     scheduler nodes -> problem -> schedule -> all ranks agree -> nodes in that order
             any failure before the ranks agree: the nodes as they were, and why
@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import key_of
+from overlap_sched.inductor.agree import graph_key
 from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.cache_key import Settings, uuid
+from overlap_sched.inductor.cache_key import settings_key
 from overlap_sched.inductor.reporting import no_collectives, warn
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
 from overlap_sched.scheduler.pipeline import schedule
 
 if TYPE_CHECKING:
-    from overlap_sched.inductor.lift import LiftedKernels
+    from overlap_sched.inductor.lifting import LiftedKernels
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class SchedulerPass:
             report = attempt.failed(error)
         ordered = planned.ordered if report.changed else original
         try:
-            attempt.told(report)
+            attempt.record(report)
             if report.changed:
                 _tell_planner(planned)
         except Exception as error:  # the order is settled
@@ -56,17 +57,17 @@ class SchedulerPass:
         return ordered
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.cache_key.uuid`.
+        """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.cache_key.settings_key`.
 
         Raises:
             TypeError: It has none; torch then compiles without its caches.
         """
         try:
-            name = uuid(self.settings)
+            name = settings_key(self.settings)
         except Exception:  # torch goes on without its caches on a TypeError alone
             name = None
         if name is None:
-            raise TypeError("this overlap_sched pass has no stable name: compile without caches")
+            raise TypeError("this overlap_sched pass has no stable cache key: compile without caches")
         return (_named, (name, self.settings))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SchedulerPass":
@@ -91,13 +92,13 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     """What this rank would do by itself."""
     check_torch()
     from overlap_sched.inductor import private
-    from overlap_sched.inductor.lift import lift_kernels
+    from overlap_sched.inductor.lifting import lift_kernels
 
     settings = attempt.settings
     attempt.name = private.graph_name()
     if not any(private.contains_collective(snode) for snode in snodes):
         return no_collectives(attempt.name)
-    attempt.key = key_of(private.V.graph.graph, settings.stage)
+    attempt.key = graph_key(private.V.graph.graph, settings.stage)
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
     lift_s = time.perf_counter() - began
@@ -119,7 +120,10 @@ def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequenc
     """
     ordered = lifted.reordered(order)
     if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
-        raise NotUnderstoodError(f"the order has {len(ordered)} nodes, the graph {len(snodes)}, or not the same ones.")
+        raise NotUnderstoodError(
+            f"the order has {len(ordered)} nodes and the graph has {len(snodes)}. "
+            "It must hold the same nodes, each once."
+        )
     return ordered
 
 

@@ -22,12 +22,12 @@ from torch._inductor import config
 from overlap_sched.cost import CostModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx.costs import Cost
-from overlap_sched.inductor.cache_key import Settings
 from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWatch
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
@@ -43,7 +43,7 @@ worse by the dependencies that it inserts."""
 
 
 class How(TypedDict, total=False):
-    """What may be told by name besides the options: fields of :class:`~overlap_sched.inductor.cache_key.Settings`."""
+    """What may be given by name besides the options: fields of :class:`~overlap_sched.inductor.settings.Settings`."""
 
     stage: Literal["inductor", "post_grad"]
     cost: Cost | None
@@ -63,10 +63,10 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
     Args:
         options: How to schedule; ``None``: the defaults (zero headroom).
         **how: ``stage``, ``cost``, ``model``, ``ranks_per_node``, ``ranks`` and ``timeout_s``, see
-            :class:`~overlap_sched.inductor.cache_key.Settings`.
+            :class:`~overlap_sched.inductor.settings.Settings`.
 
     Raises:
-        OptionsError: There is no such stage, or the ``tracker`` memory model was asked for behind fusion.
+        OptionsError: There is no such stage, or the ``tracker`` memory model was asked for after fusion.
     """
     _, changes = _changes(_settings(options, how))
     if dist.is_available():
@@ -113,11 +113,11 @@ def _settings(options: Options | None, how: How) -> Settings:
     settings = Settings(options or Options(), **how)
     model = settings.options.memory_model
     if settings.stage not in ("inductor", "post_grad"):
-        raise OptionsError(f"stage is {settings.stage!r}; it is 'inductor' or 'post_grad'.")
+        raise OptionsError(f"stage is {settings.stage!r}. It must be 'inductor' or 'post_grad'.")
     if settings.stage == "inductor" and model != "runtime":
         raise OptionsError(
-            f"memory_model is {model!r}, but behind Inductor's fusion memory is counted as it is at run "
-            "time. Leave it at 'runtime', or schedule before lowering (stage='post_grad')."
+            f"memory_model is {model!r}, but after Inductor's fusion only 'runtime' is supported. "
+            "Use 'runtime', or schedule before lowering (stage='post_grad')."
         )
     return settings
 
@@ -131,16 +131,18 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
         if name in known:
             changes[name] = False
             if known[name]:
-                notes.append(f"torch's {name} is off")
+                notes.append(f"torch's {name} is turned off")
     earlier = list(known[PASSES]) if known[PASSES_ON] else []
     theirs = [p for p in earlier if callable(p) and not isinstance(p, SchedulerPass)]
-    notes += [f"torch's pass {p!r} is off" for p in earlier if isinstance(p, str)]
-    notes += [f"{getattr(p, '__name__', type(p).__name__)} runs before" for p in theirs]
+    notes += [f"torch's pass {p!r} is turned off" for p in earlier if isinstance(p, str)]
+    notes += [f"{getattr(p, '__name__', type(p).__name__)} runs before this pass" for p in theirs]
     before = known[POST_GRAD]
     while isinstance(before, PostGradPass | DeterministicWatch):  # ours, of an outer block
         before = before.before
     if settings.stage == "post_grad":
-        settings = replace(settings, notes=(*notes, "Inductor reorders what it lowers: the order survives in part"))
+        settings = replace(
+            settings, notes=(*notes, "Inductor reorders the graph as it lowers it: only part of the order survives")
+        )
         changes[POST_GRAD] = PostGradPass(settings, before)
         changes[PASSES_ON], changes[PASSES] = bool(theirs), theirs
         return settings, changes

@@ -1,4 +1,4 @@
-"""Which versions of torch we know behind Inductor's fusion."""
+"""Which versions of torch we know after Inductor's fusion."""
 
 import torch
 
@@ -17,7 +17,7 @@ def check_torch(version: str = torch.__version__) -> None:
     first, last = SUPPORTED
     if not first <= tuple(int(part) for part in version.split(".")[:2]) <= last:
         raise TorchVersionError(
-            f"this is torch {version}; overlap_sched knows the Inductor scheduler of torch "
-            f"{first[0]}.{first[1]} to {last[0]}.{last[1]}. Use one of these, or schedule FX graphs "
-            "(backend='overlap_sched', schedule_graph), which works with any."
+            f"this is torch {version}, and overlap_sched supports the Inductor scheduler of torch "
+            f"{first[0]}.{first[1]} to {last[0]}.{last[1]}. Use one of these versions, or schedule FX graphs "
+            "(backend='overlap_sched' or schedule_graph), which works with any version."
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from overlap_sched.distributed import TIMEOUT_S, Agreement, Verdict, agree, broadcast_costs, membership, run_token
-from overlap_sched.distributed.backoff import Patience
+from overlap_sched.distributed.backoff import Backoff
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 from tests.support.agreement_examples import MemoryStore, digest
 
@@ -51,8 +51,8 @@ def joined(
 
 def test_pauses_grow_and_end_with_the_limit() -> None:
     clock, at_s = Clock(), [0.0]
-    patience = Patience(clock, clock.sleep)
-    while patience.pause(0.5):
+    backoff = Backoff(clock, clock.sleep)
+    while backoff.pause(0.5):
         at_s.append(clock.now_s)
     pauses_ms = [round(1000 * (after - before)) for before, after in pairwise(at_s)]
     assert pauses_ms == [1, 2, 4, 8, 16, 32, 64, 100, 100, 100, 73]
@@ -66,9 +66,9 @@ def test_a_rank_alone_agrees_with_itself() -> None:
 
 
 @pytest.mark.parametrize("given", [{"store": MemoryStore()}, {"rank": 0}, {"store": MemoryStore(), "rank": 0}])
-def test_a_place_given_by_halves(given: dict[str, Any]) -> None:
+def test_a_membership_given_in_part(given: dict[str, Any]) -> None:
     for call in (lambda: agree(A, **given), lambda: broadcast_costs({}, **given), lambda: run_token(**given)):
-        with pytest.raises(OptionsError, match="Give all three, or none to take those of the default process group"):
+        with pytest.raises(OptionsError, match="Give all three, or none to use the default process group"):
             call()
 
 
@@ -94,8 +94,8 @@ def test_strict_raises_the_same_reason() -> None:
     with pytest.raises(AgreementError) as caught:
         joined(store, 0, strict=True, timeout_s=5.0)
     assert str(caught.value) == (
-        "the ranks do not agree on an order for graph 'aten.mm': rank 1 has not shown the order for graph 'aten.mm' "
-        "within 5 s. Such a rank has died, compiles other graphs, is slower than that, or took the graph from a "
+        "the ranks do not agree on an order for graph 'aten.mm': rank 1 did not publish an order for graph "
+        "'aten.mm' within 5 s. Such a rank died, compiles other graphs, is slower than that, or took the graph from a "
         "cache: see docs/agreement.md."
     )
 
@@ -133,7 +133,9 @@ def test_some_ranks_agree_without_the_others() -> None:
     assert not joined(store, 1, world_size=4).agreed  # all four are another set
     with pytest.raises(OptionsError) as caught:
         joined(store, 0, world_size=4, ranks=[1, 3])
-    assert str(caught.value) == "ranks [1, 3] must be some of 0 to 3 and hold this one (0)."
+    assert str(caught.value) == (
+        "ranks is [1, 3]. Every rank must be between 0 and 3, and this rank (0) must be among them."
+    )
 
 
 STORES = ["HashStore", "FileStore", "TCPStore"]
@@ -225,7 +227,7 @@ def test_a_store_that_fails_once_leaves_no_doubt(done: bool) -> None:
         (recorded,) = (value for key, value in store.values.items() if key.endswith("/verdict"))
         assert result.verdict == Verdict.from_json(recorded.decode())
         assert not result.in_doubt
-        reasons = "rank 0 failed while ranks agreed: RuntimeError: Broken pipe", "rank 1 has not shown the order"
+        reasons = "rank 0 failed while the ranks were agreeing: RuntimeError: Broken pipe", "rank 1 did not publish"
         assert str(result.reason).startswith(reasons)
 
 
@@ -237,7 +239,7 @@ def test_a_store_that_fails_for_good_leaves_a_doubt_where_others_may_count_on_th
         unknown = ", so this rank does not know what the others decided" if result.in_doubt else ""
         assert result.reason == (
             f"the store of the process group failed (RuntimeError: Broken pipe){unknown}. "
-            "Is the process that serves the store (rank 0, or torchrun) still there?"
+            "Is the process that serves the store (rank 0, or torchrun) still running?"
         )
         with pytest.raises(AgreementError, match="Broken pipe"):
             joined(Failing(store.at, lasting=True, done=done), 0, timeout_s=0.01, strict=True)
@@ -278,7 +280,7 @@ def c10d(**more: Any) -> SimpleNamespace:
 def test_a_torch_that_hides_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "_initialized", c10d)
     reason = (
-        "the store of the default process group cannot be had: AttributeError: 'types.SimpleNamespace' object has no "
+        "cannot get the store of the default process group: AttributeError: 'types.SimpleNamespace' object has no "
         "attribute '_get_default_store'. Call torch.distributed.init_process_group with init_method or store (torch "
         "2.11 to 2.13)."
     )
@@ -321,7 +323,7 @@ def test_costs_that_do_not_come() -> None:
     with pytest.warns(OverlapSchedWarning) as warned:
         assert costs_of(MemoryStore(), 1, {"mm": 7.0}) == {"mm": 7.0}
     assert str(warned[0].message) == (
-        "the costs 'costs' of rank 0 cannot be had (rank 0 has not shown them within 300 s). This rank uses its own."
+        "cannot get the costs 'costs' of rank 0 (rank 0 did not publish them within 300 s). This rank uses its own."
     )
     with pytest.warns(OverlapSchedWarning, match="RuntimeError: Broken pipe"):
         costs_of(Failing(1, lasting=True), 1, {"mm": 7.0})

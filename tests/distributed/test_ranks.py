@@ -19,17 +19,17 @@ def job(scenes: str, ranks: int, folder: Path) -> list[dict[str, Any] | None]:
 
 
 class Job:
-    """What a job's ranks were told: ``on(scene)`` is one entry per rank that lived."""
+    """What a job's ranks decided: ``on(scene)`` is one entry per rank that lived."""
 
-    def __init__(self, told: list[dict[str, Any] | None]) -> None:
-        self.told = told
-        self.last = len(told) - 1
+    def __init__(self, outcomes: list[dict[str, Any] | None]) -> None:
+        self.outcomes = outcomes
+        self.last = len(outcomes) - 1
 
     def on(self, scene: str) -> list[Any]:
-        return [rank[scene] for rank in self.told if rank is not None and scene in rank]
+        return [rank[scene] for rank in self.outcomes if rank is not None and scene in rank]
 
     def same(self, scene: str) -> dict[str, Any]:
-        """The one thing that all ranks were told."""
+        """The one thing that all ranks decided."""
         first, *others = self.on(scene)
         assert all(other == first for other in others)
         result: dict[str, Any] = first
@@ -38,9 +38,9 @@ class Job:
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two ranks", "four ranks"])
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    told = job("scenes", request.param, tmp_path_factory.mktemp("scenes"))
-    assert None not in told
-    return Job(told)
+    outcomes = job("scenes", request.param, tmp_path_factory.mktemp("scenes"))
+    assert None not in outcomes
+    return Job(outcomes)
 
 
 def test_equal_graphs_agree(ran: Job) -> None:
@@ -49,15 +49,15 @@ def test_equal_graphs_agree(ran: Job) -> None:
 
 @pytest.mark.parametrize(("scene", "part"), [("options", "options"), ("costs", "costs"), ("order", "order")])
 def test_one_rank_with_another(ran: Job, scene: str, part: str) -> None:
-    told = ran.same(scene)
-    assert not told["agreed"]
-    assert told["differs"] == {part: [list(range(ran.last)), [ran.last]]}
+    outcome = ran.same(scene)
+    assert not outcome["agreed"]
+    assert outcome["differs"] == {part: [list(range(ran.last)), [ran.last]]}
 
 
 def test_one_rank_with_another_graph(ran: Job) -> None:
-    told = ran.same("graph")
-    assert told["differs"] == {"problem": [list(range(ran.last)), [ran.last]]}
-    assert f"(rank 0 compiles 'graph', rank {ran.last} compiles 'another')" in told["reason"]
+    outcome = ran.same("graph")
+    assert outcome["differs"] == {"problem": [list(range(ran.last)), [ran.last]]}
+    assert f"(rank 0 compiles 'graph', rank {ran.last} compiles 'another')" in outcome["reason"]
 
 
 def test_measured_costs_taken_from_rank_0(ran: Job) -> None:
@@ -65,20 +65,20 @@ def test_measured_costs_taken_from_rank_0(ran: Job) -> None:
 
 
 def test_graphs_compiled_in_different_order(ran: Job) -> None:
-    told = ran.same("different order")
-    assert sorted(told) == ["one", "other"]
-    assert not all(graph["agreed"] for graph in told.values())
-    assert not any(graph["missing"] for graph in told.values())
+    outcome = ran.same("different order")
+    assert sorted(outcome) == ["one", "other"]
+    assert not all(graph["agreed"] for graph in outcome.values())
+    assert not any(graph["missing"] for graph in outcome.values())
 
 
 def test_a_cache_hit_on_one_rank_and_a_miss_on_the_others(ran: Job) -> None:
-    assert [len(told) for told in ran.on("hit and miss")] == [2] * ran.last + [1]
-    assert all(told["agreed"] for rank in ran.on("hit and miss") for told in rank)
+    assert [len(outcome) for outcome in ran.on("hit and miss")] == [2] * ran.last + [1]
+    assert all(outcome["agreed"] for rank in ran.on("hit and miss") for outcome in rank)
 
 
 def test_a_rank_that_comes_around_the_limit(ran: Job) -> None:
-    for told in zip(*ran.on("late"), strict=True):
-        assert all(one == told[0] for one in told)
+    for outcome in zip(*ran.on("late"), strict=True):
+        assert all(one == outcome[0] for one in outcome)
 
 
 def test_a_run_has_one_token(ran: Job) -> None:
@@ -93,14 +93,14 @@ def test_the_process_group_is_as_it_was(ran: Job) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_one_rank_dies(ranks: int, tmp_path: Path) -> None:
     ran = Job(job("one_dies", ranks, tmp_path))
-    assert ran.told[ran.last] is None
-    told = ran.same("died")
-    assert (told["agreed"], told["missing"], told["in_doubt"]) == (False, [ran.last], False)
-    assert told["reason"].startswith(f"rank {ran.last} has not shown the order for graph 'died' within 1 s.")
+    assert ran.outcomes[ran.last] is None
+    outcome = ran.same("died")
+    assert (outcome["agreed"], outcome["missing"], outcome["in_doubt"]) == (False, [ran.last], False)
+    assert outcome["reason"].startswith(f"rank {ran.last} did not publish an order for graph 'died' within 1 s.")
 
 
 @pytest.mark.slow
 def test_the_rank_that_serves_the_store_dies(tmp_path: Path) -> None:
-    (told,) = Job(job("server_dies", 2, tmp_path)).on("no store")
-    assert (told["agreed"], told["in_doubt"]) == (False, True)
-    assert "Is the process that serves the store" in told["reason"]
+    (outcome,) = Job(job("server_dies", 2, tmp_path)).on("no store")
+    assert (outcome["agreed"], outcome["in_doubt"]) == (False, True)
+    assert "Is the process that serves the store" in outcome["reason"]

@@ -1,4 +1,4 @@
-"""What is said when ranks differ, word by word."""
+"""The messages when ranks differ, word by word."""
 
 from dataclasses import replace
 
@@ -58,11 +58,11 @@ def test_who_is_missing() -> None:
     verdict = absent([2], "backward", 300.0)
     assert verdict.missing == (2,)
     assert verdict.reason == (
-        "rank 2 has not shown the order for graph 'backward' within 300 s. Such a rank has died, compiles other "
+        "rank 2 did not publish an order for graph 'backward' within 300 s. Such a rank died, compiles other "
         "graphs, is slower than that, or took the graph from a cache: see docs/agreement.md."
     )
     assert Verdict.from_json(verdict.to_json()) == verdict
-    assert str(absent([1, 2], "x", 30.0).reason).startswith("ranks 1-2 have not shown")
+    assert str(absent([1, 2], "x", 30.0).reason).startswith("ranks 1-2 did not publish an order")
 
 
 def test_thousands_of_ranks_stay_readable() -> None:

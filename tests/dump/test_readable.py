@@ -12,7 +12,7 @@ from overlap_sched import errors
 from overlap_sched.dump.literals import UnknownOp
 from overlap_sched.dump.load import Dump
 from overlap_sched.fx.groups import carried_groups
-from overlap_sched.fx.lift import lift
+from overlap_sched.fx.lifting import lift
 from tests.support.dump_graphs import (
     RANKS,
     fake_world,

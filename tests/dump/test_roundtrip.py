@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.dump.load import Dump, load_dump
 from overlap_sched.fx.groups import carried_groups
-from overlap_sched.fx.lift import lift
+from overlap_sched.fx.lifting import lift
 from tests.support.dump_graphs import (
     RANKS,
     compiled,

@@ -146,7 +146,7 @@ def test_what_is_no_time(time: Any) -> None:
     with pytest.raises(CostError) as error:
         lift(gm, cost=lambda node: time)
     assert str(error.value) == (
-        f"cost() returned {time!r} for node 'mm'. Return microseconds, 0 or more, or None for the model's own."
+        f"cost() returned {time!r} for node 'mm'. Return microseconds, 0 or more, or None to use the cost model."
     )
 
 
@@ -163,7 +163,7 @@ def test_names_that_are_no_inputs() -> None:
     with pytest.raises(InputNameError) as error:
         lift(gm, parameters=["x_1", "y"])
     assert str(error.value) == (
-        "parameters names 'y', which is not an input of the graph (is it 'y_1'?). "
+        "parameters names 'y', which is not an input of the graph (did you mean 'y_1'?). "
         "Give names of placeholder nodes, or a function of them."
     )
 

@@ -157,7 +157,7 @@ def test_an_order_of_other_nodes_is_refused() -> None:
     with pytest.raises(OrderError) as error:
         reorder(gm, [*nodes[:-1], nodes[0]])
     assert str(error.value) == (
-        "the order has 13 nodes (12 different), the graph 13. List each of the graph's nodes once."
+        "the order has 13 nodes (12 different) and the graph has 13. List each of the graph's nodes once."
     )
     assert list(gm.graph.nodes) == nodes
 
@@ -169,18 +169,18 @@ def test_lifting_is_deterministic_and_only_reads() -> None:
     assert names(gm) == before
 
 
-def test_the_facts_of_an_operator_are_found_once() -> None:
+def test_the_traits_of_an_operator_are_found_once() -> None:
     """Work, not seconds: ten thousand nodes of few operators parse few schemas."""
-    facts = importlib.import_module("overlap_sched.fx.operator_traits").facts_of
+    traits = importlib.import_module("overlap_sched.fx.operators").traits_of
     b = Builder()
     x = b.input("x")
     for i in range(2000):
         x = b.call(f"n{i}", (torch.ops.aten.sin if i % 2 else torch.ops.aten.cos).default, x)
     gm = b.done(x)
     lift(gm)
-    misses = facts.cache_info().misses
+    misses = traits.cache_info().misses
     lift(gm)
-    assert facts.cache_info().misses == misses
+    assert traits.cache_info().misses == misses
 
 
 # --- real runs: a world of one, gloo -----------------------------------------------------------------------------

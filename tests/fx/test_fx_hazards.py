@@ -12,7 +12,8 @@ from torch._higher_order_ops.effects import with_effects
 from torch._subclasses import FakeTensorMode
 
 from overlap_sched.fx import lift
-from overlap_sched.fx.operator_traits import Keeps, facts_of
+from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.ordering import Ordering
 from tests.support.fx_graphs import ATEN, C10D, trace
 
 
@@ -101,6 +102,15 @@ def test_unknown_calls_keep_their_place_among_all_that_is_impure() -> None:
     assert lift(gm).notes["unknown_op"] == 1
 
 
+def test_a_host_stop_stays_on_its_side_of_an_unknown_call() -> None:
+    b = Builder()
+    x, y = b.input("x", "meta"), b.input("y")
+    b.call("stop", ATEN._to_copy.default, x, device="cpu")
+    b.call("who_knows", unknown, y)
+    b.call("stop2", ATEN._to_copy.default, x, device="cpu")
+    assert hazards_of(b.done(x)) == {("stop", "who_knows"), ("who_knows", "stop2")}
+
+
 def test_modules_and_methods_are_unknown() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
@@ -137,7 +147,7 @@ def test_everything_keeps_its_side_of_a_fence(fence: Any, args: tuple[Any, ...])
 
 def test_autocast_and_grad_mode_are_fences() -> None:
     for target in (torch.amp._enter_autocast, torch.amp._exit_autocast, torch._C._set_grad_enabled):
-        assert facts_of(target).keeps is Keeps.FENCE
+        assert traits_of(target).ordering is Ordering.FENCE
 
 
 def test_readers_of_a_non_blocking_copy_stay_behind_the_stop() -> None:
@@ -206,7 +216,7 @@ def subgraph(*targets: Any) -> fx.GraphModule:
 
 
 @pytest.mark.parametrize(
-    ("inner", "keeps"),
+    ("inner", "ordering"),
     [
         (ATEN.sin.default, None),
         (ATEN.rand_like.default, "random"),
@@ -215,7 +225,7 @@ def subgraph(*targets: Any) -> fx.GraphModule:
     ],
     ids=lambda p: str(p),
 )
-def test_a_node_with_a_subgraph_does_what_the_subgraph_does(inner: Any, keeps: str | None) -> None:
+def test_a_node_with_a_subgraph_does_what_the_subgraph_does(inner: Any, ordering: str | None) -> None:
     root = torch.nn.Module()
     root.body = subgraph(inner)
     b = Builder()
@@ -229,7 +239,7 @@ def test_a_node_with_a_subgraph_does_what_the_subgraph_does(inner: Any, keeps: s
         "random": {("rand", "run")},
         "barrier": {("rand", "run"), ("write", "run")},
     }
-    assert {pair for pair in hazards_of(b.done(x, root=root)) if pair[1] == "run"} == expected[keeps]
+    assert {pair for pair in hazards_of(b.done(x, root=root)) if pair[1] == "run"} == expected[ordering]
 
 
 @pytest.mark.parametrize(("operator_name", "barrier"), [("invoke_subgraph", True), ("flex_attention", False)])
@@ -288,15 +298,15 @@ def test_the_same_attribute_fetched_twice_is_one_storage() -> None:
 
 
 def test_dynamo_style_item_assignment_writes() -> None:
-    facts = facts_of(operator.setitem)
-    assert facts.writes_all
-    assert facts_of(operator.iadd).writes_all
-    assert facts_of(operator.add).plain
-    assert facts_of(torch.sym_max).plain
+    traits = traits_of(operator.setitem)
+    assert traits.writes_all
+    assert traits_of(operator.iadd).writes_all
+    assert traits_of(operator.add).plain
+    assert traits_of(torch.sym_max).plain
 
 
 def test_mutable_ops_of_every_kind_are_seen() -> None:
-    """Each operator that torch marks as mutable writes something, as far as our facts go."""
+    """Each operator that torch marks as mutable writes something, as far as our traits go."""
     seen = 0
     for name in (
         "add_",
@@ -313,7 +323,7 @@ def test_mutable_ops_of_every_kind_are_seen() -> None:
             op = getattr(packet, overload)
             if op._schema.is_mutable:
                 seen += 1
-                assert facts_of(op).writes or facts_of(op).writes_all, op
+                assert traits_of(op).writes or traits_of(op).writes_all, op
     assert seen > 10
 
 

@@ -36,7 +36,7 @@ def dead(x: Tensor, y: Tensor) -> Any:
 
 
 def live_after(problem: Problem, order: Order) -> list[int]:
-    """Bytes live after each node has run and what is dead is freed: what torch's tracker tells."""
+    """Bytes live after each node has run and what is dead is freed: what torch's tracker reports."""
     left = [0] * len(problem.storages)
     for node in problem.nodes:
         for s in node.use:

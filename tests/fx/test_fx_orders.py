@@ -172,7 +172,7 @@ def test_without_hazards_some_order_would_be_wrong(f: Callable[..., Any], monkey
     """The graphs above can fail: without the hazards' dependencies they do (save where data flow is all there is)."""
     if f in (coalesced, copy_to_an_input_at_the_end):
         pytest.skip("data flow alone orders it, or nothing reads what is written")
-    monkeypatch.setattr(importlib.import_module("overlap_sched.fx.lift"), "hazards", lambda reading: {})
+    monkeypatch.setattr(importlib.import_module("overlap_sched.fx.lifting"), "graph_hazards", lambda *_: {})
     gm = trace(f, (4, 4), (4, 4))
     expected = {timing: outcome(gm, timing) for timing in TIMINGS}
     rng = random.Random(0)
@@ -186,7 +186,7 @@ def random_program(seed: int) -> Callable[..., Any]:
     script = [(rng.randrange(16), rng.random(), rng.random()) for _ in range(rng.randrange(6, 28))]
 
     def f(x: Tensor, y: Tensor) -> Any:
-        values, flying, buffer = [x, y, x + y], [], torch.zeros(RANKS * 4, 4)
+        values, in_flight, buffer = [x, y, x + y], [], torch.zeros(RANKS * 4, 4)
         for op, i, j in script:
             a, b = values[int(i * len(values))], values[int(j * len(values))]
             if op == 0:
@@ -202,23 +202,23 @@ def random_program(seed: int) -> Callable[..., Any]:
             elif op == 5:
                 values.append(ATEN.copy_.default(b, a * 1.5))
             elif op == 6:
-                flying.append(gather(a.contiguous()))
+                in_flight.append(gather(a.contiguous()))
             elif op == 7:
-                flying.append(scatter(torch.cat([a, b]), "1"))
+                in_flight.append(scatter(torch.cat([a, b]), "1"))
             elif op == 8:
-                flying.append(C10D.all_reduce_(a + 0.0 if i < 0.5 else a, "sum", "0"))
+                in_flight.append(C10D.all_reduce_(a + 0.0 if i < 0.5 else a, "sum", "0"))
             elif op == 9:
-                flying += C10D.all_gather_into_tensor_coalesced([a, b], RANKS, "0")
+                in_flight += C10D.all_gather_into_tensor_coalesced([a, b], RANKS, "0")
             elif op == 10:
-                flying.append(C10D.all_gather_into_tensor_out(a, RANKS, "1", out=buffer))
+                in_flight.append(C10D.all_gather_into_tensor_out(a, RANKS, "1", out=buffer))
                 values.append(buffer[4:])
             elif op == 11:
                 torch._foreach_mul_([a, b], 0.5)
-            elif op == 12 and flying:
-                flying.append(flying[int(i * len(flying))].unsqueeze(0).squeeze(0))
-            elif flying:
-                values.append(wait(flying.pop(int(i * len(flying))))[:4])
-        return [v + 1 for v in values], [wait(w) for w in flying]
+            elif op == 12 and in_flight:
+                in_flight.append(in_flight[int(i * len(in_flight))].unsqueeze(0).squeeze(0))
+            elif in_flight:
+                values.append(wait(in_flight.pop(int(i * len(in_flight))))[:4])
+        return [v + 1 for v in values], [wait(w) for w in in_flight]
 
     return f
 

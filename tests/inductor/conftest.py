@@ -11,7 +11,7 @@ from torch._inductor.utils import run_and_get_code
 
 import overlap_sched
 from overlap_sched.inductor.reporting import GraphReport
-from tests.support.inductor.models import Net, played_ranks, step
+from tests.support.inductor.models import Net, emulated_ranks, step
 
 with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -21,8 +21,8 @@ with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is f
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[None]:
-    """A process group in which this process plays two ranks."""
-    with played_ranks():
+    """A process group in which this process stands for two ranks."""
+    with emulated_ranks():
         yield
 
 
@@ -80,7 +80,7 @@ def plain(ranks: None) -> Compiled:
 
 @pytest.fixture(scope="module")
 def ours(ranks: None) -> Compiled:
-    """Compiled by Inductor, scheduled behind fusion with room to move."""
+    """Compiled by Inductor, scheduled after fusion with room to move."""
     options = overlap_sched.inductor_options(overlap_sched.Options(headroom="20%", strict=True))
     return compiled_step(own_functions=True, options=options)
 

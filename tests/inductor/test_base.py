@@ -42,9 +42,9 @@ def run(**compile_arguments: Any) -> torch.Tensor:
 
 def plan_of(stage: str, options: Options) -> Schedule:
     """The only graph's, which was scheduled, kept its promises and is in the new order."""
-    (told,) = overlap_sched.reports()
-    plan = told.report.schedule
-    assert (told.stage, told.report.changed, told.report.reason) == (stage, True, None)
+    (graph,) = overlap_sched.reports()
+    plan = graph.report.schedule
+    assert (graph.stage, graph.report.changed, graph.report.reason) == (stage, True, None)
     assert plan is not None
     assert plan.options == options
     assert plan.fell_back is None

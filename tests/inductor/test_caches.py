@@ -16,7 +16,8 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Compute, Roofline
 from overlap_sched.inductor import cache_key
-from overlap_sched.inductor.cache_key import Settings, uuid
+from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.settings import Settings
 from tests.support.inductor.generated import events, numbered
 from tests.support.inductor.models import Net, step
 
@@ -49,8 +50,8 @@ class PlainModel:
 
 
 def test_the_same_settings_have_the_same_name() -> None:
-    one = uuid(Settings(Options(headroom="1GiB"), model=Roofline()))
-    assert one == uuid(Settings(Options(headroom="1GiB"), model=Roofline(), notes=("torch's pass is off",)))
+    one = settings_key(Settings(Options(headroom="1GiB"), model=Roofline()))
+    assert one == settings_key(Settings(Options(headroom="1GiB"), model=Roofline(), notes=("torch's pass is off",)))
     assert one is not None
 
 
@@ -67,22 +68,22 @@ def test_everything_that_an_order_depends_on_changes_the_name(monkeypatch: pytes
         Settings(Options(), cost=NamedCost("a")),
         Settings(Options(), cost=NamedCost("b")),
     ]
-    names = [uuid(one) for one in settings]
+    names = [settings_key(one) for one in settings]
     monkeypatch.setattr(cache_key, "_package", lambda: "another version")
-    names.append(uuid(Settings(Options())))
+    names.append(settings_key(Settings(Options())))
     assert None not in names
     assert len(set(names)) == len(names)
 
 
 def test_what_has_no_name_is_not_cached() -> None:
-    assert uuid(Settings(Options(), cost=free)) is None
-    assert uuid(Settings(Options(), model=PlainModel())) is None
+    assert settings_key(Settings(Options(), cost=free)) is None
+    assert settings_key(Settings(Options(), model=PlainModel())) is None
 
 
 def test_ranks_that_must_agree_do_not_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_key, "several_ranks", lambda: True)
-    assert uuid(Settings(Options())) is None
-    assert uuid(Settings(Options(agreement="none"))) is not None
+    assert settings_key(Settings(Options())) is None
+    assert settings_key(Settings(Options(agreement="none"))) is not None
 
 
 def test_a_pass_is_hashed_by_its_name() -> None:

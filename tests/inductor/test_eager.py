@@ -104,7 +104,7 @@ def test_an_unknown_option_is_named() -> None:
     with pytest.raises(OptionsError) as error:
         overlap_sched.backend(torch.fx.GraphModule({}, torch.fx.Graph()), [], options={"headrom": 1})
     assert str(error.value) == (
-        "there is no option 'headrom'; there are headroom, budget, memory_model, preserve_collective_order, "
+        "there is no option 'headrom'. The options are headroom, budget, memory_model, preserve_collective_order, "
         "base, effort, strict, agreement."
     )
 
@@ -130,4 +130,4 @@ def test_before_lowering_is_reported_with_its_caveat(before_lowering: Compiled) 
     for report in before_lowering.reports:
         assert report.stage == "post_grad"
         assert report.report.changed
-        assert report.settings == ("Inductor reorders what it lowers: the order survives in part",)
+        assert report.settings == ("Inductor reorders the graph as it lowers it: only part of the order survives",)

@@ -216,7 +216,7 @@ def grouping(snodes: list[Any]) -> list[Any]:
     return [*snodes[:at], GroupedSchedulerNode.create(snodes[at : at + 2]), *snodes[at + 2 :]]
 
 
-def test_communication_in_a_group_of_nodes_is_left_alone_and_said() -> None:
+def test_communication_in_a_group_of_nodes_is_left_alone_and_reported() -> None:
     theirs = {"reorder_for_compute_comm_overlap": True, "reorder_for_compute_comm_overlap_passes": [grouping]}
     expected, code = run(reduces, theirs)
     with torch._inductor.config.patch(theirs):
@@ -225,10 +225,10 @@ def test_communication_in_a_group_of_nodes_is_left_alone_and_said() -> None:
         results, ours = run(reduces, settings)
     assert same(results, expected)
     assert events(ours) == events(code)
-    assert main_report().settings == ("grouping runs before",)
+    assert main_report().settings == ("grouping runs before this pass",)
     (message,) = (str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning))
     assert re.fullmatch(
         r"overlap_sched leaves 'inference 0/0' as it was: NotUnderstoodError: 'op\d+_op\d+' groups communication with "
-        r"other nodes \(by another pass, which put them there\)\. Turn that pass off\.",
+        r"other nodes\. Another pass has grouped them: turn that pass off\.",
         message,
     )

@@ -76,7 +76,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
 
 
-def told() -> list[tuple[str, bool]]:
+def outcomes() -> list[tuple[str, bool]]:
     """Of each report, whether forward or backward, and whether the graph has another order now."""
     return [(report.name.split()[0], report.report.changed) for report in overlap_sched.reports()]
 
@@ -121,7 +121,7 @@ def test_an_input_without_a_gradient() -> None:
 
     expected = alone(step)
     assert same(scheduled(step), expected)
-    assert told() == [("forward", True), ("backward", True)]
+    assert outcomes() == [("forward", True), ("backward", True)]
 
 
 def test_symbolic_sizes() -> None:
@@ -131,7 +131,7 @@ def test_symbolic_sizes() -> None:
 
     expected = alone(step)
     assert same(scheduled(step), expected)
-    assert told() == [("forward", True), ("backward", True)]  # one symbolic graph serves both sizes
+    assert outcomes() == [("forward", True), ("backward", True)]  # one symbolic graph serves both sizes
 
 
 def test_another_size_compiles_again() -> None:
@@ -141,7 +141,7 @@ def test_another_size_compiles_again() -> None:
 
     expected = alone(step)
     assert same(scheduled(step), expected)
-    assert told() == [("forward", True), ("backward", True)] * 2  # static first, then symbolic
+    assert outcomes() == [("forward", True), ("backward", True)] * 2  # static first, then symbolic
     names = [report.name for report in overlap_sched.reports()]
     assert names == ["forward 0/0", "backward 0/0", "forward 0/1", "backward 0/1"]
 
@@ -153,7 +153,7 @@ def test_activation_checkpointing_gathers_again_in_backward() -> None:
 
     expected = alone(step)
     assert same(scheduled(step), expected)
-    assert told() == [("forward", True), ("backward", True)]
+    assert outcomes() == [("forward", True), ("backward", True)]
     plan = overlap_sched.reports()[1].report.schedule
     assert plan is not None
     ops = [plan.problem.nodes[v].op for v in plan.problem.collectives]
@@ -174,7 +174,7 @@ def test_several_graphs_after_a_graph_break() -> None:
 
     expected = alone(step)
     assert same(scheduled(step), expected)
-    assert [kind for kind, _ in told()] == ["forward", "forward", "backward", "backward"]
+    assert [kind for kind, _ in outcomes()] == ["forward", "forward", "backward", "backward"]
     assert all(report.report.schedule is not None for report in overlap_sched.reports())
 
 
@@ -187,7 +187,7 @@ def test_inference(mode: Any) -> None:
 
     expected = alone(step)
     assert same(scheduled(step), expected)
-    assert told() == [("inference", True)]
+    assert outcomes() == [("inference", True)]
 
 
 def test_a_compiled_optimizer_step() -> None:
@@ -214,7 +214,7 @@ def test_a_compiled_optimizer_step() -> None:
 
     expected = alone(step)
     assert same(scheduled(step), expected)
-    assert {kind for kind, _ in told()} == {"inference"}
+    assert {kind for kind, _ in outcomes()} == {"inference"}
     assert all(report.report.schedule is not None for report in overlap_sched.reports())
 
 
@@ -237,7 +237,7 @@ def test_caches_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected = alone(trained_once)
     with torch._inductor.config.patch(fx_graph_cache=True), torch._functorch.config.patch(enable_autograd_cache=True):
         assert same(scheduled(trained_once), expected)
-        assert told() == [("forward", True), ("backward", True)]
+        assert outcomes() == [("forward", True), ("backward", True)]
         counters.clear()
         assert same(scheduled(trained_once), expected)
         assert counters["inductor"]["fxgraph_cache_hit"] == 2
@@ -258,12 +258,12 @@ def test_deterministic_mode_keeps_the_original_order_and_says_so() -> None:
     with pytest.warns(OverlapSchedWarning) as warned:
         results = scheduled(trained_once)
     assert same(results, expected)
-    said = [str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning)]
-    assert said == [
+    messages = [str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning)]
+    assert messages == [
         f"overlap_sched {what}: {NOT_RUN}"
         for what in ("cannot run", "leaves 'forward 0/0' as it was", "leaves 'backward 0/0' as it was")
     ]
-    assert told() == [("forward", False), ("backward", False)]
+    assert outcomes() == [("forward", False), ("backward", False)]
 
 
 def test_deterministic_mode_that_comes_later_is_not_silent() -> None:
@@ -278,8 +278,8 @@ def test_deterministic_mode_that_comes_later_is_not_silent() -> None:
             torch.use_deterministic_algorithms(False)
     assert all(map(torch.allclose, results, expected))
     assert str(warned[0].message) == (
-        "overlap_sched leaves 'forward 0/0' as it was: torch._inductor.config.deterministic is on, with which torch "
-        "runs no pass behind fusion, so orders stay as they are. Turn it off, or schedule before lowering "
+        "overlap_sched leaves 'forward 0/0' as it was: torch._inductor.config.deterministic is on. torch then runs "
+        "no pass after fusion, so the order stays as it is. Turn it off, or schedule before lowering "
         "(stage='post_grad')."
     )
     assert {report.report.reason for report in overlap_sched.reports()} == {NOT_RUN}
@@ -292,7 +292,7 @@ def test_deterministic_mode_before_lowering() -> None:
     with overlap_sched.enabled(Options(headroom="50%", strict=True), stage="post_grad", model=SLOW_NETWORK):
         results = trained_once()
     assert same(results, expected)
-    assert told() == [("forward", True), ("backward", True)]
+    assert outcomes() == [("forward", True), ("backward", True)]
 
 
 def test_cpp_wrapper() -> None:
@@ -302,4 +302,4 @@ def test_cpp_wrapper() -> None:
         except torch._inductor.exc.InductorError as error:
             pytest.skip(f"torch {torch.__version__} itself cannot: {str(error).splitlines()[0]}")
         assert same(scheduled(trained_once), expected)
-    assert told() == [("forward", True), ("backward", True)]
+    assert outcomes() == [("forward", True), ("backward", True)]

@@ -14,7 +14,7 @@ import pytest
 import overlap_sched
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import reporting
-from overlap_sched.inductor.reporting import GraphReport, keep, no_collectives
+from overlap_sched.inductor.reporting import GraphReport, no_collectives, record
 from tests.inductor.conftest import Compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ def none_kept() -> Any:
 
 def test_the_last_256_are_kept() -> None:
     for number in range(300):
-        keep(GraphReport(str(number), "inductor", Report("x", reason="none")))
+        record(GraphReport(str(number), "inductor", Report("x", reason="none")))
     kept = overlap_sched.reports()
     assert len(kept) == reporting.KEPT == 256
     assert (kept[0].name, kept[-1].name) == ("44", "299")
@@ -51,10 +51,12 @@ def test_one_line_says_why_not() -> None:
 
 
 def test_all_of_it_names_the_settings(ours: Compiled) -> None:
-    report = GraphReport("forward 0/0", "inductor", ours.reports[0].report, ("torch's pass 'sink_waits' is off",))
+    report = GraphReport(
+        "forward 0/0", "inductor", ours.reports[0].report, ("torch's pass 'sink_waits' is turned off",)
+    )
     lines = str(report).split("\n")
     assert lines[0] == "inductor: forward 0/0: reordered"
-    assert lines[-1] == "  setting: torch's pass 'sink_waits' is off"
+    assert lines[-1] == "  setting: torch's pass 'sink_waits' is turned off"
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
@@ -63,7 +65,7 @@ def test_only_rank_0_logs_the_line(
 ) -> None:
     monkeypatch.setattr(reporting, "rank", lambda: rank)
     with caplog.at_level(logging.INFO, logger="overlap_sched"):
-        keep(GraphReport("a", "inductor", Report("a", reason="b")))
+        record(GraphReport("a", "inductor", Report("a", reason="b")))
     assert len(caplog.records) == lines
 
 
@@ -74,7 +76,7 @@ def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
         "trace_structured",
         lambda name, metadata_fn, payload_fn: traced.append((metadata_fn(), json.loads(payload_fn()))),
     )
-    keep(ours.reports[1])
+    record(ours.reports[1])
     ((metadata, payload),) = traced
     plan = ours.reports[1].report.schedule
     assert plan is not None
@@ -88,8 +90,8 @@ def test_graphs_without_collectives_say_where_they_went(monkeypatch: pytest.Monk
     assert no_collectives("a").reason == "the graph has no collectives"
     monkeypatch.setattr(reporting, "several_ranks", lambda: True)
     assert no_collectives("a").reason == (
-        "the graph has no collectives; fully_shard (FSDP2), DDP and other hooks keep theirs out of the graph, where "
-        "nothing can move them: shard with functional collectives or DTensor instead"
+        "the graph has no collectives. fully_shard (FSDP2), DDP and other hooks launch theirs outside of the graph, "
+        "where they cannot be moved. Shard with functional collectives or DTensor instead"
     )
 
 
@@ -99,8 +101,8 @@ def test_torch_logs_knows_our_name(logs: str, seen: int) -> None:
     code = (
         "import torch\n"
         "from overlap_sched.fx.apply import Report\n"
-        "from overlap_sched.inductor.reporting import GraphReport, keep\n"
-        "keep(GraphReport('a', 'inductor', Report('a', reason='b')))\n"
+        "from overlap_sched.inductor.reporting import GraphReport, record\n"
+        "record(GraphReport('a', 'inductor', Report('a', reason='b')))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_LOGS": logs}
     if not logs:

@@ -103,9 +103,9 @@ def test_torchs_reorderers_are_off_and_the_report_says_so() -> None:
         notes = current_settings()
     assert notes is not None
     assert notes.notes == (
-        "torch's aten_distributed_optimizations.enable_overlap_scheduling is off",
-        "torch's pass 'sink_waits' is off",
-        "their_pass runs before",
+        "torch's aten_distributed_optimizations.enable_overlap_scheduling is turned off",
+        "torch's pass 'sink_waits' is turned off",
+        "their_pass runs before this pass",
     )
 
 
@@ -142,27 +142,27 @@ def test_a_post_grad_pass_that_was_there_runs_first() -> None:
     assert str(ours.uuid()).startswith("theirs ")
 
 
-def test_deterministic_mode_is_told() -> None:
+def test_deterministic_mode_is_reported() -> None:
     message = (
-        "overlap_sched cannot run: torch._inductor.config.deterministic is on, with which torch runs no pass behind "
-        "fusion, so orders stay as they are. Turn it off, or schedule before lowering (stage='post_grad')."
+        "overlap_sched cannot run: torch._inductor.config.deterministic is on. torch then runs no pass after "
+        "fusion, so the order stays as it is. Turn it off, or schedule before lowering (stage='post_grad')."
     )
     with config.patch(deterministic=True), pytest.warns(OverlapSchedWarning, match=re.escape(message)):
         overlap_sched.inductor_options()
 
 
-def test_the_tracker_model_does_not_go_behind_fusion() -> None:
+def test_the_tracker_model_does_not_run_after_fusion() -> None:
     with pytest.raises(OptionsError) as error:
         overlap_sched.enable(Options(memory_model="tracker"))
     assert str(error.value) == (
-        "memory_model is 'tracker', but behind Inductor's fusion memory is counted as it is at run time. "
-        "Leave it at 'runtime', or schedule before lowering (stage='post_grad')."
+        "memory_model is 'tracker', but after Inductor's fusion only 'runtime' is supported. "
+        "Use 'runtime', or schedule before lowering (stage='post_grad')."
     )
     assert overlap_sched.inductor_options(Options(memory_model="tracker"), stage="post_grad")
 
 
 def test_stages_have_two_names() -> None:
-    with pytest.raises(OptionsError, match=re.escape("stage is 'fx'; it is 'inductor' or 'post_grad'.")):
+    with pytest.raises(OptionsError, match=re.escape("stage is 'fx'. It must be 'inductor' or 'post_grad'.")):
         overlap_sched.inductor_options(stage="fx")  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
 """One rank of a real gloo job: ``python -m tests.support.agreement_ranks SCENES FOLDER``, started as torchrun would.
 
-It plays all scenes in one process group and writes what each of them gave to ``FOLDER/rank.json``.
+It runs all scenes in one process group and writes what each of them gave to ``FOLDER/rank.json``.
 """
 
 import json
@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 
 from overlap_sched.distributed import Agreement, Digest, agree, broadcast_costs, run_token
-from overlap_sched.distributed.membership import place_of
+from overlap_sched.distributed.membership import membership_of
 from tests.support.agreement_examples import digest
 
 LIMIT_S = 60.0
 """Far more than a loaded machine needs; scenes in which a rank is missing use a short one."""
 
 
-def told(agreement: Agreement) -> dict[str, Any]:
+def as_json(agreement: Agreement) -> dict[str, Any]:
     verdict = agreement.verdict
     differs = {part: [list(side) for side in sides] for part, sides in verdict.differs.items()}
     return {
@@ -34,7 +34,7 @@ def told(agreement: Agreement) -> dict[str, Any]:
 
 
 def ask(mine: Digest, timeout_s: float = LIMIT_S) -> dict[str, Any]:
-    return told(agree(mine, timeout_s))
+    return as_json(agree(mine, timeout_s))
 
 
 def scenes(rank: int, last: int) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def one_dies(rank: int, last: int) -> dict[str, Any]:
 def server_dies(rank: int, last: int) -> dict[str, Any]:
     """Rank 0 serves the store; it goes while the other waits."""
     if rank == 0:
-        place = place_of(None, None, None)
-        assert place is not None
-        while not place.store.check(["overlap_sched/agreement/all/waiting"]):
+        membership = membership_of(None, None, None)
+        assert membership is not None
+        while not membership.store.check(["overlap_sched/agreement/all/waiting"]):
             time.sleep(0.01)
         os._exit(0)
     return {"no store": ask(digest("no store"))}

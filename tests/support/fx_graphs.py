@@ -1,6 +1,6 @@
 """Graphs for the tests of fx/, orders of them, and an adversary that runs them.
 
-The adversary plays the network: a collective may move its data at any time between its launch and its wait. ``eager``
+The adversary is the network: a collective may move its data at any time between its launch and its wait. ``eager``
 moves all at the launch; ``lazy`` leaves the output full of NaN until the wait and only then reads the input. An order
 that is right gives the same result under both as the original does.
 """
@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched.fx import lift
-from overlap_sched.fx.reorder import reorder
+from overlap_sched.fx.reordering import reorder
 from overlap_sched.problem import Order, Problem
 
 C10D = torch.ops._c10d_functional

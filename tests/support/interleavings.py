@@ -1,10 +1,10 @@
 """A small model checker: runs every interleaving of several ranks' steps on one store, time limits and deaths included.
 
-A state is what is in the store and what each rank has been told so far. The next step of a rank follows from what it
-has been told, so two ways to the same state are followed once. Time is free: a rank that pauses may find its limit
+A state is what is in the store and what each rank has received so far. The next step of a rank follows from what it
+has received, so two ways to the same state are followed once. Time is free: a rank that pauses may find its limit
 passed at any moment, however far the others are; it goes on without that only if there is something new to see.
 A rank may die before anything that it writes: to the others, that is all the same as dying between reads. And a step
-may fail on a rank, done or not: it is told of the fault, and goes on as the protocol says.
+may fail on a rank, done or not: it is sent the fault, and goes on as the protocol says.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,7 +18,7 @@ from overlap_sched.distributed.verdict import Verdict
 from tests.support.agreement_examples import MemoryStore
 
 
-class Fault(Exception):  # noqa: N818 - what a rank is told instead of a result
+class Fault(Exception):  # noqa: N818 - what a rank receives instead of a result
     """A step that failed."""
 
 
@@ -31,14 +31,14 @@ Contents = tuple[tuple[str, bytes], ...]
 
 
 class Rank(NamedTuple):
-    """A rank at some point: what it was told so far, and what it does next (its verdicts, if it is done; or dead)."""
+    """A rank at some point: what it has received so far, and what it does next (its verdicts, if done; or dead)."""
 
-    told: tuple[Any, ...]
+    received: tuple[Any, ...]
     next: Step | tuple[Verdict, ...] | None
 
 
 State = tuple[int, tuple[int, ...]]
-"""Numbers of the store's contents and, per rank, of what it was told: small, so that a million of them are quick."""
+"""Numbers of the store's contents and, per rank, of what it has received: a million of them are quick."""
 
 
 class End(NamedTuple):
@@ -108,7 +108,7 @@ class Checker:
         store, ranks = state
         if step.call in WRITES and ranks.count(self._dead) < self.deaths:
             yield store, (*ranks[:rank], self._dead, *ranks[rank + 1 :])
-        may_fail = self._ranks[ranks[rank]].told.count(FAULT) < self.faults
+        may_fail = self._ranks[ranks[rank]].received.count(FAULT) < self.faults
         for result, store_after in self._results(store, rank, step):
             yield store_after, (*ranks[:rank], self._tell(rank, ranks[rank], result), *ranks[rank + 1 :])
             if may_fail:
@@ -141,18 +141,18 @@ class Checker:
     def _tell(self, rank: int, before: int, result: Any) -> int:
         if (rank, before, result) not in self._told:
             self._told[rank, before, result] = len(self._ranks)
-            self._ranks.append(self._rank(rank, (*self._ranks[before].told, result)))
+            self._ranks.append(self._rank(rank, (*self._ranks[before].received, result)))
         return self._told[rank, before, result]
 
-    def _rank(self, rank: int, told: tuple[Any, ...]) -> Rank:
+    def _rank(self, rank: int, received: tuple[Any, ...]) -> Rank:
         steps = self._program(rank)
         try:
             step: Step | tuple[Verdict, ...] = next(steps)
-            for result in told:
+            for result in received:
                 step = steps.throw(FAULT) if result is FAULT else steps.send(result)
         except StopIteration as done:
             step = done.value
-        return Rank(told, step)
+        return Rank(received, step)
 
     def _program(self, rank: int) -> Generator[Step, Any, tuple[Verdict, ...]]:
         verdicts: list[Verdict] = []

@@ -24,14 +24,14 @@ with warnings.catch_warnings():
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import agreement, place
+from overlap_sched.distributed import agreement, membership
 from tests.support.inductor.injection import ERRORS, FaultyStore, Watch
 from tests.support.inductor.models import Pair, step
 
 WAYS = ("backend", "inductor")
 WIDTH = 8
 LIMIT_S = 1.0
-"""How long a rank waits for one that cannot be heard; a test's patience, not a user's."""
+"""How long a rank waits for one that cannot be heard; a test's backoff, not a user's."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Runner:
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.model = Pair(WIDTH, self.ranks)
-        self.shared = place.place_of(None, None, None)
+        self.shared = membership.membership_of(None, None, None)
         assert self.shared is not None
         self.runs = 0
         self.plain = {way: self._plain(way) for way in WAYS}
@@ -128,7 +128,7 @@ class Runner:
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
             placed = replace(self.shared, store=store)  # type: ignore[type-var]
-            stack.enter_context(mock.patch.object(agreement, "place_of", return_value=placed))
+            stack.enter_context(mock.patch.object(agreement, "membership_of", return_value=placed))
             stack.enter_context(watch.on())
             if here and fault.kind == "lie":
                 module = sys.modules["overlap_sched.scheduler.pipeline"]

@@ -40,7 +40,7 @@ class Watch:
     """Sees the package's functions begin while torch is inside one of its entries, and lets one of them fail.
 
     Attributes:
-        fails: The function that fails the first time it is entered: ``"inductor/lift.py:lift_kernels"``.
+        fails: The function that fails the first time it is entered: ``"inductor/lifting.py:lift_kernels"``.
         error: With what.
         seen: The functions that have begun, by first time.
         orders: Per graph, the names of its nodes as the plug-in left them.

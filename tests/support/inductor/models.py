@@ -1,4 +1,4 @@
-"""Small sharded models, and a process group in which one process plays two ranks."""
+"""Small sharded models, and a process group in which one process stands for two ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ RANKS = 2
 
 
 @contextmanager
-def played_ranks() -> Iterator[None]:
+def emulated_ranks() -> Iterator[None]:
     """torch's ``fake`` process group: collectives return what this rank gives them, so results can be compared."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     kernels = None if torch.__version__ >= "2.13" else _kernels_that_set_their_results()

@@ -1,4 +1,4 @@
-"""What each of several gloo ranks plays: ``python -m tests.support.inductor.scenes FOLDER``, under torchrun or like it.
+"""What each of several gloo ranks does: ``python -m tests.support.inductor.scenes FOLDER``, under torchrun or like it.
 
 Scenes of training steps that are compiled and run, each with a store of its own, in which the last rank is the odd one.
 Writes ``FOLDER/rank<r>.pt``: per scene the results, the reports, and what the same step gives without us.
@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import agreement, broadcast_costs, place
+from overlap_sched.distributed import agreement, broadcast_costs, membership
 from tests.support.inductor.models import Pair, step
 
 WIDTH = 16
@@ -39,21 +39,21 @@ class Other(Pair):
 
 
 class Stage:
-    """Where scenes are played."""
+    """Where scenes take place."""
 
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.odd = self.rank == self.ranks - 1
-        here = place.place_of(None, None, None)
+        here = membership.membership_of(None, None, None)
         assert here is not None
-        self.place = here
+        self.membership = here
 
     @contextmanager
     def scene(self, name: str) -> Iterator[None]:
         """A store of its own; warnings are not errors."""
-        own = replace(self.place, store=dist.PrefixStore(name, self.place.store))
+        own = replace(self.membership, store=dist.PrefixStore(name, self.membership.store))
         overlap_sched.clear_reports()
-        with mock.patch.object(agreement, "place_of", return_value=own), warnings.catch_warnings():
+        with mock.patch.object(agreement, "membership_of", return_value=own), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
 
@@ -144,12 +144,12 @@ def a_rank_dies(stage: Stage) -> dict[str, Any]:
     with overlap_sched.enabled(ROOMY, timeout_s=2.0):
         try:
             step(model, torch.compile(model, backend=overlap_sched.backend, fullgraph=True), WIDTH)
-        except RuntimeError as lost:
-            error = str(lost)
+        except RuntimeError as error_of_gloo:
+            error = str(error_of_gloo)
     return {**stage.found([], [torch.ones(1)]), "error": error, "waited_s": time.monotonic() - began}
 
 
-def play(stage: Stage) -> Iterator[tuple[str, Any]]:
+def run_scenes(stage: Stage) -> Iterator[tuple[str, Any]]:
     """Each scene with its name."""
     other = Options(headroom="49%")
     slower = {"cost": lambda node: 3.0}
@@ -181,7 +181,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     stage = Stage()
-    found = dict(play(stage))
+    found = dict(run_scenes(stage))
     dist.barrier()
     if stage.odd:
         torch.save(found, folder / f"rank{stage.rank}.pt")

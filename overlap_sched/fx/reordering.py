@@ -19,7 +19,7 @@ def reorder(gm: fx.GraphModule | fx.Graph, nodes: Sequence[fx.Node]) -> None:
     present = list(graph.nodes)
     if len(nodes) != len(present) or set(nodes) != set(present):
         raise OrderError(
-            f"the order has {len(nodes)} nodes ({len(set(nodes))} different), the graph {len(present)}. "
+            f"the order has {len(nodes)} nodes ({len(set(nodes))} different) and the graph has {len(present)}. "
             "List each of the graph's nodes once."
         )
     outputs = [node for node in present if node.op == "output"]

@@ -20,7 +20,7 @@ from overlap_sched.inductor.private import (
 from overlap_sched.problem import Kind
 
 
-class Flow:
+class DataFlow:
     """The data flow of a graph, per position of its scheduler nodes.
 
     Attributes:
@@ -57,13 +57,13 @@ class Flow:
                 self._wait(at, in_flight)
         self.freeable.difference_update(s for roots in self.writes for s in roots)
         waited = set(self.launch_of.values())
-        lost = [at for at, kind in enumerate(self.kinds) if kind is Kind.COLLECTIVE and at not in waited]
-        notes["collective_without_wait"] = len(lost)
+        never_waited = [at for at, kind in enumerate(self.kinds) if kind is Kind.COLLECTIVE and at not in waited]
+        notes["collective_without_wait"] = len(never_waited)
         # a gradient that is None, or a size: outputs, but no buffers
         no_buffers = (ir.NoneAsConstantBuffer, ir.ShapeAsConstantBuffer)
         tensors = (out for out in V.graph.graph_outputs if not isinstance(out, no_buffers))
         outputs = (s for out in tensors for s in buffers.of(out.get_name()))
-        held = (s for at in lost for s in (*self.uses[at], *self.made[at]))
+        held = (s for at in never_waited for s in (*self.uses[at], *self.made[at]))
         self.kept = _distinct([*outputs, *held])
 
     def _read(self, at: int, snode: Any, buffers: Buffers) -> None:
@@ -103,8 +103,8 @@ def _kind_of(snode: Any, launches: bool, waits: bool) -> Kind:
     """
     if isinstance(snode, GroupedSchedulerNode) and (launches or waits):
         raise NotUnderstoodError(
-            f"{snode.get_name()!r} groups communication with other nodes (by another pass, which put them there). "
-            "Turn that pass off."
+            f"{snode.get_name()!r} groups communication with other nodes. Another pass has grouped them: "
+            "turn that pass off."
         )
     if launches and is_async_collective(snode):
         return Kind.COLLECTIVE

@@ -7,13 +7,14 @@ from torch import fx
 
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.costs import Cost, costs_of
-from overlap_sched.fx.groups import carried_groups, groups_of, keep_point_to_point
-from overlap_sched.fx.hazards import hazards
+from overlap_sched.fx.costs import Cost, Costs, costs_of
+from overlap_sched.fx.graph_hazards import graph_hazards
+from overlap_sched.fx.groups import carried_groups, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
-from overlap_sched.fx.memory import DeviceFilter, memory_of
-from overlap_sched.fx.operator_traits import Keeps
-from overlap_sched.fx.reading import Reading, read_graph
+from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
+from overlap_sched.fx.ordering import Ordering
+from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.reading import Reading
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 
 
@@ -26,7 +27,7 @@ class Lifted:
         nodes: Per problem id, its FX node: the graph's own order.
         notes: How often something was not known or not usual, by name:
 
-            - ``unknown_op``: kept as a barrier; ``fence``: a node that everything keeps its side of;
+            - ``unknown_op``: kept as a barrier; ``fence``: a node that nothing may cross;
               ``hazard``: dependencies that are not data;
             - ``no_val``: a node without ``meta["val"]``, thought to alias all that it takes;
             - ``undeclared_alias``: an operator that returns what its schema calls new, thought to write it;
@@ -62,7 +63,7 @@ def lift(
         memory_model: See :data:`overlap_sched.problem.MemoryModel`.
         cost: Microseconds of a node, or ``None`` to leave it to ``model``.
         parameters: Inputs that are never freed, by name or predicate.
-        donated: Inputs that may be freed after their last use. What neither tells is told by names, see
+        donated: Inputs that may be freed after their last use. The others are classified by name, see
             :func:`overlap_sched.fx.inputs.kept_inputs`.
         name: Name of the problem.
         model: Cost model; an H100 in nodes of eight by default.
@@ -78,27 +79,16 @@ def lift(
     reading = read_graph(graph)
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
     given = {**carried_groups(graph, ranks_per_node), **(groups or {})}
-    comms = [v for v, f in enumerate(reading.facts) if f.comm is not None and f.comm.role is not Role.WAIT]
+    comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
     name_of, group_table = groups_of(reading, comms, given, ranks_per_node)
-    after = hazards(reading)
-    keep_point_to_point(reading, name_of, after, reading.notes)
+    after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
     costs = costs_of(reading, model or Roofline(), cost, name_of, group_table)
-    nodes = []
-    for v, node in enumerate(reading.nodes):
-        deps = reading.inputs[v]
-        if v in after:
-            deps = tuple(sorted({*deps, *after[v]}))
-        kind = _kind(reading, v)
-        comm = reading.facts[v].comm if kind is Kind.COLLECTIVE else None
-        op = reading.facts[v].op if comm is None else comm.op
-        group = None if comm is None else name_of[v]
-        facts = (op, group, reading.launch_of.get(v), costs.flops[v], costs.bytes[v])
-        nodes.append(Node(node.name, kind, deps, memory.alloc[v], memory.use[v], costs.time_us[v], *facts))
+    nodes = _nodes(reading, after, memory, costs, name_of)
     used = {node.group for node in nodes if node.group is not None}
     problem = Problem(
         name or _name(gm),
-        tuple(nodes),
+        nodes,
         memory.storages,
         {k: g for k, g in group_table.items() if k in used},
         memory_model,
@@ -107,11 +97,41 @@ def lift(
     return Lifted(problem, tuple(reading.nodes), {k: n for k, n in sorted(reading.notes.items()) if n})
 
 
+def _nodes(
+    reading: Reading,
+    after: Mapping[int, set[int]],
+    memory: Memory,
+    costs: Costs,
+    group_of: Mapping[int, str],
+) -> tuple[Node, ...]:
+    nodes = []
+    for v, node in enumerate(reading.nodes):
+        kind = _kind(reading, v)
+        comm = reading.traits[v].comm if kind is Kind.COLLECTIVE else None
+        inputs = reading.inputs[v]
+        nodes.append(
+            Node(
+                name=node.name,
+                kind=kind,
+                deps=tuple(sorted({*inputs, *after[v]})) if v in after else inputs,
+                alloc=memory.alloc[v],
+                use=memory.use[v],
+                time_us=costs.time_us[v],
+                op=reading.traits[v].op if comm is None else comm.op,
+                group=None if comm is None else group_of[v],
+                collective=reading.launch_of.get(v),
+                flops=costs.flops[v],
+                bytes=costs.bytes[v],
+            )
+        )
+    return tuple(nodes)
+
+
 _KIND = {"placeholder": Kind.INPUT, "get_attr": Kind.INPUT, "output": Kind.OUTPUT}
 
 
 def _kind(reading: Reading, v: int) -> Kind:
-    comm = reading.facts[v].comm
+    comm = reading.traits[v].comm
     if comm is None or comm.role is Role.BLOCKING:
         return _KIND.get(reading.nodes[v].op, Kind.COMPUTE)
     return Kind.WAIT if comm.role is Role.WAIT else Kind.COLLECTIVE
@@ -125,4 +145,4 @@ def _count(reading: Reading, after: Mapping[int, set[int]]) -> None:
     waited = {launch for launches in reading.ends.values() for launch in launches}
     reading.notes["collective_without_wait"] = sum(v not in waited for v in reading.launches)
     reading.notes["hazard"] = sum(len(before.difference(reading.inputs[v])) for v, before in after.items())
-    reading.notes["fence"] = sum(keeps is Keeps.FENCE for keeps in reading.keeps.values())
+    reading.notes["fence"] = sum(ordering is Ordering.FENCE for ordering in reading.ordering.values())

@@ -11,11 +11,12 @@ from typing import Any
 
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.costs import Cost
-from overlap_sched.fx.reading import read_graph
-from overlap_sched.inductor.buffers import Buffers, read_buffers
+from overlap_sched.fx.reader import read_graph
+from overlap_sched.inductor.buffer_reader import read_buffers
+from overlap_sched.inductor.buffers import Buffers
 from overlap_sched.inductor.costs import KernelCost, KernelCosts
-from overlap_sched.inductor.flow import Flow
-from overlap_sched.inductor.hazards import dependencies
+from overlap_sched.inductor.data_flow import DataFlow
+from overlap_sched.inductor.dependencies import dependencies
 from overlap_sched.inductor.private import V, is_collective, members
 from overlap_sched.problem import Kind, Node, Problem, Storage
 
@@ -27,9 +28,9 @@ class LiftedKernels:
     Attributes:
         problem: What is to be scheduled, in the ``runtime`` memory model.
         snodes: Per problem id its scheduler node; ``None`` for inputs and the output.
-        notes: Counts, as in :class:`overlap_sched.fx.lift.Lifted`; besides: ``buffers``; ``in_place``: kernels that
+        notes: Counts, as in :class:`overlap_sched.fx.lifting.Lifted`; besides: ``buffers``; ``in_place``: kernels that
             write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
-            of the FX graph, and each behind the wait of the one before: these are what we are here to replace;
+            of the FX graph, and each after the wait of the one before: these are what we are here to replace;
             ``bytes_failed``: torch's estimate of a kernel's bytes raised.
         buffers: What stands behind the names of buffers.
     """
@@ -72,11 +73,35 @@ def lift_kernels(
     notes: Counter[str] = reading.notes
     buffers = read_buffers(snodes, reading, notes)
     costs = KernelCosts(reading, model or Roofline(), cost, ranks_per_node, notes)
-    flow = Flow(snodes, buffers, notes)
+    flow = DataFlow(snodes, buffers, notes)
     after = dependencies(snodes, buffers, flow, reading, costs, notes)
-    problem_inputs, numbers = _inputs(buffers, flow.freeable)
-    shift = len(problem_inputs)
-    nodes = list(problem_inputs)
+    problem_inputs, numbers = _inputs(buffers)
+    nodes = [*problem_inputs, *_kernels(snodes, flow, after, costs, numbers, len(problem_inputs))]
+    nodes.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
+    storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
+    used = {node.group for node in nodes if node.group is not None}
+    groups = {k: g for k, g in costs.groups.items() if k in used}
+    problem = Problem(name, tuple(nodes), storages, groups, "runtime")
+    snodes_of = (*[None] * len(problem_inputs), *snodes, None)
+    return LiftedKernels(problem, snodes_of, {k: n for k, n in sorted(notes.items()) if n}, buffers)
+
+
+def _inputs(buffers: Buffers) -> tuple[list[Node], dict[str, int]]:
+    """One input node per storage of the inputs; the number of every storage."""
+    numbers = {name: s for s, name in enumerate([*buffers.inputs, *buffers.maker])}
+    return [Node(name, Kind.INPUT, alloc=(numbers[name],)) for name in buffers.inputs], numbers
+
+
+def _kernels(
+    snodes: Sequence[Any],
+    flow: DataFlow,
+    after: Mapping[int, set[int]],
+    costs: KernelCosts,
+    numbers: Mapping[str, int],
+    shift: int,
+) -> list[Node]:
+    """A node per scheduler node; ``shift``: how many inputs are in front of them."""
+    nodes = []
     for at, snode in enumerate(snodes):
         kind, launch = flow.kinds[at], flow.launch_of.get(at)
         cost_of = _cost(snode, kind, costs)
@@ -96,19 +121,7 @@ def lift_kernels(
                 bytes=cost_of.bytes,
             )
         )
-    nodes.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
-    storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
-    used = {node.group for node in nodes if node.group is not None}
-    groups = {k: g for k, g in costs.groups.items() if k in used}
-    problem = Problem(name, tuple(nodes), storages, groups, "runtime")
-    snodes_of = (*[None] * shift, *snodes, None)
-    return LiftedKernels(problem, snodes_of, {k: n for k, n in sorted(notes.items()) if n}, buffers)
-
-
-def _inputs(buffers: Buffers, freeable: set[str]) -> tuple[list[Node], dict[str, int]]:
-    """One input node per storage of the inputs; the number of every storage."""
-    numbers = {name: s for s, name in enumerate([*buffers.inputs, *buffers.maker])}
-    return [Node(name, Kind.INPUT, alloc=(numbers[name],)) for name in buffers.inputs], numbers
+    return nodes
 
 
 def _cost(snode: Any, kind: Kind, costs: KernelCosts) -> KernelCost:

@@ -1,0 +1,95 @@
+"""What an FX graph does at each node, for the rules of :mod:`~overlap_sched.fx.hazards`.
+
+A collective in flight reads its inputs and writes its outputs until its wait, so its wait counts as reading the former
+and (where something else looks at the latter) writing the latter. Copies between devices that need not be finished when
+they return are finished at the next node where the host waits for the device: that node counts as writing them.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.hazards import (
+    Launch,
+    add_hazards,
+    chain_hazards,
+    fence_hazards,
+    impurity_hazards,
+    launch_chains,
+    storage_hazards,
+)
+from overlap_sched.fx.ordering import Ordering
+from overlap_sched.fx.reading import Reading
+
+Access = tuple[int, list[int], list[int]]
+"""A node, the storages that it reads, and those that it writes."""
+
+
+def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, set[int]]:
+    """Per node that writes or has any: the earlier nodes that it must come after, besides those whose values it takes.
+
+    Linear in the graph and its hazards; most graphs have few.
+
+    Args:
+        reading: Of the graph.
+        group_of: Per collective, the name of its process group.
+    """
+    accesses = list(_accesses(reading))
+    after: dict[int, set[int]] = {v: set() for v, _, writes in accesses if writes}
+    impure = sorted({*reading.ordering, *reading.writes, *reading.syncs})
+    add_hazards(after, impurity_hazards((v, reading.ordering.get(v, Ordering.NONE)) for v in impure))
+    add_hazards(after, storage_hazards(accesses))
+    if Ordering.FENCE in reading.ordering.values():
+        add_hazards(after, list(fence_hazards(_sides(reading, after))))
+    chains = launch_chains(_launches(reading, group_of))
+    reading.notes["point_to_point"] = sum(map(len, chains))
+    add_hazards(after, chain_hazards(chains))
+    return after
+
+
+def _accesses(r: Reading) -> Iterator[Access]:
+    shared = _shared(r)
+    unfinished: dict[int, None] = {}  # copies between devices
+    for v, takes in enumerate(r.takes):
+        writes = list(r.writes.get(v, ()))
+        stops = bool(unfinished) and (v in r.syncs or r.ordering.get(v, Ordering.NONE) >= Ordering.EFFECT)
+        if not (writes or stops or v in r.launch_of) and shared.isdisjoint(takes):
+            continue
+        reads, more = _reads_and_writes(r, v, shared)
+        writes += more
+        if stops:  # later readers of the copies must come after it
+            writes += [s for s in unfinished if s not in writes]
+        if v in r.syncs:  # now they are finished
+            unfinished.clear()
+        yield v, reads, writes
+        unfinished.update(dict.fromkeys(r.transfers.get(v, ())))
+
+
+def _shared(r: Reading) -> set[int]:
+    """The storages whose readers and writers must be kept in order; all others are written once, by their maker."""
+    shared = set(r.peeked)
+    shared.update(s for roots in (*r.writes.values(), *r.transfers.values()) for s in roots)
+    return shared
+
+
+def _reads_and_writes(r: Reading, v: int, shared: set[int]) -> tuple[list[int], list[int]]:
+    """What a node reads of the shared storages, and what it writes without its schema saying so."""
+    traits = r.traits[v]
+    reads = [s for s in (r.outs[v] if traits.selects else r.takes[v]) if s in shared]
+    if traits.comm is None or traits.comm.role is not Role.WAIT:
+        return reads, []
+    for launch in r.ends.get(v, ()):
+        reads += [s for s in r.takes[launch] if s in shared and s not in reads]
+    return reads, [s for s in r.takes[v] if s in shared]
+
+
+def _sides(r: Reading, after: Mapping[int, set[int]]) -> Iterator[tuple[int, bool, set[int]]]:
+    for v, node in enumerate(r.nodes):
+        if node.op not in ("placeholder", "get_attr"):
+            yield v, r.ordering.get(v) is Ordering.FENCE, {*r.inputs[v], *after.get(v, ())}
+
+
+def _launches(r: Reading, group_of: Mapping[int, str]) -> Iterator[Launch]:
+    for v, group in group_of.items():
+        comm = r.traits[v].comm
+        if comm is not None:
+            yield Launch(v, group, comm.point_to_point)

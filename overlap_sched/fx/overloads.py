@@ -1,0 +1,96 @@
+"""The traits of ``torch.ops`` operators, from their schemas and tags."""
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from overlap_sched.fx.collectives import Comm, Role
+from overlap_sched.fx.operator_traits import Arg, OperatorTraits
+from overlap_sched.fx.ordering import Ordering
+
+_aten = torch.ops.aten
+_EMPTIES = frozenset(
+    {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten.empty_permuted}
+)
+_TRUSTED_NAMESPACES = ("aten", "prims", "profiler")
+"""Their schemas declare all that they write."""
+
+
+def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
+    """Traits of a collective or a wait."""
+    schema = _Schema(op)
+    return OperatorTraits(
+        str(op),
+        Ordering.EFFECT if op.namespace == "symm_mem" and comm.role is Role.BLOCKING else Ordering.NONE,
+        comm,
+        writes=() if comm.role is Role.WAIT else schema.writes,
+        returns=schema.returns,
+        writes_all=comm.point_to_point or schema.writes_unnamed,
+        overwrites=schema.writes_out,
+    )
+
+
+def traits_of_overload(op: OpOverload) -> OperatorTraits:
+    """Traits of any other operator."""
+    schema, tags = _Schema(op), op.tags
+    returns_nothing = not op._schema.returns and not op._schema.is_mutable and not schema.writes
+    may_write_all = returns_nothing and op.namespace not in _TRUSTED_NAMESPACES
+    return OperatorTraits(
+        str(op),
+        _ordering_of(op, returns_nothing),
+        writes=schema.writes,
+        returns=schema.returns if any(schema.returns) else (),
+        writes_all=schema.writes_unnamed or may_write_all,
+        writes_aliased=op is not _aten._unsafe_view.default and not any(a.alias_info for a in op._schema.arguments),
+        dropout=schema.arguments.get("dropout_p"),
+        non_blocking=schema.arguments.get("non_blocking"),
+        syncs=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags,
+        free=op.overloadpacket in _EMPTIES,
+        overwrites=op is _aten.copy_.default or schema.writes_out,
+    )
+
+
+class _Schema:
+    """What a schema says of its arguments.
+
+    Attributes:
+        arguments: Where the operator takes them, by name.
+        writes: Those that it writes.
+        returns: Per return value, the argument that it is, or ``None``.
+        writes_unnamed: It writes, but not which arguments.
+        writes_out: It writes an argument that is given by name only: ``out=``.
+    """
+
+    def __init__(self, op: OpOverload) -> None:
+        schema = op._schema
+        self.arguments = {a.name: Arg((-1 if a.kwarg_only else i, a.name)) for i, a in enumerate(schema.arguments)}
+        written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        self.writes = tuple(self.arguments[a.name] for a in written)
+        alias = {name: self.arguments[a.name] for a in written for name in a.alias_info.before_set}
+        self.returns = tuple(
+            next((alias[name] for name in r.alias_info.before_set if name in alias), None) if r.alias_info else None
+            for r in schema.returns
+        )
+        self.writes_unnamed = schema.is_mutable and not self.writes
+        self.writes_out = any(position == -1 for position, _ in self.writes)
+
+
+def _ordering_of(op: OpOverload, returns_nothing: bool) -> Ordering:
+    if op.namespace == "streams":
+        return Ordering.FENCE
+    if op.namespace == "c10d":  # collectives that return a handle: nothing in the graph shows when they end
+        return Ordering.BARRIER
+    schema = op._schema
+    handles = any(a.type.kind() == "ClassType" for a in (*schema.arguments, *schema.returns))
+    scalar = op is _aten._local_scalar_dense.default
+    if returns_nothing or handles or scalar or op in fx.node._side_effectful_functions or _has_effect(op):
+        return Ordering.EFFECT
+    return Ordering.RANDOM if torch.Tag.nondeterministic_seeded in op.tags else Ordering.NONE
+
+
+def _has_effect(op: OpOverload) -> bool:
+    try:
+        from torch._higher_order_ops.effects import _get_effect
+    except ImportError:
+        return False
+    return _get_effect(op) is not None

@@ -1,0 +1,44 @@
+"""How graphs are scheduled while a plug-in is on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from overlap_sched.cost import CostModel
+from overlap_sched.distributed import TIMEOUT_S
+from overlap_sched.fx.costs import Cost
+from overlap_sched.inductor.reporting import Stage
+from overlap_sched.options import Options
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How graphs are scheduled while a plug-in is on.
+
+    Attributes:
+        options: How to schedule.
+        stage: ``"inductor"`` (default): after fusion, where an order survives to the generated code. ``"post_grad"``:
+            on the FX graph before lowering. ``"backend"``: on the FX graph that runs.
+        cost: Microseconds of an FX node, or ``None`` to leave it to ``model``. With a function torch compiles without
+            its caches, unless it has a ``uuid()``.
+        model: Cost model; an H100 in nodes of eight by default.
+        ranks_per_node: Consecutive ranks that share a node.
+        ranks: Those who compile the graphs that this one does and must agree with it, the same on each of them; by
+            default all. For pipelines, where each stage has graphs of its own.
+        timeout_s: How long to wait for them (seconds), see :data:`overlap_sched.distributed.TIMEOUT_S`.
+        notes: What was switched off for it; goes into the reports.
+    """
+
+    options: Options = field(default_factory=Options)
+    stage: Stage = "inductor"
+    cost: Cost | None = None
+    model: CostModel | None = None
+    ranks_per_node: int = 8
+    ranks: Sequence[int] | None = None
+    timeout_s: float = TIMEOUT_S
+    notes: tuple[str, ...] = ()
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        """The arguments with which a graph is lifted."""
+        return {"cost": self.cost, "model": self.model, "ranks_per_node": self.ranks_per_node}

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from llama_repro.configs import CONFIGS, find_config
+from llama_repro.capture.configs import CONFIGS, find_config
 from llama_repro.gpu.check import ORDERS, check
 from llama_repro.gpu.plugin import PluginCheck, check_plugin
 from llama_repro.gpu.table import broken, hardware_of, record, table_of

@@ -80,7 +80,7 @@ def orders(problem: Problem, torch: bool) -> Iterator[tuple[str, Order]]:
     """The original order, torch's two settings if asked for, and ours at headroom 0."""
     yield "original", problem.original_order
     if torch:
-        from llama_repro.torch_pass import torch_order
+        from llama_repro.harness.torch_pass import torch_order
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)

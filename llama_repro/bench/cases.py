@@ -13,7 +13,7 @@ INSTANCES = Path(__file__).resolve().parents[2] / "scripts" / "instances"
 
 CAPTURED = ("llama1d",)
 CAPTURED_MORE = ("llama3-8b", "llama3-8b-2d")
-"""Configurations of :mod:`llama_repro.configs`; the second with ``--full``."""
+"""Configurations of :mod:`llama_repro.capture.configs`; the second with ``--full``."""
 
 GENERATED = (("70b", "fsdp=64", 10_000),)
 GENERATED_MORE = (("70b", "fsdp=32,tp=8", 36_000), ("405b", "fsdp=64,tp=8,cp=2,pp=4", 36_000))
@@ -65,8 +65,8 @@ def _generated(model: str, mesh: str, nodes: int, tell: Tell) -> Loaded:
 
 
 def _captured(name: str, tell: Tell) -> Loaded:
-    from llama_repro.configs import find_config
-    from llama_repro.store import stored_problems
+    from llama_repro.capture.cache import stored_problems
+    from llama_repro.capture.configs import find_config
 
     stored = stored_problems(find_config(name), progress=tell)
     return Loaded(tuple(replace(stored.problems[model], name=name) for model in ("runtime", "tracker")), stored.lift_s)

@@ -160,7 +160,7 @@ def ours(judge: Judge, by: str, options: Options, repeats: int = 1, lift_s: floa
 
 def torch_orders(problem: Problem) -> dict[str, tuple[Order, float] | str]:
     """By caps, the order of torch's own pass, or why it gives none; its warnings are ours to know, not the reader's."""
-    from llama_repro.torch_pass import torch_order
+    from llama_repro.harness.torch_pass import torch_order
 
     result: dict[str, tuple[Order, float] | str] = {}
     for caps in ("default", "zero"):

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 
-from llama_repro.configs import LlamaConfig, look_up
+from llama_repro.capture.configs import LlamaConfig, look_up
 from overlap_sched.errors import OptionsError
 
 TRACED_LAYERS = 4

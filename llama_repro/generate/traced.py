@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import overlap_sched.fx
-from llama_repro.capture import captured
-from llama_repro.configs import LlamaConfig
+from llama_repro.capture.cache import cache_dir, cache_key, make_folder
+from llama_repro.capture.configs import LlamaConfig
+from llama_repro.capture.trace import captured
 from llama_repro.generate.graph import Traced
-from llama_repro.store import cache_dir, cache_key, make_folder
 from overlap_sched.errors import OverlapSchedError
 from overlap_sched.problem.file import read_problem, write_problem
 

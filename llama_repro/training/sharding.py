@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from llama_repro.configs import LlamaConfig
-from llama_repro.shard import Ranks, all_gather, reduce_scatter
+from llama_repro.capture.configs import LlamaConfig
+from llama_repro.capture.parallelism import Ranks, all_gather, reduce_scatter
 
 Kind = Literal["raw", "dtensor", "2d"]
 KINDS: tuple[Kind, ...] = ("raw", "dtensor", "2d")

@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from llama_repro.capture import captured  # noqa: E402
-from llama_repro.configs import find_config  # noqa: E402
+from llama_repro.capture.configs import find_config  # noqa: E402
+from llama_repro.capture.trace import captured  # noqa: E402
 from llama_repro.gpu.check import Row, check  # noqa: E402
 from llama_repro.gpu.program import Program, play  # noqa: E402
 from llama_repro.gpu.streams import EmulatedStreams  # noqa: E402

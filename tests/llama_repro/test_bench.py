@@ -87,7 +87,7 @@ def test_torch_that_fails_is_told_and_not_measured(monkeypatch):
     def failing(problem, caps):
         raise TorchPassError(f"{caps} does not work")
 
-    monkeypatch.setattr("llama_repro.torch_pass.torch_order", failing)
+    monkeypatch.setattr("llama_repro.harness.torch_pass.torch_order", failing)
     made = rows.torch_orders(EXAMPLE)
     assert made == {"default": "default does not work", "zero": "zero does not work"}
     lines = markdown(list(rows.measured(EXAMPLE, "x1", made, effort=1, repeats=1, more=False)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from llama_repro.configs import find_config
+from llama_repro.capture.configs import find_config
 from llama_repro.generate.__main__ import main
 from llama_repro.generate.graph import generate
 from llama_repro.generate.models import MODELS, Mesh, Model, find_model, parse_mesh

@@ -4,8 +4,9 @@ import json
 import pytest
 
 import llama_repro.__main__ as command
-from llama_repro import golden, harness
-from llama_repro.harness import measure
+from llama_repro.harness import golden
+from llama_repro.harness import measure as harness
+from llama_repro.harness.measure import measure
 from overlap_sched.errors import GoldenError, TorchPassError
 
 _NAMES = ["original", "heap", "heap, no prefetch", "heap, fallback"]

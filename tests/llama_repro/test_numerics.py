@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from llama_repro.capture import captured  # noqa: E402
-from llama_repro.configs import LlamaConfig  # noqa: E402
-from llama_repro.model import weights_of  # noqa: E402
+from llama_repro.capture.configs import LlamaConfig  # noqa: E402
+from llama_repro.capture.model import weights_of  # noqa: E402
+from llama_repro.capture.trace import captured  # noqa: E402
 from tests.support.lockstep import run_lockstep  # noqa: E402
 from tests.support.reference_model import angles, reference_loss  # noqa: E402
 

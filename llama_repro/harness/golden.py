@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from llama_repro.harness import Measured, Row
+from llama_repro.harness.measure import Measured, Row
 from overlap_sched.errors import GoldenError
 from overlap_sched.problem import MemoryModel
 

@@ -5,9 +5,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llama_repro.baselines import heap_order
-from llama_repro.store import Stored
-from llama_repro.torch_pass import TorchHeadroom, torch_order
+from llama_repro.capture.cache import Stored
+from llama_repro.harness.heap import heap_order
+from llama_repro.harness.torch_pass import TorchHeadroom, torch_order
 from overlap_sched.errors import TorchPassError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us

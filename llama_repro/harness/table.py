@@ -5,9 +5,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from llama_repro.configs import LlamaConfig
-from llama_repro.harness import PUBLISHED_GB, Measured, Row
-from llama_repro.store import Stored
+from llama_repro.capture.cache import Stored
+from llama_repro.capture.configs import LlamaConfig
+from llama_repro.harness.measure import PUBLISHED_GB, Measured, Row
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.report.units import change, duration, size
 

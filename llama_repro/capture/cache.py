@@ -20,14 +20,13 @@ import torch
 
 import overlap_sched.cost
 import overlap_sched.fx
-from llama_repro.configs import LlamaConfig
+from llama_repro.capture.configs import LlamaConfig
 from overlap_sched.errors import OutputError, OverlapSchedError
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.file import read_problem, write_problem
 
 MODELS: tuple[MemoryModel, MemoryModel] = ("tracker", "runtime")
 _HERE = Path(__file__).parent
-_CAPTURE = ("capture.py", "configs.py", "model.py", "partition.py", "shard.py", "simplify.py", "store.py")
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,15 @@ def cache_dir() -> Path:
     """Where problem files are kept; see the module."""
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "overlap_sched"
-    if (_HERE.parent / "setup.cfg").exists():
-        return _HERE.parent / ".cache"
+    if (_HERE.parents[1] / "setup.cfg").exists():
+        return _HERE.parents[1] / ".cache"
     return Path.home() / ".cache" / "overlap_sched"
 
 
 def cache_key(config: LlamaConfig) -> str:
     """Names the configuration and all that decides what comes out of capturing it."""
     digest = hashlib.sha256(f"{config!r} torch {torch.__version__} python {sys.version_info[:2]}".encode())
-    lifting = [path for package in (overlap_sched.fx, overlap_sched.cost) for path in _sources(package.__path__)]
-    for path in [*(_HERE / name for name in _CAPTURE), *lifting]:
+    for path in _sources([str(_HERE), *overlap_sched.fx.__path__, *overlap_sched.cost.__path__]):
         digest.update(path.name.encode() + path.read_bytes())
     return f"{config.name}-{digest.hexdigest()[:16]}"
 
@@ -106,7 +104,7 @@ def _read(folder: Path, key: str) -> Stored:
 
 
 def _write(folder: Path, key: str, config: LlamaConfig, progress: Callable[[str], None]) -> None:
-    from llama_repro.capture import captured
+    from llama_repro.capture.trace import captured
 
     make_folder(folder, "set XDG_CACHE_HOME to a folder that can be written")
     with tempfile.TemporaryDirectory(dir=folder) as scratch, captured(config) as graphs:

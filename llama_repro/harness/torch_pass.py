@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from llama_repro.problem_graph import RebuiltGraph, problem_to_graph
-from llama_repro.shard import fake_world
+from llama_repro.capture.parallelism import fake_world
+from llama_repro.harness.problem_graph import RebuiltGraph, problem_to_graph
 from overlap_sched.errors import TorchPassError
 from overlap_sched.problem import Kind, Order, Problem
 

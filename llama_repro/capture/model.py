@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from llama_repro.configs import LlamaConfig
-from llama_repro.shard import GatherWeight, Mesh, Ranks, all_reduce, enter_block, leave_block
+from llama_repro.capture.configs import LlamaConfig
+from llama_repro.capture.parallelism import GatherWeight, Mesh, Ranks, all_reduce, enter_block, leave_block
 
 _EPSILON = 1e-5
 _ATEN = torch.ops.aten

@@ -18,11 +18,11 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from llama_repro.configs import MATRICES, LlamaConfig
-from llama_repro.model import Weights, llama_loss, weights_of
-from llama_repro.partition import split_joint
-from llama_repro.shard import Mesh, fake_world, make_mesh
-from llama_repro.simplify import simplify
+from llama_repro.capture.configs import MATRICES, LlamaConfig
+from llama_repro.capture.model import Weights, llama_loss, weights_of
+from llama_repro.capture.parallelism import Mesh, fake_world, make_mesh
+from llama_repro.capture.partition import split_joint
+from llama_repro.capture.simplify import simplify
 
 _ATEN = torch.ops.aten
 _FLASH = _ATEN._scaled_dot_product_flash_attention.default

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llama_repro.configs import LlamaConfig
+from llama_repro.capture.configs import LlamaConfig
 
 _C10D = torch.ops._c10d_functional
 

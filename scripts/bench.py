@@ -4,7 +4,7 @@
     scripts/bench.py                          several graphs, two networks, torch's pass, three headrooms, sizes
     scripts/bench.py --no-torch               ours alone: a fraction of the time
     scripts/bench.py --full                   more graphs, every ablation, a million nodes
-    scripts/bench.py --record docs/bench      also docs/bench-DATE.json and .md, with hardware and versions
+    scripts/bench.py --record docs/records/bench    also bench-DATE.json and .md there, with hardware and versions
     scripts/bench.py compare OLD NEW          two records side by side
 
 Steps, peaks and gaps are simulated (runtime memory model unless said otherwise). Run times are wall clock, measured
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
 from llama_repro.bench import tables
 from llama_repro.bench.ablations import ablated

@@ -13,7 +13,8 @@ import pytest
 from tests.cli.test_dump import DUMP
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("scripts/instances/*.md")])
+FOLDERS = ("", "docs/", "docs/records/", "llama_repro/", "scripts/instances/")
+DOCUMENTS = sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}*.md"))
 HOW_TO = ("graph_compilers.md", "report_a_graph.md", "torchrun.md")
 """Documents of which every block of Python must be marked as one that runs."""
 _BLOCK = re.compile(r"^```(\w+)( run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -11,9 +11,9 @@ import pytest
 from llama_repro.bench import ablations, rows, scale
 from llama_repro.bench.cases import slower_network
 from llama_repro.bench.compare import changes, comparison, only_in_one
-from llama_repro.bench.record import RecordError, read_record, record
+from llama_repro.bench.record import read_record, record
 from llama_repro.bench.tables import ablation_markdown, markdown, scale_markdown
-from overlap_sched.errors import TorchPassError
+from llama_repro.errors import RecordError, TorchPassError
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
@@ -167,7 +167,7 @@ def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatc
 
 
 def test_records_of_older_versions_are_compared():
-    old = read_record(Path(__file__).parents[2] / "docs" / "bench-2026-11-20.json")
+    old = read_record(Path(__file__).parents[2] / "docs" / "records" / "bench-2026-11-20.json")
     new = {**old, "machine": "another", "rows": [dict(row) for row in old["rows"]]}
     new["rows"][0]["step_us"] *= 2
     assert not any(change.worse for change in changes(old, new))  # it is the original order

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from llama_repro.capture.cache import cache_dir, make_folder, stored_problems
 from llama_repro.capture.configs import CONFIGS, find_config
+from llama_repro.errors import GoldenError
 from llama_repro.harness.golden import key_of, update_golden, worse_than_golden
 from llama_repro.harness.measure import Measured, measure
 from llama_repro.harness.table import data_of, table_of
-from overlap_sched.errors import GoldenError, MissingExtraError, OverlapSchedError
+from overlap_sched.errors import MissingExtraError, OverlapSchedError
 from overlap_sched.report.files import write_file
 from overlap_sched.report.plot import plot_schedule
 from overlap_sched.report.progress import progress

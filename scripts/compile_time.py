@@ -1,6 +1,6 @@
 """How much time overlap_sched adds to Inductor's own, per compiled graph.
 
-PYTHONPATH=. python scripts/compile_time.py [--model tiny small] [--repeat 3] [--profile]
+    scripts/compile_time.py [--model tiny small] [--repeat 3] [--profile]
 
 One process that plays two ranks compiles a training step of the Llama of ``scripts/train.py``, a few times: the first
 time all kernels are compiled (``cold``), then they are found in torch's cache of kernels (``warm``); graphs are never
@@ -12,12 +12,14 @@ import argparse
 import cProfile
 import platform
 import pstats
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -28,6 +30,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
     warnings.simplefilter("ignore", DeprecationWarning)
     import torch._inductor.compile_fx as compile_fx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
 import overlap_sched
 from llama_repro.training.arguments import parse

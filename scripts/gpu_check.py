@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
+
 from llama_repro.capture.configs import CONFIGS, find_config
 from llama_repro.gpu.check import ORDERS, check
 from llama_repro.gpu.plugin import PluginCheck, check_plugin

@@ -19,7 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
 from llama_repro.bench.cases import cases
 from llama_repro.bench.record import machine

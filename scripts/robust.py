@@ -20,6 +20,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
+
 from overlap_sched.analysis.robustness import DRAWS, robustness
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL
 from overlap_sched.errors import OverlapSchedError

@@ -13,14 +13,10 @@ from typing import Any
 
 from llama_repro.bench.rows import Row
 from llama_repro.bench.scale import Size, growth
-from overlap_sched.errors import OverlapSchedError
+from llama_repro.errors import RecordError
 
 _ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "sortedcontainers")
-
-
-class RecordError(OverlapSchedError, ValueError):
-    """A benchmark record cannot be read."""
 
 
 def record(command: str, rows: Sequence[Row], sizes: Sequence[Size], resident_mib: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.errors import TorchPassError
+from llama_repro.errors import TorchPassError
 from overlap_sched.judge.budget_bound import budget_bound_us
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us

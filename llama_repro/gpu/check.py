@@ -14,12 +14,12 @@ from torch import fx
 
 from llama_repro.capture.configs import LlamaConfig
 from llama_repro.capture.trace import captured
+from llama_repro.errors import TorchPassError
 from llama_repro.gpu.measure import Inputs, Run, counted_run, elapsed_us, gpu_runs, memory_run, node_times_us
 from llama_repro.gpu.program import Program
 from llama_repro.gpu.streams import CudaStreams, EmulatedStreams, calibrated, has_streams
 from llama_repro.gpu.values import random_inputs, same_bits
 from llama_repro.harness.torch_pass import torch_order
-from overlap_sched.errors import TorchPassError
 from overlap_sched.fx import Cost, Lifted, lift
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay

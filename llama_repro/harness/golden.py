@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from llama_repro.errors import GoldenError
 from llama_repro.harness.measure import Measured, Row
-from overlap_sched.errors import GoldenError
 from overlap_sched.problem import MemoryModel
 
 GOLDEN = Path(__file__).with_name("golden.json")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from llama_repro.capture.cache import Stored
+from llama_repro.errors import TorchPassError
 from llama_repro.harness.heap import heap_order
 from llama_repro.harness.torch_pass import TorchHeadroom, torch_order
-from overlap_sched.errors import TorchPassError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay

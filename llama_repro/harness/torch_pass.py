@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import fx
 
 from llama_repro.capture.parallelism import fake_world
+from llama_repro.errors import TorchPassError
 from llama_repro.harness.problem_graph import RebuiltGraph, problem_to_graph
-from overlap_sched.errors import TorchPassError
 from overlap_sched.problem import Kind, Order, Problem
 
 _DRAM_GBPS = "torch.utils._runtime_estimation.get_gpu_dram_gbps"

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from llama_repro.errors import CheckpointError
 from llama_repro.training.sharding import local_shards
-from overlap_sched.errors import CheckpointError
 
 _CONFIG = "config.json"
 Config = Mapping[str, Any]

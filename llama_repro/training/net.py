@@ -1,4 +1,4 @@
-"""The Llama that is trained: the architecture of :mod:`llama_repro.capture.model` as modules for Inductor, on any device.
+"""The Llama that is trained: the architecture of :mod:`llama_repro.capture.model`, as modules that Inductor compiles.
 
 What differs from the captured one: rotations in real arithmetic, attention by PyTorch's own choice of kernel, a plain
 cross entropy. A module reads a parameter as an attribute; :mod:`llama_repro.training.sharding` puts a property there

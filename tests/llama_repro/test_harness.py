@@ -4,10 +4,10 @@ import json
 import pytest
 
 import llama_repro.__main__ as command
+from llama_repro.errors import GoldenError, TorchPassError
 from llama_repro.harness import golden
 from llama_repro.harness import measure as harness
 from llama_repro.harness.measure import measure
-from overlap_sched.errors import GoldenError, TorchPassError
 
 _NAMES = ["original", "heap", "heap, no prefetch", "heap, fallback"]
 _OURS = ["ours, headroom 0", "ours, headroom 1 GiB"]

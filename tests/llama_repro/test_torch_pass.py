@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from llama_repro.errors import TorchPassError
 from llama_repro.harness import torch_pass
 from llama_repro.harness.problem_graph import problem_to_graph
-from overlap_sched.errors import TorchPassError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation

@@ -6,12 +6,13 @@ import shutil
 import pytest
 import torch
 
+from llama_repro.errors import CheckpointError
 from llama_repro.training.arguments import parse
 from llama_repro.training.checkpoint import resume, save
 from llama_repro.training.loop import main
 from llama_repro.training.trainer import identity, make_trainer
 from llama_repro.training.world import world_of
-from overlap_sched.errors import CheckpointError, OptionsError
+from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 
 

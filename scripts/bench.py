@@ -32,8 +32,9 @@ from llama_repro.bench.ablations import ablated
 from llama_repro.bench.cases import INSTANCES, Case, Tell, cases, slower_network
 from llama_repro.bench.compare import changes, comparison
 from llama_repro.bench.record import read_record, record
-from llama_repro.bench.rows import Row, TorchOrders, measured, torch_orders
+from llama_repro.bench.rows import TorchOrders, measured
 from llama_repro.bench.scale import Size, sizes
+from llama_repro.harness.judge import Row
 from overlap_sched.errors import OverlapSchedError
 from overlap_sched.options import Options
 from overlap_sched.report.files import write_file
@@ -115,6 +116,8 @@ def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
             small = len(problem.nodes) <= (options.torch_nodes * 4 if options.full else options.torch_nodes)
             if options.torch and small and not torchs:  # it knows of no model but its own: one order serves both
                 tell(f"{case.name} {network}: torch's own pass")
+                from llama_repro.harness.torch_pass import torch_orders
+
                 torchs = torch_orders(problem)
             tell(f"{case.name} {network}: ours")
             how = {"effort": options.effort, "repeats": REPEATS, "more": options.headrooms, "lift_s": loaded.lift_s}

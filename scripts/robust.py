@@ -12,7 +12,6 @@ Simulated; no clock is in it.
 
 import argparse
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
+from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS
 from overlap_sched.analysis.robustness import DRAWS, robustness
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL
 from overlap_sched.errors import OverlapSchedError
@@ -84,10 +84,7 @@ def orders(problem: Problem, torch: bool) -> Iterator[tuple[str, Order]]:
     if torch:
         from llama_repro.harness.torch_pass import torch_order
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            yield "torch, default caps", torch_order(problem, "default")[0]
-            yield "torch, caps 0", torch_order(problem, "zero")[0]
+        yield from ((caps, torch_order(problem, caps).order) for caps in (DEFAULT_CAPS, NO_CAPS))
     yield "ours", schedule(problem, Options(memory_model=problem.memory_model)).order
 
 

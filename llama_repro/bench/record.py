@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from llama_repro.bench.rows import Row
 from llama_repro.bench.scale import Size, growth
 from llama_repro.errors import RecordError
+from llama_repro.harness.judge import Row
 
 _ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "sortedcontainers")

@@ -6,8 +6,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from llama_repro.bench.rows import AT_TORCHS_PEAK, MORE, ORIGINAL, OURS, TORCH, Row
+from llama_repro.bench.rows import AT_TORCHS_PEAK, MORE, OURS, TORCH
 from llama_repro.bench.scale import Size
+from llama_repro.harness.judge import ORIGINAL, Row
 from overlap_sched.report.units import change, duration, size
 
 Graph = tuple[str, str, str]
@@ -61,12 +62,12 @@ def _name(graph: Graph) -> str:
 
 
 def _torch_s(mine: Mapping[str, Row]) -> float | None:
-    return min((mine[by].pass_s for by in TORCH.values() if by in mine and mine[by].pass_s), default=None)
+    return min((mine[by].pass_s for by in TORCH if by in mine and mine[by].pass_s), default=None)
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """One line per graph: step (gap to the bound) and peak against the original, of each scheduler in turn."""
-    columns = {**dict.fromkeys(TORCH.values(), "{}"), OURS: "**{}**", AT_TORCHS_PEAK: "{}"}
+    columns = {**dict.fromkeys(TORCH, "{}"), OURS: "**{}**", AT_TORCHS_PEAK: "{}"}
     heads = ["torch, default caps", "torch, caps 0", "**ours, headroom 0**", "ours, torch's peak"]
     graphs = by_graph(rows)
     if not any(AT_TORCHS_PEAK in mine for mine in graphs.values()):

@@ -31,16 +31,17 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Stored:
-    """The backward graph of a configuration as problems in both memory models: the same nodes and ids in each.
+    """A backward graph as problems: the same nodes and ids in each.
 
     Attributes:
         problems: By memory model.
-        capture_s: Seconds that tracing and partitioning took. lift_s: that lifting it into one problem took.
+        capture_s: Seconds that tracing and partitioning took. lift_s: that lifting it into one problem took. Both are 0
+            for a graph that was neither captured nor lifted.
     """
 
     problems: Mapping[MemoryModel, Problem]
-    capture_s: float
-    lift_s: float
+    capture_s: float = 0.0
+    lift_s: float = 0.0
 
 
 def cache_dir() -> Path:

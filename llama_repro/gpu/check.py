@@ -4,7 +4,6 @@ Capture, lift; on a GPU profile every node and lift again with these times; make
 """
 
 import statistics
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -199,10 +198,8 @@ def _orders(
         model: MemoryModel = "tracker"
         same = lift(graph, memory_model=model, name=problem.name, groups=problem.groups, cost=cost)
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", RuntimeWarning)
-                order, _ = torch_order(same.problem)
-            remarks += [f"torch: {warning.message}" for warning in caught]
+            order, _, remark = torch_order(same.problem)
+            remarks += [f"torch: {remark}"] if remark else []
             broken = violation(problem, order)
             if broken is None:
                 orders["torch"] = order

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from llama_repro.errors import GoldenError
-from llama_repro.harness.measure import Measured, Row
-from overlap_sched.problem import MemoryModel
+from llama_repro.harness.measure import Entry, Measured
 
 GOLDEN = Path(__file__).with_name("golden.json")
 
@@ -18,49 +17,39 @@ ABSOLUTE = {"step_us": 20.0, "exposed_us": 500.0}
 """By how many microseconds it may grow whatever its size: for the tiny graphs."""
 
 
-def key_of(row: Row) -> str:
-    """The row's name in the file."""
-    return row.name if row.model is None else f"{row.name}, {row.model}"
-
-
-def figures_of(row: Row) -> dict[str, float]:
-    """The figures of a row that a machine's speed has no say in; smaller is better for each.
+def figures_of(entry: Entry) -> dict[str, float]:
+    """The figures of an order that a machine's speed has no say in; smaller is better for each.
 
     The gap is not among them: it is the step, measured from another point.
     """
-    models: tuple[MemoryModel, ...] = ("tracker", "runtime")
-    peaks = {f"{model}_peak_bytes": float(row.peak_bytes[model]) for model in models}
-    return {
-        **peaks,
-        "step_us": round(row.step_us, 3),
-        "exposed_us": round(row.exposed_us, 3),
-    }
+    peaks = {f"{model}_peak_bytes": float(row.peak_bytes) for model, row in entry.rows.items()}
+    return {**peaks, "step_us": round(entry.row.step_us, 3), "exposed_us": round(entry.row.exposed_us, 3)}
 
 
-def worse_than_golden(config: str, measured: Measured, path: Path = GOLDEN) -> list[str]:
+def worse_than_golden(measured: Measured, path: Path = GOLDEN) -> list[str]:
     """One line for each figure that is worse than the committed one by more than its tolerance; which, and by how much.
 
     Rows of torch's own pass are compared only under the version of torch that the file was made with.
 
     Raises:
-        GoldenError: The file has no numbers for the configuration, or cannot be read.
+        GoldenError: The file has no numbers for the graph, or cannot be read.
     """
     golden = _load(path)
-    if config not in golden:
+    if measured.graph not in golden:
         raise GoldenError(
-            f"{path.name} has no numbers for {config!r}. Make them with --update-golden, and commit them."
+            f"{path.name} has no numbers for {measured.graph!r}. Make them with --update-golden, and commit them."
         )
-    committed, lines = golden[config]["rows"], []
-    same_torch = golden[config]["torch"] == _torch_version()
-    for row in measured.rows:
-        if key_of(row) not in committed or (row.name.startswith("torch") and not same_torch):
+    committed, lines = golden[measured.graph]["rows"], []
+    same_torch = golden[measured.graph]["torch"] == _torch_version()
+    for entry in measured.entries:
+        if entry.key not in committed or (entry.name.startswith("torch") and not same_torch):
             continue
-        for name, now in figures_of(row).items():
-            before = committed[key_of(row)][name]
+        for name, now in figures_of(entry).items():
+            before = committed[entry.key][name]
             allowed = before + tolerance(name, before)
             if now > allowed:
                 lines.append(
-                    f"{key_of(row)}: {name} is {now:,.10g}; golden {before:,.10g}, at most {allowed:,.10g} allowed"
+                    f"{entry.key}: {name} is {now:,.10g}; golden {before:,.10g}, at most {allowed:,.10g} allowed"
                 )
     return lines
 
@@ -71,11 +60,12 @@ def tolerance(name: str, golden: float) -> float:
     return max(RELATIVE[kind] * golden, ABSOLUTE.get(kind, 0.0))
 
 
-def update_golden(config: str, measured: Measured, path: Path = GOLDEN) -> None:
-    """Write the configuration's numbers into the file; other configurations keep theirs."""
+def update_golden(measured: Measured, path: Path = GOLDEN) -> None:
+    """Write the graph's numbers into the file; other graphs keep theirs."""
     golden = _load(path) if path.exists() else {}
-    rows = {key_of(row): figures_of(row) for row in measured.rows}
-    golden[config] = {"torch": _torch_version(), "bound_us": round(measured.bound_us, 3), "rows": rows}
+    rows = {entry.key: figures_of(entry) for entry in measured.entries}
+    bound_us = round(measured.entries[0].row.bound_us, 3)
+    golden[measured.graph] = {"torch": _torch_version(), "bound_us": bound_us, "rows": rows}
     path.write_text(json.dumps(golden, indent=1, sort_keys=True) + "\n")
 
 

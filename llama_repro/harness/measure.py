@@ -1,158 +1,123 @@
-"""Run every scheduler on one captured graph and measure them with the same judges."""
+"""Run every scheduler on one graph and measure its order with the same judges."""
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from llama_repro.capture.cache import Stored
-from llama_repro.errors import TorchPassError
+from llama_repro.capture.cache import Stored, stored_problems
+from llama_repro.capture.configs import CONFIGS
 from llama_repro.harness.heap import heap_order
-from llama_repro.harness.torch_pass import TorchHeadroom, torch_order
-from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.judge.lower_bound import lower_bound_us
-from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
+from llama_repro.harness.judge import ORIGINAL, Judge, Row
+from llama_repro.harness.torch_pass import torch_orders
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Order, Problem
-from overlap_sched.report.text import gap_percent
+from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.scheduler.result import Schedule
 
-PUBLISHED_GB = {"original": 65.73, "heap": 105.75, "heap, no prefetch": 173.54, "heap, fallback": 72.15}
-"""Peaks published for torch's ``llama1d_bwd``, in the tracker model; torch's pass counts a GB as 2**30 bytes."""
-OURS = ((0, "0"), (2**30, "1 GiB"))
-"""Headrooms that ours runs with."""
+INSTANCES = Path(__file__).resolve().parents[2] / "scripts" / "instances"
+FILES = {"llama2d": "llama3_8b_bw_64_2d"}
+"""Graphs that come as problem files, in one memory model; all others are captured, in both."""
+GRAPHS = (*CONFIGS, *FILES)
 
-HEAPS = (("heap", True, False), ("heap, no prefetch", False, False), ("heap, fallback", True, True))
-"""Baselines: name, whether it prefetches, whether it falls back to original indices."""
-TORCH: tuple[tuple[TorchHeadroom, str], ...] = (("default", "torch, default caps"), ("zero", "torch, caps 0"))
-"""Settings that torch's own pass runs with."""
-DRAWN = ("heap", "torch, default caps")
-"""Orders of others that are worth a picture."""
+HEAPS = {
+    "heap": {"prefetch": True, "fallback": False},
+    "heap, no prefetch": {"prefetch": False, "fallback": False},
+    "heap, fallback": {"prefetch": True, "fallback": True},
+}
+OURS = {"ours, headroom 0": 0, "ours, headroom 1 GiB": 2**30}
+
+Progress = Callable[[str], None]
+"""Hears what is being done."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One order of the graph, measured.
+class Entry:
+    """One order of a graph.
 
     Attributes:
         name: Who made it.
         model: The memory model that it was made in. ``None``: it knows nothing of memory.
-        headroom_bytes: What it was told to keep to, above the original peak in that model; ``None``: nothing.
-        peak_bytes: Its peak, by memory model.
-        step_us, exposed_us, gap_percent: Step time, exposed part of it, and how far it is above the lower bound.
-        pass_s: Seconds that making it took; ours with lifting the graph.
-        problem: What is wrong with it, if anything is.
+        rows: Its figures, by memory model.
     """
 
     name: str
     model: MemoryModel | None
-    headroom_bytes: int | None
-    peak_bytes: Mapping[MemoryModel, int]
-    step_us: float
-    exposed_us: float
-    gap_percent: float
-    pass_s: float
-    problem: str | None = None
+    order: Order
+    rows: Mapping[MemoryModel, Row]
+
+    @property
+    def key(self) -> str:
+        """Its name among committed figures."""
+        return self.name if self.model is None else f"{self.name}, {self.model}"
+
+    @property
+    def row(self) -> Row:
+        """Its figures in the model that it was made in."""
+        return next(iter(self.rows.values())) if self.model is None else self.rows[self.model]
+
+    @property
+    def broken(self) -> str | None:
+        """What is wrong with it, if anything is."""
+        return next((row.broken for row in self.rows.values() if row.broken), None)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All rows of one configuration, the bound, what is to be said of torch's pass, and the schedules to draw."""
+    """All orders of one graph, the original first; what else is to be said; ours at headroom 0, to be drawn."""
 
-    rows: tuple[Row, ...]
-    bound_us: float
+    graph: str
+    stored: Stored
+    entries: tuple[Entry, ...]
     remarks: tuple[str, ...]
-    schedules: Mapping[str, Schedule]
+    ours: Schedule
 
     @property
-    def original(self) -> Row:
-        """The row of the order that the graph came in."""
-        return self.rows[0]
+    def problem(self) -> Problem:
+        """The graph, in the memory model that pictures show."""
+        return self.ours.problem
 
 
-def measure(
-    stored: Stored, *, with_torch: bool = True, progress: Callable[[str], None] = lambda text: None
-) -> Measured:
-    """Run the baselines, torch's pass (if asked and able to) and ours in both memory models."""
-    tracker = stored.problems["tracker"]
-    judge = _Judge(stored)
+def load_graph(name: str, *, refresh: bool = False, progress: Progress = lambda text: None) -> Stored:
+    """One of :data:`GRAPHS`; a captured one from the cache, unless ``refresh``."""
+    if name in FILES:
+        problem = read_problem(INSTANCES / f"{FILES[name]}.json.gz")
+        return Stored({problem.memory_model: problem})
+    return stored_problems(CONFIGS[name], refresh=refresh, progress=progress)
+
+
+def measure(graph: str, stored: Stored, *, with_torch: bool = True, progress: Progress = lambda text: None) -> Measured:
+    """Run the heap, torch's pass (if asked and able to), and ours in each memory model of the graph."""
+    judges = {model: Judge(problem, "x1") for model, problem in stored.problems.items()}
+    first, problem = next(iter(stored.problems.items()))
+    entries: list[Entry] = []
     remarks: list[str] = []
-    judge.add("original", tracker.original_order, 0.0)
-    for name, prefetch, fallback in HEAPS:
-        progress(f"{tracker.name}: {name}")
+
+    def add(name: str, model: MemoryModel | None, order: Order, pass_s: float, result: Schedule | None = None) -> None:
+        rows = {at: judge.row(name, order, pass_s) for at, judge in judges.items()}
+        if model is not None and result is not None:
+            rows[model] = judges[model].ours(name, result, pass_s)
+        entries.append(Entry(name, model, order, rows))
+
+    add(ORIGINAL, None, problem.original_order, 0.0)
+    for name, how in HEAPS.items():
+        progress(f"{graph}: {name}")
         started = time.perf_counter()
-        order = heap_order(tracker, prefetch=prefetch, fallback=fallback)
-        judge.add(name, order, time.perf_counter() - started, "tracker" if fallback else None)
-    for headroom, name in TORCH if with_torch else ():
-        progress(f"{tracker.name}: torch's own pass ({headroom} caps)")
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", RuntimeWarning)
-                order, seconds = torch_order(tracker, headroom)
-            judge.add(name, order, seconds, "tracker")
-            remarks += [f"{name}: {warning.message}" for warning in caught]
-        except TorchPassError as error:
-            remarks.append(f"{name}: {error}")
-    for model, problem in stored.problems.items():
-        for headroom_bytes, shown in OURS:
-            progress(f"{tracker.name}: ours, {shown} headroom, {model} memory model")
-            result = schedule(problem, Options(headroom=headroom_bytes, memory_model=model))
-            judge.add_ours(f"ours, headroom {shown}", result, stored.lift_s)
-    return Measured(tuple(judge.rows), judge.bound_us, tuple(remarks), judge.schedules)
-
-
-class _Judge:
-    def __init__(self, stored: Stored) -> None:
-        self.problems = stored.problems
-        self.bound_us = lower_bound_us(stored.problems["tracker"])
-        self.rows: list[Row] = []
-        self.schedules: dict[str, Schedule] = {}
-
-    def add(self, name: str, order: Order, seconds: float, model: MemoryModel | None = None) -> None:
-        """Measure an order that promises nothing."""
-        row = self.row(name, order, seconds, model, None, None)
-        self.rows.append(row)
-        if name in DRAWN:
-            self.schedules[name] = _as_schedule(self.problems["tracker"], order, seconds)
-
-    def add_ours(self, name: str, result: Schedule, lift_s: float) -> None:
-        """Measure a schedule that promises to stay within its headroom."""
-        model = result.problem.memory_model
-        seconds = result.schedule_s + lift_s
-        broken = None if result.fell_back is None else f"fell back to the original order: {result.fell_back}"
-        row = self.row(name, result.order, seconds, model, result.headroom_bytes, broken)
-        self.rows.append(row)
-        self.schedules[f"{name}, {model}"] = result
-
-    def row(
-        self,
-        name: str,
-        order: Order,
-        seconds: float,
-        model: MemoryModel | None,
-        headroom: int | None,
-        broken: str | None,
-    ) -> Row:
-        peaks = {m: peak_memory(problem, order)[0] for m, problem in self.problems.items()}
-        for problem in self.problems.values():
-            broken = broken or violation(problem, order)
-        if model is not None and headroom is not None:
-            allowed = self.rows[0].peak_bytes[model] + headroom
-            if peaks[model] > allowed:
-                broken = f"peak {peaks[model]} is {peaks[model] - allowed} bytes above the original peak + headroom"
-        run = replay(self.problems["tracker"], order)
-        gap = gap_percent(run.step_us, self.bound_us)
-        return Row(name, model, headroom, peaks, run.step_us, run.exposed_us, gap, seconds, broken)
-
-
-def _as_schedule(problem: Problem, order: Order, seconds: float) -> Schedule:
-    """Another scheduler's order in the clothes of ours, to be drawn like it."""
-
-    def figures(of: Order) -> Figures:
-        run, (peak, at) = replay(problem, of), peak_memory(problem, of)
-        return Figures(run.step_us, run.exposed_us, peak, at)
-
-    options = Options(memory_model=problem.memory_model)
-    return Schedule(problem, options, order, figures(problem.original_order), figures(order), 0, (), None, seconds)
+        order = heap_order(problem, **how)
+        add(name, first if how["fallback"] else None, order, time.perf_counter() - started)
+    if with_torch:
+        progress(f"{graph}: torch's own pass")
+        for name, made in torch_orders(problem).items():
+            if isinstance(made, str):
+                remarks.append(f"{name}: {made}")
+                continue
+            add(name, first, made.order, made.pass_s)
+            remarks += [f"{name}: {made.remark}"] if made.remark else []
+    for model, same in stored.problems.items():
+        results = {}
+        for name, headroom in OURS.items():
+            progress(f"{graph}: {name}, {model} memory model")
+            results[name] = result = schedule(same, Options(headroom=headroom, memory_model=model))
+            add(name, model, result.order, result.schedule_s + stored.lift_s, result)
+    return Measured(graph, stored, tuple(entries), tuple(remarks), next(iter(results.values())))

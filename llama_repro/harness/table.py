@@ -1,92 +1,86 @@
-"""The rows of one configuration as a table for people and as data."""
+"""The orders of one graph as a table for people and as data."""
 
+from dataclasses import asdict
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from llama_repro.capture.cache import Stored
-from llama_repro.capture.configs import LlamaConfig
-from llama_repro.harness.measure import PUBLISHED_GB, Measured, Row
-from overlap_sched.problem import MemoryModel, Problem
+from llama_repro.harness.measure import Entry, Measured
+from overlap_sched.problem import MemoryModel
+from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, size
 
-_PUBLISHED_CONFIG = "llama1d"
+PUBLISHED_GB = {
+    "llama1d": {"original": 65.73, "heap": 105.75, "heap, no prefetch": 173.54, "heap, fallback": 72.15},
+}
+"""Peaks published for torch's ``llama1d_bwd``, in the tracker model; torch's pass counts a GB as 2**30 bytes."""
+
+_WIDTH = 128
+"""Columns; so that titles are not broken, and the tables of several graphs are as wide."""
 
 
-def table_of(config: LlamaConfig, stored: Stored, measured: Measured) -> Table:
-    """One line per scheduler; peaks in both memory models, the one that it was made in marked by a star."""
-    published = config.name == _PUBLISHED_CONFIG
-    table = Table(title=_title(stored.problems["tracker"], config), caption=_caption(stored, measured, published))
-    table.box = box.SIMPLE_HEAD
-    table.caption_justify = "left"
-    table.add_column("order", no_wrap=True)
-    columns = ["peak, tracker", "peak, runtime", "step", "exposed", "gap", "pass"]
-    for column in columns[:1] + ["published"] * published + columns[1:]:
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in measured.rows:
-        peaks = [_peak(row, measured.original, model) for model in ("tracker", "runtime")]
+def table_of(measured: Measured) -> Table:
+    """One line per order; peaks in each memory model, the one that it was made in marked by a star."""
+    original = measured.entries[0]
+    published = PUBLISHED_GB.get(measured.graph)
+    heads = [f"peak, {model}" for model in original.rows]
+    heads[1:1] = ["published"] if published else []
+    table = captioned_table(
+        _title(measured), _caption(measured), [*heads, "step", "exposed", "gap", "pass"], first="order"
+    )
+    table.min_width = _WIDTH
+    for entry in measured.entries:
+        row = entry.row
+        peaks = [_peak(entry, original, model) for model in original.rows]
         if published:
-            peaks.insert(1, f"{PUBLISHED_GB[row.name]:.2f} GB" if row.name in PUBLISHED_GB else "")
-        times = [duration(row.step_us), duration(row.exposed_us), f"{row.gap_percent:.2f} %"]
-        took = f"{row.pass_s:.2f} s" if row is not measured.original else ""
-        table.add_row(row.name, *peaks, *times, took, style="red" if row.problem else None)
+            peaks.insert(1, f"{published[entry.name]:.2f} GB" if entry.name in published else "")
+        took = f"{row.pass_s:.2f} s" if entry is not original else ""
+        times = (duration(row.step_us), duration(row.exposed_us), f"{abs(row.gap_percent):.2f} %", took)
+        table.add_row(entry.name, *peaks, *times, style="red" if entry.broken else None)
     return table
 
 
-def _title(problem: Problem, config: LlamaConfig) -> str:
+def _title(measured: Measured) -> str:
+    problem = measured.problem
     ops = [problem.nodes[v].op for v in problem.collectives]
     counts = ", ".join(f"{ops.count(op)} {op}" for op in dict.fromkeys(ops))
-    return f"{config.name}, backward graph of one of {config.world} ranks: {len(problem.nodes):,} nodes, {counts}"
+    groups = " and ".join(str(group.size) for group in problem.groups.values())
+    return f"{problem.name}: {len(problem.nodes):,} nodes, {counts}, groups of {groups} ranks"
 
 
-def _peak(row: Row, original: Row, model: MemoryModel) -> str:
-    peak = row.peak_bytes[model]
-    star = " *" if row.model == model else "  "
-    if row is original:
-        return f"{size(peak)}{'':9}{star}"
-    return f"{size(peak)} {change(original.peak_bytes[model], peak):>8}{star}"
+def _peak(entry: Entry, original: Entry, model: MemoryModel) -> str:
+    peak = entry.rows[model].peak_bytes
+    star = "* " if len(entry.rows) > 1 and entry.model == model else ""
+    return f"{star}{size(peak)} {change(original.rows[model].peak_bytes, peak):>8}"
 
 
-def _caption(stored: Stored, measured: Measured, published: bool) -> str:
-    lines = [
-        f"Simulated. Lower bound on any order's step: {duration(measured.bound_us)}. * made in this memory model.",
-        f"Pass: wall clock; ours with lifting the FX graph ({stored.lift_s:.2f} s). "
-        f"Capturing the graph took {stored.capture_s:.0f} s.",
-    ]
-    if published:
-        lines.append(
-            "Published: peaks of torch's llama1d_bwd in the tracker model; torch's pass counts a GB as 2^30 bytes."
-        )
+def _caption(measured: Measured) -> str:
+    lift_s = measured.stored.lift_s
+    bound = duration(measured.entries[0].row.bound_us)
+    lines = [f"Simulated. gap: above the lower bound on any order's step, {bound}. pass: wall clock."]
+    if lift_s:
+        lines[0] += " * made in this memory model. Ours with lifting."
+    if measured.graph in PUBLISHED_GB:
+        lines.append("Published: peaks of torch's llama1d_bwd, tracker model; torch's pass counts a GB as 2^30 bytes.")
     return "\n".join(lines)
 
 
-def data_of(config: LlamaConfig, stored: Stored, measured: Measured, failures: list[str]) -> dict[str, Any]:
-    """What ``--json`` writes: bytes, microseconds, percent, seconds."""
-    problem = stored.problems["tracker"]
-    published = PUBLISHED_GB if config.name == _PUBLISHED_CONFIG else {}
+def data_of(measured: Measured) -> dict[str, Any]:
+    """What ``--json`` writes of a graph: bytes, microseconds, percent, seconds."""
+    published = PUBLISHED_GB.get(measured.graph, {})
     return {
-        "config": config.name,
-        "nodes": len(problem.nodes),
-        "collectives": len(problem.collectives),
-        "bound_us": measured.bound_us,
-        "capture_s": stored.capture_s,
-        "lift_s": stored.lift_s,
+        "graph": measured.graph,
+        "collectives": len(measured.problem.collectives),
+        "capture_s": measured.stored.capture_s,
+        "lift_s": measured.stored.lift_s,
         "rows": [
             {
-                "name": row.name,
-                "memory_model": row.model,
-                "headroom_bytes": row.headroom_bytes,
-                "tracker_peak_bytes": row.peak_bytes["tracker"],
-                "runtime_peak_bytes": row.peak_bytes["runtime"],
-                "published_gb": published.get(row.name),
-                "step_us": row.step_us,
-                "exposed_us": row.exposed_us,
-                "gap_percent": row.gap_percent,
-                "pass_s": row.pass_s,
+                **asdict(entry.row),
+                "made_in": entry.model,
+                "peaks": {model: row.peak_bytes for model, row in entry.rows.items()},
+                "published_gb": published.get(entry.name),
             }
-            for row in measured.rows
+            for entry in measured.entries
         ],
         "remarks": list(measured.remarks),
-        "failures": failures,
     }

@@ -14,6 +14,7 @@ from llama_repro.bench.compare import changes, comparison, only_in_one
 from llama_repro.bench.record import read_record, record
 from llama_repro.bench.tables import ablation_markdown, markdown, scale_markdown
 from llama_repro.errors import RecordError, TorchPassError
+from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder, tail_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
@@ -25,13 +26,16 @@ HIDDEN = (0, 1, 2, 4, 3, 6, 7, 5, 8, 9)
 """The order of the example at 5 MiB of headroom: 120 us, peak 26 MiB."""
 
 
+TORCHS = {DEFAULT_CAPS: TorchOrder(HIDDEN, 2.0), NO_CAPS: "no pass"}
+
+
 def bench():
     return module_at(Path(__file__).parents[2] / "scripts" / "bench.py")
 
 
 def measured(**more):
     asked = {"effort": 2, "repeats": 1, "more": True, **more}
-    return {row.by: row for row in rows.measured(EXAMPLE, "x1", {"default": (HIDDEN, 2.0), "zero": "no pass"}, **asked)}
+    return {row.by: row for row in rows.measured(EXAMPLE, "x1", TORCHS, **asked)}
 
 
 def test_figures_of_the_example():
@@ -39,7 +43,7 @@ def test_figures_of_the_example():
     assert list(mine) == [
         "original",
         "torch, default caps",
-        "torch, zero caps",
+        "torch, caps 0",
         "ours, headroom 0",
         "ours, headroom 5%",
         "ours, no limit",
@@ -48,7 +52,7 @@ def test_figures_of_the_example():
     steps = [row.step_us for row in mine.values()]
     assert steps == [190.0, 120.0, 190.0, 150.0, 150.0, 120.0, 120.0]
     assert mine["torch, default caps"].peak_percent == pytest.approx(100 * 5 / 21)
-    assert mine["torch, zero caps"].remark == "no pass"
+    assert mine["torch, caps 0"].remark == "no pass"
     at_peak = mine["ours, torch's peak"]
     assert (at_peak.headroom_bytes, at_peak.remark) == (5 * 2**20, None)
     assert mine["ours, headroom 0"].work["runs"] > 0
@@ -58,11 +62,11 @@ def test_figures_of_the_example():
 
 def test_the_tail_is_what_stands_still_after_the_last_long_reduce_scatter():
     for order, tail in ((EXAMPLE.original_order, 40.0), (HIDDEN, 10.0)):
-        assert rows.tail_us(EXAMPLE, order, replay(EXAMPLE, order)) == tail
+        assert tail_us(EXAMPLE, order, replay(EXAMPLE, order)) == tail
     nodes = list(EXAMPLE.nodes)
     nodes[7] = nodes[7]._replace(op="all_gather_into_tensor")
     without = replace(EXAMPLE, nodes=tuple(nodes))
-    assert rows.tail_us(without, HIDDEN, replay(without, HIDDEN)) == 0.0
+    assert tail_us(without, HIDDEN, replay(without, HIDDEN)) == 0.0
 
 
 def test_ours_slower_than_torch_at_its_peak_is_said(monkeypatch):
@@ -83,13 +87,14 @@ def test_broken_promises_are_found(monkeypatch):
 
 def test_torch_that_fails_is_told_and_not_measured(monkeypatch):
     pytest.importorskip("torch")
+    from llama_repro.harness.torch_pass import torch_orders
 
     def failing(problem, caps):
         raise TorchPassError(f"{caps} does not work")
 
     monkeypatch.setattr("llama_repro.harness.torch_pass.torch_order", failing)
-    made = rows.torch_orders(EXAMPLE)
-    assert made == {"default": "default does not work", "zero": "zero does not work"}
+    made = torch_orders(EXAMPLE)
+    assert made == {caps: f"{caps} does not work" for caps in (DEFAULT_CAPS, NO_CAPS)}
     lines = markdown(list(rows.measured(EXAMPLE, "x1", made, effort=1, repeats=1, more=False)))
     assert lines.splitlines()[-1].startswith("| `example` x1 | 0.1 ms | 0.2 ms, 21.0 MiB | - | - | **0.1 ms (25.00 %)")
 

@@ -5,7 +5,6 @@ or where something that was asked for cannot be done.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,26 +13,20 @@ from rich.console import Console
 
 from llama_repro.capture.cache import cache_dir, make_folder
 from llama_repro.errors import GoldenError
+from llama_repro.harness.console import guarded, verdict, wide_console
 from llama_repro.harness.golden import update_golden, worse_than_golden
 from llama_repro.harness.measure import GRAPHS, Measured, load_graph, measure
 from llama_repro.harness.picture import draw
+from llama_repro.harness.record import provenance, write_record
 from llama_repro.harness.table import data_of, table_of
-from overlap_sched.errors import MissingExtraError, OverlapSchedError
-from overlap_sched.report.files import write_file
+from overlap_sched.errors import MissingExtraError
 from overlap_sched.report.progress import progress
-
-_WIDTH = 132
-"""Columns that the tables need; a narrower terminal wraps its lines, so that no figure is cut off."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = _parser().parse_args(arguments)
-    try:
-        return _run(options)
-    except OverlapSchedError as error:
-        Console(stderr=True).print(f"llama_repro: {error}", style="red", markup=False, highlight=False)
-        return 2
+    return guarded("llama_repro", lambda: _run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"which graphs: {', '.join(GRAPHS)} (default: llama1d llama2d)",
     )
     parser.add_argument("--no-torch", action="store_true", help="leave out torch's own pass")
-    parser.add_argument("--json", metavar="OUT", type=Path, help="write the figures as JSON, a list of graphs")
+    parser.add_argument("--json", metavar="OUT", type=Path, help="write the figures as JSON")
     parser.add_argument(
         "--plots", metavar="DIR", type=Path, help="where to put the pictures (default: pictures/ in the cache)"
     )
@@ -57,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    console = Console(width=max(Console().width, _WIDTH), highlight=False)
+    console = wide_console()
     failures: list[str] = []
     written = []
     for graph in options.config:
@@ -67,8 +60,7 @@ def _run(options: argparse.Namespace) -> int:
             step("drawing")
             pictures = _draw(measured, options.plots)
         console.print(table_of(measured))
-        for line in (*measured.remarks, pictures):
-            console.print(line, markup=False, soft_wrap=True)
+        verdict(console, (*measured.remarks, pictures), ())
         failures += [f"{entry.key}: {entry.broken}" for entry in measured.entries if entry.broken]
         if options.update_golden:
             update_golden(measured)
@@ -78,10 +70,10 @@ def _run(options: argparse.Namespace) -> int:
         console.print()
         written.append(data_of(measured))
     if options.json:
-        write_file(options.json, json.dumps(written, indent=1).encode())
-    for line in failures:
-        console.print(f"FAILED {line}", style="red", markup=False)
-    return 1 if failures else 0
+        write_record(
+            options.json, {**provenance(" ".join(["python -m llama_repro", *sys.argv[1:]])), "graphs": written}
+        )
+    return verdict(console, (), failures)
 
 
 def _compare(measured: Measured, console: Console) -> list[str]:

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from llama_repro import INSTANCES
 from llama_repro.generate.models import MODELS, parse_mesh
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import read_problem
-
-INSTANCES = Path(__file__).resolve().parents[2] / "scripts" / "instances"
 
 CAPTURED = ("llama1d",)
 CAPTURED_MORE = ("llama3-8b", "llama3-8b-2d")
@@ -74,8 +73,8 @@ def _captured(name: str, tell: Tell) -> Loaded:
 
 def generated_problem(model: str, mesh: str, nodes: int, tell: Tell) -> Problem:
     """A training step of a large model with at least so many nodes."""
+    from llama_repro.capture.cache import traced_graphs
     from llama_repro.generate.graph import generate
-    from llama_repro.generate.traced import traced_graphs
 
     which = MODELS[model]
     ranks = parse_mesh(mesh, which)

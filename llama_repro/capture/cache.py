@@ -1,9 +1,8 @@
 """Captured graphs as problem files, kept between runs.
 
-In ``$XDG_CACHE_HOME/overlap_sched`` where that is set, else in ``.cache`` beside the package (the root of a
-checkout), else in ``~/.cache/overlap_sched``. A file's name holds a hash of the configuration, the versions of torch
-and Python, and the source of all that has a say in what is captured, so that stale files are never read. They may be
-deleted at any time.
+In ``$XDG_CACHE_HOME/overlap_sched`` where that is set, else in ``.cache`` in the repository. A file's name holds a hash
+of the configuration, the versions of torch and Python, and the source of all that decides what is captured, so that
+stale files are never read. They may be deleted at any time.
 """
 
 import hashlib
@@ -12,7 +11,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +20,14 @@ import torch
 
 import overlap_sched.cost
 import overlap_sched.fx
+from llama_repro import ROOT
 from llama_repro.capture.configs import LlamaConfig
+from llama_repro.capture.trace import captured
 from overlap_sched.errors import OutputError, OverlapSchedError
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.file import read_problem, write_problem
 
 MODELS: tuple[MemoryModel, MemoryModel] = ("tracker", "runtime")
-_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,13 @@ def cache_dir() -> Path:
     """Where problem files are kept; see the module."""
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "overlap_sched"
-    if (_HERE.parents[1] / "setup.cfg").exists():
-        return _HERE.parents[1] / ".cache"
-    return Path.home() / ".cache" / "overlap_sched"
+    return ROOT / ".cache"
 
 
 def cache_key(config: LlamaConfig) -> str:
     """Names the configuration and all that decides what comes out of capturing it."""
     digest = hashlib.sha256(f"{config!r} torch {torch.__version__} python {sys.version_info[:2]}".encode())
-    for path in _sources([str(_HERE), *overlap_sched.fx.__path__, *overlap_sched.cost.__path__]):
+    for path in _sources([str(Path(__file__).parent), *overlap_sched.fx.__path__, *overlap_sched.cost.__path__]):
         digest.update(path.name.encode() + path.read_bytes())
     return f"{config.name}-{digest.hexdigest()[:16]}"
 
@@ -76,14 +75,53 @@ def stored_problems(
         progress: Told what is being done.
     """
     folder, key = cache_dir() / "llama_repro", cache_key(config)
+    paths = [folder / f"{key}-{model}.json.gz" for model in MODELS]
+    seconds = folder / f"{key}.json"
+
+    def read() -> Stored:
+        times = json.loads(seconds.read_text())
+        return Stored(dict(zip(MODELS, map(read_problem, paths), strict=True)), times["capture_s"], times["lift_s"])
+
     if not refresh:
         try:
-            return _read(folder, key)
+            return read()
         except (OSError, ValueError, KeyError, OverlapSchedError):
-            pass  # not there, or damaged: capture anew
+            pass  # not there, or damaged: capture again
     progress(f"capturing {config.name}: tracing forward and backward on {config.world} fake ranks")
-    _write(folder, key, config, progress)
-    return _read(folder, key)  # read back even now: a first run and a later one work on the same numbers
+    with _scratch(folder) as scratch, captured(config) as graphs:
+        lift_s = 0.0
+        for model, path in zip(MODELS, paths, strict=True):
+            progress(f"lifting {config.name} into a problem ({model} memory model)")
+            started = time.perf_counter()
+            lifted = overlap_sched.fx.lift(graphs.backward, memory_model=model, name=f"{config.name}_bwd")
+            lift_s = time.perf_counter() - started
+            write_problem(lifted.problem, scratch / path.name)
+        (scratch / seconds.name).write_text(json.dumps({"capture_s": graphs.seconds, "lift_s": lift_s}))
+    return read()  # from the files even now: a first run and a later one work on the same numbers
+
+
+def traced_graphs(config: LlamaConfig, progress: Callable[[str], None] = lambda text: None) -> tuple[Problem, Problem]:
+    """Forward and backward graph of a configuration in the ``runtime`` memory model, from the cache or traced now."""
+    folder, key = cache_dir() / "llama_repro", cache_key(config)
+    forward, backward = (folder / f"{key}-{part}.json.gz" for part in ("forward", "backward"))
+    try:
+        return read_problem(forward), read_problem(backward)
+    except OverlapSchedError:
+        progress(f"tracing {config.layers} layers of {config.name} on {config.world} fake ranks")
+    with _scratch(folder) as scratch, captured(config) as graphs:
+        for graph, path in ((graphs.forward, forward), (graphs.backward, backward)):
+            write_problem(overlap_sched.fx.lift(graph, name=path.name.split(".")[0]).problem, scratch / path.name)
+    return read_problem(forward), read_problem(backward)
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A folder whose files go to ``folder`` at the end: whole ones only, whoever else is at it."""
+    make_folder(folder, "set XDG_CACHE_HOME to a folder that can be written")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        yield Path(scratch)
+        for path in sorted(Path(scratch).iterdir()):
+            path.replace(folder / path.name)
 
 
 def make_folder(folder: Path, repair: str) -> None:
@@ -96,27 +134,3 @@ def make_folder(folder: Path, repair: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: the folder cannot be made ({error.strerror}); {repair}.") from None
-
-
-def _read(folder: Path, key: str) -> Stored:
-    times = json.loads((folder / f"{key}.json").read_text())
-    problems = {model: read_problem(folder / f"{key}-{model}.json.gz") for model in MODELS}
-    return Stored(problems, times["capture_s"], times["lift_s"])
-
-
-def _write(folder: Path, key: str, config: LlamaConfig, progress: Callable[[str], None]) -> None:
-    from llama_repro.capture.trace import captured
-
-    make_folder(folder, "set XDG_CACHE_HOME to a folder that can be written")
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, captured(config) as graphs:
-        lift_s = 0.0
-        for model in MODELS:
-            progress(f"lifting {config.name} into a problem ({model} memory model)")
-            started = time.perf_counter()
-            lifted = overlap_sched.fx.lift(graphs.backward, memory_model=model, name=f"{config.name}_bwd")
-            lift_s = time.perf_counter() - started
-            write_problem(lifted.problem, Path(scratch) / f"{key}-{model}.json.gz")
-        times = {"capture_s": graphs.seconds, "lift_s": lift_s}
-        (Path(scratch) / f"{key}.json").write_text(json.dumps(times))
-        for path in sorted(Path(scratch).iterdir()):
-            path.replace(folder / path.name)  # whole files only, whoever else is at it

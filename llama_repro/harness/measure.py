@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from llama_repro import INSTANCES
 from llama_repro.capture.cache import Stored, stored_problems
 from llama_repro.capture.configs import CONFIGS
 from llama_repro.harness.heap import heap_order
@@ -16,7 +16,6 @@ from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 
-INSTANCES = Path(__file__).resolve().parents[2] / "scripts" / "instances"
 FILES = {"llama2d": "llama3_8b_bw_64_2d"}
 """Graphs that come as problem files, in one memory model; all others are captured, in both."""
 GRAPHS = (*CONFIGS, *FILES)

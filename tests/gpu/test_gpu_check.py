@@ -139,7 +139,7 @@ def test_the_command_on_the_cpu(tmp_path, capsys):
     assert all(row["live_bytes"] == row["predicted_peak_bytes"] and row["step_us"] is None for row in record["rows"])
     assert record["measured_on_gpu"] is False
     assert (record["repeat"], record["headroom"]) == (7, "0")
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["packages"]["torch"] == torch.__version__
 
 
 @pytest.mark.slow

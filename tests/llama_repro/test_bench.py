@@ -11,10 +11,10 @@ import pytest
 from llama_repro.bench import ablations, rows, scale
 from llama_repro.bench.cases import slower_network
 from llama_repro.bench.compare import changes, comparison, only_in_one
-from llama_repro.bench.record import read_record, record
 from llama_repro.bench.tables import ablation_markdown, markdown, scale_markdown
 from llama_repro.errors import RecordError, TorchPassError
 from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder, tail_us
+from llama_repro.harness.record import read_record
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
@@ -141,7 +141,6 @@ def test_a_size_is_measured_in_a_process_of_its_own(tmp_path):
 
 def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatch):
     script = bench()
-    monkeypatch.setattr(script, "resident_mib", lambda: 1.0)
     monkeypatch.setattr(script, "date", SimpleNamespace(today=lambda: date(2026, 1, 2)))
     write_problem(EXAMPLE, tmp_path / "example.json")
     command = [str(tmp_path / "example.json"), "--no-torch", "--comm-scale", "1", "--ablate"]
@@ -183,17 +182,17 @@ def test_records_of_older_versions_are_compared():
 
 
 def test_what_is_no_record_is_told(tmp_path):
-    with pytest.raises(RecordError, match=r"none\.json: cannot be read as a record .* --json writes one\."):
+    with pytest.raises(RecordError, match=r"none\.json: cannot be read as a record .* --record writes one\."):
         read_record(tmp_path / "none.json")
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(RecordError) as caught:
         read_record(tmp_path / "list.json")
-    assert str(caught.value) == f"{tmp_path / 'list.json'}: holds no rows. scripts/bench.py --json writes a record."
+    assert str(caught.value) == f"{tmp_path / 'list.json'}: holds no rows. scripts/bench.py --record writes one."
 
 
 def test_records_hold_what_is_needed_to_read_them():
     mine = list(measured().values())
-    data = record("scripts/bench.py", mine, [size(10, 1.0), size(100, 10.0)], 12.4)
+    data = bench().record("scripts/bench.py", mine, [size(10, 1.0), size(100, 10.0)])
     assert json.loads(json.dumps(data)) == data
     assert data["growth"]["x1"]["cpu_s"] == pytest.approx(1.0)
     assert ablation_markdown(mine).count("\n") == 1  # a head alone

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from llama_repro.capture.cache import traced_graphs
 from llama_repro.capture.configs import find_config
 from llama_repro.generate.__main__ import main
 from llama_repro.generate.graph import generate
 from llama_repro.generate.models import MODELS, Mesh, Model, find_model, parse_mesh
 from llama_repro.generate.repeat import find_layers, repeat
 from llama_repro.generate.step import Step, saved_in_forward
-from llama_repro.generate.traced import traced_graphs
 from overlap_sched.errors import OptionsError, ProblemError
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay

@@ -124,7 +124,7 @@ def test_the_command_prints_a_table_and_writes_json_and_pictures(run, capsys, tm
     assert "tiny_bwd: " in text
     assert "20 all_gather_into_tensor, 21 reduce_scatter_tensor, groups of 8 ranks" in text
     assert "no figure is worse than the committed ones" in text
-    (data,) = json.loads(out.read_text())
+    (data,) = json.loads(out.read_text())["graphs"]
     assert [row["by"] for row in data["rows"]] == _NAMES + _OURS * 2
     assert data["rows"][0]["peaks"].keys() == {"tracker", "runtime"}
     assert {path.name for path in plots.iterdir()} == {"tiny.png", "tiny-peaks.png"}

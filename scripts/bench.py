@@ -7,9 +7,10 @@
     scripts/bench.py --record docs/records/bench    also bench-DATE.json and .md there, with hardware and versions
     scripts/bench.py compare OLD NEW          two records side by side
 
-Steps, peaks and gaps are simulated (runtime memory model unless said otherwise). Run times are wall clock, measured
-side by side in one run: quote the ratio, not the seconds. Exit status 1 where a promise is broken: an order that is
-not valid, a peak above the budget, a step above the original one; of ``compare``, where an order of ours is slower.
+Steps, peaks and gaps are simulated (in the runtime memory model, if no other is named). Run times are wall clock,
+measured side by side in one run: quote the ratio, not the seconds. Exit status 1 where a promise is broken: an order
+that is not valid, a peak above the budget, a step above the original one; of ``compare``, where an order of ours is
+slower.
 """
 
 import argparse
@@ -40,7 +41,7 @@ from overlap_sched.report.progress import progress
 REPEATS = 3
 """Runs of ours per row at headroom 0; the median time is printed (torch's pass runs once: it takes seconds)."""
 TORCH_NODES = 12_000
-"""torch's pass runs on graphs of at most so many nodes, unless said otherwise."""
+"""torch's pass runs on graphs of at most so many nodes; with ``--full`` four times as many."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,10 +72,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
     options = _parser().parse_args(arguments)
     rows: list[Row] = []
     with progress() as tell:
-        own = not options.problems and options.scale
-        found = list(sizes(options.full, options.effort, options.comm_scale, tell)) if own else []
-        choice = {"captured": options.llama, "generated": options.generated, "full": options.full}
-        for case in cases(options.problems, **choice):
+        found = [] if options.problems else list(sizes(options.full, options.effort, options.comm_scale, tell))
+        for case in cases(options.problems, full=options.full):
             tell(f"{case.name}: loading")
             rows += _rows(case, options, tell)
     data = record(" ".join(["scripts/bench.py", *arguments]), rows, found)
@@ -109,15 +108,14 @@ def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
             if k and scale != 1:
                 continue  # the second memory model: on the plain network only
             problem, network = slower_network(plain, scale), f"x{scale:g}"
-            small = len(problem.nodes) <= (options.torch_nodes * 4 if options.full else options.torch_nodes)
+            small = len(problem.nodes) <= (TORCH_NODES * 4 if options.full else TORCH_NODES)
             if options.torch and small and not torchs:  # it knows of no model but its own: one order serves both
                 tell(f"{case.name} {network}: torch's own pass")
                 from llama_repro.harness.torch_pass import torch_orders
 
                 torchs = torch_orders(problem)
             tell(f"{case.name} {network}: ours")
-            how = {"effort": options.effort, "repeats": REPEATS, "more": options.headrooms, "lift_s": loaded.lift_s}
-            yield from measured(problem, network, torchs, **how)
+            yield from measured(problem, network, torchs, options.effort, REPEATS, loaded.lift_s)
             if (options.ablate or options.full) and not k:
                 tell(f"{case.name} {network}: ablations")
                 yield from ablated(problem, network, options.effort)
@@ -152,15 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("problems", nargs="*", type=Path, help="problem files (default: the benchmark's own graphs)")
     parser.add_argument("--comm-scale", nargs="+", type=float, default=[1.0, 4.0], help="networks (default: 1 4)")
     parser.add_argument("--effort", type=int, default=Options().effort, help="runs per graph (default: %(default)s)")
-    for name, what in (
-        ("torch", "torch's own pass"),
-        ("llama", "what is captured with torch"),
-        ("generated", "generated graphs"),
-        ("headrooms", "headrooms other than 0, and torch's peak"),
-        ("scale", "how time grows with the graph"),
-    ):
-        parser.add_argument(f"--no-{name}", dest=name, action="store_false", help=f"leave out {what}")
-    parser.add_argument("--torch-nodes", type=int, default=TORCH_NODES, help="no larger graphs for torch's pass")
+    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own pass")
     parser.add_argument("--ablate", action="store_true", help="also without each idea of the scheduler")
     parser.add_argument("--full", action="store_true", help="more graphs, every ablation, a million nodes")
     parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json, and tables as STEM-DATE.md")

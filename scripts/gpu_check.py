@@ -5,7 +5,7 @@
     scripts/gpu_check.py --json record.json       also a record with date, hardware and versions
     scripts/gpu_check.py --device cpu             its logic without a GPU, on the tiny model: nothing is timed
 
-Collectives are played: a copy and a wait of the length that the cost model says, on a stream per process group. The
+Collectives are emulated: a copy and a wait of the length that the cost model says, on a stream per process group. The
 plug-in of torch.compile runs besides, in a real process group of one rank (NCCL; gloo on the CPU).
 Exit status: 0, also where there is no GPU; 1 where bytes are not those predicted, or the plug-in changed a result; 2
 for wrong usage.

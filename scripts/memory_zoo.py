@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rows: list[Any] = []
     if options.collectives:
-        loaded = (case.load(_tell) for case in cases([], captured=True, generated=False, full=False))
+        loaded = (case.load(_tell) for case in cases([], generated=False))
         rows = [collective_row(problem) for case in loaded for problem in case.problems]
         shown, broken = tables.collective_table(rows), [row.graph for row in rows if _above(row)]
     elif options.solvers:

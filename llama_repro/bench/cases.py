@@ -37,19 +37,19 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Case:
-    """A graph that can be loaded; told what is being done."""
+    """A graph that can be loaded; the loader is given a function that hears what is being done."""
 
     name: str
     load: Callable[[Tell], Loaded]
 
 
-def cases(problems: list[Path], *, captured: bool, generated: bool, full: bool) -> Iterator[Case]:
+def cases(problems: list[Path], *, full: bool = False, generated: bool = True) -> Iterator[Case]:
     """The files given, or all of the benchmark's own graphs."""
     for path in problems or sorted(INSTANCES.glob("*.json.gz")):
         yield Case(path.name, partial(_file, path))
     if problems:
         return
-    for name in (CAPTURED + CAPTURED_MORE if full else CAPTURED) if captured else ():
+    for name in CAPTURED + CAPTURED_MORE if full else CAPTURED:
         yield Case(name, partial(_captured, name))
     for model, mesh, nodes in (GENERATED + GENERATED_MORE if full else GENERATED) if generated else ():
         yield Case(f"{model}, {mesh}, {nodes:,} nodes", partial(_generated, model, mesh, nodes))

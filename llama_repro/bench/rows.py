@@ -21,9 +21,9 @@ TorchOrders = Mapping[str, TorchOrder | str]
 
 
 def measured(
-    problem: Problem, network: str, torchs: TorchOrders, *, effort: int, repeats: int, more: bool, lift_s: float = 0.0
+    problem: Problem, network: str, torchs: TorchOrders, effort: int, repeats: int, lift_s: float = 0.0
 ) -> Iterator[Row]:
-    """The original order, torch's, and ours at headroom 0; with ``more`` at larger headrooms and at torch's peak."""
+    """The original order, torch's, and ours at headroom 0, at larger headrooms and at torch's peak."""
     judge = Judge(problem, network)
     yield judge.row(ORIGINAL, problem.original_order, 0.0)
     torch_row = None
@@ -36,9 +36,9 @@ def measured(
             torch_row = torch_row or row
     options = Options(effort=effort, memory_model=problem.memory_model)
     yield ours(judge, OURS, options, repeats, lift_s)
-    for name, headroom in MORE.items() if more else ():
+    for name, headroom in MORE.items():
         yield ours(judge, name, replace(options, headroom=headroom), 1, lift_s)
-    if torch_row is not None and more:
+    if torch_row is not None:
         above = max(torch_row.peak_bytes - judge.peak_bytes, 0)
         row = ours(judge, AT_TORCHS_PEAK, replace(options, headroom=above), 1, lift_s)
         if row.step_us > torch_row.step_us:

@@ -72,7 +72,7 @@ def stored_problems(
     Args:
         config: What to capture.
         refresh: Capture even if it is in the cache.
-        progress: Told what is being done.
+        progress: Called with what is being done.
     """
     folder, key = cache_dir() / "llama_repro", cache_key(config)
     paths = [folder / f"{key}-{model}.json.gz" for model in MODELS]
@@ -103,15 +103,16 @@ def stored_problems(
 def traced_graphs(config: LlamaConfig, progress: Callable[[str], None] = lambda text: None) -> tuple[Problem, Problem]:
     """Forward and backward graph of a configuration in the ``runtime`` memory model, from the cache or traced now."""
     folder, key = cache_dir() / "llama_repro", cache_key(config)
-    forward, backward = (folder / f"{key}-{part}.json.gz" for part in ("forward", "backward"))
+    paths = {part: folder / f"{key}-{part}.json.gz" for part in ("forward", "backward")}
     try:
-        return read_problem(forward), read_problem(backward)
+        return read_problem(paths["forward"]), read_problem(paths["backward"])
     except OverlapSchedError:
         progress(f"tracing {config.layers} layers of {config.name} on {config.world} fake ranks")
     with _scratch(folder) as scratch, captured(config) as graphs:
-        for graph, path in ((graphs.forward, forward), (graphs.backward, backward)):
-            write_problem(overlap_sched.fx.lift(graph, name=path.name.split(".")[0]).problem, scratch / path.name)
-    return read_problem(forward), read_problem(backward)
+        for part, path in paths.items():
+            lifted = overlap_sched.fx.lift(getattr(graphs, part), name=f"{config.name}_{part}")
+            write_problem(lifted.problem, scratch / path.name)
+    return read_problem(paths["forward"]), read_problem(paths["backward"])
 
 
 @contextmanager

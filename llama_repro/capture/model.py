@@ -62,7 +62,7 @@ class Weights:
 
     def __getitem__(self, name: str) -> Tensor:
         partial = self.mesh.tp if name in self.shared else None
-        return GatherWeight.apply(self.shards[name], self.mesh.fsdp, partial)
+        return GatherWeight.apply(self.shards[name], self.mesh.fsdp, torch.bfloat16, "avg", partial)
 
 
 class FlashAttention(torch.autograd.Function):

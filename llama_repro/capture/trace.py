@@ -56,10 +56,10 @@ def captured(config: LlamaConfig) -> Iterator[Captured]:
     with fake_world(config.world):
         joint = trace_joint(config, make_mesh(config))
         simplify(joint.graph)
-        parts = split_joint(joint, 1, SelectiveSaving(joint.graph, config).__contains__)
-        for graph_module in (parts.forward, parts.backward):
+        forward, backward = split_joint(joint, 1, SelectiveSaving(joint.graph, config).__contains__)
+        for graph_module in (forward, backward):
             move_to_gpu(graph_module)
-        yield Captured(config, parts.forward, parts.backward, time.perf_counter() - started)
+        yield Captured(config, forward, backward, time.perf_counter() - started)
 
 
 def trace_joint(config: LlamaConfig, mesh: Mesh) -> fx.GraphModule:

@@ -33,7 +33,7 @@ def generate(
         traced: What tracing :meth:`Model.traced` on that mesh gave.
         mesh: Ranks; ``None``: the model's own.
         nodes: How many at least; ``None``: all layers of the model (on one stage), fewest micro-batches.
-        progress: Told what is being done.
+        progress: Called with what is being done.
 
     Raises:
         OptionsError: Too few nodes.

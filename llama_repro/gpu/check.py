@@ -94,7 +94,7 @@ def check(
         device: A GPU, or the CPU (streams emulated, nothing timed).
         repeat: Timed runs of each order.
         headroom: Of ours.
-        progress: Told what is being done.
+        progress: Called with what is being done.
 
     Raises:
         RuntimeError: A process group is initialized already.

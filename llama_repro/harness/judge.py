@@ -31,7 +31,7 @@ class Row:
         pass_s: Wall-clock seconds that making it took, lifting from FX included where the graph was captured.
         cpu_s: The same in seconds of processor time, where it is known.
         work: The same counted, where it is.
-        broken: What is wrong with it: not valid, or a promise not kept. remark: what else is to be said.
+        broken: What is wrong with it: not valid, or a promise not kept. remark: anything else worth knowing.
     """
 
     graph: str
@@ -56,7 +56,7 @@ class Row:
 
 
 class TorchOrder(NamedTuple):
-    """What torch's pass gives: the order, how many seconds it took, and what else is to be said of it (or ``""``)."""
+    """What torch's pass gives: the order, how many seconds it took, and a remark (or ``""``)."""
 
     order: Order
     pass_s: float

@@ -64,7 +64,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Measured:
-    """All orders of one graph, the original first; what else is to be said; ours at headroom 0, to be drawn."""
+    """All orders of one graph, the original first; remarks on torch's pass; ours at headroom 0, to be drawn."""
 
     graph: str
     stored: Stored

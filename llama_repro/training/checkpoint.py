@@ -44,7 +44,7 @@ def save(folder: Path, step: int, config: Config, model: nn.Module, optimizer: O
             (partial / _CONFIG).write_text(json.dumps(dict(config), indent=1))
     except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError for a missing folder or a full disk
         failed = f"rank {rank}: {error}"
-    failures = _said_by_all(failed)
+    failures = _failures_of_all(failed)
     if not failures and rank == 0:
         try:
             if final.exists():
@@ -54,7 +54,7 @@ def save(folder: Path, step: int, config: Config, model: nn.Module, optimizer: O
                 shutil.rmtree(old)
         except OSError as error:
             failed = f"rank 0: {error}"
-    failures = failures or _said_by_all(failed)
+    failures = failures or _failures_of_all(failed)
     if failures:
         raise CheckpointError(
             f"the checkpoint {final} cannot be written ({'; '.join(failures)}). Is there room, and may we write there?"
@@ -141,8 +141,8 @@ def _like(parameter: Any, value: Any) -> Any:
     return result
 
 
-def _said_by_all(text: str) -> list[str]:
-    """What each rank says, those that say nothing left out; a barrier, too."""
-    said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, text)
-    return [one for one in said if one]
+def _failures_of_all(text: str) -> list[str]:
+    """The failures of all ranks, which all of them call this to learn; a barrier, too."""
+    given: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(given, text)
+    return [one for one in given if one]

@@ -59,7 +59,7 @@ def main(given: list[str] | None = None) -> int:
 
 
 def _train(scheduler: str, ranks: int, arguments: list[str], folder: Path) -> str:
-    """Run it; returns the end of what it said where it failed."""
+    """Run it; returns the end of its output where it failed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(_TRAIN)]
     mine = ["--scheduler", scheduler, "--measure", *_EACH[scheduler], "--json", str(folder / f"{scheduler}.json")]
     quiet = {"KINETO_LOG_LEVEL": "5", "TORCHINDUCTOR_CACHE_DIR": str(folder / f"cache-{scheduler}")}

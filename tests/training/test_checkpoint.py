@@ -30,7 +30,7 @@ def trainer(monkeypatch):
         yield make
 
 
-@pytest.mark.parametrize("sharding", ["raw", "dtensor"])
+@pytest.mark.parametrize("sharding", ["raw", pytest.param("dtensor", marks=pytest.mark.slow)])
 def test_a_resumed_run_goes_on_bit_by_bit(trainer, tmp_path, sharding):
     whole, config = trainer("--sharding", sharding)
     losses = [whole.step(i) for i in range(2)]
@@ -86,6 +86,7 @@ def test_damaged_checkpoints_are_told(trainer, tmp_path):
         resume(tmp_path / "file", config, one.model, one.optimizer)
 
 
+@pytest.mark.slow
 def test_accumulated_micro_batches_are_one_large_batch(trainer):
     accumulated, _ = trainer("--accumulate", "2", "--dtype", "fp32")
     large, _ = trainer("--batch", "4", "--dtype", "fp32")

@@ -25,8 +25,7 @@ from llama_repro.harness.record import provenance, write_record
 from llama_repro.zoo import tables
 from llama_repro.zoo.models import ENTRIES, Entry
 from llama_repro.zoo.published import TORCH_RATIOS
-from llama_repro.zoo.rows import CollectiveRow, ZooRow, collective_row, zoo_row
-from llama_repro.zoo.solver_rows import SolverRow, solver_rows
+from llama_repro.zoo.rows import CollectiveRow, SolverRow, ZooRow, collective_row, solver_rows, zoo_row
 from llama_repro.zoo.trace import parameter_count, step_problem
 
 PACKAGES = ("torch", "torchvision", "transformers", "numpy", "ortools")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llama_repro.capture.cache import traced_graphs
 from llama_repro.generate.graph import generate
-from llama_repro.generate.models import MODELS, find_model, parse_mesh
+from llama_repro.generate.models import MODELS, parse_mesh
 from llama_repro.harness.console import guarded
 from overlap_sched.errors import OutputError
 from overlap_sched.problem.file import write_problem
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    model = find_model(options.model)
+    model = MODELS[options.model]
     mesh = parse_mesh(options.mesh, model) if options.mesh else model.mesh
     with progress() as step:
         traced = traced_graphs(model.traced(mesh), step)

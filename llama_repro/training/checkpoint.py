@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 from llama_repro.errors import CheckpointError
 from llama_repro.training.sharding import local_shards
 
-_CONFIG = "config.json"
+_CONFIG, _KEPT = "config.json", 2
 Config = Mapping[str, Any]
 """What must be the same to resume: plain JSON."""
 
 
-def save(folder: Path, step: int, config: Config, model: nn.Module, optimizer: Optimizer, keep: int = 2) -> Path:
-    """Save after ``step`` steps; all ranks call it. Older checkpoints go, but for the last ``keep``.
+def save(folder: Path, step: int, config: Config, model: nn.Module, optimizer: Optimizer) -> Path:
+    """Save after ``step`` steps; all ranks call it. Older checkpoints go, but for the last two.
 
     Raises:
         CheckpointError: It cannot be written.
@@ -50,7 +50,7 @@ def save(folder: Path, step: int, config: Config, model: nn.Module, optimizer: O
             if final.exists():
                 shutil.rmtree(final)
             partial.rename(final)
-            for old in _complete(folder)[:-keep]:
+            for old in _complete(folder)[:-_KEPT]:
                 shutil.rmtree(old)
         except OSError as error:
             failed = f"rank 0: {error}"

@@ -5,8 +5,7 @@ from statistics import mean
 
 from llama_repro.harness.console import markdown_table
 from llama_repro.zoo.published import MODEL_AVERAGES, MODEL_LIKE, TORCH_RATIOS
-from llama_repro.zoo.rows import CollectiveRow, ZooRow
-from llama_repro.zoo.solver_rows import SolverRow
+from llama_repro.zoo.rows import CollectiveRow, SolverRow, ZooRow
 from overlap_sched.report.units import change, duration, size
 
 

@@ -132,20 +132,12 @@ class DumpNameError(DumpError):
     """A group or size is given by a name that does not occur in the dump."""
 
 
-class TorchPassError(OverlapSchedError, RuntimeError):
-    """torch's own overlap pass, run for comparison, is missing or failed."""
-
-
 class InputNameError(OverlapSchedError, ValueError):
     """A name given as parameter or donated input is not an input of the graph."""
 
 
 class CostError(OverlapSchedError, ValueError):
     """A cost callable returned something that is not a time."""
-
-
-class GoldenError(OverlapSchedError, ValueError):
-    """The committed numbers to compare with are missing or cannot be read."""
 
 
 class TorchVersionError(OverlapSchedError, RuntimeError):
@@ -158,10 +150,6 @@ class NotUnderstoodError(OverlapSchedError, RuntimeError):
 
 class AgreementError(OverlapSchedError, RuntimeError):
     """``strict=True`` and the ranks do not agree on an order, or cannot find out whether they do."""
-
-
-class CheckpointError(OverlapSchedError, ValueError):
-    """A training checkpoint cannot be written or read, or is of another configuration."""
 
 
 class InfeasibleLimitError(OverlapSchedError, ValueError):

@@ -4,35 +4,36 @@
     scripts/bench.py                          several graphs, two networks, torch's pass, three headrooms, sizes
     scripts/bench.py --no-torch               ours alone: a fraction of the time
     scripts/bench.py --full                   more graphs, every ablation, a million nodes
-    scripts/bench.py --record docs/bench      also docs/bench-DATE.json and .md, with hardware and versions
+    scripts/bench.py --record docs/records/bench    also bench-DATE.json and .md there, with hardware and versions
     scripts/bench.py compare OLD NEW          two records side by side
 
-Steps, peaks and gaps are simulated (runtime memory model unless said otherwise). Run times are wall clock, measured
-side by side in one run: quote the ratio, not the seconds. Exit status 1 where a promise is broken: an order that is
-not valid, a peak above the budget, a step above the original one; of ``compare``, where an order of ours is slower.
+Steps, peaks and gaps are simulated (in the runtime memory model, if no other is named). Run times are wall clock,
+measured side by side in one run: quote the ratio, not the seconds. Exit status 1 where a promise is broken: an order
+that is not valid, a peak above the budget, a step above the original one; of ``compare``, where an order of ours is
+slower.
 """
 
 import argparse
-import json
-import os
-import resource
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
+
 from llama_repro.bench import tables
 from llama_repro.bench.ablations import ablated
-from llama_repro.bench.cases import INSTANCES, Case, Tell, cases, slower_network
+from llama_repro.bench.cases import Case, Tell, cases, slower_network
 from llama_repro.bench.compare import changes, comparison
-from llama_repro.bench.record import read_record, record
-from llama_repro.bench.rows import Row, TorchOrders, measured, torch_orders
-from llama_repro.bench.scale import Size, sizes
-from overlap_sched.errors import OverlapSchedError
+from llama_repro.bench.rows import TorchOrders, measured
+from llama_repro.bench.scale import Size, growth, sizes
+from llama_repro.harness.console import guarded, verdict
+from llama_repro.harness.judge import Row
+from llama_repro.harness.record import provenance, read_record, write_record
 from overlap_sched.options import Options
 from overlap_sched.report.files import write_file
 from overlap_sched.report.progress import progress
@@ -40,20 +41,16 @@ from overlap_sched.report.progress import progress
 REPEATS = 3
 """Runs of ours per row at headroom 0; the median time is printed (torch's pass runs once: it takes seconds)."""
 TORCH_NODES = 12_000
-"""torch's pass runs on graphs of at most so many nodes, unless said otherwise."""
+"""torch's pass runs on graphs of at most so many nodes; with ``--full`` four times as many."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     console = Console(width=None if sys.stdout.isatty() else 170)
-    try:
-        if given[:1] == ["compare"]:
-            return compare(given[1:], console)
-        return run(given, console)
-    except OverlapSchedError as error:
-        console.print(f"bench: {error}", style="red", markup=False)
-        return 2
+    if given[:1] == ["compare"]:
+        return guarded("bench", lambda: compare(given[1:], console))
+    return guarded("bench", lambda: run(given, console))
 
 
 def compare(arguments: Sequence[str], console: Console) -> int:
@@ -66,8 +63,7 @@ def compare(arguments: Sequence[str], console: Console) -> int:
     old, new = read_record(options.old), read_record(options.new)
     table, lines = comparison(old, new, options.all)
     console.print(table)
-    for line in lines:
-        console.print(line, markup=False, highlight=False)
+    verdict(console, lines, ())
     return 1 if any(change.worse for change in changes(old, new)) else 0
 
 
@@ -76,30 +72,32 @@ def run(arguments: Sequence[str], console: Console) -> int:
     options = _parser().parse_args(arguments)
     rows: list[Row] = []
     with progress() as tell:
-        tell("memory of overlap-sched plan")
-        resident = resident_mib()  # first: a child is charged what its parent holds when it starts
-        own = not options.problems and options.scale
-        found = list(sizes(options.full, options.effort, options.comm_scale, tell)) if own else []
-        choice = {"captured": options.llama, "generated": options.generated, "full": options.full}
-        for case in cases(options.problems, **choice):
+        found = [] if options.problems else list(sizes(options.full, options.effort, options.comm_scale, tell))
+        for case in cases(options.problems, full=options.full):
             tell(f"{case.name}: loading")
             rows += _rows(case, options, tell)
-    data = record(" ".join(["scripts/bench.py", *arguments]), rows, found, resident)
-    text = documents(data, rows, found, options.ablate or options.full)
-    if options.markdown:
-        print(tables.markdown(rows))
-    else:
-        console.print(tables.table(rows))
-        if found:
-            print(tables.scale_markdown(found, data["growth"]))
-    console.print(f"Peak resident memory of `overlap-sched plan` on 9,879 nodes: {resident:.0f} MiB.", highlight=False)
-    if options.json:
-        write_file(options.json, (json.dumps(data, indent=1) + "\n").encode())
+    data = record(" ".join(["scripts/bench.py", *arguments]), rows, found)
+    console.print(tables.table(rows))
+    if found:
+        print(tables.scale_markdown(found, data["growth"]))
     if options.record:
         stem = f"{options.record}-{date.today().isoformat()}"
-        write_file(Path(f"{stem}.json"), (json.dumps(data, indent=1) + "\n").encode())
-        write_file(Path(f"{stem}.md"), text.encode())
-    return _verdict(rows, console)
+        write_record(Path(f"{stem}.json"), data)
+        write_file(Path(f"{stem}.md"), documents(data, rows, found).encode())
+    remarks = [f"{row.graph} {row.network}, {row.by}: {row.remark}" for row in rows if row.remark]
+    broken = [f"{row.graph} {row.network}, {row.by}: {row.broken}" for row in rows if row.broken]
+    return verdict(console, remarks, broken)
+
+
+def record(command: str, rows: Sequence[Row], found: Sequence[Size]) -> dict[str, Any]:
+    """Everything, as JSON takes it."""
+    networks = dict.fromkeys(size.network for size in found)
+    return {
+        **provenance(command),
+        "rows": [asdict(row) for row in rows],
+        "sizes": [asdict(size) for size in found],
+        "growth": {name: growth([size for size in found if size.network == name]) for name in networks},
+    }
 
 
 def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
@@ -110,29 +108,20 @@ def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
             if k and scale != 1:
                 continue  # the second memory model: on the plain network only
             problem, network = slower_network(plain, scale), f"x{scale:g}"
-            small = len(problem.nodes) <= (options.torch_nodes * 4 if options.full else options.torch_nodes)
+            small = len(problem.nodes) <= (TORCH_NODES * 4 if options.full else TORCH_NODES)
             if options.torch and small and not torchs:  # it knows of no model but its own: one order serves both
                 tell(f"{case.name} {network}: torch's own pass")
+                from llama_repro.harness.torch_pass import torch_orders
+
                 torchs = torch_orders(problem)
             tell(f"{case.name} {network}: ours")
-            how = {"effort": options.effort, "repeats": REPEATS, "more": options.headrooms, "lift_s": loaded.lift_s}
-            yield from measured(problem, network, torchs, **how)
+            yield from measured(problem, network, torchs, options.effort, REPEATS, loaded.lift_s)
             if (options.ablate or options.full) and not k:
                 tell(f"{case.name} {network}: ablations")
                 yield from ablated(problem, network, options.effort)
 
 
-def _verdict(rows: Sequence[Row], console: Console) -> int:
-    remarks = [f"{row.graph} {row.network}, {row.by}: {row.remark}" for row in rows if row.remark]
-    broken = [f"{row.graph} {row.network}, {row.by}: {row.broken}" for row in rows if row.broken]
-    for line in remarks:
-        console.print(line, markup=False, highlight=False)
-    for line in broken:
-        console.print(f"FAILED {line}", style="red", markup=False, highlight=False)
-    return 1 if broken else 0
-
-
-def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size], ablations: bool) -> str:
+def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size]) -> str:
     """The record for people."""
     parts = [
         f"# Benchmark of {data['date']}",
@@ -143,7 +132,7 @@ def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size
         "reduce_scatter was launched, at headroom 0.",
         tables.headroom_markdown(rows),
     ]
-    if ablations:
+    if any(row.by.startswith("without") for row in rows):
         parts += [
             "## Without each idea\n\nGap at headroom 0; `=`: as with all of them.",
             tables.ablation_markdown(rows),
@@ -156,35 +145,15 @@ def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size
     return "\n\n".join(parts) + "\n"
 
 
-def resident_mib() -> float:
-    """Of a process of its own that reads and schedules the largest instance."""
-    command = [sys.executable, "-m", "overlap_sched", "plan", str(INSTANCES / "dsv3_bw_64.json.gz"), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=INSTANCES.parents[1])
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert isinstance(usage, resource.struct_rusage)
-    return usage.ru_maxrss / 1024
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", type=Path, help="problem files (default: the benchmark's own graphs)")
     parser.add_argument("--comm-scale", nargs="+", type=float, default=[1.0, 4.0], help="networks (default: 1 4)")
     parser.add_argument("--effort", type=int, default=Options().effort, help="runs per graph (default: %(default)s)")
-    for name, what in (
-        ("torch", "torch's own pass"),
-        ("llama", "what is captured with torch"),
-        ("generated", "generated graphs"),
-        ("headrooms", "headrooms other than 0, and torch's peak"),
-        ("scale", "how time grows with the graph"),
-    ):
-        parser.add_argument(f"--no-{name}", dest=name, action="store_false", help=f"leave out {what}")
-    parser.add_argument("--torch-nodes", type=int, default=TORCH_NODES, help="no larger graphs for torch's pass")
+    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own pass")
     parser.add_argument("--ablate", action="store_true", help="also without each idea of the scheduler")
     parser.add_argument("--full", action="store_true", help="more graphs, every ablation, a million nodes")
-    parser.add_argument("--markdown", action="store_true", help="print the table as the README has it")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write a dated record")
-    parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json and STEM-DATE.md")
+    parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json, and tables as STEM-DATE.md")
     return parser
 
 

@@ -1,35 +1,37 @@
 """How much time overlap_sched adds to Inductor's own, per compiled graph.
 
-PYTHONPATH=. python scripts/compile_time.py [--model tiny small] [--repeat 3] [--profile]
+    scripts/compile_time.py [--model tiny small] [--repeat 3]
 
-One process that plays two ranks compiles a training step of the Llama of ``scripts/train.py``, a few times: the first
-time all kernels are compiled (``cold``), then they are found in torch's cache of kernels (``warm``); graphs are never
-cached. Of the warm ones the one with the least share counts: other programs on the machine only add. Times are those
-of the thread that compiles, by the clock on the wall and by its own (``CPU``).
+One process in a fake world of two ranks compiles a training step of the Llama of ``scripts/train.py``, a few times.
+The first time all kernels are compiled (``cold``), then they are found in torch's cache of kernels (``warm``); graphs
+are never cached. Of the warm ones the one with the least share counts: other programs on the machine only add. Times
+are those of the thread that compiles, by the clock on the wall and by its own (``CPU``).
 """
 
 import argparse
-import cProfile
 import platform
-import pstats
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
     warnings.simplefilter("ignore", DeprecationWarning)
     import torch._inductor.compile_fx as compile_fx
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
+
 import overlap_sched
+from llama_repro.capture.parallelism import fake_world
+from llama_repro.gpu.plugin import no_caches
 from llama_repro.training.arguments import parse
 from llama_repro.training.trainer import make_trainer
 from llama_repro.training.world import World
@@ -62,11 +64,10 @@ class Spent:
 
 
 @contextmanager
-def watched(profile: cProfile.Profile | None) -> Iterator[tuple[Spent, Spent]]:
+def watched() -> Iterator[tuple[Spent, Spent]]:
     """Time in our pass, and in Inductor with it."""
     ours, inductor = Spent(), Spent()
-    right = SchedulerPass.__call__
-    call = ours.inside(right if profile is None else lambda *a: profile.runcall(right, *a))
+    call = ours.inside(SchedulerPass.__call__)
     with (
         mock.patch.object(SchedulerPass, "__call__", lambda self, snodes: call(self, snodes)),
         mock.patch.object(compile_fx, "fx_codegen_and_compile", inductor.inside(compile_fx.fx_codegen_and_compile)),
@@ -79,38 +80,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=["tiny", "small"], help="names of scripts/train.py (tiny small)")
     parser.add_argument("--repeat", type=int, default=3, help="warm compilations (3)")
-    parser.add_argument("--profile", action="store_true", help="print where our time goes")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}")
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     with (
-        torch._inductor.config.patch(fx_graph_cache=False),
-        torch._functorch.config.patch(enable_autograd_cache=False),
+        fake_world(RANKS),
+        no_caches(),
         tempfile.TemporaryDirectory() as cache,
         mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=cache),
     ):
         for model in given.model:
-            profile = cProfile.Profile() if given.profile else None
             print(f"{model:<8} graphs | wall: ours   Inductor    share | CPU: ours   Inductor    share")
-            rows = [(name, *compiled(model, profile)) for name in ("cold", *["warm"] * given.repeat)]
+            rows = [(name, *compiled(model)) for name in ("cold", *["warm"] * given.repeat)]
             best = min(rows[1:], key=lambda row: row[1].cpu_s / row[2].cpu_s, default=rows[0])
             for name, ours, inductor in (rows[0], best):
                 own = Spent(inductor.wall_s - ours.wall_s, inductor.cpu_s - ours.cpu_s)
                 wall = f"{ours.wall_s:8.3f} s {own.wall_s:8.2f} s {ours.wall_s / own.wall_s:8.2%}"
                 cpu = f"{ours.cpu_s:7.3f} s {own.cpu_s:8.2f} s {ours.cpu_s / own.cpu_s:8.2%}"
                 print(f"  {name:<6} {ours.calls:>6} | {wall} | {cpu}")
-            if profile is not None:
-                pstats.Stats(profile).sort_stats("tottime").print_stats(35)
-    dist.destroy_process_group()
 
 
-def compiled(model: str, profile: cProfile.Profile | None) -> tuple[Spent, Spent]:
+def compiled(model: str) -> tuple[Spent, Spent]:
     """One step, compiled anew."""
     torch._dynamo.reset()
     trainer = make_trainer(parse(["--model", model]), World(0, RANKS, torch.device("cpu"), "gloo"))
-    with watched(profile) as spent, overlap_sched.enabled():
+    with watched() as spent, overlap_sched.enabled():
         trainer.step(0)
     return spent
 

@@ -5,32 +5,30 @@
     scripts/gpu_check.py --json record.json       also a record with date, hardware and versions
     scripts/gpu_check.py --device cpu             its logic without a GPU, on the tiny model: nothing is timed
 
-Collectives are played: a copy and a wait of the length that the cost model says, on a stream per process group. The
+Collectives are emulated: a copy and a wait of the length that the cost model says, on a stream per process group. The
 plug-in of torch.compile runs besides, in a real process group of one rank (NCCL; gloo on the CPU).
 Exit status: 0, also where there is no GPU; 1 where bytes are not those predicted, or the plug-in changed a result; 2
 for wrong usage.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
-from llama_repro.configs import CONFIGS, find_config
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
+
+from llama_repro.capture.configs import CONFIGS, find_config
 from llama_repro.gpu.check import ORDERS, check
 from llama_repro.gpu.plugin import PluginCheck, check_plugin
 from llama_repro.gpu.table import broken, hardware_of, record, table_of
-from overlap_sched.errors import OverlapSchedError
-from overlap_sched.report.files import check_writable, write_file
+from llama_repro.harness.console import guarded, verdict, wide_console
+from llama_repro.harness.record import write_record
+from overlap_sched.report.files import check_writable
 from overlap_sched.report.progress import progress
-
-_WIDTH = 132
-"""Columns that the table needs; a narrower terminal wraps its lines, so that no figure is cut off."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,11 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU: nothing measured (--device cpu runs the logic without one)")
         return 0
-    try:
-        return _run(options)
-    except OverlapSchedError as error:
-        Console(stderr=True).print(f"gpu_check: {error}", style="red", markup=False, highlight=False)
-        return 2
+    return guarded("gpu_check", lambda: _run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,26 +80,17 @@ def _run(options: argparse.Namespace) -> int:
         if not options.no_plugin:
             step("compiling with and without the plug-in")
             plugin = check_plugin(device)
-    console = Console(width=max(Console().width, _WIDTH))
-    console.print(table_of(checked, f"{hardware_of(device)}, torch {torch.__version__}"), highlight=False)
-    for line in (*checked.remarks, *_said(plugin)):
-        console.print(line, markup=False, highlight=False)
+    console = wide_console()
+    console.print(table_of(checked, f"{hardware_of(device)}, torch {torch.__version__}"))
     if options.json:
-        write_file(
-            options.json,
-            json.dumps(
-                record(checked, plugin, device, repeat=options.repeat, headroom=options.headroom), indent=1
-            ).encode(),
-        )
+        write_record(options.json, record(checked, plugin, device, repeat=options.repeat, headroom=options.headroom))
     failures = [text for row in checked.rows if (text := broken(row)) is not None]
     if plugin is not None and not plugin.same_results:
         failures.append("the plug-in changed a result")
-    for text in failures:
-        console.print(f"FAILED {text}", style="red", markup=False, highlight=False)
-    return 1 if failures else 0
+    return verdict(console, (*checked.remarks, *_plugin_lines(plugin)), failures)
 
 
-def _said(plugin: PluginCheck | None) -> list[str]:
+def _plugin_lines(plugin: PluginCheck | None) -> list[str]:
     if plugin is None:
         return []
     same = "bitwise equal" if plugin.same_results else "NOT equal"

@@ -12,24 +12,21 @@ original peak, or a model has not the parameters that it should have.
 """
 
 import argparse
-import json
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
+
 from llama_repro.bench.cases import cases
-from llama_repro.bench.record import machine
+from llama_repro.harness.record import provenance, write_record
 from llama_repro.zoo import tables
 from llama_repro.zoo.models import ENTRIES, Entry
 from llama_repro.zoo.published import TORCH_RATIOS
-from llama_repro.zoo.rows import CollectiveRow, ZooRow, collective_row, zoo_row
-from llama_repro.zoo.solver_rows import SolverRow, solver_rows
+from llama_repro.zoo.rows import CollectiveRow, SolverRow, ZooRow, collective_row, solver_rows, zoo_row
 from llama_repro.zoo.trace import parameter_count, step_problem
-from overlap_sched.report.files import write_file
 
 PACKAGES = ("torch", "torchvision", "transformers", "numpy", "ortools")
 SOLVER_MODELS, SOLVER_LENGTHS, SOLVER_SECONDS = ("AlexNet", "ResNet18", "MNASNet", "ViT-B/16"), (12, 24, 48), 30.0
@@ -41,11 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="only models whose names contain one of these")
     parser.add_argument("--collectives", action="store_true", help="the graphs with collectives instead")
     parser.add_argument("--solvers", action="store_true", help="CP-SAT beside HiGHS instead")
-    parser.add_argument("--json", metavar="PATH", help="write a record")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write a record")
     options = parser.parse_args(arguments)
     rows: list[Any] = []
     if options.collectives:
-        loaded = (case.load(_tell) for case in cases([], captured=True, generated=False, full=False))
+        loaded = (case.load(_tell) for case in cases([], generated=False))
         rows = [collective_row(problem) for case in loaded for problem in case.problems]
         shown, broken = tables.collective_table(rows), [row.graph for row in rows if _above(row)]
     elif options.solvers:
@@ -59,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = "\n\n".join((tables.zoo_table(rows), tables.averages(rows), tables.torch_table(rows)))
     print(shown)
     if options.json:
-        write_file(options.json, (json.dumps(_record(rows, arguments), indent=1) + "\n").encode())
+        command = " ".join(["scripts/memory_zoo.py", *(sys.argv[1:] if arguments is None else arguments)])
+        write_record(options.json, {**provenance(command, PACKAGES), "rows": [asdict(row) for row in rows]})
     for name in broken:
         print(f"BROKEN: {name}", file=sys.stderr)
     return 1 if broken else 0
@@ -98,24 +96,6 @@ def _solver_rows() -> Iterator[SolverRow]:
 
 def _above(row: ZooRow | CollectiveRow) -> bool:
     return row.peak_bytes > row.original_bytes
-
-
-def _record(rows: Sequence[Any], arguments: Sequence[str] | None) -> dict[str, Any]:
-    return {
-        "date": date.today().isoformat(),
-        "command": " ".join(["scripts/memory_zoo.py", *(sys.argv[1:] if arguments is None else arguments)]),
-        "machine": machine(),
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "rows": [asdict(row) for row in rows],
-    }
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 if __name__ == "__main__":

@@ -12,17 +12,19 @@ Simulated; no clock is in it.
 
 import argparse
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
+
+from llama_repro import INSTANCES
+from llama_repro.harness.console import guarded, markdown_table, wide_console
+from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS
 from overlap_sched.analysis.robustness import DRAWS, robustness
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL
-from overlap_sched.errors import OverlapSchedError
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.file import read_problem
@@ -30,28 +32,26 @@ from overlap_sched.report.progress import progress
 from overlap_sched.report.units import duration
 from overlap_sched.scheduler.pipeline import schedule
 
-INSTANCES = Path(__file__).resolve().parent / "instances"
 HEADINGS = ("graph, network", "order", "predicted", "mean", "", "95 %", "with tails: mean", "", "95 %")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     options = _parser().parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    return guarded("robust", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     rows: list[tuple[str, ...]] = []
-    try:
-        with progress() as tell:
-            for path in options.problems or sorted(INSTANCES.glob("*.json.gz")):
-                for scale in options.comm_scale:
-                    problem = read_problem(path, scale)
-                    tell(f"{problem.name} x{scale:g}")
-                    for by, order in orders(problem, options.torch):
-                        rows.append((f"{problem.name} x{scale:g}", by, *figures(problem, order, options.draws)))
-    except OverlapSchedError as error:
-        console.print(f"robust: {error}", style="red", markup=False)
-        return 2
+    with progress() as tell:
+        for path in options.problems or sorted(INSTANCES.glob("*.json.gz")):
+            for scale in options.comm_scale:
+                problem = read_problem(path, scale)
+                tell(f"{problem.name} x{scale:g}")
+                for by, order in orders(problem, options.torch):
+                    rows.append((f"{problem.name} x{scale:g}", by, *figures(problem, order, options.draws)))
     if options.markdown:
-        print("\n".join(f"| {' | '.join(row)} |" for row in (HEADINGS, ("---",) * len(HEADINGS), *rows)))
+        print(markdown_table(HEADINGS, rows))
         return 0
     table = Table(title=f"Simulated, {options.draws:,} draws.", box=box.SIMPLE_HEAD)
     for column in HEADINGS:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_row(
             row[0] if row[1] == "original" else "", *row[1:], style="bold" if row[1].startswith("ours") else None
         )
-    console.print(table)
+    wide_console().print(table)
     return 0
 
 
@@ -80,12 +80,9 @@ def orders(problem: Problem, torch: bool) -> Iterator[tuple[str, Order]]:
     """The original order, torch's two settings if asked for, and ours at headroom 0."""
     yield "original", problem.original_order
     if torch:
-        from llama_repro.torch_pass import torch_order
+        from llama_repro.harness.torch_pass import torch_order
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            yield "torch, default caps", torch_order(problem, "default")[0]
-            yield "torch, caps 0", torch_order(problem, "zero")[0]
+        yield from ((caps, torch_order(problem, caps).order) for caps in (DEFAULT_CAPS, NO_CAPS))
     yield "ours", schedule(problem, Options(memory_model=problem.memory_model)).order
 
 

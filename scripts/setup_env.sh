@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: makes sure of a Python environment with torch and this package in it.
 #
-# Sets `root` (the repository) and `python` (the environment's interpreter). Which environment:
+# Sets `root` (the repository), `python` (the environment's interpreter) and PYTHONPATH (the repository first:
+# llama_repro and the tests are not part of the package). Which environment:
 #   1. the active virtual environment, where it holds a torch of the supported range already;
 #   2. else .venv in the repository, made with the first Python >= 3.11 found. Where that Python has a suitable torch
 #      of its own (an image that ships with one, say), .venv sees it; else torch is installed, pinned, before
@@ -10,6 +11,7 @@
 
 torch_pin="torch==2.13.0"
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 say() { printf '[setup] %s\n' "$*" >&2; }

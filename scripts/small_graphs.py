@@ -3,7 +3,6 @@
 
     scripts/small_graphs.py                    one line per family of graphs, and the worst ones
     scripts/small_graphs.py --second-opinion   also solve all of them with CP-SAT (minutes; needs ortools)
-    scripts/small_graphs.py --references       also ours from other listings of each graph, with less memory, best kept
     scripts/small_graphs.py --update           write the figures that the tests guard (tests/data/small_graphs.json)
 
 The graphs (tests/support/exact/graphs.py) have up to 25 nodes: gathers, matmuls, reductions on up to three process
@@ -13,26 +12,19 @@ in the original order within the budget.
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the solvers belong to the tests
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from overlap_sched.analysis.relabel import relisted
 from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.options import Options
-from overlap_sched.peak_memory.best import ORDERS, best_order
-from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
 from overlap_sched.problem import Problem
 from overlap_sched.report.progress import progress
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.report.table import captioned_table
 from tests.support.exact.graphs import FAMILIES, SEEDS, small_graph
 from tests.support.exact.table import GOLDEN, Row, measure, summary, write_golden
 
@@ -49,16 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tell(f"{problem.name}: {seed + 1} of {len(SEEDS)}")
             rows.append(measure(problem))
             if options.second_opinion:
-                said = second_opinion(problem)
-                unproved += said is None
-                if said is not None and said != rows[-1].optimal_us:
-                    disagree.append(f"{problem.name}: search {rows[-1].optimal_us} us, CP-SAT {said} us")
+                found_us = second_opinion(problem)
+                unproved += found_us is None
+                if found_us is not None and found_us != rows[-1].optimal_us:
+                    disagree.append(f"{problem.name}: search {rows[-1].optimal_us} us, CP-SAT {found_us} us")
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(by_family(rows))
-    console.print(worst(rows, options.worst))
-    if options.references:
-        for what, gaps in other_references(rows).items():
-            console.print(f"{what}: mean {fmean(gaps):.2f} %, worst {max(gaps):.2f} % above the optimum.")
+    console.print(worst(rows))
     if options.second_opinion:
         same = len(rows) - len(disagree) - unproved
         console.print(f"CP-SAT proves the same optimum for {same} of {len(rows)} graphs, and none for {unproved}.")
@@ -72,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worst", type=int, default=10, metavar="N", help="how many of the worst (default: 10)")
     parser.add_argument("--second-opinion", action="store_true", help="solve all of them with CP-SAT too")
-    parser.add_argument("--references", action="store_true", help="also schedule other listings of each graph")
     parser.add_argument("--update", action="store_true", help=f"write {GOLDEN.name}")
     return parser
 
@@ -91,31 +78,11 @@ def second_opinion(problem: Problem) -> float | None:
     return -1.0 if found is None else found[0]
 
 
-def other_references(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Gaps in percent of the best of: ours, and ours of the same graph listed in orders with a lower peak."""
-    gaps: dict[str, list[float]] = {"ours": [], "with the best memory order": [], "with all simple memory orders": []}
-    for seed, row in zip(SEEDS, rows, strict=True):
-        problem = small_graph(seed)
-        peak, _ = peak_memory(problem, problem.original_order)
-        flow = flow_of(problem, "none")
-        listings = [best_order(problem, "none", 1).order]
-        listings += [lead_with_inputs(flow, make(flow)) for make in ORDERS.values()]
-        steps = [row.scheduled_us]
-        for listing in listings:
-            other = relisted(problem, listing)
-            room = peak - peak_memory(other, other.original_order)[0]
-            steps.append(schedule(other, Options(headroom=room)).scheduled.step_us if room >= 0 else math.inf)
-        for what, tried in zip(gaps, (1, 2, len(steps)), strict=True):
-            gaps[what].append(100 * (min(steps[:tried]) / row.optimal_us - 1))
-    return gaps
-
-
 def by_family(rows: Sequence[Row]) -> Table:
     """One line per family, and all."""
-    table = Table(title="Simulated, headroom 0. Gaps are to the true optimum: mean (worst).", box=box.SIMPLE_HEAD)
-    table.add_column("graphs")
-    for column in ("", "optimal", "original", "reachable", "ours", "ours, worst"):
-        table.add_column(column, justify="right")
+    heads = ("", "optimal", "original", "reachable", "ours", "ours, worst")
+    caption = "Simulated, headroom 0. Gaps are to the true optimum: mean (worst)."
+    table = captioned_table("Ours beside the optimum", caption, heads, first="graphs")
     for family in (*FAMILIES, ""):
         total = summary([row for row in rows if row.name.startswith(family)])
         gaps = (total.original_percent, total.reachable_percent, total.mean_percent, total.worst_percent)
@@ -124,12 +91,10 @@ def by_family(rows: Sequence[Row]) -> Table:
     return table
 
 
-def worst(rows: Sequence[Row], count: int) -> Table:
+def worst(rows: Sequence[Row], count: int = 10) -> Table:
     """The graphs with the largest gaps."""
-    table = Table(title="The worst", box=box.SIMPLE_HEAD)
-    table.add_column("graph")
-    for column in ("nodes", "original", "ours", "reachable", "optimal", "gap"):
-        table.add_column(column, justify="right")
+    heads = ("nodes", "original", "ours", "reachable", "optimal", "gap")
+    table = captioned_table("The worst", "", heads, first="graph")
     for row in sorted(rows, key=lambda row: -row.gap_percent)[:count]:
         steps = (row.original_us, row.scheduled_us, row.reachable_us, row.optimal_us)
         table.add_row(row.name, str(row.nodes), *(f"{us:.0f} us" for us in steps), f"{row.gap_percent:.1f} %")

@@ -6,6 +6,9 @@ torchrun --nproc-per-node 2 scripts/train.py --steps 20 --scheduler overlap_sche
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
 from llama_repro.training.loop import main
 

@@ -1,14 +1,16 @@
-"""The set-up scripts, run in a copy of the repository's skeleton with interpreters that only pretend."""
+"""Scripts from another folder; those that set up, in a copy of the skeleton with interpreters that only pretend."""
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ("scripts/setup_env.sh", "scripts/repro.sh", "scripts/test.sh", ".ci/run")
+WITHOUT_TORCH = ("bench", "robust", "small_graphs")
 TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "mkdir", "rm", "touch", "env")
 # Writes down how it is called. Has torch once $BOX/torch exists. Fails where $FAIL is part of its arguments.
 FAKE_PYTHON = """#!/usr/bin/env bash
@@ -76,6 +78,20 @@ def test_bash_parses_every_script(script: str) -> None:
 @pytest.mark.parametrize("script", SCRIPTS[1:])
 def test_scripts_are_executable(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(path, marks=[] if path.stem in WITHOUT_TORCH else pytest.mark.slow, id=path.stem)
+        for path in sorted(ROOT.glob("scripts/*.py"))
+    ],
+)
+def test_python_scripts_run_from_any_folder(script: Path, tmp_path: Path) -> None:
+    """Isolated: without PYTHONPATH, and without what is in the current folder or in that of the script."""
+    done = subprocess.run([sys.executable, "-I", script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("usage: ")
 
 
 def test_a_bare_machine_gets_torch_first_then_the_package_then_the_run(box: Path) -> None:
@@ -152,19 +168,19 @@ def test_no_python_says_what_to_install(box: Path) -> None:
     assert not (box / "repo" / ".venv").exists()
 
 
-def test_a_missing_venv_module_says_what_to_install(box: Path) -> None:
-    failed = run(box, "scripts/repro.sh", FAIL="-m venv")
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("-m venv", "What to do: install its venv module (Debian and Ubuntu: apt install python3-venv)"),
+        ("install -q torch==", "FAILED: pip install torch==2.13.0"),
+        ("install -q torch==", "activate a virtual environment that has torch 2.11 to 2.13"),
+    ],
+)
+def test_a_step_of_the_set_up_that_fails_says_what_to_do(box: Path, step: str, told: str) -> None:
+    failed = run(box, "scripts/repro.sh", FAIL=step)
     assert failed.returncode == 1
-    assert "-m venv" in failed.stderr
-    assert "What to do: install its venv module (Debian and Ubuntu: apt install python3-venv)" in failed.stderr
-    assert not (box / "repo" / ".venv").exists()
-
-
-def test_no_network_for_torch_says_what_to_do(box: Path) -> None:
-    failed = run(box, "scripts/repro.sh", FAIL="install -q torch==")
-    assert failed.returncode == 1
-    assert "FAILED: pip install torch==2.13.0" in failed.stderr
-    assert "activate a virtual environment that has torch 2.11 to 2.13" in failed.stderr
+    assert told in failed.stderr
+    assert (box / "repo" / ".venv").exists() == (step != "-m venv")
 
 
 def test_a_folder_of_that_name_that_is_no_environment_is_not_removed(box: Path) -> None:

@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from unittest import mock
 
-from llama_repro.bench.rows import Judge, Row, ours
+from llama_repro.bench.rows import ours
+from llama_repro.harness.judge import Judge, Row
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler import policies

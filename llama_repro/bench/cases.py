@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from llama_repro import INSTANCES
 from llama_repro.generate.models import MODELS, parse_mesh
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import read_problem
 
-INSTANCES = Path(__file__).resolve().parents[2] / "scripts" / "instances"
-
 CAPTURED = ("llama1d",)
 CAPTURED_MORE = ("llama3-8b", "llama3-8b-2d")
-"""Configurations of :mod:`llama_repro.configs`; the second with ``--full``."""
+"""Configurations of :mod:`llama_repro.capture.configs`; the second with ``--full``."""
 
 GENERATED = (("70b", "fsdp=64", 10_000),)
 GENERATED_MORE = (("70b", "fsdp=32,tp=8", 36_000), ("405b", "fsdp=64,tp=8,cp=2,pp=4", 36_000))
@@ -38,19 +37,19 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Case:
-    """A graph that can be loaded; told what is being done."""
+    """A graph that can be loaded; the loader is given a function that hears what is being done."""
 
     name: str
     load: Callable[[Tell], Loaded]
 
 
-def cases(problems: list[Path], *, captured: bool, generated: bool, full: bool) -> Iterator[Case]:
+def cases(problems: list[Path], *, full: bool = False, generated: bool = True) -> Iterator[Case]:
     """The files given, or all of the benchmark's own graphs."""
     for path in problems or sorted(INSTANCES.glob("*.json.gz")):
         yield Case(path.name, partial(_file, path))
     if problems:
         return
-    for name in (CAPTURED + CAPTURED_MORE if full else CAPTURED) if captured else ():
+    for name in CAPTURED + CAPTURED_MORE if full else CAPTURED:
         yield Case(name, partial(_captured, name))
     for model, mesh, nodes in (GENERATED + GENERATED_MORE if full else GENERATED) if generated else ():
         yield Case(f"{model}, {mesh}, {nodes:,} nodes", partial(_generated, model, mesh, nodes))
@@ -65,8 +64,8 @@ def _generated(model: str, mesh: str, nodes: int, tell: Tell) -> Loaded:
 
 
 def _captured(name: str, tell: Tell) -> Loaded:
-    from llama_repro.configs import find_config
-    from llama_repro.store import stored_problems
+    from llama_repro.capture.cache import stored_problems
+    from llama_repro.capture.configs import find_config
 
     stored = stored_problems(find_config(name), progress=tell)
     return Loaded(tuple(replace(stored.problems[model], name=name) for model in ("runtime", "tracker")), stored.lift_s)
@@ -74,8 +73,8 @@ def _captured(name: str, tell: Tell) -> Loaded:
 
 def generated_problem(model: str, mesh: str, nodes: int, tell: Tell) -> Problem:
     """A training step of a large model with at least so many nodes."""
+    from llama_repro.capture.cache import traced_graphs
     from llama_repro.generate.graph import generate
-    from llama_repro.generate.traced import traced_graphs
 
     which = MODELS[model]
     ranks = parse_mesh(mesh, which)

@@ -1,47 +1,40 @@
 """Two records side by side: what is better, what is worse, what is only in one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich import box
 from rich.table import Table
 
+from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration
 
 SAME_PERCENT = 0.01
 """Steps and peaks that differ by less are the same."""
 
 Key = tuple[str, str, str, str]
+"""Graph, network, memory model, who made the order."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """One order in both records; percent are of the old figures."""
+class Change(NamedTuple):
+    """One order in both records."""
 
     key: Key
     old: Mapping[str, Any]
     new: Mapping[str, Any]
 
-    @property
-    def step_percent(self) -> float:
-        """How much longer the step is."""
-        return 100 * (self.new["step_us"] / self.old["step_us"] - 1)
-
-    @property
-    def peak_percent(self) -> float:
-        """How much higher the peak is."""
-        return 100 * (self.new["peak_bytes"] / self.old["peak_bytes"] - 1)
+    def percent(self, figure: str) -> float:
+        """How much more it is, of the old figure."""
+        return 100 * (self.new[figure] / self.old[figure] - 1)
 
     @property
     def moved(self) -> bool:
         """Is the step another?"""
-        return abs(self.step_percent) > SAME_PERCENT
+        return abs(self.percent("step_us")) > SAME_PERCENT
 
     @property
     def worse(self) -> bool:
         """Is it an order of ours that is slower now, or has lost its promise?"""
-        slower = self.step_percent > SAME_PERCENT or bool(self.new.get("broken"))
+        slower = self.percent("step_us") > SAME_PERCENT or bool(self.new.get("broken"))
         return self.key[3].startswith("ours") and slower
 
 
@@ -51,57 +44,43 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     return [Change(key, before[key], row) for key, row in _by_key(new).items() if key in before]
 
 
-def only_in_one(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[Key], list[Key]]:
-    """What the old record has and the new one has not; and the other way round."""
-    before, after = _by_key(old), _by_key(new)
-    return [key for key in before if key not in after], [key for key in after if key not in before]
-
-
 def comparison(old: Mapping[str, Any], new: Mapping[str, Any], everything: bool) -> tuple[Table, list[str]]:
-    """A table of what moved (or of everything), and what else is to be said."""
+    """A table of what moved (or of everything), and a summary in lines."""
     found = changes(old, new)
-    table = Table(title=f"{_name(old)}  ->  {_name(new)}", box=box.SIMPLE_HEAD)
-    for column in ("graph, network", "order"):
-        table.add_column(column, no_wrap=True)
-    for column in ("step", "", "", "gap", "", "peak", "pass"):
-        table.add_column(column, justify="right", no_wrap=True)
+    heads = ("order", "step", "", "", "gap", "", "peak", "pass")
+    table = captioned_table(f"{_name(old)}  ->  {_name(new)}", "", heads, first="graph, network")
     for change in found:
         if everything or change.moved:
             table.add_row(*_cells(change), style="red" if change.worse else None)
-    gone, more = only_in_one(old, new)
     moved = [change for change in found if change.moved]
-    worse = sum(change.worse for change in found)
     lines = [
         f"{len(found)} orders in both: {len(moved)} with another step, "
-        f"{sum(change.step_percent < 0 for change in moved)} of them shorter; {worse} of ours worse."
+        f"{sum(change.percent('step_us') < 0 for change in moved)} of them shorter; "
+        f"{sum(change.worse for change in found)} of ours worse."
     ]
-    lines += _differences(old, new)
+    names = ("machine", "python", "packages")  # seconds of two machines are not compared
     lines += [
-        f"only in the {which}: {', '.join(_shown(keys))}" for which, keys in (("old", gone), ("new", more)) if keys
+        f"{name}: {old.get(name)} before, {new.get(name)} now" for name in names if old.get(name) != new.get(name)
     ]
+    for which, one, other in (("old", old, new), ("new", new, old)):
+        alone = [f"{graph} {network} {by}" for graph, network, _, by in _by_key(one).keys() - _by_key(other).keys()]
+        lines += [f"only in the {which}: {_shown(sorted(set(alone)))}"] if alone else []
     return table, lines
 
 
 def _cells(change: Change) -> Sequence[str]:
-    graph, network, model, by = change.key
-    old, new = change.old, change.new
+    (graph, network, model, by), old, new = change
     return (
         f"{graph} {network}" + ("" if model == "runtime" else f", {model} model"),
         by,
         duration(old["step_us"]),
         duration(new["step_us"]),
-        f"{change.step_percent:+.2f} %",
+        f"{change.percent('step_us'):+.2f} %",
         f"{abs(old['gap_percent']):.2f} %",
         f"{abs(new['gap_percent']):.2f} %",
-        f"{change.peak_percent:+.2f} %",
+        f"{change.percent('peak_bytes'):+.2f} %",
         f"{old['pass_s']:.2f} -> {new['pass_s']:.2f} s",
     )
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Whatever else is not alike: seconds of two machines are not compared."""
-    names = ("machine", "python", "packages")
-    return [f"{name}: {old.get(name)} before, {new.get(name)} now" for name in names if old.get(name) != new.get(name)]
 
 
 def _by_key(record: Mapping[str, Any]) -> dict[Key, Mapping[str, Any]]:
@@ -113,7 +92,6 @@ def _name(record: Mapping[str, Any]) -> str:
     return f"{record.get('date', 'no date')}" + (f" ({commit})" if commit else "")
 
 
-def _shown(keys: Sequence[Key]) -> list[str]:
-    graphs = dict.fromkeys(f"{graph} {network} {by}" for graph, network, _, by in keys)
-    shown = list(graphs)[:6]
-    return [*shown, f"and {len(graphs) - 6} more"] if len(graphs) > 6 else shown
+def _shown(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - 6} more"] if len(names) > 6 else []
+    return ", ".join([*names[:6], *more])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from llama_repro import ROOT
 from llama_repro.bench.cases import generated_problem
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.options import Options
@@ -24,8 +25,6 @@ from overlap_sched.scheduler.pipeline import schedule
 SIZES = (("70b", "fsdp=64", 10_000), ("70b", "fsdp=64", 36_000), ("70b", "fsdp=64", 100_000))
 LARGEST = ("405b", "fsdp=64,tp=8", 1_000_000)
 """Model, mesh, nodes at least; the largest, at effort 1, with ``--full``."""
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def sizes(full: bool, effort: int, scales: Sequence[float], tell: Callable[[str]
 
 def _in_a_process(path: Path, effort: int, scale: float) -> Size:
     command = [sys.executable, "-m", "llama_repro.bench.scale", str(path), f"--effort={effort}", f"--scale={scale}"]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return Size(**json.loads(done.stdout))
 
 

@@ -6,8 +6,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from llama_repro.bench.rows import AT_TORCHS_PEAK, MORE, ORIGINAL, OURS, TORCH, Row
+from llama_repro.bench.rows import AT_TORCHS_PEAK, MORE, OURS, TORCH
 from llama_repro.bench.scale import Size
+from llama_repro.harness.console import markdown_table
+from llama_repro.harness.judge import ORIGINAL, Row
 from overlap_sched.report.units import change, duration, size
 
 Graph = tuple[str, str, str]
@@ -60,28 +62,31 @@ def _name(graph: Graph) -> str:
     return f"{graph[0]} {graph[1]}" + ("" if graph[2] == "runtime" else f", {graph[2]} model")
 
 
+def _quoted(graph: Graph) -> str:
+    return f"`{graph[0]}`{_name(graph).removeprefix(graph[0])}"
+
+
 def _torch_s(mine: Mapping[str, Row]) -> float | None:
-    return min((mine[by].pass_s for by in TORCH.values() if by in mine and mine[by].pass_s), default=None)
+    return min((mine[by].pass_s for by in TORCH if by in mine and mine[by].pass_s), default=None)
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """One line per graph: step (gap to the bound) and peak against the original, of each scheduler in turn."""
-    columns = {**dict.fromkeys(TORCH.values(), "{}"), OURS: "**{}**", AT_TORCHS_PEAK: "{}"}
-    heads = ["torch, default caps", "torch, caps 0", "**ours, headroom 0**", "ours, torch's peak"]
+    columns = {**dict.fromkeys(TORCH, "{}"), OURS: "**{}**", AT_TORCHS_PEAK: "{}"}
     graphs = by_graph(rows)
     if not any(AT_TORCHS_PEAK in mine for mine in graphs.values()):
         columns.pop(AT_TORCHS_PEAK)
-        heads.pop()
-    lines = _header(["graph, network", "lower bound", "original order", *heads, "pass: torch / ours"])
+    named = [shape.format(by) for by, shape in columns.items()]
+    heads, lines = ["graph, network", "lower bound", "original order", *named, "pass: torch / ours"], []
     for graph, mine in graphs.items():
         original, ours, torch_s = mine[ORIGINAL], mine[OURS], _torch_s(mine)
-        cells = [f"`{graph[0]}` {_name(graph)[len(graph[0]) + 1 :]}", _ms(original.bound_us)]
+        cells = [_quoted(graph), _ms(original.bound_us)]
         cells.append(f"{_ms(original.step_us)}, {size(original.peak_bytes)}")
         cells += [shape.format(_cell(mine[by])) if by in mine else "-" for by, shape in columns.items()]
         seconds = f"{ours.pass_s:.2f} s"
         cells.append(f"{torch_s:.1f} s / {seconds} = {torch_s / ours.pass_s:.0f}" if torch_s else seconds)
-        lines.append(_line(cells))
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(heads, lines)
 
 
 def _cell(row: Row) -> str:
@@ -94,11 +99,11 @@ def _cell(row: Row) -> str:
 def headroom_markdown(rows: Sequence[Row]) -> str:
     """What memory buys: step, gap to the bound and to that within the budget, tail and peak at each headroom."""
     names = [OURS, *MORE]
-    lines = _header(["graph, network", *(f"{name.removeprefix('ours, ')}" for name in names), "tail at 0"])
+    heads, lines = ["graph, network", *(name.removeprefix("ours, ") for name in names), "tail at 0"], []
     for graph, mine in by_graph(rows).items():
         if not all(name in mine for name in MORE):
             continue
-        cells = [f"`{graph[0]}` {_name(graph)[len(graph[0]) + 1 :]}"]
+        cells = [_quoted(graph)]
         for name in names:
             row = mine[name]
             within = row.budget_bound_us
@@ -106,39 +111,39 @@ def headroom_markdown(rows: Sequence[Row]) -> str:
             if within is not None and within > row.bound_us * (1 + 1e-6):
                 gap += f"; {100 * (row.step_us / within - 1):.2f} % within the budget"
             cells.append(f"{_ms(row.step_us)} ({gap}), {change(100.0, 100.0 + row.peak_percent)}")
-        lines.append(_line([*cells, duration(mine[OURS].tail_us)]))
-    return "\n".join(lines)
+        lines.append([*cells, duration(mine[OURS].tail_us)])
+    return markdown_table(heads, lines)
 
 
 def ablation_markdown(rows: Sequence[Row]) -> str:
     """One column per idea: the gap without it, where it differs."""
     graphs = {graph: mine for graph, mine in by_graph(rows).items() if any(by.startswith("without") for by in mine)}
     names = list(dict.fromkeys(by for mine in graphs.values() for by in mine if by.startswith("without")))
-    lines = _header(["graph, network", "all", *names])
+    lines = []
     for graph, mine in graphs.items():
         gap = mine[OURS].gap_percent
         cells = [f"{mine[by].gap_percent:.2f} %" if abs(mine[by].gap_percent - gap) > 5e-3 else "=" for by in names]
-        lines.append(_line([f"`{graph[0]}` {_name(graph)[len(graph[0]) + 1 :]}", f"{abs(gap):.2f} %", *cells]))
-    return "\n".join(lines)
+        lines.append([_quoted(graph), f"{abs(gap):.2f} %", *cells])
+    return markdown_table(["graph, network", "all", *names], lines)
 
 
 def scale_markdown(sizes: Sequence[Size], growth: Mapping[str, Mapping[str, float]]) -> str:
     """One line per graph and network, and the exponents of growth."""
     counters = list(dict.fromkeys(name for one in sizes for name in one.work))
     heads = ["nodes", "collectives", "network", "effort", "schedule", "processor", *counters, "memory", "gap", "bound"]
-    lines = _header(["graph", *heads])
+    lines = []
     for one in sizes:
         counts = [f"{one.work.get(name, 0):,}" for name in counters]
         what = [f"`{one.graph}`", f"{one.nodes:,}", f"{one.collectives:,}", one.network, f"{one.effort}"]
         times = [f"{one.schedule_s:.2f} s", f"{one.cpu_s:.2f} s"]
         ends = [f"{one.resident_mib / 1024:.2f} GiB", f"{abs(one.gap_percent):.2f} %", f"{one.bound_s:.1f} s"]
-        lines.append(_line([*what, *times, *counts, *ends]))
-    lines.append("")
+        lines.append([*what, *times, *counts, *ends])
+    parts = [markdown_table(["graph", *heads], lines), ""]
     for network, exponents in growth.items():
         shown = ", ".join(f"{name} {exponent:.2f}" for name, exponent in exponents.items())
         if shown:
-            lines.append(f"Growth exponents, {network}, between the smallest and the largest of one effort: {shown}.")
-    return "\n".join(lines)
+            parts.append(f"Growth exponents, {network}, between the smallest and the largest of one effort: {shown}.")
+    return "\n".join(parts)
 
 
 def provenance(data: Mapping[str, Any]) -> str:
@@ -154,11 +159,3 @@ def provenance(data: Mapping[str, Any]) -> str:
 
 def _ms(us: float) -> str:
     return f"{us / 1e3:,.1f} ms"
-
-
-def _header(columns: Sequence[str]) -> list[str]:
-    return [_line(columns), _line(["---"] * len(columns))]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
+from llama_repro.capture.cache import traced_graphs
 from llama_repro.generate.graph import generate
-from llama_repro.generate.models import MODELS, find_model, parse_mesh
-from llama_repro.generate.traced import traced_graphs
-from overlap_sched.errors import OutputError, OverlapSchedError
+from llama_repro.generate.models import MODELS, parse_mesh
+from llama_repro.harness.console import guarded
+from overlap_sched.errors import OutputError
 from overlap_sched.problem.file import write_problem
 from overlap_sched.report.progress import progress
 
@@ -24,20 +23,20 @@ from overlap_sched.report.progress import progress
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0, or 2 where it cannot be done."""
     options = _parser().parse_args(arguments)
-    try:
-        model = find_model(options.model)
-        mesh = parse_mesh(options.mesh, model) if options.mesh else model.mesh
-        with progress() as step:
-            traced = traced_graphs(model.traced(mesh), step)
-            problem = generate(model, traced, mesh, options.nodes, step)
-            step(f"writing {len(problem.nodes):,} nodes")
-            try:
-                write_problem(problem, options.out)
-            except OSError as error:
-                raise OutputError(f"{options.out}: cannot be written ({error.strerror}). Check the path.") from None
-    except OverlapSchedError as error:
-        Console(stderr=True).print(f"generate: {error}", style="red", markup=False, highlight=False)
-        return 2
+    return guarded("generate", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    model = MODELS[options.model]
+    mesh = parse_mesh(options.mesh, model) if options.mesh else model.mesh
+    with progress() as step:
+        traced = traced_graphs(model.traced(mesh), step)
+        problem = generate(model, traced, mesh, options.nodes, step)
+        step(f"writing {len(problem.nodes):,} nodes")
+        try:
+            write_problem(problem, options.out)
+        except OSError as error:
+            raise OutputError(f"{options.out}: cannot be written ({error.strerror}). Check the path.") from None
     count = len(problem.collectives)
     print(f"{options.out}: {problem.name}, {len(problem.nodes):,} nodes, {count:,} collectives, {mesh}")
     return 0

@@ -19,7 +19,7 @@ Traced = tuple[Problem, Problem]
 def generate(
     model: Model,
     traced: Traced,
-    mesh: Mesh | None = None,
+    mesh: Mesh,
     nodes: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Problem:
@@ -31,16 +31,15 @@ def generate(
     Args:
         model: Which one.
         traced: What tracing :meth:`Model.traced` on that mesh gave.
-        mesh: Ranks; ``None``: the model's own.
+        mesh: Ranks.
         nodes: How many at least; ``None``: all layers of the model (on one stage), fewest micro-batches.
-        progress: Told what is being done.
+        progress: Called with what is being done.
 
     Raises:
         OptionsError: Too few nodes.
     """
     if nodes is not None and nodes < FEWEST:
         raise OptionsError(f"nodes is {nodes}; a generated graph has {FEWEST} or more.")
-    mesh = mesh or model.mesh
     forward, backward = map(find_layers, traced)
     layers, micro_batches = max(math.ceil(model.layers / mesh.pp), TRACED_LAYERS), mesh.pp
     if nodes is not None:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 
-from llama_repro.configs import LlamaConfig, look_up
+from llama_repro.capture.configs import LlamaConfig
 from overlap_sched.errors import OptionsError
 
 TRACED_LAYERS = 4
@@ -51,15 +51,6 @@ MODELS = {
 """Sizes of Llama 3.1 (Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3); one sequence of 8,192 tokens."""
 
 _PART = re.compile(r"(fsdp|tp|cp|pp)=([1-9]\d{0,4})")
-
-
-def find_model(name: str) -> Model:
-    """The model of that name.
-
-    Raises:
-        OptionsError: There is none; the message lists those there are.
-    """
-    return look_up(MODELS, name, "model")
 
 
 def parse_mesh(text: str, model: Model) -> Mesh:

@@ -4,7 +4,6 @@ Capture, lift; on a GPU profile every node and lift again with these times; make
 """
 
 import statistics
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +11,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from llama_repro.capture import captured
-from llama_repro.configs import LlamaConfig
+from llama_repro.capture.configs import LlamaConfig
+from llama_repro.capture.trace import captured
+from llama_repro.errors import TorchPassError
 from llama_repro.gpu.measure import Inputs, Run, counted_run, elapsed_us, gpu_runs, memory_run, node_times_us
 from llama_repro.gpu.program import Program
 from llama_repro.gpu.streams import CudaStreams, EmulatedStreams, calibrated, has_streams
 from llama_repro.gpu.values import random_inputs, same_bits
-from llama_repro.torch_pass import torch_order
-from overlap_sched.errors import TorchPassError
+from llama_repro.harness.torch_pass import torch_order
 from overlap_sched.fx import Cost, Lifted, lift
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
@@ -95,7 +94,7 @@ def check(
         device: A GPU, or the CPU (streams emulated, nothing timed).
         repeat: Timed runs of each order.
         headroom: Of ours.
-        progress: Told what is being done.
+        progress: Called with what is being done.
 
     Raises:
         RuntimeError: A process group is initialized already.
@@ -199,10 +198,8 @@ def _orders(
         model: MemoryModel = "tracker"
         same = lift(graph, memory_model=model, name=problem.name, groups=problem.groups, cost=cost)
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", RuntimeWarning)
-                order, _ = torch_order(same.problem)
-            remarks += [f"torch: {warning.message}" for warning in caught]
+            order, _, remark = torch_order(same.problem)
+            remarks += [f"torch: {remark}"] if remark else []
             broken = violation(problem, order)
             if broken is None:
                 orders["torch"] = order

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import overlap_sched
 from llama_repro.gpu.values import same_bits
+from llama_repro.training.world import world_of
 from overlap_sched.cost import H100, Link, Network, Roofline
 
 _BLOCKS, _WIDTH, _TOKENS = 3, 256, 64
@@ -41,34 +42,19 @@ class PluginCheck:
 
 
 def check_plugin(device: torch.device) -> PluginCheck:
-    """Compile a small sharded network without and with the plug-in, and compare what it computes.
-
-    Raises:
-        RuntimeError: A process group is initialized already.
-    """
-    with _world_of_one("nccl" if device.type == "cuda" else "gloo") as backend:
+    """Compile a small sharded network without and with the plug-in, and compare what it computes."""
+    with world_of("cuda" if device.type == "cuda" else "cpu") as world:
         without = _step(device, nullcontext)
         overlap_sched.clear_reports()
         options = overlap_sched.Options(headroom="50%")
         given = _step(device, lambda: overlap_sched.enabled(options, model=_SLOW))
         reports = overlap_sched.reports()
     changed = sum(report.report.changed for report in reports)
-    return PluginCheck(backend, same_bits(without, given), changed, tuple(report.line for report in reports))
+    return PluginCheck(world.backend, same_bits(without, given), changed, tuple(report.line for report in reports))
 
 
 @contextmanager
-def _world_of_one(backend: str) -> Iterator[str]:
-    if dist.is_initialized():
-        raise RuntimeError("a process group is initialized already: check the plug-in in a process of its own.")
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield backend
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def _no_caches() -> Iterator[None]:
+def no_caches() -> Iterator[None]:
     """Both caches off: behind a hit no pass is called."""
     with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
         yield
@@ -84,7 +70,7 @@ def _step(device: torch.device, switched: Callable[[], Any]) -> list[Tensor]:
     x = drawn(_TOKENS, _WIDTH).requires_grad_()
     shards = [drawn(*size).requires_grad_() for size in ((_WIDTH, 2 * _WIDTH), (2 * _WIDTH, _WIDTH)) * _BLOCKS]
     torch.compiler.reset()
-    with _no_caches(), switched():
+    with no_caches(), switched():
         loss = torch.compile(_loss, fullgraph=True)(x, shards)
         loss.backward()
     torch.compiler.reset()

@@ -98,10 +98,10 @@ class Program:
         """The output of a collective, allocated on the compute stream as NCCL's is, and what to wait for."""
         taken, value = env[node.all_input_nodes[0]].view(-1), node.meta["val"]
         out = torch.empty(value.size(), dtype=value.dtype, device=streams.device)
-        return out, streams.launch(node, self._group[node], lambda: play(taken, out.view(-1)), self.us[node])
+        return out, streams.launch(node, self._group[node], lambda: emulate(taken, out.view(-1)), self.us[node])
 
 
-def play(taken: torch.Tensor, out: torch.Tensor) -> None:
+def emulate(taken: torch.Tensor, out: torch.Tensor) -> None:
     """Copy what moves: what is gathered as often as it fits, of what is scattered the first part."""
     if out.numel() > taken.numel():
         out.view(-1, taken.numel()).copy_(taken)
@@ -111,7 +111,7 @@ def play(taken: torch.Tensor, out: torch.Tensor) -> None:
 
 def _evaluated(node: fx.Node, env: dict[fx.Node, Any], device: torch.device) -> Any:
     if node.target is torch.ops._c10d_functional.wait_tensor.default:
-        return env[node.all_input_nodes[0]]  # the played collective is known to no process group
+        return env[node.all_input_nodes[0]]  # the emulated collective is known to no process group
     args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
     if "device" in kwargs:
         kwargs = {**kwargs, "device": device}

@@ -1,4 +1,4 @@
-"""Played collectives: a copy and a wait on a stream of their own per process group.
+"""Emulated collectives: a copy and a wait on a stream of their own per process group.
 
 On a GPU the wait is a kernel that spins (``torch.cuda._sleep``), so it takes a little of one multiprocessor, less than
 NCCL's kernels would. On the CPU there are no streams: the copy is made only when the collective, or a later one of its

@@ -2,35 +2,31 @@
 
 import os
 import platform
+import sys
 from dataclasses import asdict
-from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
 
 from llama_repro.gpu.check import Checked, Row
 from llama_repro.gpu.plugin import PluginCheck
+from llama_repro.harness.record import provenance
+from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, size
 
 
 def table_of(checked: Checked, hardware: str) -> Table:
     """One line per order; ``off``: measured against predicted."""
     config = checked.config
-    table = Table(
-        title=f"{config.name}, {config.layers} layers, backward graph of one of {config.world} ranks: "
-        f"{checked.nodes:,} nodes, {checked.collectives} played collectives",
-        caption=_caption(checked, hardware),
+    title = (
+        f"{config.name}, {config.layers} layers, backward graph of one of {config.world} ranks: "
+        f"{checked.nodes:,} nodes, {checked.collectives} emulated collectives"
     )
-    table.box = box.SIMPLE_HEAD
-    table.caption_justify = "left"
-    table.add_column("order", no_wrap=True)
     timed = ("step", "predicted", "off") if checked.cycles_per_us else ("step, predicted",)
     memory = ("allocated", "off", "reserved") if checked.cycles_per_us else ()
-    for column in (*timed, "peak, predicted", "counted", *memory, "same results"):
-        table.add_column(column, justify="right", no_wrap=True)
+    heads = (*timed, "peak, predicted", "counted", *memory, "same results")
+    table = captioned_table(title, _caption(checked, hardware), heads, first="order")
     for row in checked.rows:
         table.add_row(row.name, *_cells(row), style=None if broken(row) is None else "red")
     return table
@@ -91,14 +87,9 @@ def record(
 ) -> dict[str, Any]:
     """What ``--json`` writes: bytes, microseconds. ``repeat`` and ``headroom`` are those that the check was given."""
     return {
-        "date": date.today().isoformat(),
+        **provenance(" ".join(["scripts/gpu_check.py", *sys.argv[1:]])),
         "hardware": hardware_of(device),
-        "versions": {
-            "overlap_sched": _version("overlap_sched"),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-        },
+        "cuda": torch.version.cuda,
         "measured_on_gpu": checked.cycles_per_us is not None,
         "cycles_per_us": checked.cycles_per_us,
         "repeat": repeat,
@@ -110,10 +101,3 @@ def record(
         "remarks": list(checked.remarks),
         "plugin": None if plugin is None else asdict(plugin),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

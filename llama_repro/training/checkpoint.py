@@ -17,16 +17,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from llama_repro.errors import CheckpointError
 from llama_repro.training.sharding import local_shards
-from overlap_sched.errors import CheckpointError
 
-_CONFIG = "config.json"
+_CONFIG, _KEPT = "config.json", 2
 Config = Mapping[str, Any]
 """What must be the same to resume: plain JSON."""
 
 
-def save(folder: Path, step: int, config: Config, model: nn.Module, optimizer: Optimizer, keep: int = 2) -> Path:
-    """Save after ``step`` steps; all ranks call it. Older checkpoints go, but for the last ``keep``.
+def save(folder: Path, step: int, config: Config, model: nn.Module, optimizer: Optimizer) -> Path:
+    """Save after ``step`` steps; all ranks call it. Older checkpoints go, but for the last two.
 
     Raises:
         CheckpointError: It cannot be written.
@@ -44,17 +44,17 @@ def save(folder: Path, step: int, config: Config, model: nn.Module, optimizer: O
             (partial / _CONFIG).write_text(json.dumps(dict(config), indent=1))
     except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError for a missing folder or a full disk
         failed = f"rank {rank}: {error}"
-    failures = _said_by_all(failed)
+    failures = _failures_of_all(failed)
     if not failures and rank == 0:
         try:
             if final.exists():
                 shutil.rmtree(final)
             partial.rename(final)
-            for old in _complete(folder)[:-keep]:
+            for old in _complete(folder)[:-_KEPT]:
                 shutil.rmtree(old)
         except OSError as error:
             failed = f"rank 0: {error}"
-    failures = failures or _said_by_all(failed)
+    failures = failures or _failures_of_all(failed)
     if failures:
         raise CheckpointError(
             f"the checkpoint {final} cannot be written ({'; '.join(failures)}). Is there room, and may we write there?"
@@ -141,8 +141,8 @@ def _like(parameter: Any, value: Any) -> Any:
     return result
 
 
-def _said_by_all(text: str) -> list[str]:
-    """What each rank says, those that say nothing left out; a barrier, too."""
-    said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, text)
-    return [one for one in said if one]
+def _failures_of_all(text: str) -> list[str]:
+    """The failures of all ranks, which all of them call this to learn; a barrier, too."""
+    given: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(given, text)
+    return [one for one in given if one]

@@ -14,29 +14,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from llama_repro import ROOT
+from llama_repro.harness.console import wide_console
 from llama_repro.training.outcome import total_us
 from llama_repro.training.schedulers import SCHEDULERS, Scheduler
 from overlap_sched.report.progress import progress
 
-_TRAIN = Path(__file__).parents[2] / "scripts" / "train.py"
+_TRAIN = ROOT / "scripts" / "train.py"
 _EACH = {
     "none": ("--predict",),
     "overlap_sched": (),
     "torch": (),
 }
 Run = Mapping[str, Any]
-_WIDTH = 132
-"""Columns that the table needs."""
 
 
 def main(given: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     arguments = list(sys.argv[1:] if given is None else given)
     ranks = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "2"
-    console = Console(width=max(Console().width, _WIDTH), soft_wrap=True, highlight=False)
+    console = wide_console()
     if not ranks.isdigit() or int(ranks) < 1:
         console.print(
             f"compare: {ranks!r} is no number of ranks. Usage: compare_training.sh [RANKS] [--model SIZE ...]"
@@ -60,7 +59,7 @@ def main(given: list[str] | None = None) -> int:
 
 
 def _train(scheduler: str, ranks: int, arguments: list[str], folder: Path) -> str:
-    """Run it; returns the end of what it said where it failed."""
+    """Run it; returns the end of its output where it failed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(_TRAIN)]
     mine = ["--scheduler", scheduler, "--measure", *_EACH[scheduler], "--json", str(folder / f"{scheduler}.json")]
     quiet = {"KINETO_LOG_LEVEL": "5", "TORCHINDUCTOR_CACHE_DIR": str(folder / f"cache-{scheduler}")}

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from llama_repro.configs import LlamaConfig
+from llama_repro.capture.configs import LlamaConfig
 from overlap_sched.errors import OptionsError
 
 BYTE_VALUES = 256

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch._inductor import metrics
 
 import overlap_sched
+from llama_repro.harness.console import guarded
 from llama_repro.training.arguments import Arguments, parse
 from llama_repro.training.calibrate import measured_roofline, synchronize
 from llama_repro.training.checkpoint import resume, save
@@ -26,7 +27,7 @@ from llama_repro.training.slow_network import NoLink, Traffic, slow_network, wit
 from llama_repro.training.trainer import DTYPES, Trainer, identity, make_trainer
 from llama_repro.training.world import World, world_of
 from overlap_sched.cost import Roofline
-from overlap_sched.errors import OptionsError, OverlapSchedError
+from overlap_sched.errors import OptionsError
 from overlap_sched.report.files import check_writable, write_file
 
 _LINES = 10
@@ -35,15 +36,14 @@ _LINES = 10
 
 def main(given: list[str] | None = None) -> int:
     """Run the command on this rank; returns the exit status."""
-    say = Console(stderr=True, soft_wrap=True)
-    try:
+
+    def run() -> int:
         arguments = parse(given)
         with world_of(arguments.device) as world:
             _run(arguments, world)
-    except OverlapSchedError as error:
-        say.print(f"train: {error}", style="red", markup=False, highlight=False)
-        return 2
-    return 0
+        return 0
+
+    return guarded("train", run)
 
 
 def _run(arguments: Arguments, world: World) -> None:

@@ -1,4 +1,4 @@
-"""The Llama that is trained: :mod:`llama_repro.model`'s architecture as modules that Inductor compiles on any device.
+"""The Llama that is trained: the architecture of :mod:`llama_repro.capture.model`, as modules that Inductor compiles.
 
 What differs from the captured one: rotations in real arithmetic, attention by PyTorch's own choice of kernel, a plain
 cross entropy. A module reads a parameter as an attribute; :mod:`llama_repro.training.sharding` puts a property there
@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from llama_repro.configs import LlamaConfig
-from llama_repro.model import repeat_heads, rms_norm
-from llama_repro.shard import Ranks, all_gather, reduce_scatter
+from llama_repro.capture.configs import LlamaConfig
+from llama_repro.capture.model import repeat_heads, rms_norm
+from llama_repro.capture.parallelism import Ranks, all_gather, reduce_scatter
 
 
 class Block(nn.Module):

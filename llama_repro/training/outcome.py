@@ -1,4 +1,4 @@
-"""What a run has to say: figures predicted by the scheduler next to those measured."""
+"""What came of a run: figures predicted by the scheduler next to those measured."""
 
 import statistics
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Outcome:
         kernels: Fused kernels that Inductor has generated.
         weights: Per rank, a digest of the final shards.
         profiled: The step that was profiled.
-        reports: What the scheduler said of each compiled graph.
+        reports: What the scheduler reports of each compiled graph.
     """
 
     first_step: int

@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from llama_repro.configs import LlamaConfig
-from llama_repro.shard import Ranks, all_gather, reduce_scatter
+from llama_repro.capture.configs import LlamaConfig
+from llama_repro.capture.parallelism import GatherWeight, Ranks
 
 Kind = Literal["raw", "dtensor", "2d"]
 KINDS: tuple[Kind, ...] = ("raw", "dtensor", "2d")
@@ -58,22 +58,9 @@ class Place:
         return self.fsdp_rank * (self.tp.size if self.tp else 1) + self.tp_rank
 
 
-class _Gather(torch.autograd.Function):
-    """fp32 shard in, full weight in the computing type out; the gradient is summed in fp32."""
-
-    @staticmethod
-    def forward(ctx: Any, shard: Tensor, ranks: Ranks, dtype: torch.dtype) -> Tensor:
-        ctx.ranks, ctx.dtype = ranks, shard.dtype
-        return all_gather(shard.to(dtype), ranks)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return reduce_scatter(gradients[0].to(ctx.dtype), ctx.ranks), None, None
-
-
 def gather_raw(shard: Tensor, ranks: Ranks, dtype: torch.dtype) -> Tensor:
     """The full weight by raw functional collectives; the shard itself, cast, where there is one rank."""
-    return shard.to(dtype) if ranks.size == 1 else _Gather.apply(shard, ranks, dtype)
+    return shard.to(dtype) if ranks.size == 1 else GatherWeight.apply(shard, ranks, dtype)
 
 
 def gather_dtensor(shard: DTensor, dtype: torch.dtype) -> Tensor:

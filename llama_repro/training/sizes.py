@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from llama_repro.configs import LlamaConfig, look_up
+from llama_repro.capture.configs import LlamaConfig, look_up
 from overlap_sched.errors import OptionsError
 
 SIZES = {

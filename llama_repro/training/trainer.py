@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import AdamW
 
-from llama_repro.configs import LlamaConfig
+from llama_repro.capture.configs import LlamaConfig
 from llama_repro.training.arguments import Arguments
 from llama_repro.training.data import Data, data_of, part_of
 from llama_repro.training.net import Llama, rotations

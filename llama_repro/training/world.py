@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from llama_repro.shard import Ranks
+from llama_repro.capture.parallelism import Ranks
 from llama_repro.training.sharding import Kind, Place
 from overlap_sched.errors import OptionsError
 

@@ -101,18 +101,18 @@ def _language(config: str, model: str, **changes: Any) -> Callable[[], nn.Module
     return build
 
 
-def _masked_lm(model: nn.Module, tensors: Mapping[str, Tensor], batch: Sequence[Tensor]) -> Tensor:
-    words, labels = batch
-    mask = torch.ones_like(words)
-    given = {"input_ids": words, "attention_mask": mask, "labels": labels}
-    return functional_call(model, dict(tensors), (), given).loss
+def _text_loss(*labels: str) -> Loss:
+    """The loss that the model itself gives for labels of these names."""
+
+    def loss(model: nn.Module, tensors: Mapping[str, Tensor], batch: Sequence[Tensor]) -> Tensor:
+        given = {"input_ids": batch[0], "attention_mask": torch.ones_like(batch[0])}
+        given |= zip(labels, batch[1:], strict=True)
+        return functional_call(model, dict(tensors), (), given).loss
+
+    return loss
 
 
-def _answers(model: nn.Module, tensors: Mapping[str, Tensor], batch: Sequence[Tensor]) -> Tensor:
-    words, start, end = batch
-    mask = torch.ones_like(words)
-    given = {"input_ids": words, "attention_mask": mask, "start_positions": start, "end_positions": end}
-    return functional_call(model, dict(tensors), (), given).loss
+_masked_lm, _answers = _text_loss("labels"), _text_loss("start_positions", "end_positions")
 
 
 def _classes(model: nn.Module, tensors: Mapping[str, Tensor], batch: Sequence[Tensor]) -> Tensor:
@@ -122,30 +122,25 @@ def _classes(model: nn.Module, tensors: Mapping[str, Tensor], batch: Sequence[Te
     return nn.functional.cross_entropy(logits, labels)
 
 
-def _sorted_texts(length: int) -> Callable[[int], Sequence[Tensor]]:
-    def batch(size: int) -> Sequence[Tensor]:
-        return _texts(length)(size)[0], torch.empty(size, dtype=torch.long, device="meta")
+def _texts(length: int, loss: Loss) -> Callable[[int], Sequence[Tensor]]:
+    """Words, and labels as the loss takes them: for each word, for each text, or two positions in each text."""
 
-    return batch
-
-
-def _texts(length: int, answers: bool = False) -> Callable[[int], Sequence[Tensor]]:
     def batch(size: int) -> Sequence[Tensor]:
         words = torch.empty(size, length, dtype=torch.long, device="meta")
-        position = torch.empty(size, dtype=torch.long, device="meta")
-        return (words, position, position) if answers else (words, words)
+        each = torch.empty(size, dtype=torch.long, device="meta")
+        return {_masked_lm: (words, words), _classes: (words, each), _answers: (words, each, each)}[loss]
 
     return batch
 
 
+_CLASSIFIER = "XLMRobertaForSequenceClassification"
 _XLM = {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 
 
 def _text_entry(
     name: str, config: str, head: str, parameters: int, length: int, loss: Loss = _masked_lm, **changes: Any
 ) -> Entry:
-    batch = _sorted_texts(length) if loss is _classes else _texts(length, loss is _answers)
-    return Entry(name, "transformers", _language(config, head, **changes), batch, parameters, loss)
+    return Entry(name, "transformers", _language(config, head, **changes), _texts(length, loss), parameters, loss)
 
 
 def _image_entry(name: str, model: str, parameters: int, more: tuple[int, ...] = ()) -> Entry:
@@ -163,15 +158,7 @@ ENTRIES: tuple[Entry, ...] = (
     _image_entry("ViT-B/16", "vit_b_16", 86_567_656),
     Entry("Transformer", "torch", lambda: _Translator().train(), _sentences(128), 59_510_544),
     _text_entry("BERT-base MLM", "BertConfig", "BertForMaskedLM", 109_514_298, 128),
-    _text_entry(
-        "XLM-R classifier",
-        "XLMRobertaConfig",
-        "XLMRobertaForSequenceClassification",
-        278_045_186,
-        128,
-        _classes,
-        **_XLM,
-    ),
+    _text_entry("XLM-R classifier", "XLMRobertaConfig", _CLASSIFIER, 278_045_186, 128, _classes, **_XLM),
     _text_entry("DeBERTa-v2 QA", "DebertaV2Config", "DebertaV2ForQuestionAnswering", 877_510_658, 512, _answers),
     _text_entry("DeBERTa-v2 MLM", "DebertaV2Config", "DebertaV2ForMaskedLM", 879_999_588, 512),
     _text_entry("Albert QA", "AlbertConfig", "AlbertForQuestionAnswering", 205_822_466, 512, _answers),

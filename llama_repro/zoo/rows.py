@@ -1,8 +1,9 @@
 """Measure one graph for the memory tables."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from overlap_sched.analysis.relabel import relisted
@@ -12,10 +13,17 @@ from overlap_sched.peak_memory.addresses import plan_addresses
 from overlap_sched.peak_memory.best import ORDERS, best_order
 from overlap_sched.peak_memory.caching_allocator import replay_allocator
 from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
+from overlap_sched.peak_memory.program import program_of
+from overlap_sched.peak_memory.repair import judged
+from overlap_sched.peak_memory.solvers import Solver, solve
+from overlap_sched.peak_memory.windows import window_at_peak
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.scheduler.pipeline import schedule
 
 T = TypeVar("T")
+NO_LIMIT = 1e6
+"""Of effort: the clock ends the search here."""
+SOLVERS: tuple[Solver, ...] = ("cp-sat", "highs")
 
 
 @dataclass(frozen=True)
@@ -157,3 +165,47 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     began = time.process_time()
     result = work()
     return result, time.process_time() - began
+
+
+@dataclass(frozen=True)
+class SolverRow:
+    """One solver on one program.
+
+    Attributes:
+        graph: Where the window is from. window: nodes in it. variables, rows: of the program.
+        solver: Which.
+        lowest_bytes: The lowest peak of the window found; ``None``: none within the limits.
+        proven: Whether it ended with a proof.
+        solve_s: Processor time, one thread.
+    """
+
+    graph: str
+    window: int
+    variables: int
+    rows: int
+    solver: Solver
+    lowest_bytes: int | None
+    proven: bool
+    solve_s: float
+
+
+def solver_rows(problem: Problem, lengths: tuple[int, ...], time_limit_s: float) -> Iterator[SolverRow]:
+    """CP-SAT and HiGHS on the same programs: windows of about these lengths around the peak of the original order."""
+    flow = flow_of(problem)
+    start = judged(flow, flow.rest)
+    for length in lengths:
+        begin, end = window_at_peak(flow, start, length // 2)
+        program = program_of(flow, start.order, begin, end)
+        unit = program.unit_bytes
+        for solver in SOLVERS:
+            ceiling = start.score[0] // unit
+            solved, solve_s = timed(partial(solve, program, solver, 0, ceiling, time_limit_s, NO_LIMIT))
+            lowest = None
+            if solved.values is not None:
+                values = solved.values
+                lowest = unit * round(
+                    max(step.constant + sum(c * values[x] for x, c in step.terms.items()) for step in program.steps)
+                )
+            yield SolverRow(
+                problem.name, end - begin, program.variables, len(program.rows), solver, lowest, solved.ended, solve_s
+            )

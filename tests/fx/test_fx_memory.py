@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 from torch._inductor.fx_passes.memory_estimator import MemoryTracker
 
-from llama_repro.capture import captured
-from llama_repro.configs import find_config
+from llama_repro.capture.configs import find_config
+from llama_repro.capture.trace import captured
 from overlap_sched.fx import Lifted, lift, schedule_graph
 from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.problem import Order, Problem

@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from llama_repro.capture import captured  # noqa: E402
-from llama_repro.configs import find_config  # noqa: E402
+from llama_repro.capture.configs import find_config  # noqa: E402
+from llama_repro.capture.trace import captured  # noqa: E402
 from llama_repro.gpu.check import Row, check  # noqa: E402
-from llama_repro.gpu.program import Program, play  # noqa: E402
+from llama_repro.gpu.program import Program, emulate  # noqa: E402
 from llama_repro.gpu.streams import EmulatedStreams  # noqa: E402
 from llama_repro.gpu.table import broken  # noqa: E402
 from llama_repro.gpu.values import live_bytes, random_inputs, same_bits  # noqa: E402
@@ -71,12 +71,12 @@ def test_an_order_that_reads_before_the_wait_is_found_out(lifted):
     assert not same_bits(program.run(random_inputs(placeholders, CPU, 512), EmulatedStreams()), original)
 
 
-def test_collectives_are_played_by_copies():
+def test_collectives_are_emulated_by_copies():
     shard, whole = torch.arange(3.0), torch.empty(6)
-    play(shard, whole)
+    emulate(shard, whole)
     assert whole.tolist() == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]
     part = torch.empty(2)
-    play(whole, part)
+    emulate(whole, part)
     assert part.tolist() == [0.0, 1.0]
 
 
@@ -99,6 +99,7 @@ def test_bits_are_compared_not_values():
     assert not same_bits([zero], [zero.double()])
 
 
+@pytest.mark.slow
 def test_measured_steps_are_those_predicted_on_a_gpu_that_only_keeps_time(monkeypatch):
     """Streams, events, head start, profile and replay must agree: one clock ticks for all of them."""
     aten = torch.ops.aten
@@ -139,7 +140,7 @@ def test_the_command_on_the_cpu(tmp_path, capsys):
     assert all(row["live_bytes"] == row["predicted_peak_bytes"] and row["step_us"] is None for row in record["rows"])
     assert record["measured_on_gpu"] is False
     assert (record["repeat"], record["headroom"]) == (7, "0")
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["packages"]["torch"] == torch.__version__
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from llama_repro.configs import find_config
-from llama_repro.store import stored_problems
+from llama_repro.capture.cache import stored_problems
+from llama_repro.capture.configs import find_config
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,11 @@ import pytest
 
 from llama_repro.bench import ablations, rows, scale
 from llama_repro.bench.cases import slower_network
-from llama_repro.bench.compare import changes, comparison, only_in_one
-from llama_repro.bench.record import RecordError, read_record, record
+from llama_repro.bench.compare import changes, comparison
 from llama_repro.bench.tables import ablation_markdown, markdown, scale_markdown
-from overlap_sched.errors import TorchPassError
+from llama_repro.errors import RecordError, TorchPassError
+from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder, tail_us
+from llama_repro.harness.record import read_record
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
@@ -25,13 +26,15 @@ HIDDEN = (0, 1, 2, 4, 3, 6, 7, 5, 8, 9)
 """The order of the example at 5 MiB of headroom: 120 us, peak 26 MiB."""
 
 
+TORCHS = {DEFAULT_CAPS: TorchOrder(HIDDEN, 2.0), NO_CAPS: "no pass"}
+
+
 def bench():
     return module_at(Path(__file__).parents[2] / "scripts" / "bench.py")
 
 
-def measured(**more):
-    asked = {"effort": 2, "repeats": 1, "more": True, **more}
-    return {row.by: row for row in rows.measured(EXAMPLE, "x1", {"default": (HIDDEN, 2.0), "zero": "no pass"}, **asked)}
+def measured():
+    return {row.by: row for row in rows.measured(EXAMPLE, "x1", TORCHS, effort=2, repeats=1)}
 
 
 def test_figures_of_the_example():
@@ -39,7 +42,7 @@ def test_figures_of_the_example():
     assert list(mine) == [
         "original",
         "torch, default caps",
-        "torch, zero caps",
+        "torch, caps 0",
         "ours, headroom 0",
         "ours, headroom 5%",
         "ours, no limit",
@@ -48,7 +51,7 @@ def test_figures_of_the_example():
     steps = [row.step_us for row in mine.values()]
     assert steps == [190.0, 120.0, 190.0, 150.0, 150.0, 120.0, 120.0]
     assert mine["torch, default caps"].peak_percent == pytest.approx(100 * 5 / 21)
-    assert mine["torch, zero caps"].remark == "no pass"
+    assert mine["torch, caps 0"].remark == "no pass"
     at_peak = mine["ours, torch's peak"]
     assert (at_peak.headroom_bytes, at_peak.remark) == (5 * 2**20, None)
     assert mine["ours, headroom 0"].work["runs"] > 0
@@ -58,11 +61,11 @@ def test_figures_of_the_example():
 
 def test_the_tail_is_what_stands_still_after_the_last_long_reduce_scatter():
     for order, tail in ((EXAMPLE.original_order, 40.0), (HIDDEN, 10.0)):
-        assert rows.tail_us(EXAMPLE, order, replay(EXAMPLE, order)) == tail
+        assert tail_us(EXAMPLE, order, replay(EXAMPLE, order)) == tail
     nodes = list(EXAMPLE.nodes)
     nodes[7] = nodes[7]._replace(op="all_gather_into_tensor")
     without = replace(EXAMPLE, nodes=tuple(nodes))
-    assert rows.tail_us(without, HIDDEN, replay(without, HIDDEN)) == 0.0
+    assert tail_us(without, HIDDEN, replay(without, HIDDEN)) == 0.0
 
 
 def test_ours_slower_than_torch_at_its_peak_is_said(monkeypatch):
@@ -83,14 +86,15 @@ def test_broken_promises_are_found(monkeypatch):
 
 def test_torch_that_fails_is_told_and_not_measured(monkeypatch):
     pytest.importorskip("torch")
+    from llama_repro.harness.torch_pass import torch_orders
 
     def failing(problem, caps):
         raise TorchPassError(f"{caps} does not work")
 
-    monkeypatch.setattr("llama_repro.torch_pass.torch_order", failing)
-    made = rows.torch_orders(EXAMPLE)
-    assert made == {"default": "default does not work", "zero": "zero does not work"}
-    lines = markdown(list(rows.measured(EXAMPLE, "x1", made, effort=1, repeats=1, more=False)))
+    monkeypatch.setattr("llama_repro.harness.torch_pass.torch_order", failing)
+    made = torch_orders(EXAMPLE)
+    assert made == {caps: f"{caps} does not work" for caps in (DEFAULT_CAPS, NO_CAPS)}
+    lines = markdown(list(rows.measured(EXAMPLE, "x1", made, effort=1, repeats=1)))
     assert lines.splitlines()[-1].startswith("| `example` x1 | 0.1 ms | 0.2 ms, 21.0 MiB | - | - | **0.1 ms (25.00 %)")
 
 
@@ -136,7 +140,6 @@ def test_a_size_is_measured_in_a_process_of_its_own(tmp_path):
 
 def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatch):
     script = bench()
-    monkeypatch.setattr(script, "resident_mib", lambda: 1.0)
     monkeypatch.setattr(script, "date", SimpleNamespace(today=lambda: date(2026, 1, 2)))
     write_problem(EXAMPLE, tmp_path / "example.json")
     command = [str(tmp_path / "example.json"), "--no-torch", "--comm-scale", "1", "--ablate"]
@@ -163,32 +166,32 @@ def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatc
     assert "+11.11 %" in said
     assert "1 of ours worse" in said
     assert "only in the new: example x1 without filling the tail" in said
+    assert "only in the old" not in said
     assert script.main(["compare", str(path), str(other)]) == 1  # and at other headrooms the other way round
 
 
 def test_records_of_older_versions_are_compared():
-    old = read_record(Path(__file__).parents[2] / "docs" / "bench-2026-11-20.json")
+    old = read_record(Path(__file__).parents[2] / "docs" / "records" / "bench-2026-11-20.json")
     new = {**old, "machine": "another", "rows": [dict(row) for row in old["rows"]]}
     new["rows"][0]["step_us"] *= 2
     assert not any(change.worse for change in changes(old, new))  # it is the original order
     _, lines = comparison(old, new, everything=True)
     assert lines[0] == f"{len(old['rows'])} orders in both: 1 with another step, 0 of them shorter; 0 of ours worse."
     assert lines[1] == "machine: x86_64, 2 cores, Linux before, another now"
-    assert only_in_one(old, {"rows": []})[1] == []
 
 
 def test_what_is_no_record_is_told(tmp_path):
-    with pytest.raises(RecordError, match=r"none\.json: cannot be read as a record .* --json writes one\."):
+    with pytest.raises(RecordError, match=r"none\.json: cannot be read as a record .* --record writes one\."):
         read_record(tmp_path / "none.json")
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(RecordError) as caught:
         read_record(tmp_path / "list.json")
-    assert str(caught.value) == f"{tmp_path / 'list.json'}: holds no rows. scripts/bench.py --json writes a record."
+    assert str(caught.value) == f"{tmp_path / 'list.json'}: holds no rows. scripts/bench.py --record writes one."
 
 
 def test_records_hold_what_is_needed_to_read_them():
     mine = list(measured().values())
-    data = record("scripts/bench.py", mine, [size(10, 1.0), size(100, 10.0)], 12.4)
+    data = bench().record("scripts/bench.py", mine, [size(10, 1.0), size(100, 10.0)])
     assert json.loads(json.dumps(data)) == data
     assert data["growth"]["x1"]["cpu_s"] == pytest.approx(1.0)
     assert ablation_markdown(mine).count("\n") == 1  # a head alone

@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
-from llama_repro.capture import captured
-from llama_repro.configs import find_config
-from llama_repro.shard import fake_world
+from llama_repro.capture.configs import find_config
+from llama_repro.capture.parallelism import fake_world
+from llama_repro.capture.trace import captured
 from overlap_sched.errors import OptionsError
 
 _C10D = torch.ops._c10d_functional

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from llama_repro.configs import LlamaConfig
+from llama_repro.capture.configs import LlamaConfig
 
 
 def reference_loss(config: LlamaConfig, weights: dict[str, Tensor], tokens: Tensor, labels: Tensor) -> Tensor:

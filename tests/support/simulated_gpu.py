@@ -78,7 +78,7 @@ def simulate(patch: pytest.MonkeyPatch, kernel_us: dict[Any, float]) -> None:
     }
     for name, value in replaced.items():
         patch.setattr(torch.cuda, name, value)
-    evaluated, play = program._evaluated, program.play
+    evaluated, emulate = program._evaluated, program.emulate
 
     def kernel(node: Any, env: Any, device: Any) -> Any:
         GPU.current.clock += kernel_us.get(node.target, 0.0)
@@ -86,9 +86,9 @@ def simulate(patch: pytest.MonkeyPatch, kernel_us: dict[Any, float]) -> None:
 
     def copy(taken: Any, out: Any) -> None:
         GPU.current.clock += COPY_US
-        play(taken, out)
+        emulate(taken, out)
 
     patch.setattr(program, "_evaluated", kernel)
-    patch.setattr(program, "play", copy)
+    patch.setattr(program, "emulate", copy)
     patch.setattr(check, "has_streams", lambda device: True)
     patch.setattr(measure, "WARM_UPS", 1)

@@ -6,12 +6,13 @@ import shutil
 import pytest
 import torch
 
+from llama_repro.errors import CheckpointError
 from llama_repro.training.arguments import parse
 from llama_repro.training.checkpoint import resume, save
 from llama_repro.training.loop import main
 from llama_repro.training.trainer import identity, make_trainer
 from llama_repro.training.world import world_of
-from overlap_sched.errors import CheckpointError, OptionsError
+from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 
 
@@ -29,7 +30,7 @@ def trainer(monkeypatch):
         yield make
 
 
-@pytest.mark.parametrize("sharding", ["raw", "dtensor"])
+@pytest.mark.parametrize("sharding", ["raw", pytest.param("dtensor", marks=pytest.mark.slow)])
 def test_a_resumed_run_goes_on_bit_by_bit(trainer, tmp_path, sharding):
     whole, config = trainer("--sharding", sharding)
     losses = [whole.step(i) for i in range(2)]
@@ -85,6 +86,7 @@ def test_damaged_checkpoints_are_told(trainer, tmp_path):
         resume(tmp_path / "file", config, one.model, one.optimizer)
 
 
+@pytest.mark.slow
 def test_accumulated_micro_batches_are_one_large_batch(trainer):
     accumulated, _ = trainer("--accumulate", "2", "--dtype", "fp32")
     large, _ = trainer("--batch", "4", "--dtype", "fp32")

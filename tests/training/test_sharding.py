@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from llama_repro.shard import Ranks
+from llama_repro.capture.parallelism import Ranks
 from llama_repro.training.net import Llama, rotations
 from llama_repro.training.sharding import TENSOR_PARALLEL, Place, first_value, ranks_of, shard_, shard_of
 from llama_repro.training.sizes import SIZES, sized

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from llama_repro.configs import LlamaConfig
-from llama_repro.shard import GatherWeight, Mesh, Ranks, all_reduce, enter_block, leave_block
+from llama_repro.capture.configs import LlamaConfig
+from llama_repro.capture.parallelism import GatherWeight, Mesh, Ranks, all_reduce, enter_block, leave_block
 
 _EPSILON = 1e-5
 _ATEN = torch.ops.aten
@@ -62,7 +62,7 @@ class Weights:
 
     def __getitem__(self, name: str) -> Tensor:
         partial = self.mesh.tp if name in self.shared else None
-        return GatherWeight.apply(self.shards[name], self.mesh.fsdp, partial)
+        return GatherWeight.apply(self.shards[name], self.mesh.fsdp, torch.bfloat16, "avg", partial)
 
 
 class FlashAttention(torch.autograd.Function):

@@ -1,6 +1,6 @@
 import pytest
 
-from llama_repro.baselines import first_dominated, heap_order, is_heavy, original_by_heavy
+from llama_repro.harness.heap import first_dominated, heap_order, is_heavy, original_by_heavy
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from llama_repro import capture, store
-from llama_repro.configs import find_config
+from llama_repro.capture import cache
+from llama_repro.capture.configs import find_config
 from overlap_sched.problem import Kind
 
 
@@ -12,7 +12,7 @@ from overlap_sched.problem import Kind
 def cached(tiny, tmp_path, monkeypatch):
     """The tiny configuration in a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    store.stored_problems(find_config("tiny"))
+    cache.stored_problems(find_config("tiny"))
     return tmp_path / "overlap_sched" / "llama_repro"
 
 
@@ -21,37 +21,34 @@ def _no_capture(config):
 
 
 def test_a_second_run_reads_what_the_first_one_captured(cached, tiny, monkeypatch):
-    monkeypatch.setattr(capture, "captured", _no_capture)
-    again = store.stored_problems(find_config("tiny"))
+    monkeypatch.setattr(cache, "captured", _no_capture)
+    again = cache.stored_problems(find_config("tiny"))
     assert again.problems == tiny.problems  # and what is captured twice is the same twice
     with pytest.raises(AssertionError, match="although it is in the cache"):
-        store.stored_problems(find_config("tiny"), refresh=True)
+        cache.stored_problems(find_config("tiny"), refresh=True)
 
 
 def test_damaged_files_are_captured_anew(cached, tiny):
     for path in cached.iterdir():
         path.write_bytes(path.read_bytes()[:100])
-    assert store.stored_problems(find_config("tiny")).problems == tiny.problems
+    assert cache.stored_problems(find_config("tiny")).problems == tiny.problems
 
 
 def test_the_key_depends_on_the_configuration_and_the_sources(monkeypatch, tmp_path):
     config = find_config("tiny")
-    key = store.cache_key(config)
+    key = cache.cache_key(config)
     assert key.startswith("tiny-")
-    assert store.cache_key(config) == key
-    assert store.cache_key(dataclasses.replace(config, batch=4)) != key
-    monkeypatch.setattr(store, "_sources", lambda folders: [])
-    assert store.cache_key(config) != key
+    assert cache.cache_key(config) == key
+    assert cache.cache_key(dataclasses.replace(config, batch=4)) != key
+    monkeypatch.setattr(cache, "_sources", lambda folders: [])
+    assert cache.cache_key(config) != key
 
 
 def test_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.cache_dir() == tmp_path / "overlap_sched"
+    assert cache.cache_dir() == tmp_path / "overlap_sched"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert store.cache_dir() == Path(store.__file__).parents[1] / ".cache"
-    monkeypatch.setattr(store, "_HERE", tmp_path / "site-packages" / "llama_repro")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert store.cache_dir() == tmp_path / ".cache" / "overlap_sched"
+    assert cache.cache_dir() == Path(__file__).parents[2] / ".cache"
 
 
 def test_both_models_have_the_same_nodes_and_differ_in_what_waits_hold(tiny):

@@ -4,29 +4,24 @@ Done by hand rather than by torch's min-cut partitioner, so that what is saved i
 recomputation says, in every version of torch. Recomputation is placed where autograd would run it: as late as possible.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 from torch import fx
 
 
-@dataclass(frozen=True)
-class Partition:
-    """The two graphs. Forward returns its outputs and then ``saved``; backward takes ``saved`` and the tangents."""
-
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-    saved: tuple[str, ...]
-
-
-def split_joint(joint: fx.GraphModule, forward_outputs: int, must_save: Callable[[fx.Node], bool]) -> Partition:
-    """Split ``joint``; inputs may always be saved, other values only where ``must_save`` says so.
+def split_joint(
+    joint: fx.GraphModule, forward_outputs: int, must_save: Set[fx.Node]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split ``joint``; inputs may always be saved, other values only those in ``must_save``.
 
     Args:
         joint: Graph from AOTAutograd: ``primals_*`` and ``tangents_*`` in; outputs, then gradients out.
         forward_outputs: How many of its outputs belong to the forward pass.
-        must_save: Asked for every node of the forward pass that backward needs.
+        must_save: Nodes of the forward pass.
+
+    Returns:
+        Forward, which returns its outputs and then what is saved, and backward, which takes that and the tangents.
     """
     outputs = joint.graph.output_node().args[0]
     assert isinstance(outputs, Sequence)
@@ -39,7 +34,7 @@ def split_joint(joint: fx.GraphModule, forward_outputs: int, must_save: Callable
             after_tangents.add(node)
 
     def stop(node: fx.Node) -> bool:
-        return node.op == "placeholder" or (node not in after_tangents and must_save(node))
+        return node.op == "placeholder" or (node not in after_tangents and node in must_save)
 
     rank = {node: i for i, node in enumerate(joint.graph.nodes)}
     reached = _needed(_nodes(gradients), stop)
@@ -50,7 +45,7 @@ def split_joint(joint: fx.GraphModule, forward_outputs: int, must_save: Callable
     steps = sorted((node for node in needed if node.op != "placeholder"), key=rank.__getitem__)
     primals = [node for node in placeholders if node not in after_tangents]
     forward = _make_graph(joint, primals, steps, [*losses, *saved])
-    return Partition(forward, backward, tuple(node.name for node in saved))
+    return forward, backward
 
 
 def _nodes(values: Iterable[object]) -> list[fx.Node]:

@@ -1,42 +1,39 @@
-"""A dated record of a benchmark: figures, and all that is needed to read them later."""
+"""Dated records: figures, and all that is needed to read them later."""
 
 import json
 import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from llama_repro.bench.rows import Row
-from llama_repro.bench.scale import Size, growth
-from overlap_sched.errors import OverlapSchedError
-
-_ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("torch", "numpy", "sortedcontainers")
+from llama_repro import ROOT
+from llama_repro.errors import RecordError
+from overlap_sched.report.files import write_file
 
 
-class RecordError(OverlapSchedError, ValueError):
-    """A benchmark record cannot be read."""
-
-
-def record(command: str, rows: Sequence[Row], sizes: Sequence[Size], resident_mib: float) -> dict[str, Any]:
-    """Everything, as JSON takes it."""
+def provenance(command: str, packages: Sequence[str] = ("torch", "numpy", "sortedcontainers")) -> dict[str, Any]:
+    """What is needed to read figures later: when, what was run, and on what."""
     return {
         "date": date.today().isoformat(),
         "command": command,
         "machine": machine(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in packages},
         "commit": _commit(),
-        "resident_mib": round(resident_mib),
-        "rows": [asdict(row) for row in rows],
-        "sizes": [asdict(size) for size in sizes],
-        "growth": {name: growth(mine) for name, mine in _by_network(sizes).items()},
     }
+
+
+def write_record(path: Path, data: Mapping[str, Any]) -> None:
+    """As JSON.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    write_file(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
 def machine() -> dict[str, Any]:
@@ -65,18 +62,11 @@ def read_record(path: Path) -> Mapping[str, Any]:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RecordError(
-            f"{path}: cannot be read as a record ({error}). scripts/bench.py --json writes one."
+            f"{path}: cannot be read as a record ({error}). scripts/bench.py --record writes one."
         ) from None
     if not isinstance(data, dict) or not isinstance(data.get("rows"), list):
-        raise RecordError(f"{path}: holds no rows. scripts/bench.py --json writes a record.")
+        raise RecordError(f"{path}: holds no rows. scripts/bench.py --record writes one.")
     return data
-
-
-def _by_network(sizes: Sequence[Size]) -> dict[str, list[Size]]:
-    result: dict[str, list[Size]] = {}
-    for size in sizes:
-        result.setdefault(size.network, []).append(size)
-    return result
 
 
 def _version(name: str) -> str:
@@ -88,7 +78,7 @@ def _version(name: str) -> str:
 
 def _commit() -> str:
     """The commit of the checkout, and whether files differ from it; empty outside of one."""
-    git = ["git", "-C", str(_ROOT)]
+    git = ["git", "-C", str(ROOT)]
     try:
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llama_repro.configs import LlamaConfig
+from llama_repro.capture.configs import LlamaConfig
 
 _C10D = torch.ops._c10d_functional
 
@@ -93,22 +93,25 @@ def all_reduce(x: Tensor, ranks: Ranks | None, op: str = "sum") -> Tensor:
 
 
 class GatherWeight(torch.autograd.Function):
-    """fp32 shard in, full bf16 weight out; the gradient is reduced in fp32.
+    """fp32 shard in, full weight of another type out; the gradient is reduced in the shard's type.
 
-    ``partial`` names the tensor-parallel ranks that hold parts of the gradient of a weight that they share.
+    ``op`` is how it is reduced. ``partial`` names the tensor-parallel ranks that hold parts of the gradient of a weight
+    that they share.
     """
 
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, fsdp: Ranks, partial: Ranks | None) -> Tensor:
+    def forward(
+        ctx: Any, shard: Tensor, ranks: Ranks, dtype: torch.dtype, op: str = "sum", partial: Ranks | None = None
+    ) -> Tensor:
         """Cast and gather."""
-        ctx.fsdp, ctx.partial = fsdp, partial
-        return all_gather(shard.to(torch.bfloat16), fsdp)
+        ctx.ranks, ctx.dtype, ctx.op, ctx.partial = ranks, shard.dtype, op, partial
+        return all_gather(shard.to(dtype), ranks)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Reduce and scatter in fp32."""
-        gradient = all_reduce(gradients[0].float(), ctx.partial)
-        return reduce_scatter(gradient, ctx.fsdp, "avg"), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Reduce and scatter."""
+        gradient = all_reduce(gradients[0].to(ctx.dtype), ctx.partial)
+        return reduce_scatter(gradient, ctx.ranks, ctx.op), None, None, None, None
 
 
 class EnterBlock(torch.autograd.Function):

@@ -8,57 +8,67 @@ used.
 import contextlib
 import inspect
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import fx
 
-from llama_repro.problem_graph import RebuiltGraph, problem_to_graph
-from llama_repro.shard import fake_world
-from overlap_sched.errors import TorchPassError
-from overlap_sched.problem import Kind, Order, Problem
+from llama_repro.capture.parallelism import fake_world
+from llama_repro.errors import TorchPassError
+from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder
+from llama_repro.harness.problem_graph import RebuiltGraph, problem_to_graph
+from overlap_sched.problem import Kind, Problem
 
 _DRAM_GBPS = "torch.utils._runtime_estimation.get_gpu_dram_gbps"
 _TFLOPS = "torch.utils._runtime_estimation.get_device_tflops"
 
-TorchHeadroom = Literal["default", "zero"]
-"""``"default"``: torch's own caps (1 GB or 5 % of the peak, whichever is more). ``"zero"``: both caps 0."""
+_CAPS: dict[str, dict[str, float]] = {
+    DEFAULT_CAPS: {},
+    NO_CAPS: {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0},
+}
 
 
-def torch_order(problem: Problem, headroom: TorchHeadroom = "default") -> tuple[Order, float]:
-    """The order that torch's pass gives, and how many seconds it took.
+def torch_order(problem: Problem, caps: str = DEFAULT_CAPS) -> TorchOrder:
+    """Run torch's pass on a problem.
 
-    On some graphs with two process groups the pass recurses without end (seen in torch 2.13: standing at a wait, it
-    launches a collective whose path needs another wait, which completes the first). Then it is run again without such
-    launches, and a ``RuntimeWarning`` says so.
+    On some graphs with two process groups the pass recurses without end (seen in torch 2.13: at a wait, it launches a
+    collective whose path needs another wait, which completes the first). Then it is run again without such launches,
+    and the remark says so.
 
     Args:
         problem: What to schedule.
-        headroom: What it may take above the original peak, by its own reckoning.
+        caps: ``DEFAULT_CAPS`` or ``NO_CAPS``: what it may take above the original peak, as it counts memory.
 
     Raises:
         TorchPassError: This torch has no such pass, or it failed; the message says how.
     """
-    caps = {} if headroom == "default" else {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0}
     with _groups_of(problem) as names, _any_gpu():
         try:
-            return _run(problem, names, caps)
+            return _run(problem, names, _CAPS[caps])
         except RecursionError:
-            warnings.warn(
+            remark = (
                 f"torch's overlap pass recurses without end on {problem.name!r}: "
-                "run again without launches that need another wait",
-                RuntimeWarning,
-                stacklevel=2,
+                "run again without launches that need another wait"
             )
             with _repaired():
-                return _run(problem, names, caps)
+                return _run(problem, names, _CAPS[caps])._replace(remark=remark)
 
 
-def _run(problem: Problem, names: dict[str, str], caps: dict[str, float]) -> tuple[Order, float]:
+def torch_orders(problem: Problem) -> dict[str, TorchOrder | str]:
+    """By caps, the order of torch's pass, or why it gives none."""
+    result: dict[str, TorchOrder | str] = {}
+    for caps in _CAPS:
+        try:
+            result[caps] = torch_order(problem, caps)
+        except TorchPassError as error:
+            result[caps] = str(error)
+    return result
+
+
+def _run(problem: Problem, names: dict[str, str], caps: dict[str, float]) -> TorchOrder:
     run, rebuilt = _overlap_pass(), problem_to_graph(problem, names)
     started = time.perf_counter()
     try:
@@ -72,7 +82,7 @@ def _run(problem: Problem, names: dict[str, str], caps: dict[str, float]) -> tup
             "Leave it out with --no-torch."
         ) from error
     seconds = time.perf_counter() - started
-    return tuple(rebuilt.node_ids[node] for node in result.graph.nodes if node in rebuilt.node_ids), seconds
+    return TorchOrder(tuple(rebuilt.node_ids[node] for node in result.graph.nodes if node in rebuilt.node_ids), seconds)
 
 
 @contextlib.contextmanager

@@ -18,11 +18,11 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from llama_repro.configs import MATRICES, LlamaConfig
-from llama_repro.model import Weights, llama_loss, weights_of
-from llama_repro.partition import split_joint
-from llama_repro.shard import Mesh, fake_world, make_mesh
-from llama_repro.simplify import simplify
+from llama_repro.capture.configs import MATRICES, LlamaConfig
+from llama_repro.capture.model import Weights, llama_loss, weights_of
+from llama_repro.capture.parallelism import Mesh, fake_world, make_mesh
+from llama_repro.capture.partition import split_joint
+from llama_repro.capture.simplify import simplify
 
 _ATEN = torch.ops.aten
 _FLASH = _ATEN._scaled_dot_product_flash_attention.default
@@ -56,10 +56,10 @@ def captured(config: LlamaConfig) -> Iterator[Captured]:
     with fake_world(config.world):
         joint = trace_joint(config, make_mesh(config))
         simplify(joint.graph)
-        parts = split_joint(joint, 1, SelectiveSaving(joint.graph, config).__contains__)
-        for graph_module in (parts.forward, parts.backward):
+        forward, backward = split_joint(joint, 1, saved_nodes(joint.graph, config))
+        for graph_module in (forward, backward):
             move_to_gpu(graph_module)
-        yield Captured(config, parts.forward, parts.backward, time.perf_counter() - started)
+        yield Captured(config, forward, backward, time.perf_counter() - started)
 
 
 def trace_joint(config: LlamaConfig, mesh: Mesh) -> fx.GraphModule:
@@ -84,40 +84,33 @@ def trace_joint(config: LlamaConfig, mesh: Mesh) -> fx.GraphModule:
     return joint
 
 
-class SelectiveSaving:
+def saved_nodes(graph: fx.Graph, config: LlamaConfig) -> set[fx.Node]:
     """Which values of the forward pass are saved for backward, after torchtitan's selective recomputation.
 
     Saved: the input of each layer, the outputs of attention, every second matrix product of a layer (wq, wv, w1, w2),
     the results of the tensor-parallel reductions, and the gradient of the logits. All else is recomputed, gathers
     included.
     """
-
-    def __init__(self, graph: fx.Graph, config: LlamaConfig) -> None:
-        tokens = config.sequence * config.batch
-        residual = (config.sequence // config.tp, config.batch, config.hidden)
-        logits = (tokens, config.vocabulary // config.tp)
-        products = graph.find_nodes(op="call_function", target=_ATEN.mm.default)[: config.layers * len(MATRICES)]
-        saved = {mm for i, mm in enumerate(products) if i % len(MATRICES) % 2 == 0}
-        sums = 0
-        for node in graph.nodes:
-            if (
-                node.target is operator.getitem and node.args[0].target is _FLASH
-            ) or node.target is _ATEN.embedding.default:
+    tokens = config.sequence * config.batch
+    residual = (config.sequence // config.tp, config.batch, config.hidden)
+    logits = (tokens, config.vocabulary // config.tp)
+    products = graph.find_nodes(op="call_function", target=_ATEN.mm.default)[: config.layers * len(MATRICES)]
+    saved = {mm for i, mm in enumerate(products) if i % len(MATRICES) % 2 == 0}
+    sums = 0
+    for node in graph.nodes:
+        target = node.target
+        if target is _ATEN.add.Tensor and _is(node, residual, torch.bfloat16) and sums < 2 * config.layers - 1:
+            sums += 1
+            if sums % 2 == 0:
                 saved.add(node)
-            elif (
-                node.target is _ATEN.add.Tensor and _is(node, residual, torch.bfloat16) and sums < 2 * config.layers - 1
-            ):
-                sums += 1
-                if sums % 2 == 0:
-                    saved.add(node)
-            elif (
-                node.target is torch.ops._c10d_functional.wait_tensor.default and _is(node, residual, torch.bfloat16)
-            ) or (node.target is torch.ops.prims.convert_element_type.default and _is(node, logits, torch.bfloat16)):
-                saved.add(node)
-        self._saved = saved
-
-    def __contains__(self, node: fx.Node) -> bool:
-        return node in self._saved
+        elif (
+            (target is operator.getitem and node.args[0].target is _FLASH)
+            or target is _ATEN.embedding.default
+            or (target is torch.ops._c10d_functional.wait_tensor.default and _is(node, residual, torch.bfloat16))
+            or (target is torch.ops.prims.convert_element_type.default and _is(node, logits, torch.bfloat16))
+        ):
+            saved.add(node)
+    return saved
 
 
 def _is(node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype) -> bool:

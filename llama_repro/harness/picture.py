@@ -1,0 +1,59 @@
+"""Two pictures of a graph: ours before and after, and memory over time under each scheduler."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llama_repro.harness.judge import DEFAULT_CAPS, ORIGINAL
+from llama_repro.harness.measure import HEAPS, OURS, Measured
+from overlap_sched.report.picture import AFTER, BEFORE, COLLECTIVE, EXPOSED, INK, LIMIT, new_figure, write_picture
+from overlap_sched.report.plot import BINS, plot_schedule
+from overlap_sched.report.raster import highest
+from overlap_sched.report.timeline import timeline
+from overlap_sched.report.units import change, duration, size
+
+_HEAPS = dict(zip(HEAPS, (EXPOSED, "#E69F00", "#CC79A7"), strict=True))
+_COLOURS = {ORIGINAL: BEFORE, **_HEAPS, DEFAULT_CAPS: COLLECTIVE, next(iter(OURS)): AFTER}
+"""Of each order that is drawn. Okabe and Ito's palette."""
+
+
+def draw(measured: Measured, folder: Path) -> list[Path]:
+    """Draw both into a folder, in the last of the graph's memory models.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: A file cannot be written.
+    """
+    paths = [folder / f"{measured.graph}{which}.png" for which in ("", "-peaks")]
+    plot_schedule(measured.ours, paths[0])
+    _draw_peaks(measured, paths[1])
+    return paths
+
+
+def _draw_peaks(measured: Measured, path: Path) -> None:
+    problem, model = measured.problem, measured.problem.memory_model
+    figure = new_figure(12, 5.4)
+    axes = figure.subplots()
+    peak = measured.entries[0].rows[model].peak_bytes
+    for entry in measured.entries:
+        if entry.name not in _COLOURS or (entry.name in OURS and entry.model != model):
+            continue
+        line, row = timeline(problem, entry.order), entry.rows[model]
+        edges = np.linspace(0.0, line.step_us, BINS + 1)
+        label = f"{entry.name}: {duration(row.step_us)}, {size(row.peak_bytes)}"
+        style: dict[str, Any] = {"fill": True, "linewidth": 0}
+        if entry.name != ORIGINAL:
+            label += f" ({change(peak, row.peak_bytes)})"
+            style = {"baseline": None, "linewidth": 1.3}
+        heights = highest(line.memory, edges) / 2**30
+        axes.stairs(heights, edges / 1e3, color=_COLOURS[entry.name], label=label, **style)
+    axes.axhline(peak / 2**30, color=LIMIT, linewidth=1, linestyle="--", label="peak of the original order")
+    axes.set_xlim(0, max(entry.row.step_us for entry in measured.entries) / 1e3)
+    axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
+    axes.set_xlabel("time (ms), simulated: one compute stream, one stream per process group", color=INK)
+    axes.set_ylabel(f"memory (GiB), {model} model", color=INK)
+    axes.set_title(f"{problem.name}: memory under each scheduler", loc="left", weight="bold", color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper left", ncols=2, frameon=False, fontsize=9)
+    write_picture(figure, path, tight=True)

@@ -34,7 +34,7 @@ class Streams(Protocol):
 
 
 class EmulatedStreams:
-    """On the CPU, without time: copies are put off until they are waited for."""
+    """On the CPU, without time: copies are deferred until they are waited for."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

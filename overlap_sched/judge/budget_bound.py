@@ -3,7 +3,7 @@
 **The end of a stream.** For a collective v, let "compute of u" be compute that u (of the same group) needs and v does
 not, each node counted for one u only. All of it runs before v is launched, or u stands behind v on the stream::
 
-    compute       |= what v needs =|= wgrad =|               weight gradients put off to hide v
+    compute       |= what v needs =|= wgrad =|               weight gradients deferred to hide v
     group stream                   |==== v ====|= scatter =| bring reduce_scatters of their own
 
     step >= all compute that v needs + time(v) + sum over u of min(time(u), compute of u)
@@ -13,7 +13,7 @@ While z runs, some storages are live whatever the order: what z and its successo
 that is not finished by then holds at least one of its storages, or one that it still has to use; a finished one holds
 what it leaves to others. What fits beside z is a fractional knapsack of parts; all other compute has run before z::
 
-    step >= all compute before z or beside it - what can be put off beyond z + longest path from z to the end
+    step >= all compute before z or beside it - what can be deferred beyond z + longest path from z to the end
 """
 
 from collections.abc import Mapping, Sequence

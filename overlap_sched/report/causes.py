@@ -1,7 +1,7 @@
-"""Why a step is exposed, in totals: each microsecond that compute stands still at a wait has one cause.
+"""Why a step is exposed, in totals: each microsecond that compute stalls at a wait has one cause.
 
 A collective that keeps compute waiting after the last compute node has nothing left to hide behind: that is the tail,
-whatever kept it from being launched sooner. All other standstill goes to what blocked its collective.
+whatever kept it from being launched sooner. All other stall time goes to what blocked its collective.
 """
 
 from typing import NamedTuple
@@ -17,11 +17,12 @@ _WORDS = {
     "dependency": "a dependency finished too late for an earlier launch",
     "stream": "another collective was still on the stream",
     "memory": "an earlier launch would not have fitted into the memory budget",
+    "start": "launched at the start of the graph, and waited for too soon",
     "choice": "launched where the order has it, although an earlier launch was possible",
     "nothing": "rounding",
 }
 _ROUNDING = 1e-9
-"""Relative to the step: standstill below this comes from adding up floating-point numbers."""
+"""Relative to the step: stall time below this comes from adding up floating-point numbers."""
 
 
 class Cause(NamedTuple):

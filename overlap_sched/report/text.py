@@ -14,16 +14,16 @@ from overlap_sched.report.units import change, duration, printable, size
 from overlap_sched.scheduler.result import Decision, Schedule
 
 _WHY = {
-    "reference": "it was the first node still open in the reference order",
-    "due": "its latest start would have passed while the next compute ran",
-    "frees": "its latest start would have passed while the next compute ran, and once done it frees memory",
-    "fits": "nothing else could run without standing still",
-    "put off": "its compute was kept for the end of the step, where it hides the last collectives",
+    "reference": "it was the next node of the order that the scheduler started from",
+    "latest start": "its latest start would have passed while the next compute ran",
+    "frees memory": "its latest start would have passed while the next compute ran, and it frees memory",
+    "no stall": "every other ready node would have stalled",
+    "deferred": "its compute was deferred to the end of the step, where it hides the last collectives",
     "searched": "the best of the orders searched (the graph is small) has it there",
     "original": "the original order was kept",
 }
 _ROUNDING = 1e-9
-"""Relative to the step: standstill below this comes from adding up floating-point numbers."""
+"""Relative to the step: a stall below this comes from adding up floating-point numbers."""
 
 
 def gap_percent(step_us: float, bound_us: float) -> float:
@@ -171,6 +171,8 @@ def _blocked_by(problem: Problem, decision: Decision) -> str:
         return f"a dependency: {holder} had to run first" if holder else "a dependency"
     if decision.held_by == "stream":
         return f"its stream: {holder} was still on it" if holder else "its stream, which was busy"
+    if decision.held_by == "start":
+        return "the start of the graph: it was launched at once, and waited for too soon"
     if decision.held_by == "memory":
         return "memory: launched sooner, it would not have fitted into the budget"
     return "nothing: it could have been launched sooner"

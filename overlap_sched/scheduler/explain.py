@@ -80,9 +80,9 @@ def _holder(
         return "memory", None
     if previous is not None and timeline.start_us[v] > launch_us:
         return "stream", previous
-    if dependency is None or launch_us > ready_us:
+    if launch_us > ready_us:
         return "choice", None
-    return "dependency", dependency
+    return ("start", None) if dependency is None else ("dependency", dependency)
 
 
 def _last_dependency(problem: Problem, timeline: Replay, v: int) -> int | None:

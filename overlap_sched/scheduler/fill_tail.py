@@ -73,7 +73,7 @@ def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArra
             deferred = frozenset(v for job in jobs for v in job.nodes).intersection(problem.collectives)
             moved = shift(task, task.remeasured(best, order), limit)
             if moved.step_us < made.step_us:
-                made = replace(moved, reasons={**best.reasons, **dict.fromkeys(deferred, "put off")})
+                made = replace(moved, reasons={**best.reasons, **dict.fromkeys(deferred, "deferred")})
             elif made is not shifted:
                 break  # fewer are no better
             if timeline.step_us - made.step_us >= _ENOUGH * hoped_us:

@@ -162,7 +162,7 @@ class Rules:
         # 0. what costs nothing: views, and waits for what has completed (they let go of a collective's input)
         v = self._costs_nothing()
         if v is not None:
-            return v, "fits"
+            return v, "no stall"
         compute = self._next_compute()
         until_us = self._stall_us() if compute is None else self._compute_us[compute]
         end_us = max(self._state.priorities.critical_path_us, self._state.earliest_end_us())
@@ -170,20 +170,20 @@ class Rules:
         #    compute stands still
         v = self._launch_due(self._state.computed_us + until_us + self._lead_us, end_us)
         if v is not None:
-            return v, "fits" if compute is None else "frees" if self._frees[v] else "due"
+            return v, "no stall" if compute is None else "frees memory" if self._frees[v] else "latest start"
         if compute is not None:
             # 2. a node of the critical path that would become late if the next compute went first
             v = self._becomes_late(compute, end_us)
             if v is not None:
-                return v, "due"
+                return v, "latest start"
             # 3. the next compute of the reference order: waits are deferred simply by running what does not need them
             return compute, "reference"
         # 4. all that is left would stall: the wait whose collective completes first
         v = self._completes_first()
         if v is not None:
-            return v, "fits"
+            return v, "no stall"
         # 5. all that is left are launches that would delay each other: the first in the reference order
-        return self._first_launch(), "fits"
+        return self._first_launch(), "no stall"
 
     def _costs_nothing(self) -> int | None:
         while self._ready.free:

@@ -27,22 +27,22 @@ class Figures:
     peak_at: int
 
 
-Reason = Literal["reference", "due", "frees", "fits", "searched", "put off", "original"]
+Reason = Literal["reference", "latest start", "frees memory", "no stall", "searched", "deferred", "original"]
 """Why a collective was launched where it was:
 
-- ``reference``: it was the first node still open in the reference order;
-- ``due``: its latest start would have passed while the next compute ran;
-- ``frees``: the same, and it frees memory once done (a reduce_scatter): before what takes memory;
-- ``fits``: nothing else could run without standing still;
-- ``put off``: its compute was kept for the end of the step, where it hides the last collectives;
+- ``reference``: it was the next node of the order that the scheduler started from;
+- ``latest start``: its latest start would have passed while the next compute ran;
+- ``frees memory``: the same, and it frees memory once it has completed (a reduce_scatter);
+- ``no stall``: every other ready node would have stalled;
+- ``deferred``: its compute was deferred to the end of the step, where it hides the last collectives;
 - ``searched``: of all orders of a small graph that were searched, the best has it there;
 - ``original``: the original order was kept.
 """
 
-Holder = Literal["nothing", "dependency", "memory", "stream", "choice"]
+Holder = Literal["nothing", "dependency", "memory", "stream", "start", "choice"]
 """What kept a collective from being hidden better: nothing (it is hidden), a dependency (it could not be launched
-sooner), memory (its storage did not fit), its stream (another collective was still on it), or the scheduler's own
-choice (nothing stood in the way; in the original order: that is where it was)."""
+sooner), memory (its storage did not fit), its stream (another collective was still on it), the start of the graph (it
+was launched at once), or the scheduler's own choice (it could have been launched sooner)."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ GROUPS = {"fsdp": Group(8, intra_node=False)}
 
 
 def tail(slow_us: float, x_bytes: int = 0, table_bytes: int = 0) -> Problem:
-    """Two weight gradients that could be put off to hide the reduce_scatter of the last one, as drawn in the module::
+    """Two weight gradients that could be deferred to hide the reduce_scatter of the last one, as drawn in the module::
 
     chain 10 -> last 10 (allocates `table`) -> scatter 40
     x -> wgrad 20 -> its own scatter, twice

@@ -28,10 +28,10 @@ def test_they_add_up_to_the_exposed_time(problem: Problem, effort: int, contenti
 
 def test_the_original_order_of_the_example() -> None:
     kept = schedule(EXAMPLE, Options(effort=0))
-    assert causes(kept) == (Cause("choice", 40.0, 1), Cause("tail", 40.0, 1))
+    assert causes(kept) == (Cause("start", 40.0, 1), Cause("tail", 40.0, 1))
     assert causes_text(causes(kept)).splitlines() == [
         "Exposed time by cause, and of how many collectives:",
-        "  40.0 us  1  launched where the order has it, although an earlier launch was possible",
+        "  40.0 us  1  launched at the start of the graph, and waited for too soon",
         "  40.0 us  1  at the end of the step: no compute is left to run meanwhile",
     ]
 
@@ -47,7 +47,7 @@ def test_waits_before_and_after_the_last_compute_are_told_apart() -> None:
     )
     found = causes(schedule(Problem("two", nodes, (), EXAMPLE.groups)))
     assert {(cause.name, cause.exposed_us, cause.collectives) for cause in found} == {
-        ("choice", 10.0, 1),
+        ("start", 10.0, 1),
         ("tail", 7.0, 1),
     }
 

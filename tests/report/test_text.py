@@ -85,12 +85,12 @@ def test_the_profile_budget_is_named(by_hand: ByHand) -> None:
 def test_explanation_of_one_collective_in_plain_words(reordered: Schedule) -> None:
     decision = replace(
         reordered.decisions[0],
-        reason="fits", under=(4,), held_by="memory", over_bytes=3 * 2**20, over_position=5,
+        reason="no stall", under=(4,), held_by="memory", over_bytes=3 * 2**20, over_position=5,
     )  # fmt: skip
     assert explanation(replace(reordered, decisions=(decision,)), "gather").splitlines() == [
         "gather: all_gather_into_tensor on group fsdp of 8, 8.0 MiB, 40.0 us",
         "  exposed 0.0 us, hidden 40.0 us under mm (50.0 us)",
-        "  launched at position 2 (as originally), at 0.0 us: nothing else could run without standing still",
+        "  launched at position 2 (as originally), at 0.0 us: every other ready node would have stalled",
         "  ran from 0.0 us to 40.0 us; first waited for at 80.0 us",
         "  blocked by memory: launched sooner, it would not have fitted into the budget",
         "  memory refused an earlier launch: 3.0 MiB (3,145,728 bytes) over the budget while dgrad runs "
@@ -98,11 +98,11 @@ def test_explanation_of_one_collective_in_plain_words(reordered: Schedule) -> No
     ]
 
 
-def test_compute_kept_for_the_end_is_said(reordered: Schedule) -> None:
-    decision = replace(reordered.decisions[0], reason="put off")
+def test_compute_deferred_to_the_end_is_explained(reordered: Schedule) -> None:
+    decision = replace(reordered.decisions[0], reason="deferred")
     assert explanation(replace(reordered, decisions=(decision,)), "gather").splitlines()[2] == (
         "  launched at position 2 (as originally), at 0.0 us: "
-        "its compute was kept for the end of the step, where it hides the last collectives"
+        "its compute was deferred to the end of the step, where it hides the last collectives"
     )
 
 
@@ -132,6 +132,10 @@ def test_the_most_exposed_come_first(reordered: Schedule) -> None:
         ({"held_by": "stream", "held_node": 2}, "blocked by its stream: gather was still on it"),
         ({"held_by": "choice"}, "blocked by nothing: it could have been launched sooner"),
         ({"held_by": "stream"}, "blocked by its stream, which was busy"),
+        (
+            {"held_by": "start"},
+            "blocked by the start of the graph: it was launched at once, and waited for too soon",
+        ),
     ],
 )
 def test_what_blocked_it(reordered: Schedule, held: dict[str, object], text: str) -> None:

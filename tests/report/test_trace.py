@@ -77,7 +77,7 @@ def test_arguments_say_what_and_why(reordered: Schedule, tmp_path: Path) -> None
     assert found["mm"] == {"op": "aten.mm", "flops": 0, "bytes": 0, "id": 4}
     assert found["exposed: grad"] == {"waits_for": "scatter", "id": 8}
     scatter = found["scatter"]
-    assert (scatter["op"], scatter["bytes"], scatter["reason"]) == ("reduce_scatter_tensor", 8 * 2**20, "due")
+    assert (scatter["op"], scatter["bytes"], scatter["reason"]) == ("reduce_scatter_tensor", 8 * 2**20, "latest start")
     assert (scatter["position"], scatter["original_position"], scatter["exposed_us"]) == (5, 7, 10.0)
 
 

@@ -35,13 +35,7 @@ def of(collective: str, order: str, refused: bool = False) -> Decision:
     ("collective", "order", "refused", "held_by", "held_node"),
     [
         ("one", "one long make two mm one.wait two.wait", False, "nothing", None),
-        (
-            "one",
-            "one mm one.wait make two two.wait long",
-            False,
-            "choice",
-            None,
-        ),  # waited for too soon
+        ("one", "one mm one.wait make two two.wait long", False, "start", None),  # at once, waited for too soon
         ("two", "one make two mm two.wait one.wait long", False, "stream", "one"),  # `one` is on the stream until 30
         ("two", "make two mm two.wait one one.wait long", False, "dependency", "make"),  # launched as soon as it can be
         ("two", "make mm two two.wait one one.wait long", False, "choice", None),  # 5 us later than it could be

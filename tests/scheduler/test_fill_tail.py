@@ -29,7 +29,7 @@ def filled(problem: Problem, order: Order, limit: npt.NDArray[np.int64], wide: b
     with nullcontext() if wide else patch("overlap_sched.scheduler.fill_tail.shift", lambda task, best, limit: best):
         made = fill_tail(task, best, shift(task, best, limit) if wide else best, limit)
     assert (made.step_us, made.peak_bytes) == (task.measured(made.order).step_us, task.measured(made.order).peak_bytes)
-    return made.order, [problem.nodes[v].name for v in sorted(made.reasons) if made.reasons[v] == "put off"]
+    return made.order, [problem.nodes[v].name for v in sorted(made.reasons) if made.reasons[v] == "deferred"]
 
 
 @settings(max_examples=600)
@@ -107,7 +107,7 @@ def test_what_hides_nothing_stays(job: tuple[float, float]) -> None:
 def test_a_real_graph_defers_the_gradients_of_its_norms() -> None:
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_1d.json.gz", comm_scale=4)
     result = schedule(problem)
-    deferred = [d.collective for d in result.decisions if d.reason == "put off"]
+    deferred = [d.collective for d in result.decisions if d.reason == "deferred"]
     assert len(deferred) > 40
     assert max(problem.nodes[v].time_us for v in deferred) < 150  # gradients of 4,096 numbers
     assert result.scheduled.step_us < 1.04 * 2_006_600

@@ -17,9 +17,10 @@ from rich.console import Console, RenderableType
 
 from overlap_sched.cli import explain, frontier, memory, plan, robust
 from overlap_sched.cli.arguments import command_parser
-from overlap_sched.cli.input import check_input, load, options_of, save, source_of
+from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
 from overlap_sched.cli.schemas import schema_text
+from overlap_sched.cli.source import check_input, options_of, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.problem import Problem
 from overlap_sched.report.progress import progress

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from rich.console import RenderableType
 
 from overlap_sched.analysis.frontier import BUDGETS, Frontier, Point, frontier
-from overlap_sched.cli.input import options_of
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, time_us
+from overlap_sched.cli.source import options_of
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options

@@ -3,21 +3,17 @@
 Only a dump imports torch, and only when there is one.
 """
 
-import argparse
 import gzip
 import importlib
-import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from overlap_sched.cli.contention import contention_given, notes_on, with_contention
+from overlap_sched.cli.contention import notes_on, with_contention
+from overlap_sched.cli.source import Loaded, Source
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
-from overlap_sched.options import Options
-from overlap_sched.problem import Group, Kind, MemoryModel, Problem
-from overlap_sched.problem.contention import NO_CONTENTION, Contention
+from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.problem.file import problem_bytes, read_problem
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.redact import redacted
 from overlap_sched.problem.unpack import MAGIC
 from overlap_sched.report.files import write_file
@@ -35,85 +31,6 @@ _GUESSES = {
     "group_size_guessed": "a process group of unknown size: guessed; give it with --group NAME=SIZE",
 }
 """Notes of :class:`overlap_sched.fx.Lifted` that tell of guesses, in words."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """An input and how to read it; ``None`` and empty: as the file says.
-
-    Attributes:
-        path: A problem file (JSON, plain or gzipped) or a graph dump (``.py`` or ``.txt``, plain or gzipped).
-        comm_scale: Every collective takes so many times as long.
-        memory_model: Dumps are lifted in it (default ``runtime``); a problem file is in one model already.
-        groups: Of a dump, per process group its size or its ranks.
-        sizes: Of a dump, the values of data-dependent sizes, by symbol or node.
-        packages: Of a dump, Python packages to import first: they register operators that the graph uses.
-        device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
-        contention: Replaces the file's, key by key.
-        limits: How large the input may be.
-    """
-
-    path: str
-    comm_scale: float = 1.0
-    memory_model: MemoryModel | None = None
-    groups: Mapping[str, int | Sequence[int]] | None = None
-    sizes: Mapping[str, int] | None = None
-    packages: Sequence[str] = ()
-    device: str | None = None
-    contention: Contention = NO_CONTENTION
-    limits: Limits = DEFAULT_LIMITS
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A problem, and what a reader of its figures should know about how it was made."""
-
-    problem: Problem
-    notes: tuple[str, ...] = ()
-
-
-def source_of(options: argparse.Namespace) -> Source:
-    """What the options say of the input.
-
-    Raises:
-        OptionsError: ``--slowdown`` or ``--link`` is not understood.
-    """
-    return Source(
-        path=options.problem,
-        comm_scale=options.comm_scale,
-        memory_model=options.memory_model,
-        groups=dict(options.group),
-        sizes=dict(options.size),
-        packages=tuple(options.packages),
-        device=options.device,
-        contention=contention_given(options.slowdown, options.link),
-        limits=Limits(options.max_input_bytes, options.max_nodes),
-    )
-
-
-def options_of(options: argparse.Namespace) -> Options:
-    """What they say of scheduling, without the memory model: that is the problem's, unless one is given."""
-    return Options(
-        headroom=options.headroom,
-        budget=options.budget,
-        preserve_collective_order=options.preserve_collective_order,
-        base=options.base,
-        effort=options.effort,
-        strict=options.strict,
-    )
-
-
-def check_input(options: argparse.Namespace) -> None:
-    """Refuse what can be told to be wrong before anything is read.
-
-    Raises:
-        OptionsError: A value is out of its range, or an option lacks another one.
-    """
-    source = source_of(options)
-    if not math.isfinite(source.comm_scale) or source.comm_scale < 0:
-        raise OptionsError(f"--comm-scale is {source.comm_scale}; it is a factor, 0 or more.")
-    if options.redact and options.save_problem is None:
-        raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")
 
 
 def save(problem: Problem, path: str, *, redact: bool) -> None:

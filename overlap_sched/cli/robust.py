@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from rich.console import RenderableType
 
 from overlap_sched.analysis.robustness import DRAWS, MAX_DRAWS, Robustness, check_draws, robustness
-from overlap_sched.cli.input import options_of
 from overlap_sched.cli.schemas import as_json
+from overlap_sched.cli.source import options_of
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import read_order

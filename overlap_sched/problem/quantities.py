@@ -1,4 +1,4 @@
-"""The quantities of a problem: which can be, and what is said of one that cannot."""
+"""Which times, sizes and counts a problem may have, and the errors for all others."""
 
 import math
 import sys

@@ -47,7 +47,7 @@ class Reader:
             )
         if data["format"] == FORMAT and "contention" in data:
             raise ProblemFileError(
-                f"{self.path}: has contention, which {FORMAT!r} does not know. Say {FORMAT_2!r} as its format."
+                f"{self.path}: has contention, which {FORMAT!r} does not know. Write {FORMAT_2!r} as its format."
             )
         self._known(data, _FILE_KEYS, "the file")
         groups = self._field(data, "groups", dict, "the file", {})

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from overlap_sched import read_problem, write_problem
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.contention import contention_given
-from overlap_sched.cli.input import load, source_of
+from overlap_sched.cli.input import load
+from overlap_sched.cli.source import source_of
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.report.contention_text import contention_line

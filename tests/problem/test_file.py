@@ -163,7 +163,7 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
         ),
         (
             put("contention", value={"links": {"g": "nvlink"}}),
-            "has contention, which 'overlap-problem/1' does not know. Say 'overlap-problem/2' as its format.",
+            "has contention, which 'overlap-problem/1' does not know. Write 'overlap-problem/2' as its format.",
         ),
         (drop("name"), "the file.name is missing; it must be text."),
         (put("nodes", value={}), "the file.nodes is {}; it must be a list."),

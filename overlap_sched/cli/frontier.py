@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 
-from overlap_sched.analysis.frontier import BUDGETS, Frontier, Point, frontier
+from overlap_sched.analysis.frontier import BUDGETS, frontier
+from overlap_sched.analysis.frontier_points import Frontier, Point
 from overlap_sched.cli.input import options_of
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.liveness import peak_memory

@@ -35,6 +35,26 @@ def search_windows(flow: Flow, best: Incumbent, bound_bytes: int, steps: int) ->
     return best, steps
 
 
+def lower_to(flow: Flow, best: Incumbent, limit_bytes: int, steps: int) -> tuple[Incumbent, int]:
+    """Bring the peak down to a limit, moving only what lies near steps above it; within so many steps of the walk.
+
+    Returns:
+        The order, above the limit where no window was large enough or the steps ran out; and the steps left.
+    """
+    length, n = SHORTEST_WINDOW, len(best.order)
+    while best.score[0] > limit_bytes and best.peak_node >= 0 and steps > 0:
+        begin, end = window_at_peak(flow, best, length)
+        result, order, used = _both_ways(flow, best.order, begin, end, limit_bytes, min(STEPS_PER_WINDOW, steps))
+        steps -= used
+        if result.answer == "found":
+            best, length = judged(flow, order), SHORTEST_WINDOW
+        elif end - begin >= n:
+            break
+        else:
+            length *= 2
+    return best, steps
+
+
 def search_everywhere(flow: Flow, best: Incumbent, bound_bytes: int, steps: int) -> tuple[Incumbent, int, int]:
     """Search the whole graph for ever lower peaks: at the bound, which rises as it is refuted; halfway; below the peak.
 

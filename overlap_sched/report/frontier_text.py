@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from overlap_sched.analysis.frontier import Frontier, Point
+from overlap_sched.analysis.frontier_points import Frontier, Point
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.text import gap_percent

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from overlap_sched.analysis.frontier import Frontier, Point
+from overlap_sched.analysis.frontier_points import Frontier, Point
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.report.frontier_text import frontier_table
 

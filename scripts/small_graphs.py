@@ -29,7 +29,7 @@ from overlap_sched.analysis.relabel import relisted
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.best import ORDERS, best_order
-from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
+from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.problem import Problem
 from overlap_sched.report.progress import progress
 from overlap_sched.scheduler.pipeline import schedule
@@ -97,9 +97,9 @@ def other_references(rows: Sequence[Row]) -> dict[str, list[float]]:
     for seed, row in zip(SEEDS, rows, strict=True):
         problem = small_graph(seed)
         peak, _ = peak_memory(problem, problem.original_order)
-        flow = flow_of(problem, "none")
+        graph = memory_graph_of(problem, "none")
         listings = [best_order(problem, "none", 1).order]
-        listings += [lead_with_inputs(flow, make(flow)) for make in ORDERS.values()]
+        listings += [lead_with_inputs(graph, make(graph)) for make in ORDERS.values()]
         steps = [row.scheduled_us]
         for listing in listings:
             other = relisted(problem, listing)

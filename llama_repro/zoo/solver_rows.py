@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from llama_repro.zoo.rows import timed
-from overlap_sched.peak_memory.flow import flow_of
+from overlap_sched.peak_memory.memory_graph import memory_graph_of
 from overlap_sched.peak_memory.program import program_of
 from overlap_sched.peak_memory.repair import judged
 from overlap_sched.peak_memory.solvers import Solver, solve
@@ -41,11 +41,11 @@ class SolverRow:
 
 def solver_rows(problem: Problem, lengths: tuple[int, ...], time_limit_s: float) -> Iterator[SolverRow]:
     """Both solvers on windows of about these lengths around the original order's peak."""
-    flow = flow_of(problem)
-    start = judged(flow, flow.rest)
+    graph = memory_graph_of(problem)
+    start = judged(graph, graph.rest)
     for length in lengths:
-        begin, end = window_at_peak(flow, start, length // 2)
-        program = program_of(flow, start.order, begin, end)
+        begin, end = window_at_peak(graph, start, length // 2)
+        program = program_of(graph, start.order, begin, end)
         unit = program.unit_bytes
         for solver in SOLVERS:
             ceiling = start.score[0] // unit

@@ -52,6 +52,8 @@ def frontier(
     search = FrontierSearch(problem, options or Options(), tell)
     for budget_bytes in (MAX_TOTAL_BYTES, search.original.peak_bytes, search.lowest_bytes):
         search.at(budget_bytes)  # downward: what is found above is lowered to what is below
+    while search.tried < budgets and search.lowest_bytes not in search.budgets:
+        search.at(search.lowest_bytes)  # lowering an order can find a lower peak
     while search.tried < budgets and (gap := search.widest_gap()) is not None:
         search.at(gap)
     if limit_bytes is not None and limit_bytes >= search.lowest_bytes:

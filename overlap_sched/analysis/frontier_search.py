@@ -21,7 +21,7 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.best import best_order
-from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
+from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.repair import judged
 from overlap_sched.peak_memory.windows import lower_to
 from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
@@ -57,7 +57,7 @@ class FrontierSearch:
         low = best_order(problem, options.preserve_collective_order)
         self.floor_bytes = low.bound_bytes
         self._lowest = self._found(low.order)
-        self._flow = flow_of(problem, options.preserve_collective_order)
+        self._graph = memory_graph_of(problem, options.preserve_collective_order)
         self._tried: set[tuple[Order, int]] = set()  # scheduled from, or lowered, with this budget
 
     @property
@@ -102,10 +102,10 @@ class FrontierSearch:
         if point.peak_bytes <= budget_bytes or (point.order, budget_bytes) in self._tried:
             return point
         self._tried.add((point.order, budget_bytes))
-        first = set(self._flow.first)
-        start = judged(self._flow, [v for v in point.order if v not in first])
-        found, _ = lower_to(self._flow, start, budget_bytes, LOWERING_STEPS)
-        return self._found(lead_with_inputs(self._flow, found.order)) if found.score[0] <= budget_bytes else point
+        first = set(self._graph.first)
+        start = judged(self._graph, [v for v in point.order if v not in first])
+        found, _ = lower_to(self._graph, start, budget_bytes, LOWERING_STEPS)
+        return self._found(lead_with_inputs(self._graph, found.order)) if found.score[0] <= budget_bytes else point
 
     def _found(self, order: Order) -> Point:
         """Count an order at its own peak; keep the frontier one."""

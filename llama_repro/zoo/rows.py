@@ -12,7 +12,7 @@ from overlap_sched.options import Options
 from overlap_sched.peak_memory.addresses import plan_addresses
 from overlap_sched.peak_memory.best import ORDERS, best_order
 from overlap_sched.peak_memory.caching_allocator import replay_allocator
-from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
+from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.program import program_of
 from overlap_sched.peak_memory.repair import judged
 from overlap_sched.peak_memory.solvers import Solver, solve
@@ -71,9 +71,9 @@ class ZooRow:
 
 def zoo_row(model: str, batch: int, update: bool, problem: Problem) -> ZooRow:
     """All figures of one step."""
-    flow = flow_of(problem)
+    graph = memory_graph_of(problem)
     torch_peaks = {
-        name: peak_memory(problem, lead_with_inputs(flow, ORDERS[name](flow)))[0] for name in ("lpmf", "bfs", "dfs")
+        name: peak_memory(problem, lead_with_inputs(graph, ORDERS[name](graph)))[0] for name in ("lpmf", "bfs", "dfs")
     }
     plan, order_s = timed(lambda: best_order(problem))
     addresses, addresses_s = timed(lambda: plan_addresses(problem, plan.order))
@@ -134,8 +134,8 @@ def collective_row(problem: Problem) -> CollectiveRow:
     """All figures of one graph; launch orders as free as the scheduler's own default leaves them."""
     plan, order_s = timed(lambda: best_order(problem, "none"))
     model = problem.memory_model
-    flow = flow_of(problem, "none")
-    _, simple_s = timed(lambda: [make(flow) for make in ORDERS.values()])
+    graph = memory_graph_of(problem, "none")
+    _, simple_s = timed(lambda: [make(graph) for make in ORDERS.values()])
     plain = schedule(problem, Options(memory_model=model))
     base = relisted(problem, plan.order)
     room = plan.original_bytes - plan.peak_bytes
@@ -191,11 +191,11 @@ class SolverRow:
 
 def solver_rows(problem: Problem, lengths: tuple[int, ...], time_limit_s: float) -> Iterator[SolverRow]:
     """CP-SAT and HiGHS on the same programs: windows of about these lengths around the peak of the original order."""
-    flow = flow_of(problem)
-    start = judged(flow, flow.rest)
+    graph = memory_graph_of(problem)
+    start = judged(graph, graph.rest)
     for length in lengths:
-        begin, end = window_at_peak(flow, start, length // 2)
-        program = program_of(flow, start.order, begin, end)
+        begin, end = window_at_peak(graph, start, length // 2)
+        program = program_of(graph, start.order, begin, end)
         unit = program.unit_bytes
         for solver in SOLVERS:
             ceiling = start.score[0] // unit

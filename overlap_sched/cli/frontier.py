@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 
-from overlap_sched.analysis.frontier import BUDGETS, Frontier, Point, frontier
+from overlap_sched.analysis.frontier import BUDGETS, frontier
+from overlap_sched.analysis.frontier_points import Frontier, Point
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, time_us
 from overlap_sched.cli.source import options_of

@@ -21,7 +21,9 @@ from heapq import nlargest
 
 import numpy as np
 
-from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us, reachability, unpack
+from overlap_sched.judge.bit_sets import unpack
+from overlap_sched.judge.compute_time import compute_us
+from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us, reachability
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.reachability import reached
 
@@ -44,12 +46,8 @@ def budget_bound_us(problem: Problem, budget_bytes: int) -> float:
     return max(bounds)
 
 
-def _compute_us(problem: Problem) -> list[float]:
-    return [0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us for node in problem.nodes]
-
-
 def _ends_of_streams(problem: Problem) -> list[float]:
-    nodes, collectives, us = problem.nodes, problem.collectives, _compute_us(problem)
+    nodes, collectives, us = problem.nodes, problem.collectives, compute_us(problem)
     busy = [v for v, time_us in enumerate(us) if time_us > 0]
     if not collectives or not busy:
         return []
@@ -72,7 +70,7 @@ def _ends_of_streams(problem: Problem) -> list[float]:
 
 
 def _narrow_places(problem: Problem, budget_bytes: int) -> list[float]:
-    nodes, us = problem.nodes, _compute_us(problem)
+    nodes, us = problem.nodes, compute_us(problem)
     tail_us = [0.0] * len(nodes)  # longest path to the end, communication included, from the node's start
     for v in range(len(nodes) - 1, -1, -1):
         waits = problem.waits.get(v, ())

@@ -21,10 +21,11 @@ approximation of :mod:`overlap_sched.judge.lower_bound_windows`: true as well, b
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from overlap_sched.judge.bit_sets import unpack
+from overlap_sched.judge.compute_time import compute_us
 from overlap_sched.judge.lower_bound_windows import windowed_bound_us
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Problem
 
 EXACT_NODES = 16_384
 """Graphs of at most this many nodes have the exact bound."""
@@ -37,8 +38,9 @@ def lower_bound_us(problem: Problem) -> float:
     nodes, collectives = problem.nodes, problem.collectives
     if len(nodes) > EXACT_NODES:
         return windowed_bound_us(problem)
-    busy = [v for v, node in enumerate(nodes) if node.time_us > 0 and node.kind not in (Kind.COLLECTIVE, Kind.WAIT)]
-    busy_us = np.array([nodes[v].time_us for v in busy])
+    us = compute_us(problem)
+    busy = [v for v, time_us in enumerate(us) if time_us > 0]
+    busy_us = np.array([us[v] for v in busy])
     bounds = [float(busy_us.sum())]
     if not collectives:
         return bounds[0]
@@ -49,10 +51,10 @@ def lower_bound_us(problem: Problem) -> float:
     head, tail = np.zeros(count), np.zeros(count)
     between = np.zeros((count, count))  # [u, v]: c(u -> v)
     for low in range(0, len(busy), _ROWS):
-        rows, us = busy[low : low + _ROWS], busy_us[low : low + _ROWS]
-        after = unpack([finished[v] for v in rows], count) * us[:, None]
+        rows, rows_us = busy[low : low + _ROWS], busy_us[low : low + _ROWS]
+        after = unpack([finished[v] for v in rows], count) * rows_us[:, None]
         before = unpack([needed_by[v] for v in rows], count)
-        head += us @ before
+        head += rows_us @ before
         tail += after.sum(axis=0)
         between += after.T @ before
 
@@ -88,11 +90,3 @@ def reachability(problem: Problem) -> tuple[list[int], list[int]]:
         for u in before[v]:
             needed_by[u] |= needs
     return finished, needed_by
-
-
-def unpack(bits: list[int], count: int) -> npt.NDArray[np.float64]:
-    """Bit sets as rows of 0.0 and 1.0."""
-    width = (count + 7) // 8
-    packed = np.frombuffer(b"".join(b.to_bytes(width, "little") for b in bits), dtype=np.uint8)
-    rows = np.unpackbits(packed.reshape(len(bits), width), axis=1, bitorder="little")[:, :count]
-    return rows.astype(np.float64)

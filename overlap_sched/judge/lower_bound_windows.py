@@ -24,6 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.judge.bit_sets import unpack
+from overlap_sched.judge.compute_time import compute_us
 from overlap_sched.problem import Kind, Problem
 
 WINDOW = 4096
@@ -52,10 +54,10 @@ class _Chain:
 def windowed_bound_us(problem: Problem, window: int = WINDOW) -> float:
     """A bound on the step, in microseconds: never above that of :mod:`overlap_sched.judge.lower_bound`."""
     nodes = problem.nodes
-    total_us = sum(_compute_us(problem, v) for v in range(len(nodes)))
+    total_us = sum(compute_us(problem))
     if not problem.collectives:
         return total_us
-    sweep = _Sweep(problem, _chain(problem, max(window // 8, 1)))
+    sweep = _WindowedBound(problem, _chain(problem, max(window // 8, 1)))
     half = max(window // 2, 1)
     lows = range(0, max(len(nodes) - half, 1), half)
     for low in lows:
@@ -63,18 +65,13 @@ def windowed_bound_us(problem: Problem, window: int = WINDOW) -> float:
     return max(total_us, *sweep.bounds_us(total_us))
 
 
-def _compute_us(problem: Problem, v: int) -> float:
-    node = problem.nodes[v]
-    return 0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us
-
-
 def _chain(problem: Problem, apart: int) -> _Chain:
     """Compute nodes on one longest path, at least so many ids apart."""
-    nodes, before, n = problem.nodes, problem.predecessors, len(problem.nodes)
+    nodes, before, n, us = problem.nodes, problem.predecessors, len(problem.nodes), compute_us(problem)
     path, longest = [0.0] * n, [-1] * n
     for v, node in enumerate(nodes):
         for u in before[v]:
-            done = path[u] + _compute_us(problem, u)
+            done = path[u] + us[u]
             if u == node.collective:
                 done = path[u] + nodes[u].time_us
             if done > path[v] or longest[v] < 0:
@@ -98,11 +95,11 @@ def _chain(problem: Problem, apart: int) -> _Chain:
     return _Chain(at, level, reach, path)
 
 
-class _Sweep:
+class _WindowedBound:
     """What is known of each event, a collective or a checkpoint, by id, after the windows so far."""
 
     def __init__(self, problem: Problem, chain: _Chain) -> None:
-        self.problem, self.chain = problem, chain
+        self.problem, self.chain, self.us = problem, chain, compute_us(problem)
         self.head_us: dict[int, float] = {}  # compute that it needs
         self.start_us: dict[int, float] = {}
         self.later: dict[int, tuple[float, int]] = {}  # compute that needs it, up to the checkpoint named
@@ -112,15 +109,15 @@ class _Sweep:
 
     def see(self, low: int, high: int, first: bool, last: bool) -> None:
         """The window of nodes from ``low`` to ``high``."""
-        nodes, chain = self.problem.nodes, self.chain
+        chain = self.chain
         events = [v for v in range(low, high) if self.is_event[v]]
-        busy = [v for v in range(low, high) if _compute_us(self.problem, v) > 0]
+        busy = [v for v in range(low, high) if self.us[v] > 0]
         if not events:
             return
         finished, needed_by = self._reachability(low, high, events)
-        us = np.array([nodes[v].time_us for v in busy])
-        after = _unpack([finished[v - low] for v in busy], len(events))
-        before = _unpack([needed_by[v - low] for v in busy], len(events))
+        us = np.array([self.us[v] for v in busy])
+        after = unpack([finished[v - low] for v in busy], len(events))
+        before = unpack([needed_by[v - low] for v in busy], len(events))
         between = (after * us[:, None]).T @ before
         middle = low + (high - low) // 2
         heads = [k for k, v in enumerate(events) if first or v >= middle or v not in self.start_us]
@@ -169,7 +166,7 @@ class _Sweep:
         for k in which:
             v = events[k]
             start = max(self.head_us[v], self.chain.path_us[v])
-            earlier = np.flatnonzero(_unpack([finished[v - low]], len(events))[0])
+            earlier = np.flatnonzero(unpack([finished[v - low]], len(events))[0])
             if len(earlier):
                 start = max(start, float((end_us[earlier] + between[earlier, k]).max()))
             self.start_us[v] = start
@@ -217,11 +214,3 @@ class _Sweep:
             more, j = self.later[v]
             after[v] = more + (after[chain.at[j]] if j != _NEVER else 0.0)
         return after
-
-
-def _unpack(bits: list[int], count: int) -> Floats:
-    """Bit sets as rows of 0.0 and 1.0."""
-    width = (count + 7) // 8
-    packed = np.frombuffer(b"".join(b.to_bytes(width, "little") for b in bits), dtype=np.uint8)
-    rows = np.unpackbits(packed.reshape(len(bits), width), axis=1, bitorder="little")[:, :count]
-    return rows.astype(np.float64)

@@ -17,20 +17,20 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.options import Preserve
 from overlap_sched.peak_memory.descend import eager
 from overlap_sched.peak_memory.floor import floor_bytes
-from overlap_sched.peak_memory.flow import Flow, flow_of, lead_with_inputs
+from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.published import bfs, dfs, lpmf
 from overlap_sched.peak_memory.repair import Incumbent, judged, repair
 from overlap_sched.peak_memory.windows import search_everywhere, search_windows
 from overlap_sched.problem import Kind, Order, Problem
 
-ORDERS: Mapping[str, Callable[[Flow], list[int]]] = {
+ORDERS: Mapping[str, Callable[[MemoryGraph], list[int]]] = {
     "lpmf": lpmf,
     "bfs": bfs,
     "dfs": dfs,
-    "eager": lambda flow: eager(flow, flow.rest),
-    "late": lambda flow: eager(flow, flow.rest, backward=True),
-    "eager segments": lambda flow: eager(flow, flow.rest, segments=True),
-    "late segments": lambda flow: eager(flow, flow.rest, backward=True, segments=True),
+    "eager": lambda graph: eager(graph, graph.rest),
+    "late": lambda graph: eager(graph, graph.rest, backward=True),
+    "eager segments": lambda graph: eager(graph, graph.rest, segments=True),
+    "late segments": lambda graph: eager(graph, graph.rest, backward=True, segments=True),
 }
 """The simple orders by name, near-linear each. ``lpmf``, ``bfs``, ``dfs``: torch's. ``eager``, ``late``: the original,
 but what frees memory as soon, what takes it as late as it can; ``segments``: with short climbs that pay off."""
@@ -90,14 +90,14 @@ def best_order(problem: Problem, preserve: Preserve = "group", effort: int = 2) 
         VerificationError: The order that came out is not valid: a bug.
     """
     check_arguments(preserve, effort)
-    flow = flow_of(problem, preserve)
-    original = judged(flow, flow.rest)
+    graph = memory_graph_of(problem, preserve)
+    original = judged(graph, graph.rest)
     original_bytes = max(memory_profile(problem, problem.original_order))
     tried = {"original": original_bytes}
     best, found_by = original, "original"
-    bound = floor_bytes(flow)
+    bound = floor_bytes(graph)
     for name, make in ORDERS.items():
-        other = judged(flow, make(flow))
+        other = judged(graph, make(graph))
         tried[name] = other.score[0]
         if other.score[0] < best.score[0]:
             best, found_by = other, name
@@ -105,8 +105,8 @@ def best_order(problem: Problem, preserve: Preserve = "group", effort: int = 2) 
             break
     work = 0
     if effort:
-        best, bound, found_by, work = _improved(flow, best, bound, found_by, 2 ** (effort - 1))
-    order = lead_with_inputs(flow, best.order)
+        best, bound, found_by, work = _improved(graph, best, bound, found_by, 2 ** (effort - 1))
+    order = lead_with_inputs(graph, best.order)
     if best.score[0] >= original_bytes:
         order, found_by = problem.original_order, "original"
     checked(problem, order, preserve)
@@ -114,25 +114,27 @@ def best_order(problem: Problem, preserve: Preserve = "group", effort: int = 2) 
     return MemoryPlan(problem, order, original_bytes, peak, min(bound, peak), found_by, tried, work)
 
 
-def _improved(flow: Flow, best: Incumbent, bound: int, found_by: str, units: int) -> tuple[Incumbent, int, str, int]:
+def _improved(
+    graph: MemoryGraph, best: Incumbent, bound: int, found_by: str, units: int
+) -> tuple[Incumbent, int, str, int]:
     arcs, window_steps, steps = ARCS * units, STEPS * units, STEPS * units
     whole, before = arcs + window_steps + steps, best.score[0]
-    best, bound, arcs = repair(flow, best, bound, ROUNDS * units, arcs)
+    best, bound, arcs = repair(graph, best, bound, ROUNDS * units, arcs)
     if best.score[0] < before:
         before, found_by = best.score[0], "repair"
-    if not _close(flow, before, bound):
-        best, window_steps = search_windows(flow, best, bound, window_steps)
+    if not _close(graph, before, bound):
+        best, window_steps = search_windows(graph, best, bound, window_steps)
         if best.score[0] < before:
             before, found_by = best.score[0], "windows"
-    if not _close(flow, before, bound):
-        best, bound, steps = search_everywhere(flow, best, bound, steps)
+    if not _close(graph, before, bound):
+        best, bound, steps = search_everywhere(graph, best, bound, steps)
         if best.score[0] < before:
             found_by = "search"
     return best, bound, found_by, whole - arcs - window_steps - steps
 
 
-def _close(flow: Flow, peak: int, bound: int) -> bool:
-    return peak - bound <= (CLOSE * peak if len(flow.rest) > LARGE else 0)
+def _close(graph: MemoryGraph, peak: int, bound: int) -> bool:
+    return peak - bound <= (CLOSE * peak if len(graph.rest) > LARGE else 0)
 
 
 def check_arguments(preserve: str, effort: int) -> None:

@@ -15,7 +15,7 @@ neither ancestors nor descendants of ``v`` are variables. Maximum flow by Dinic'
 from collections import deque
 from dataclasses import dataclass
 
-from overlap_sched.peak_memory.flow import Flow
+from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.problem.reachability import reached
 
 INF = 2**62
@@ -39,25 +39,25 @@ class Cut:
     work: int
 
 
-def cheapest_state(flow: Flow, v: int, most_work: int = INF) -> Cut | None:
+def cheapest_state(graph: MemoryGraph, v: int, most_work: int = INF) -> Cut | None:
     """The minimum cut at a node; ``None`` where it takes more than ``most_work`` arcs."""
-    ancestors = reached(flow.before, [v]) | set(flow.first)
-    descendants = reached(flow.after, [v])
+    ancestors = reached(graph.before, [v]) | set(graph.first)
+    descendants = reached(graph.after, [v])
     ancestors -= descendants
     net = Network()
-    ids = {u: net.node() for u in range(len(flow.makes)) if u not in ancestors and u not in descendants}
+    ids = {u: net.node() for u in range(len(graph.makes)) if u not in ancestors and u not in descendants}
 
     def end(u: int) -> int:
         return SOURCE if u in ancestors else SINK if u in descendants else ids[u]
 
     for u, at in ids.items():
-        for w in flow.before[u]:
+        for w in graph.before[u]:
             if w in ids:
                 net.arc(at, ids[w], INF)
-    live = flow.always_bytes + flow.passing_bytes[v] + sum(flow.size[s] for s in flow.makes[v])
-    kept = set(flow.kept)
-    for s, size in enumerate(flow.size):
-        maker, users = flow.maker[s], flow.users[s]
+    live = graph.always_bytes + graph.passing_bytes[v] + sum(graph.size[s] for s in graph.makes[v])
+    kept = set(graph.kept)
+    for s, size in enumerate(graph.size):
+        maker, users = graph.maker[s], graph.users[s]
         if not size or (not users and s not in kept) or maker == v:
             continue
         ends = {SINK} if s in kept else {end(u) for u in users}

@@ -14,7 +14,7 @@ Two kinds of move, in either direction (:mod:`overlap_sched.peak_memory.walk`):
 import heapq
 from collections.abc import Collection, Sequence
 
-from overlap_sched.peak_memory.flow import Flow
+from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.peak_memory.walk import Backward, Forward, Walk
 
 UNLIMITED = 2**62
@@ -144,7 +144,7 @@ class Descent:
 
 
 def eager(
-    flow: Flow,
+    graph: MemoryGraph,
     reference: Sequence[int],
     backward: bool = False,
     limit: int = UNLIMITED,
@@ -154,17 +154,17 @@ def eager(
     """The reference order, but what lowers memory (backward: raises it) runs as soon as it can (as late as it can).
 
     Args:
-        flow: What is ordered.
+        graph: What is ordered.
         reference: Nodes still to run, in an order that can run from the state of ``walk``.
         backward: Walk from the end; the result is in running order all the same.
         limit: Free moves keep to it; the reference order need not.
         segments: Take segments too, not only safe nodes.
         walk: Where to start; default: with nothing run.
     """
-    place = [0] * len(flow.makes)
+    place = [0] * len(graph.makes)
     for at, v in enumerate(reference):
         place[v] = at
-    walk = walk or (Backward(flow) if backward else Forward(flow))
+    walk = walk or (Backward(graph) if backward else Forward(graph))
     descent = Descent(walk, limit, place, segments=segments)
     queue = list(reversed(reference)) if backward else list(reference)
     order = descent.down()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from overlap_sched.errors import InfeasibleLimitError, NoSolutionError, OptionsError
 from overlap_sched.options import Preserve
 from overlap_sched.peak_memory.best import MemoryPlan, best_order, checked
-from overlap_sched.peak_memory.flow import Flow, flow_of, lead_with_inputs
+from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.program import program_of
 from overlap_sched.peak_memory.repair import Incumbent, judged
 from overlap_sched.peak_memory.solvers import Solver, solve
@@ -53,7 +53,7 @@ def exact_order(
     plan = best_order(problem, preserve, effort)
     if not plan.optimal and (limit_bytes is None or plan.bound_bytes <= limit_bytes < plan.peak_bytes):
         plan = _solved(
-            plan, flow_of(problem, preserve), preserve, limit_bytes, solver, time_limit_s, 10.0 * max(effort, 1)
+            plan, memory_graph_of(problem, preserve), preserve, limit_bytes, solver, time_limit_s, 10.0 * max(effort, 1)
         )
     if limit_bytes is None or plan.peak_bytes <= limit_bytes:
         return plan
@@ -83,7 +83,7 @@ def _check(limit_bytes: int | None, solver: str, time_limit_s: float) -> None:
 
 def _solved(
     plan: MemoryPlan,
-    flow: Flow,
+    graph: MemoryGraph,
     preserve: Preserve,
     limit_bytes: int | None,
     solver: Solver,
@@ -91,16 +91,16 @@ def _solved(
     effort: float,
 ) -> MemoryPlan:
     """The plan, with what the solver adds to it."""
-    inputs = set(flow.first)
-    best = judged(flow, [v for v in plan.order if v not in inputs])
-    bound, n = plan.bound_bytes, len(flow.rest)
+    inputs = set(graph.first)
+    best = judged(graph, [v for v in plan.order if v not in inputs])
+    bound, n = plan.bound_bytes, len(graph.rest)
     ends_at = time.perf_counter() + time_limit_s
     goal = max(bound, limit_bytes or 0)
     length = n if n <= MOST_WHOLE else WINDOW
     while best.score[0] > goal and best.peak_node >= 0 and time.perf_counter() < ends_at:
-        begin, end = (0, n) if length >= n else window_at_peak(flow, best, length // 2)
+        begin, end = (0, n) if length >= n else window_at_peak(graph, best, length // 2)
         found, solved_bound, ended = _window(
-            flow, best, (begin, end), bound, solver, ends_at - time.perf_counter(), effort
+            graph, best, (begin, end), bound, solver, ends_at - time.perf_counter(), effort
         )
         if (begin, end) == (0, n):
             bound = max(bound, solved_bound)
@@ -110,19 +110,25 @@ def _solved(
             break
         else:
             length *= 2
-    order = lead_with_inputs(flow, best.order)
+    order = lead_with_inputs(graph, best.order)
     if best.score[0] >= plan.peak_bytes:
         return replace(plan, bound_bytes=min(bound, plan.peak_bytes))
-    checked(flow.problem, order, preserve)
+    checked(graph.problem, order, preserve)
     return replace(plan, order=order, peak_bytes=best.score[0], bound_bytes=min(bound, best.score[0]), found_by=solver)
 
 
 def _window(
-    flow: Flow, best: Incumbent, window: tuple[int, int], floor: int, solver: Solver, time_limit_s: float, effort: float
+    graph: MemoryGraph,
+    best: Incumbent,
+    window: tuple[int, int],
+    floor: int,
+    solver: Solver,
+    time_limit_s: float,
+    effort: float,
 ) -> tuple[Incumbent, int, bool]:
     """The best order of a window; a bound on its peak, at most the peak so far; whether the solver came to its end."""
     begin, end = window
-    program = program_of(flow, best.order, begin, end)
+    program = program_of(graph, best.order, begin, end)
     unit, peak = program.unit_bytes, best.score[0]
     lowest, highest = -(-floor // unit), (peak - 1) // unit
     if lowest > highest:  # no multiple of the unit lies between
@@ -131,4 +137,4 @@ def _window(
     bound = min(solved.bound * unit, peak)
     if solved.values is None:
         return best, bound, solved.ended
-    return judged(flow, [*best.order[:begin], *program.order(solved.values), *best.order[end:]]), bound, solved.ended
+    return judged(graph, [*best.order[:begin], *program.order(solved.values), *best.order[end:]]), bound, solved.ended

@@ -13,33 +13,33 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.peak_memory.flow import Flow
+from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.peak_memory.walk import Backward, Forward
 
 Bits = npt.NDArray[np.uint8]
 
 
-def floor_profile(flow: Flow) -> npt.NDArray[np.int64]:
+def floor_profile(graph: MemoryGraph) -> npt.NDArray[np.int64]:
     """Bytes that must be live while each node runs, by node id (inputs: 0)."""
-    n = len(flow.makes)
-    up, down = _closure(flow.before, range(n)), _closure(flow.after, reversed(range(n)))
-    floor = np.full(n, flow.always_bytes, dtype=np.int64) + np.array(flow.passing_bytes, dtype=np.int64)
-    kept = set(flow.kept)
-    for s, size in enumerate(flow.size):
-        maker = flow.maker[s]
-        if size and (flow.users[s] or s in kept):
+    n = len(graph.makes)
+    up, down = _closure(graph.before, range(n)), _closure(graph.after, reversed(range(n)))
+    floor = np.full(n, graph.always_bytes, dtype=np.int64) + np.array(graph.passing_bytes, dtype=np.int64)
+    kept = set(graph.kept)
+    for s, size in enumerate(graph.size):
+        maker = graph.maker[s]
+        if size and (graph.users[s] or s in kept):
             bits = np.full(up.shape[1], 255, np.uint8) if maker < 0 else down[maker].copy()
             if s not in kept:
-                bits &= np.bitwise_or.reduce(up[list(flow.users[s])], axis=0)
+                bits &= np.bitwise_or.reduce(up[list(graph.users[s])], axis=0)
             floor += np.unpackbits(bits, count=n).astype(np.int64) * size
-    floor[list(flow.first)] = 0
+    floor[list(graph.first)] = 0
     return floor
 
 
-def floor_bytes(flow: Flow) -> int:
+def floor_bytes(graph: MemoryGraph) -> int:
     """No order's peak is lower."""
-    ends = max(Forward(flow).live_bytes, Backward(flow).live_bytes)
-    return max(int(floor_profile(flow).max()), ends)
+    ends = max(Forward(graph).live_bytes, Backward(graph).live_bytes)
+    return max(int(floor_profile(graph).max()), ends)
 
 
 def _closure(edges: tuple[tuple[int, ...], ...], order: Iterable[int]) -> Bits:

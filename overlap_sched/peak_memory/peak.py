@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.peak_memory.flow import flow_of
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
+from overlap_sched.peak_memory.memory_graph import memory_graph_of
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.reachability import reached
 
@@ -120,14 +120,14 @@ def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, Pea
 
 def _forced(problem: Problem, v: int) -> set[int]:
     """Storages that are live while v runs whatever the order."""
-    flow = flow_of(problem, "none")
-    up, down = reached(flow.before, [v]) | set(flow.first), reached(flow.after, [v])
-    kept = set(flow.kept)
+    graph = memory_graph_of(problem, "none")
+    up, down = reached(graph.before, [v]) | set(graph.first), reached(graph.after, [v])
+    kept = set(graph.kept)
     forced = set(problem.nodes[v].alloc)
     for s, maker in enumerate(problem.allocator):
         given = problem.nodes[maker].kind is Kind.INPUT if maker >= 0 else False
         made_before = given or maker in up
-        if made_before and (s in kept or (given and not flow.users[s]) or any(u in down for u in flow.users[s])):
+        if made_before and (s in kept or (given and not graph.users[s]) or any(u in down for u in graph.users[s])):
             forced.add(s)
     return forced
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
-from overlap_sched.peak_memory.flow import Flow
+from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.peak_memory.walk import Forward, run_all
 from overlap_sched.problem.reachability import reached
 
@@ -82,19 +82,19 @@ class Program:
         return linear.constant + sum(c * values[x] for x, c in linear.terms.items())
 
 
-def program_of(flow: Flow, order: Sequence[int], begin: int, end: int) -> Program:
+def program_of(graph: MemoryGraph, order: Sequence[int], begin: int, end: int) -> Program:
     """The program of ``order[begin:end]``; outside the window the order stays."""
-    return _Builder(flow, order, begin, end).program()
+    return _Builder(graph, order, begin, end).program()
 
 
 class _Builder:
-    def __init__(self, flow: Flow, order: Sequence[int], begin: int, end: int) -> None:
-        self.flow, self.window = flow, list(order[begin:end])
+    def __init__(self, graph: MemoryGraph, order: Sequence[int], begin: int, end: int) -> None:
+        self.graph, self.window = graph, list(order[begin:end])
         self.place = {v: at for at, v in enumerate(self.window)}
-        walk = Forward(flow)
+        walk = Forward(graph)
         run_all(walk, order[:begin])
         self.live_before = walk.live_bytes
-        self.begun = {*flow.first, *order[:begin]}
+        self.begun = {*graph.first, *order[:begin]}
         self.hints: list[int] = []
         self.rows: list[tuple[list[Term], int]] = []
         self._spans()
@@ -103,8 +103,8 @@ class _Builder:
     def _spans(self) -> None:
         """First and last step of each node."""
         inside, n = set(self.window), len(self.window)
-        before = {v: [u for u in self.flow.before[v] if u in inside] for v in self.window}
-        after = {v: [w for w in self.flow.after[v] if w in inside] for v in self.window}
+        before = {v: [u for u in self.graph.before[v] if u in inside] for v in self.window}
+        after = {v: [w for w in self.graph.after[v] if w in inside] for v in self.window}
         self.before = before
         ancestors = {v: self._closure(before, v) for v in self.window}
         self.asap = {v: len(ancestors[v]) for v in self.window}
@@ -152,18 +152,18 @@ class _Builder:
 
     def _steps(self) -> tuple[list[Linear], int]:
         """What is live at each step, in units of the common divisor."""
-        flow, n = self.flow, len(self.window)
+        graph, n = self.graph, len(self.window)
         parts: list[tuple[int, list[Linear]]] = []
         base = self.live_before
-        for s in dict.fromkeys(s for v in self.window for s in (*flow.makes[v], *flow.uses[v])):
-            if flow.size[s]:
+        for s in dict.fromkeys(s for v in self.window for s in (*graph.makes[v], *graph.uses[v])):
+            if graph.size[s]:
                 lives = self._lives(s)
-                base -= 0 if flow.maker[s] in self.place else flow.size[s]
-                parts.append((flow.size[s], lives))
+                base -= 0 if graph.maker[s] in self.place else graph.size[s]
+                parts.append((graph.size[s], lives))
         for v in self.window:
-            if flow.passing_bytes[v]:
+            if graph.passing_bytes[v]:
                 parts.append(
-                    (flow.passing_bytes[v], [self.difference(self.ran[v, t], self.ran[v, t - 1]) for t in range(n)])
+                    (graph.passing_bytes[v], [self.difference(self.ran[v, t], self.ran[v, t - 1]) for t in range(n)])
                 )
         unit = gcd(base, *(size for size, _ in parts)) or 1
         steps = []
@@ -182,11 +182,11 @@ class _Builder:
 
     def _lives(self, s: int) -> list[Linear]:
         """Per step, whether a storage is live."""
-        flow, n = self.flow, len(self.window)
-        maker = flow.maker[s]
+        graph, n = self.graph, len(self.window)
+        maker = graph.maker[s]
         made = [self.ran[maker, t] if maker in self.place else Linear(1) for t in range(n)]
-        inside = [u for u in flow.users[s] if u in self.place]
-        stays = any(u not in self.place and u not in self.begun for u in flow.users[s]) or not flow.users[s]
+        inside = [u for u in graph.users[s] if u in self.place]
+        stays = any(u not in self.place and u not in self.begun for u in graph.users[s]) or not graph.users[s]
         if stays or (len(inside) == 1 and inside[0] == maker):
             return made if stays else [self.difference(made[t], self.ran[maker, t - 1]) for t in range(n)]
         if len(inside) == 1:

@@ -7,11 +7,11 @@ None promises anything about the peak: take the best of them and the original or
 
 import heapq
 
-from overlap_sched.peak_memory.flow import Flow
+from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.peak_memory.walk import Forward
 
 
-def lpmf(flow: Flow) -> list[int]:
+def lpmf(graph: MemoryGraph) -> list[int]:
     """Least peak memory first.
 
     Of the ready nodes whose step stays below the most memory so far, the one that leaves the least behind; if
@@ -20,8 +20,8 @@ def lpmf(flow: Flow) -> list[int]:
     node at every step; here two heaps find the same one, so that it stays near-linear: ``fitting`` by what is left
     behind, ``waiting`` by the size of the step. A node changes heaps only when the gap crosses its size.
     """
-    walk = Forward(flow)
-    most = max(walk.live_bytes, _output_bytes(flow))
+    walk = Forward(graph)
+    most = max(walk.live_bytes, _output_bytes(graph))
     fitting: list[tuple[int, int]] = [(walk.net[v], v) for v in walk.ready]
     heapq.heapify(fitting)
     waiting: list[tuple[int, int, int]] = []
@@ -59,39 +59,39 @@ def _smallest(walk: Forward, waiting: list[tuple[int, int, int]]) -> int:
             return v
 
 
-def _output_bytes(flow: Flow) -> int:
+def _output_bytes(graph: MemoryGraph) -> int:
     """What is live at the end: torch starts from it where it is more than what is live at the start."""
-    outputs = flow.problem.nodes[-1].use if flow.problem.nodes else ()
-    return flow.always_bytes + sum(flow.size[s] for s in {*flow.kept, *(s for s in outputs if flow.users[s])})
+    outputs = graph.problem.nodes[-1].use if graph.problem.nodes else ()
+    return graph.always_bytes + sum(graph.size[s] for s in {*graph.kept, *(s for s in outputs if graph.users[s])})
 
 
-def bfs(flow: Flow) -> list[int]:
+def bfs(graph: MemoryGraph) -> list[int]:
     """First in, first out: of the ready nodes the one whose predecessors ran the earliest, compared as sorted lists."""
-    ran_at = dict.fromkeys(flow.first, -1)
-    missing = [len(before) for before in flow.before]
-    for v in flow.first:
-        for w in flow.after[v]:
+    ran_at = dict.fromkeys(graph.first, -1)
+    missing = [len(before) for before in graph.before]
+    for v in graph.first:
+        for w in graph.after[v]:
             missing[w] -= 1
-    heap: list[tuple[list[int], int]] = [([], v) for v in flow.rest if not missing[v]]
+    heap: list[tuple[list[int], int]] = [([], v) for v in graph.rest if not missing[v]]
     order: list[int] = []
     while heap:
         _, v = heapq.heappop(heap)
         ran_at[v] = len(order)
         order.append(v)
-        for w in flow.after[v]:
+        for w in graph.after[v]:
             missing[w] -= 1
             if not missing[w]:
-                heapq.heappush(heap, (sorted({ran_at[u] for u in flow.before[w]} - {-1}), w))
+                heapq.heappush(heap, (sorted({ran_at[u] for u in graph.before[w]} - {-1}), w))
     return order
 
 
-def dfs(flow: Flow) -> list[int]:
+def dfs(graph: MemoryGraph) -> list[int]:
     """Depth first: nodes by the bytes they read and write, the least first, each behind all that it needs, likewise."""
-    size = flow.size
-    bytes_of = [sum(size[s] for s in (*made, *used)) for made, used in zip(flow.makes, flow.uses, strict=True)]
-    seen = set(flow.first)
+    size = graph.size
+    bytes_of = [sum(size[s] for s in (*made, *used)) for made, used in zip(graph.makes, graph.uses, strict=True)]
+    seen = set(graph.first)
     order: list[int] = []
-    for root in sorted(flow.rest, key=lambda v: (bytes_of[v], v)):
+    for root in sorted(graph.rest, key=lambda v: (bytes_of[v], v)):
         stack = [(root, False)]
         while stack:
             v, needs_are_met = stack.pop()
@@ -100,6 +100,6 @@ def dfs(flow: Flow) -> list[int]:
             elif v not in seen:
                 seen.add(v)
                 stack.append((v, True))
-                needs = (u for u in flow.before[v] if u not in seen)
+                needs = (u for u in graph.before[v] if u not in seen)
                 stack += [(u, False) for u in sorted(needs, key=lambda u: (bytes_of[u], u), reverse=True)]
     return order

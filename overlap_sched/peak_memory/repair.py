@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.peak_memory.cut import Cut, cheapest_state
 from overlap_sched.peak_memory.descend import eager
-from overlap_sched.peak_memory.flow import Flow, lead_with_inputs
+from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs
 from overlap_sched.peak_memory.walk import Backward, Forward, run_all
 
 Score = tuple[int, int]
@@ -29,7 +29,7 @@ class Incumbent:
     """The best order so far, behind the inputs.
 
     Attributes:
-        order: Nodes of :attr:`Flow.rest`.
+        order: Nodes of :attr:`MemoryGraph.rest`.
         score: See :data:`Score`.
         peak_node: The first node at which the peak is.
     """
@@ -39,15 +39,15 @@ class Incumbent:
     peak_node: int
 
 
-def judged(flow: Flow, order: Sequence[int]) -> Incumbent:
+def judged(graph: MemoryGraph, order: Sequence[int]) -> Incumbent:
     """An order with its score."""
-    profile = memory_profile(flow.problem, lead_with_inputs(flow, order))
+    profile = memory_profile(graph.problem, lead_with_inputs(graph, order))
     peak = max(profile)
-    at = profile.index(peak) - len(flow.first)
+    at = profile.index(peak) - len(graph.first)
     return Incumbent(list(order), (peak, profile.count(peak)), order[at] if at >= 0 else -1)
 
 
-def repair(flow: Flow, best: Incumbent, bound_bytes: int, rounds: int, work: int) -> tuple[Incumbent, int, int]:
+def repair(graph: MemoryGraph, best: Incumbent, bound_bytes: int, rounds: int, work: int) -> tuple[Incumbent, int, int]:
     """Repair up to so many times, within so many arcs of cuts.
 
     Returns:
@@ -59,28 +59,28 @@ def repair(flow: Flow, best: Incumbent, bound_bytes: int, rounds: int, work: int
         if bound_bytes >= peak or best.peak_node < 0 or (best.peak_node, peak) in tried:
             break
         tried.add((best.peak_node, peak))
-        cut = cheapest_state(flow, best.peak_node, work)
+        cut = cheapest_state(graph, best.peak_node, work)
         if cut is None:
             return best, bound_bytes, 0
         work -= cut.work
         bound_bytes = max(bound_bytes, cut.live_bytes)
         if cut.live_bytes >= peak:
             break
-        variants = [judged(flow, order) for order in split_at(flow, best.order, cut, peak - 1)]
+        variants = [judged(graph, order) for order in split_at(graph, best.order, cut, peak - 1)]
         better = min(variants, key=lambda it: it.score)
         if better.score < best.score:
             best = better
     return best, bound_bytes, work
 
 
-def split_at(flow: Flow, order: Sequence[int], cut: Cut, limit: int) -> list[list[int]]:
+def split_at(graph: MemoryGraph, order: Sequence[int], cut: Cut, limit: int) -> list[list[int]]:
     """The order with the cut's nodes before its node, plain and with both sides polished."""
     v = cut.node
     front = [u for u in order if u in cut.before]
     back = [u for u in order if u != v and u not in cut.before]
-    forward, backward = Forward(flow), Backward(flow)
+    forward, backward = Forward(graph), Backward(graph)
     run_all(forward, [*front, v])
     run_all(backward, [*reversed(back), v])
-    down = eager(flow, back, limit=limit, segments=True, walk=forward)
-    up = eager(flow, front, backward=True, limit=limit, segments=True, walk=backward)
+    down = eager(graph, back, limit=limit, segments=True, walk=forward)
+    up = eager(graph, front, backward=True, limit=limit, segments=True, walk=backward)
     return [[*front, v, *back], [*front, v, *down], [*up, v, *back], [*up, v, *down]]

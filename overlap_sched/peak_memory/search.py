@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from overlap_sched.peak_memory.descend import UNLIMITED
-from overlap_sched.peak_memory.flow import Flow
+from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.peak_memory.walk import Backward, Forward, Walk, run_all
 
 LONGEST_CHAIN = 16
@@ -28,7 +28,7 @@ Answer = Literal["found", "none", "gave up"]
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchResult:
     """What a search found: an order of the window, that there is none under the limit, or neither.
 
     Attributes:
@@ -45,13 +45,13 @@ class Search:
 
 
 def search(
-    flow: Flow, order: Sequence[int], begin: int, end: int, limit: int, most_steps: int, backward: bool = False
-) -> Search:
+    graph: MemoryGraph, order: Sequence[int], begin: int, end: int, limit: int, most_steps: int, backward: bool = False
+) -> SearchResult:
     """Look for an order of ``order[begin:end]`` with no step above the limit.
 
     Args:
-        flow: What is ordered.
-        order: An order of :attr:`Flow.rest`; outside the window it stays.
+        graph: What is ordered.
+        order: An order of :attr:`MemoryGraph.rest`; outside the window it stays.
         begin: First position of the window.
         end: The position behind its last.
         limit: Bytes.
@@ -60,20 +60,20 @@ def search(
     """
     walk: Walk
     if backward:
-        walk = Backward(flow)
+        walk = Backward(graph)
         run_all(walk, reversed(order[end:]))
     else:
-        walk = Forward(flow)
+        walk = Forward(graph)
         run_all(walk, order[:begin])
     walk.steps = 0
     window = list(order[begin:end])
-    edges = flow.before if backward else flow.after
-    dive = _Dive(walk, edges, window[::-1] if backward else window, limit, most_steps)
+    edges = graph.before if backward else graph.after
+    dive = _DepthFirst(walk, edges, window[::-1] if backward else window, limit, most_steps)
     answer, found = dive.answer()
-    return Search(answer, tuple(found[::-1] if backward else found), dive.refused, walk.steps)
+    return SearchResult(answer, tuple(found[::-1] if backward else found), dive.refused, walk.steps)
 
 
-class _Dive:
+class _DepthFirst:
     """One depth-first search over the nodes of a window, the reference breaking ties."""
 
     def __init__(

@@ -34,14 +34,14 @@ def fit_within(lives: Sequence[LiveRange], limit: int, most_work: int) -> list[i
         most_work: Give up after looking at so many boxes (a vector operation on 64 counts as one).
     """
     for rule in RULES:
-        sweep = _Sweep(lives, limit, rule)
+        sweep = _OffsetSearch(lives, limit, rule)
         found = sweep.offsets(most_work // len(RULES))
         if found is not None or sweep.work <= most_work // len(RULES):
             return found
     return None
 
 
-class _Sweep:
+class _OffsetSearch:
     """The state of the search: who is placed, and how high the boxes reach at each moment."""
 
     def __init__(self, lives: Sequence[LiveRange], limit: int, rule: Rule = "bytes") -> None:

@@ -17,7 +17,7 @@ spoilt. In any completion that runs it later, move it to the front: until its ol
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from overlap_sched.peak_memory.flow import Flow
+from overlap_sched.peak_memory.memory_graph import MemoryGraph
 
 _Edges = Sequence[Sequence[int]]
 
@@ -37,9 +37,9 @@ class Walk(ABC):
     ready: dict[int, None]
     steps: int
 
-    def __init__(self, flow: Flow, needs: _Edges, next_: _Edges, never: Iterable[int] = ()) -> None:
+    def __init__(self, graph: MemoryGraph, needs: _Edges, next_: _Edges, never: Iterable[int] = ()) -> None:
         """Per node, what must have run before it in this direction, and what it comes before; who never gets ready."""
-        self.flow = flow
+        self.graph = graph
         self.steps = 0
         self._next, self._never = next_, frozenset(never)
         self._missing = [len(others) for others in needs]
@@ -83,27 +83,27 @@ class Walk(ABC):
 class Forward(Walk):
     """From the start on. The inputs have run when it is made."""
 
-    def __init__(self, flow: Flow) -> None:
-        super().__init__(flow, needs=flow.before, next_=flow.after)
-        self.live_bytes = flow.always_bytes + sum(flow.size[s] for s in flow.given)
-        made = _bytes(flow, flow.makes)
-        self.rise = [made[v] + passing for v, passing in enumerate(flow.passing_bytes)]
+    def __init__(self, graph: MemoryGraph) -> None:
+        super().__init__(graph, needs=graph.before, next_=graph.after)
+        self.live_bytes = graph.always_bytes + sum(graph.size[s] for s in graph.given)
+        made = _bytes(graph, graph.makes)
+        self.rise = [made[v] + passing for v, passing in enumerate(graph.passing_bytes)]
         self.net = made
-        self._left = [len(users) for users in flow.users]
-        self._whose = [0] * len(flow.users)  # exclusive or of the users left: of one left, that one
-        for s, users in enumerate(flow.users):
+        self._left = [len(users) for users in graph.users]
+        self._whose = [0] * len(graph.users)  # exclusive or of the users left: of one left, that one
+        for s, users in enumerate(graph.users):
             for v in users:
                 self._whose[s] ^= v
             if len(users) == 1:
-                self.net[users[0]] -= flow.size[s]
-        for v in flow.first:
+                self.net[users[0]] -= graph.size[s]
+        for v in graph.first:
             self.run(v)
         self.steps = 0
 
     def _use(self, v: int) -> list[int]:
-        size, left, whose, net = self.flow.size, self._left, self._whose, self.net
+        size, left, whose, net = self.graph.size, self._left, self._whose, self.net
         touched = []
-        for s in self.flow.uses[v]:
+        for s in self.graph.uses[v]:
             left[s] -= 1
             whose[s] ^= v
             if left[s] == 1:
@@ -112,8 +112,8 @@ class Forward(Walk):
         return touched
 
     def _unuse(self, v: int) -> None:
-        size, left, whose, net = self.flow.size, self._left, self._whose, self.net
-        for s in self.flow.uses[v]:
+        size, left, whose, net = self.graph.size, self._left, self._whose, self.net
+        for s in self.graph.uses[v]:
             if left[s] == 1:
                 net[whose[s]] += size[s]
             left[s] += 1
@@ -123,19 +123,19 @@ class Forward(Walk):
 class Backward(Walk):
     """From the end back: what is run here comes last in the order. The inputs never run."""
 
-    def __init__(self, flow: Flow) -> None:
-        super().__init__(flow, needs=flow.after, next_=flow.before, never=flow.first)
+    def __init__(self, graph: MemoryGraph) -> None:
+        super().__init__(graph, needs=graph.after, next_=graph.before, never=graph.first)
         self.ready = dict.fromkeys(reversed(self.ready))
-        self.live_bytes = flow.always_bytes + sum(flow.size[s] for s in flow.kept)
-        made, brings = _bytes(flow, flow.makes), _bytes(flow, flow.uses)
-        self.rise = [brings[v] + passing for v, passing in enumerate(flow.passing_bytes)]
+        self.live_bytes = graph.always_bytes + sum(graph.size[s] for s in graph.kept)
+        made, brings = _bytes(graph, graph.makes), _bytes(graph, graph.uses)
+        self.rise = [brings[v] + passing for v, passing in enumerate(graph.passing_bytes)]
         self.net = [brings[v] - made[v] for v in range(len(made))]
-        self._seen = [0] * len(flow.users)  # per storage, users run so far: alive while there are any
+        self._seen = [0] * len(graph.users)  # per storage, users run so far: alive while there are any
 
     def _use(self, v: int) -> list[int]:
-        size, users, seen, rise, net = self.flow.size, self.flow.users, self._seen, self.rise, self.net
+        size, users, seen, rise, net = self.graph.size, self.graph.users, self._seen, self.rise, self.net
         touched = []
-        for s in self.flow.uses[v]:
+        for s in self.graph.uses[v]:
             if not seen[s]:
                 for w in users[s]:
                     rise[w] -= size[s]
@@ -145,8 +145,8 @@ class Backward(Walk):
         return touched
 
     def _unuse(self, v: int) -> None:
-        size, users, seen, rise, net = self.flow.size, self.flow.users, self._seen, self.rise, self.net
-        for s in self.flow.uses[v]:
+        size, users, seen, rise, net = self.graph.size, self.graph.users, self._seen, self.rise, self.net
+        for s in self.graph.uses[v]:
             seen[s] -= 1
             if not seen[s]:
                 for w in users[s]:
@@ -154,9 +154,9 @@ class Backward(Walk):
                     net[w] += size[s]
 
 
-def _bytes(flow: Flow, storages: _Edges) -> list[int]:
+def _bytes(graph: MemoryGraph, storages: _Edges) -> list[int]:
     """Per node, the bytes of its storages together."""
-    return [sum(flow.size[s] for s in own) for own in storages]
+    return [sum(graph.size[s] for s in own) for own in storages]
 
 
 def run_all(walk: Walk, nodes: Iterable[int]) -> int:

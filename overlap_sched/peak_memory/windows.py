@@ -8,9 +8,9 @@ the answer is exact: a lower peak, or the proof that there is none.
 
 from collections.abc import Sequence
 
-from overlap_sched.peak_memory.flow import Flow
+from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.peak_memory.repair import Incumbent, judged
-from overlap_sched.peak_memory.search import Search, search
+from overlap_sched.peak_memory.search import SearchResult, search
 from overlap_sched.peak_memory.walk import Forward
 
 SHORTEST_WINDOW = 16
@@ -18,14 +18,14 @@ STEPS_PER_WINDOW = 4_000
 """Of the walk, for each direction; a search that needs more seldom ends."""
 
 
-def search_windows(flow: Flow, best: Incumbent, bound_bytes: int, steps: int) -> tuple[Incumbent, int]:
+def search_windows(graph: MemoryGraph, best: Incumbent, bound_bytes: int, steps: int) -> tuple[Incumbent, int]:
     """Lower the peak window by window, within so many steps; returns the best order and the steps left."""
     length, n = SHORTEST_WINDOW, len(best.order)
     while best.score[0] > bound_bytes and best.peak_node >= 0 and steps > 0:
-        begin, end = window_at_peak(flow, best, length)
-        result, order, used = _both_ways(flow, best.order, begin, end, best.score[0] - 1, min(STEPS_PER_WINDOW, steps))
+        begin, end = window_at_peak(graph, best, length)
+        result, order, used = _both_ways(graph, best.order, begin, end, best.score[0] - 1, min(STEPS_PER_WINDOW, steps))
         steps -= used
-        found = judged(flow, order) if result.answer == "found" else best
+        found = judged(graph, order) if result.answer == "found" else best
         if found.score < best.score:
             best, length = found, SHORTEST_WINDOW
         elif end - begin >= n:
@@ -35,7 +35,27 @@ def search_windows(flow: Flow, best: Incumbent, bound_bytes: int, steps: int) ->
     return best, steps
 
 
-def search_everywhere(flow: Flow, best: Incumbent, bound_bytes: int, steps: int) -> tuple[Incumbent, int, int]:
+def lower_to(graph: MemoryGraph, best: Incumbent, limit_bytes: int, steps: int) -> tuple[Incumbent, int]:
+    """Bring the peak down to a limit, moving only what lies near steps above it; within so many steps of the walk.
+
+    Returns:
+        The order, above the limit where no window was large enough or the steps ran out; and the steps left.
+    """
+    length, n = SHORTEST_WINDOW, len(best.order)
+    while best.score[0] > limit_bytes and best.peak_node >= 0 and steps > 0:
+        begin, end = window_at_peak(graph, best, length)
+        result, order, used = _both_ways(graph, best.order, begin, end, limit_bytes, min(STEPS_PER_WINDOW, steps))
+        steps -= used
+        if result.answer == "found":
+            best, length = judged(graph, order), SHORTEST_WINDOW
+        elif end - begin >= n:
+            break
+        else:
+            length *= 2
+    return best, steps
+
+
+def search_everywhere(graph: MemoryGraph, best: Incumbent, bound_bytes: int, steps: int) -> tuple[Incumbent, int, int]:
     """Search the whole graph for ever lower peaks: at the bound, which rises as it is refuted; halfway; below the peak.
 
     Returns:
@@ -45,10 +65,10 @@ def search_everywhere(flow: Flow, best: Incumbent, bound_bytes: int, steps: int)
     while best.score[0] > bound_bytes and best.peak_node >= 0 and steps > 0 and hopeless < 3:
         peak = best.score[0]
         limit = (bound_bytes, (bound_bytes + peak) // 2, peak - 1)[hopeless]
-        result, order, used = _both_ways(flow, best.order, 0, len(best.order), limit, max(steps // 4, 1))
+        result, order, used = _both_ways(graph, best.order, 0, len(best.order), limit, max(steps // 4, 1))
         steps -= used
         if result.answer == "found":
-            best = judged(flow, order)
+            best = judged(graph, order)
         elif result.answer == "none":
             bound_bytes = min(result.refused_bytes, peak)
         else:
@@ -56,19 +76,19 @@ def search_everywhere(flow: Flow, best: Incumbent, bound_bytes: int, steps: int)
     return best, bound_bytes, steps
 
 
-def window_at_peak(flow: Flow, best: Incumbent, length: int) -> tuple[int, int]:
+def window_at_peak(graph: MemoryGraph, best: Incumbent, length: int) -> tuple[int, int]:
     """Around the peak, from waist to waist, at least half and at most twice as long as asked for."""
     order, n = best.order, len(best.order)
     at = order.index(best.peak_node)
-    live = _live_between(flow, order)
+    live = _live_between(graph, order)
     begin = min(range(max(at - length, 0), max(at - length // 2, 0) + 1), key=lambda p: (live[p], -p))
     end = min(range(min(at + 1 + length // 2, n), min(at + 1 + length, n) + 1), key=lambda p: (live[p], p))
     return begin, end
 
 
-def _live_between(flow: Flow, order: Sequence[int]) -> list[int]:
+def _live_between(graph: MemoryGraph, order: Sequence[int]) -> list[int]:
     """Bytes live before each step, and at the end."""
-    walk = Forward(flow)
+    walk = Forward(graph)
     live = [walk.live_bytes]
     for v in order:
         walk.run(v)
@@ -77,12 +97,12 @@ def _live_between(flow: Flow, order: Sequence[int]) -> list[int]:
 
 
 def _both_ways(
-    flow: Flow, order: Sequence[int], begin: int, end: int, limit: int, steps: int
-) -> tuple[Search, list[int], int]:
+    graph: MemoryGraph, order: Sequence[int], begin: int, end: int, limit: int, steps: int
+) -> tuple[SearchResult, list[int], int]:
     """Forward and backward until one of them has an answer: it, the whole order, and the steps of both."""
     used = 0
     for backward in (False, True):
-        result = search(flow, order, begin, end, limit, steps, backward)
+        result = search(graph, order, begin, end, limit, steps, backward)
         used += result.steps
         if result.answer != "gave up":
             break

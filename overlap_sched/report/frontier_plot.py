@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlap_sched.analysis.frontier import Frontier, Point
+from overlap_sched.analysis.frontier_points import Frontier, Point
 from overlap_sched.report.picture import AFTER, BEFORE, EXPOSED, IDLE, INK, LIMIT, check_plot, new_figure, write_picture
 from overlap_sched.report.units import duration, printable, size, time_unit
 

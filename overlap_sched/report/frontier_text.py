@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from overlap_sched.analysis.frontier import Frontier, Point
+from overlap_sched.analysis.frontier_points import Frontier, Point
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.text import gap_percent
@@ -36,7 +36,7 @@ def _figures(found: Frontier, point: Point) -> dict[str, Any]:
 
 
 def frontier_table(found: Frontier, picked: Point | None) -> Table:
-    """The original order, then the frontier by ascending peak; a table for :mod:`rich` to print."""
+    """The frontier by ascending peak, the original order above it unless it is on it; for :mod:`rich` to print."""
     original = found.original
     table = captioned_table(
         title=f"{printable(found.problem.name)}: step against peak memory",
@@ -50,11 +50,10 @@ def frontier_table(found: Frontier, picked: Point | None) -> Table:
         numbers=("peak", "", "step", "", "exposed", "gap"),
     )
     table.add_column("", no_wrap=True)
-    for point in (original, *found.points):
-        first = point is original
-        if first and original in found.points:
-            continue  # it stands in its place among the others
-        names = [name for name, named in (("original", original), ("picked", picked)) if point is named]
+    above = [] if original in found.points else [original]
+    for at, point in enumerate([*above, *found.points]):
+        beside = at < len(above)  # not on the frontier
+        names = [name for name, named in (("original", original), ("picked", picked)) if point == named]
         table.add_row(
             size(point.peak_bytes),
             change(original.peak_bytes, point.peak_bytes),
@@ -63,8 +62,8 @@ def frontier_table(found: Frontier, picked: Point | None) -> Table:
             duration(point.exposed_us),
             f"{gap_percent(point.step_us, found.bound_us):.2f} %",
             ", ".join(names),
-            style="bold" if point is picked else "dim" if first else None,
-            end_section=first,
+            style="bold" if point == picked else "dim" if beside else None,
+            end_section=beside,
         )
     return table
 

@@ -11,7 +11,7 @@ from overlap_sched.errors import InfeasibleLimitError, MissingExtraError, NoSolu
 from overlap_sched.peak_memory import exact
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
-from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
+from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.program import program_of
 from overlap_sched.peak_memory.repair import judged
 from overlap_sched.peak_memory.solvers import Solver, solve
@@ -34,16 +34,16 @@ def small_sizes(problem: Problem) -> Problem:
 @settings(SMALL, max_examples=40)
 @given(problems(max_steps=5).map(small_sizes), SOLVERS)
 def test_program_of_the_whole_graph_is_exact(problem: Problem, solver: Solver) -> None:
-    flow = flow_of(problem)
-    start = judged(flow, flow.rest)
-    assume(flow.rest and start.peak_node >= 0)
+    graph = memory_graph_of(problem)
+    start = judged(graph, graph.rest)
+    assume(graph.rest and start.peak_node >= 0)
     lowest = lowest_peak(problem, "group")
-    program = program_of(flow, flow.rest, 0, len(flow.rest))
+    program = program_of(graph, graph.rest, 0, len(graph.rest))
     unit = program.unit_bytes
     solved = solve(program, solver, 0, start.score[0] // unit, 10.0, 10.0)
     assert solved.values is not None
     assert solved.ended
-    order = list(lead_with_inputs(flow, program.order(solved.values)))
+    order = list(lead_with_inputs(graph, program.order(solved.values)))
     assert allowed(problem, order, "group")
     assert max(peak_by_definition(problem, order)) == lowest
     assert solved.bound * unit <= lowest
@@ -52,12 +52,12 @@ def test_program_of_the_whole_graph_is_exact(problem: Problem, solver: Solver) -
 @given(problems(max_steps=16), st.integers(0, 6), st.integers(1, 8))
 def test_hints_are_the_order_so_far(problem: Problem, begin: int, length: int) -> None:
     """The program's own reckoning of a window, at the hinted values, is that of the judge."""
-    flow = flow_of(problem)
-    begin = min(begin, len(flow.rest))
-    end = min(begin + length, len(flow.rest))
-    program = program_of(flow, flow.rest, begin, end)
-    profile = peak_by_definition(problem, list(lead_with_inputs(flow, flow.rest)))[len(flow.first) :]
-    assert program.order(program.hints) == list(flow.rest[begin:end])
+    graph = memory_graph_of(problem)
+    begin = min(begin, len(graph.rest))
+    end = min(begin + length, len(graph.rest))
+    program = program_of(graph, graph.rest, begin, end)
+    profile = peak_by_definition(problem, list(lead_with_inputs(graph, graph.rest)))[len(graph.first) :]
+    assert program.order(program.hints) == list(graph.rest[begin:end])
     steps = [step.constant + sum(c * program.hints[x] for x, c in step.terms.items()) for step in program.steps]
     assert [step * program.unit_bytes for step in steps] == profile[begin:end]
     for terms, bound in program.rows:
@@ -70,8 +70,8 @@ def test_reductions_leave_a_chain_without_variables() -> None:
     storages = tuple(Storage(8) for _ in range(20))
     nodes = [Node("n0", Kind.COMPUTE, (), (0,), ())]
     nodes += [Node(f"n{k}", Kind.COMPUTE, (k - 1,), (k,), (k - 1,)) for k in range(1, 20)]
-    flow = flow_of(Problem("chain", tuple(nodes), storages))
-    program = program_of(flow, flow.rest, 0, 20)
+    graph = memory_graph_of(Problem("chain", tuple(nodes), storages))
+    program = program_of(graph, graph.rest, 0, 20)
     assert program.variables == 0
     assert program.unit_bytes == 8
     assert [step.constant for step in program.steps] == [1, *[2] * 19]

@@ -16,7 +16,7 @@ from overlap_sched.peak_memory.best import ORDERS, best_order
 from overlap_sched.peak_memory.cut import cheapest_state
 from overlap_sched.peak_memory.descend import eager
 from overlap_sched.peak_memory.floor import floor_bytes, floor_profile
-from overlap_sched.peak_memory.flow import flow_of, lead_with_inputs
+from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.published import lpmf
 from overlap_sched.peak_memory.repair import judged
 from overlap_sched.peak_memory.search import search
@@ -54,8 +54,8 @@ def lowest_peak(problem: Problem, preserve: Preserve) -> int:
 
 @given(problems(max_steps=20), st.sampled_from(sorted(ORDERS)), PRESERVES)
 def test_simple_orders_are_valid(problem: Problem, name: str, preserve: Preserve) -> None:
-    flow = flow_of(problem, preserve)
-    assert allowed(problem, list(lead_with_inputs(flow, ORDERS[name](flow))), preserve)
+    graph = memory_graph_of(problem, preserve)
+    assert allowed(problem, list(lead_with_inputs(graph, ORDERS[name](graph))), preserve)
 
 
 @given(problems(max_steps=20), PRESERVES, st.integers(0, 2))
@@ -82,18 +82,18 @@ def test_small_graphs_are_solved_and_proven(problem: Problem, preserve: Preserve
 @SMALL
 @given(problems(max_steps=5), st.booleans(), st.integers(-2, 2))
 def test_search_of_the_whole_graph_is_exact(problem: Problem, backward: bool, above: int) -> None:
-    flow = flow_of(problem, "none")
-    assume(flow.rest)
+    graph = memory_graph_of(problem, "none")
+    assume(graph.rest)
 
     def highest_step(order: list[int]) -> int:
         profile = dict(zip(order, peak_by_definition(problem, order), strict=True))
-        return max(profile[v] for v in flow.rest)
+        return max(profile[v] for v in graph.rest)
 
     lowest = min(highest_step(order) for order in few_orders(problem))
-    found = search(flow, flow.rest, 0, len(flow.rest), lowest + above, 10**6, backward)
+    found = search(graph, graph.rest, 0, len(graph.rest), lowest + above, 10**6, backward)
     assert found.answer == ("found" if above >= 0 else "none")
     if found.answer == "found":
-        assert highest_step(list(lead_with_inputs(flow, found.order))) <= lowest + above
+        assert highest_step(list(lead_with_inputs(graph, found.order))) <= lowest + above
     else:
         assert lowest + above < found.refused_bytes <= lowest
 
@@ -102,10 +102,10 @@ def test_search_of_the_whole_graph_is_exact(problem: Problem, backward: bool, ab
 @given(problems(max_steps=5), PRESERVES)
 def test_search_everywhere_ends_with_the_lowest_peak_and_its_proof(problem: Problem, preserve: Preserve) -> None:
     lowest = lowest_peak(problem, preserve)
-    flow = flow_of(problem, preserve)
-    start = judged(flow, flow.rest)
+    graph = memory_graph_of(problem, preserve)
+    start = judged(graph, graph.rest)
     assume(start.peak_node >= 0)
-    lowered, bound, _ = search_everywhere(flow, start, 0, 10**6)
+    lowered, bound, _ = search_everywhere(graph, start, 0, 10**6)
     assert (lowered.score[0], bound) == (lowest, lowest)
 
 
@@ -114,23 +114,23 @@ def test_search_everywhere_ends_with_the_lowest_peak_and_its_proof(problem: Prob
 def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
     orders = few_orders(problem)
     profiles = [dict(zip(order, peak_by_definition(problem, order), strict=True)) for order in orders]
-    flow = flow_of(problem, "none")
-    floor = floor_profile(flow)
-    for v in flow.rest:
+    graph = memory_graph_of(problem, "none")
+    floor = floor_profile(graph)
+    for v in graph.rest:
         least = min(profile[v] for profile in profiles)
-        cut = cheapest_state(flow, v)
+        cut = cheapest_state(graph, v)
         assert cut is not None
         assert cut.live_bytes == least
         assert floor[v] <= least
-    assert floor_bytes(flow) <= min(max(profile.values()) for profile in profiles)
+    assert floor_bytes(graph) <= min(max(profile.values()) for profile in profiles)
 
 
 @given(problems(max_steps=20), st.integers(0, 1000))
 def test_walks_know_what_each_step_costs(problem: Problem, seed: int) -> None:
-    flow = flow_of(problem, "none")
-    order = [v for v in random_order(problem, seed) if v not in set(flow.first)]
-    profile = dict(zip((*flow.first, *order), memory_profile(problem, lead_with_inputs(flow, order)), strict=True))
-    for walk, nodes in ((Forward(flow), order), (Backward(flow), order[::-1])):
+    graph = memory_graph_of(problem, "none")
+    order = [v for v in random_order(problem, seed) if v not in set(graph.first)]
+    profile = dict(zip((*graph.first, *order), memory_profile(problem, lead_with_inputs(graph, order)), strict=True))
+    for walk, nodes in ((Forward(graph), order), (Backward(graph), order[::-1])):
         for v in nodes:
             assert v in walk.ready
             before = (walk.live_bytes, list(walk.rise), list(walk.net), dict(walk.ready))
@@ -144,11 +144,11 @@ def test_walks_know_what_each_step_costs(problem: Problem, seed: int) -> None:
 @given(problems(max_steps=20))
 def test_lpmf_picks_what_torch_would(problem: Problem) -> None:
     """Every pick has the least key among all ready nodes, as torch compares them."""
-    flow = flow_of(problem, "none")
-    order = lpmf(flow)
-    walk = Forward(flow)
-    ends = flow.problem.nodes[-1].use
-    at_end = flow.always_bytes + sum(flow.size[s] for s in {*flow.kept, *(s for s in ends if flow.users[s])})
+    graph = memory_graph_of(problem, "none")
+    order = lpmf(graph)
+    walk = Forward(graph)
+    ends = graph.problem.nodes[-1].use
+    at_end = graph.always_bytes + sum(graph.size[s] for s in {*graph.kept, *(s for s in ends if graph.users[s])})
     most = max(walk.live_bytes, at_end)
     for v in order:
         gap = most - walk.live_bytes
@@ -216,9 +216,9 @@ def wide(n: int) -> Problem:
 def test_work_of_an_eager_order_grows_with_the_graph(backward: bool) -> None:
     steps = []
     for n in (500, 4000):
-        flow = flow_of(wide(n))
-        walk = (Backward if backward else Forward)(flow)
-        eager(flow, flow.rest, backward=backward, walk=walk)
+        graph = memory_graph_of(wide(n))
+        walk = (Backward if backward else Forward)(graph)
+        eager(graph, graph.rest, backward=backward, walk=walk)
         steps.append(walk.steps)
     assert steps == [500, 4000]  # every node is run once, nothing is undone
 
@@ -245,11 +245,11 @@ def test_arguments_that_cannot_be(arguments: dict[str, object], text: str) -> No
 
 
 def test_flow_sorts_storages() -> None:
-    flow = flow_of(EXAMPLE)
-    assert flow.always_bytes == 2**20  # w, pinned
-    assert flow.given == (1,)  # x, given up by the caller
-    assert flow.kept == ()
-    assert flow.rest == tuple(range(2, 10))
+    graph = memory_graph_of(EXAMPLE)
+    assert graph.always_bytes == 2**20  # w, pinned
+    assert graph.given == (1,)  # x, given up by the caller
+    assert graph.kept == ()
+    assert graph.rest == tuple(range(2, 10))
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -268,10 +268,10 @@ def test_a_climb_that_ends_higher_is_a_choice_not_a_free_move(backward: bool) ->
     )
     problem = Problem("climb", nodes, tuple(Storage(size) for size in (8, 4, 20, 2, 16)))
     lowest = min(max(peak_by_definition(problem, order)) for order in all_orders(problem))
-    flow = flow_of(problem, "none")
+    graph = memory_graph_of(problem, "none")
     assert lowest == 20
-    assert search(flow, flow.rest, 0, len(flow.rest), lowest, 10**6, backward).answer == "found"
-    assert search(flow, flow.rest, 0, len(flow.rest), lowest - 1, 10**6, backward).answer == "none"
+    assert search(graph, graph.rest, 0, len(graph.rest), lowest, 10**6, backward).answer == "found"
+    assert search(graph, graph.rest, 0, len(graph.rest), lowest - 1, 10**6, backward).answer == "none"
 
 
 def test_where_nothing_is_gained_the_order_stays_byte_for_byte() -> None:

@@ -1,4 +1,4 @@
-"""What the memory searches see of a problem: which bytes come and go with which node, and what must run first.
+"""A problem as the memory searches see it: which bytes come and go with which node, and what must run first.
 
 Storages sort into four kinds by the rules of :mod:`overlap_sched.judge.liveness`:
 
@@ -19,7 +19,7 @@ from overlap_sched.problem import Kind, Order, Problem
 
 
 @dataclass(frozen=True)
-class Flow:
+class MemoryGraph:
     """Bytes and precedence of a problem, ready to be walked in either direction.
 
     Attributes:
@@ -65,8 +65,8 @@ class Flow:
         return tuple(v for v in range(len(self.makes)) if v not in first)
 
 
-def flow_of(problem: Problem, preserve: Preserve = "group") -> Flow:
-    """The flow of a problem; ``preserve`` as in :attr:`overlap_sched.options.Options.preserve_collective_order`."""
+def memory_graph_of(problem: Problem, preserve: Preserve = "group") -> MemoryGraph:
+    """Of a problem; ``preserve`` as in :attr:`overlap_sched.options.Options.preserve_collective_order`."""
     nodes, storages = problem.nodes, problem.storages
     users: list[list[int]] = [[] for _ in storages]
     for v, node in enumerate(nodes):
@@ -96,7 +96,7 @@ def flow_of(problem: Problem, preserve: Preserve = "group") -> Flow:
                     freeable[s] = True
         makes.append(tuple(made))
     before, after = _precedence(problem, preserve)
-    return Flow(
+    return MemoryGraph(
         problem=problem,
         always_bytes=always,
         size=tuple(storage.bytes for storage in storages),
@@ -129,6 +129,6 @@ def _precedence(
     return tuple(map(tuple, before)), tuple(map(tuple, after))
 
 
-def lead_with_inputs(flow: Flow, order: Iterable[int]) -> Order:
-    """An order of :attr:`Flow.rest` made one of all nodes."""
-    return (*flow.first, *order)
+def lead_with_inputs(graph: MemoryGraph, order: Iterable[int]) -> Order:
+    """An order of :attr:`MemoryGraph.rest` made one of all nodes."""
+    return (*graph.first, *order)

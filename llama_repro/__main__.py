@@ -30,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m llama_repro", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m llama_repro",
+        description="Run all schedulers on Llama backward graphs; print a table of each, and draw two pictures.",
+    )
     parser.add_argument(
         "--config",
         nargs="+",

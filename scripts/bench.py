@@ -148,10 +148,25 @@ def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", type=Path, help="problem files (default: the benchmark's own graphs)")
-    parser.add_argument("--comm-scale", nargs="+", type=float, default=[1.0, 4.0], help="networks (default: 1 4)")
-    parser.add_argument("--effort", type=int, default=Options().effort, help="runs per graph (default: %(default)s)")
+    parser.add_argument(
+        "--comm-scale",
+        metavar="X",
+        nargs="+",
+        type=float,
+        default=[1.0, 4.0],
+        help="networks: how many times as long collectives take (default: 1 4)",
+    )
+    parser.add_argument(
+        "--effort",
+        metavar="N",
+        type=int,
+        default=Options().effort,
+        help="scheduling runs per graph, the best kept (default: %(default)s)",
+    )
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own pass")
-    parser.add_argument("--ablate", action="store_true", help="also without each idea of the scheduler")
+    parser.add_argument(
+        "--ablate", action="store_true", help="also run the scheduler with each of its ideas switched off"
+    )
     parser.add_argument("--full", action="store_true", help="more graphs, every ablation, a million nodes")
     parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json, and tables as STEM-DATE.md")
     return parser

@@ -78,8 +78,14 @@ def watched() -> Iterator[tuple[Spent, Spent]]:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", default=["tiny", "small"], help="names of scripts/train.py (tiny small)")
-    parser.add_argument("--repeat", type=int, default=3, help="warm compilations (3)")
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        default=["tiny", "small"],
+        metavar="SIZE",
+        help="sizes of scripts/train.py (default: tiny small)",
+    )
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="warm compilations (default: 3)")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -102,7 +108,7 @@ def main() -> None:
 
 
 def compiled(model: str) -> tuple[Spent, Spent]:
-    """One step, compiled anew."""
+    """One step, compiled again."""
     torch._dynamo.reset()
     trainer = make_trainer(parse(["--model", model]), World(0, RANKS, torch.device("cpu"), "gloo"))
     with watched() as spent, overlap_sched.enabled():

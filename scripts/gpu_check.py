@@ -43,12 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--config", choices=list(CONFIGS), help="which model (default: llama3-8b; on the CPU: tiny)")
-    parser.add_argument("--layers", type=_count, help="how many of its layers (default: 4; on the CPU: all)")
+    parser.add_argument(
+        "--layers", metavar="N", type=_count, help="how many of its layers (default: 4; on the CPU: all)"
+    )
     parser.add_argument(
         "--orders", nargs="+", choices=ORDERS, default=ORDERS, help="which orders; the original one always runs"
     )
-    parser.add_argument("--headroom", default="0", help="of ours: bytes, 1GiB, 5%% (default: 0)")
-    parser.add_argument("--repeat", type=_count, default=7, help="timed runs of each order (default: 7)")
+    parser.add_argument("--headroom", default="0", metavar="SIZE", help="of our order: bytes, 1GiB, 5%% (default: 0)")
+    parser.add_argument("--repeat", metavar="N", type=_count, default=7, help="timed runs of each order (default: 7)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
     parser.add_argument("--no-plugin", action="store_true", help="leave out the plug-in of torch.compile")
     parser.add_argument("--json", metavar="OUT", type=Path, help="write a record")

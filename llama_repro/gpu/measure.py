@@ -20,7 +20,7 @@ from llama_repro.gpu.values import live_bytes
 from overlap_sched.problem import Kind
 
 Inputs = Callable[[], list[Any]]
-"""Makes the inputs of a program anew: a run gives them up."""
+"""Makes the inputs of a program for each run, which gives them up."""
 
 WARM_UPS = 2
 _HEAD_START = 1.5

@@ -61,7 +61,7 @@ def no_caches() -> Iterator[None]:
 
 
 def _step(device: torch.device, switched: Callable[[], Any]) -> list[Tensor]:
-    """Loss and gradients of one step, compiled anew and without caches."""
+    """Loss and gradients of one step, compiled again and without caches."""
     generator = torch.Generator(device).manual_seed(0)
 
     def drawn(rows: int, columns: int) -> Tensor:

@@ -73,7 +73,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise GoldenError(f"{path} cannot be read: {error}. Make it anew with --update-golden.") from None
+        raise GoldenError(f"{path} cannot be read: {error}. Make it again with --update-golden.") from None
 
 
 def _torch_version() -> str:

@@ -83,7 +83,7 @@ def _training(group: argparse._ArgumentGroup) -> None:
     add("--accumulate", type=int, default=1, metavar="N", help="micro batches per step (default: 1)")
     add("--steps", type=int, default=20, metavar="N", help="steps in all, those before a resume included (default: 20)")
     add("--lr", type=float, default=3e-4, help="learning rate of AdamW (default: 3e-4)")
-    add("--seed", type=int, default=0, help="of the first weights and of the data")
+    add("--seed", type=int, default=0, help="seed of the first weights and of the data (default: 0)")
 
 
 def _scheduling(group: argparse._ArgumentGroup) -> None:
@@ -91,12 +91,27 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
     add("--scheduler", default="overlap_sched", choices=SCHEDULERS, help="who orders graphs (default: overlap_sched)")
     add("--headroom", default=str(default.headroom), metavar="SIZE", help="bytes, 1GiB or 5%% above the original peak")
     add("--budget", default=default.budget, choices=("peak", "profile"), help="what the headroom is added to")
-    add("--memory-model", default=default.memory_model, choices=("runtime", "tracker"), help="see Options")
-    add("--preserve-collective-order", default="none", choices=("none", "group", "all"), help="keep launch orders")
-    add("--base", default=default.base, choices=get_args(Base), help="the order to start from, see Options")
-    add("--effort", type=int, default=default.effort, metavar="N", help="scheduling runs, the best kept")
+    add(
+        "--memory-model",
+        default=default.memory_model,
+        choices=("runtime", "tracker"),
+        help="what counts as live (default: runtime)",
+    )
+    add(
+        "--preserve-collective-order",
+        default="none",
+        choices=("none", "group", "all"),
+        help="keep them in each group, or in all",
+    )
+    add("--base", default=default.base, choices=get_args(Base), help="the order to start from (default: original)")
+    add("--effort", type=int, default=default.effort, metavar="N", help="scheduling runs, the best kept (default: 4)")
     add("--strict", action="store_true", help="raise instead of keeping the original order")
-    add("--agreement", default=default.agreement, choices=("digest", "none"), help="compare orders among ranks")
+    add(
+        "--agreement",
+        default=default.agreement,
+        choices=("digest", "none"),
+        help="use an order only where all ranks agree",
+    )
     add(
         "--costs",
         default="measured",
@@ -109,12 +124,12 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
         metavar="GB/S",
         help="on the CPU: collectives take as long as over a link of this bandwidth, without processor time",
     )
-    add("--predict", action="store_true", help="with none: read the graphs, to predict their figures")
+    add("--predict", action="store_true", help="with --scheduler none: read the graphs, and predict their figures")
 
 
 def _files(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--checkpoint", type=Path, metavar="DIR", help="save here, and resume from what is here")
     add("--checkpoint-every", type=int, default=0, metavar="N", help="steps between two saves (default: at the end)")
-    add("--measure", action="store_true", help="profile one step more: exposed time and memory as they really were")
+    add("--measure", action="store_true", help="profile one more step: exposed time and memory as measured")
     add("--json", type=Path, metavar="OUT", help="write losses, times and figures as JSON")

@@ -3,7 +3,7 @@
     DIR/step-00000100/config.json   what was trained, compared before anything is loaded
     DIR/step-00000100/rank-0.pt     shards and optimizer state of a rank
 
-All ranks must see one file system. Resuming needs as many ranks as saved: shards are not divided anew.
+All ranks must see one file system. Resuming needs as many ranks as saved: shards are not divided again.
 """
 
 import json

@@ -86,7 +86,7 @@ def test_figures_that_got_worse_are_named_and_others_not(measured, tmp_path):
 
 def test_missing_golden_numbers_are_told(measured, tmp_path):
     path = tmp_path / "golden.json"
-    with pytest.raises(GoldenError, match=r"golden.json cannot be read: .* Make it anew with --update-golden."):
+    with pytest.raises(GoldenError, match=r"golden.json cannot be read: .* Make it again with --update-golden."):
         golden.worse_than_golden(measured, path)
     path.write_text("{}")
     with pytest.raises(GoldenError) as caught:

@@ -129,6 +129,11 @@ class _Tables:
         self.before = [_bits(b) for b in before]
         self.users = [_bits(reference.order[at] for at in users) for users in reference.users]
         self.waits = {v: _bits(w) for v, w in problem.waits.items()}
+        level_us = reference.priorities().bottom_level_us
+        self.waited_us = {  # per collective: the longest path from its start to the end through its waits
+            v: self.nodes[v].time_us + max((level_us[w] for w in problem.waits.get(v, ())), default=0.0)
+            for v in problem.collectives
+        }
         self.groups = {group: k for k, group in enumerate(problem.groups)}
         self.of_group = [
             _bits(v for v in problem.collectives if problem.nodes[v].group == group) for group in self.groups
@@ -216,8 +221,9 @@ class _Tables:
                 bound_us = max(bound_us, max(clock_us, free_us) + left_us)
         for v in state.ready:
             node, at_us = self.nodes[v], clock_us
-            if node.kind is Kind.COLLECTIVE:
-                at_us = max(at_us, state.free_us[self.groups[node.group or ""]])
+            if node.kind is Kind.COLLECTIVE:  # who needs its launch only does not wait for its stream
+                start_us = max(at_us, state.free_us[self.groups[node.group or ""]])
+                bound_us = max(bound_us, start_us + self.waited_us[v])
             elif node.kind is Kind.WAIT:
                 at_us = max(at_us, self._finish_us(state, v))
             bound_us = max(bound_us, at_us + level_us[v])

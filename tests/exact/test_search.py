@@ -2,10 +2,13 @@
 
 from itertools import islice
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from overlap_sched.problem import Problem
+from overlap_sched.problem import Group, Kind, Node, Problem
+from overlap_sched.scheduler.beam_search import beam_search
+from overlap_sched.scheduler.reference import Reference
 from tests.support.exact import cpsat
 from tests.support.exact.graphs import SEEDS, small_graph
 from tests.support.exact.search import TooLargeError, shortest_step
@@ -76,3 +79,19 @@ def test_the_search_gives_up_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.exact.search.MOST_PATHS", 10)
     with pytest.raises(TooLargeError, match=r"^forward-0: more than 10 paths$"):
         shortest_step(small_graph(SEEDS[0]), 2**60)
+
+
+def test_what_needs_a_launch_only_does_not_wait_for_its_stream() -> None:
+    """`second` is launched behind `first`, which takes 1 us; `after` needs its launch only: 1 us in all."""
+    nodes = (
+        Node("first", Kind.COLLECTIVE, (), (), (), 1.0, "all_gather", "fsdp"),
+        Node("view", Kind.COMPUTE, (0,)),
+        Node("second", Kind.COLLECTIVE, (1,), (), (), 0.0, "all_gather", "fsdp"),
+        Node("after", Kind.COMPUTE, (0, 1, 2), (), (), 1.0),
+    )
+    problem = Problem("launches", nodes, (), {"fsdp": Group(8, True)})
+    found = shortest_step(problem, 0)
+    assert found is not None
+    assert found.step_us == 1.0
+    reference = Reference(problem, problem.original_order)
+    assert beam_search(reference, np.array(0), (), 1.5, 8).step_us == 1.0

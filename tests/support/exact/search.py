@@ -172,7 +172,7 @@ class _Search:
         for v in left.ready:
             k = self.stream[v]
             begin = path.free_us[k] if k >= 0 else path.end_us(self.nodes[v].collective)
-            least = max(least, begin + self.facts.tail_us[v])
+            least = max(least, begin + self.facts.tail_us[v], path.clock_us + self.facts.launched_us[v])
         return least
 
     def left(self, done: int) -> _Left:

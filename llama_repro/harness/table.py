@@ -59,7 +59,7 @@ def _caption(measured: Measured) -> str:
     bound = duration(measured.entries[0].row.bound_us)
     lines = [f"Simulated. gap: above the lower bound on any order's step, {bound}. pass: wall clock."]
     if lift_s:
-        lines[0] += " * made in this memory model. Ours with lifting."
+        lines.append("*: the memory model that the order was made in. pass of ours: with lifting the graph.")
     if measured.graph in PUBLISHED_GB:
         lines.append("Published: peaks of torch's llama1d_bwd, tracker model; torch's pass counts a GB as 2^30 bytes.")
     return "\n".join(lines)

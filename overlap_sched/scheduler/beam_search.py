@@ -135,9 +135,6 @@ class _Tables:
             for v in problem.collectives
         }
         self.groups = {group: k for k, group in enumerate(problem.groups)}
-        self.of_group = [
-            _bits(v for v in problem.collectives if problem.nodes[v].group == group) for group in self.groups
-        ]
 
     def start(self) -> _State:
         """Nothing has run."""

@@ -74,8 +74,6 @@ def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArra
             moved = shift(task, task.remeasured(best, order), limit)
             if moved.step_us < made.step_us:
                 made = replace(moved, reasons={**best.reasons, **dict.fromkeys(deferred, "deferred")})
-            elif made is not shifted:
-                break  # fewer are no better
             if timeline.step_us - made.step_us >= _ENOUGH * hoped_us:
                 break
         jobs = jobs[: len(jobs) // 2]

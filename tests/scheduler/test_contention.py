@@ -56,7 +56,6 @@ def test_knowing_of_contention_is_never_worse_than_ignoring_it(problem: Problem,
     assert schedule(problem, options).scheduled.step_us <= replay(problem, ignored.order).step_us * (1 + 1e-9)
 
 
-@pytest.mark.slow
 def test_on_a_real_graph_too() -> None:
     """Greedy runs that know of the contention end at 255.1 ms; those that ignore it, shifted at the end, at 248.2."""
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz", comm_scale=4)

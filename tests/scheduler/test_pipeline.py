@@ -22,6 +22,7 @@ from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.portfolio import lowest_peak
+from overlap_sched.scheduler.result import Work
 from tests.support.graphs import problems
 from tests.support.layers import layers
 from tests.support.oracle import INSTANCES, all_orders, peak_by_definition
@@ -189,6 +190,27 @@ def test_more_effort_starts_from_the_lowest_peak_too(
     assert result.scheduled.peak_bytes <= result.original.peak_bytes
 
 
+def test_a_run_that_cannot_win_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run knows the best step so far; one that gives up has put fewer nodes into its sets than there are."""
+    portfolio = importlib.import_module("overlap_sched.scheduler.portfolio")
+    problem, known, given_up = layers(12), [], 0
+    run = portfolio.list_schedule
+
+    def watched(*arguments: Any) -> Any:
+        made = run(*arguments)
+        known.append(arguments[-1])
+        nonlocal given_up
+        given_up += isinstance(made, Work) and made.rescored < len(problem.nodes)
+        return made
+
+    monkeypatch.setattr(portfolio, "list_schedule", watched)
+    result = schedule(problem, Options(effort=7))
+    assert known == sorted(known, reverse=True)
+    assert known[0] == pytest.approx(result.original.step_us)
+    assert known[-1] < known[0]
+    assert given_up
+
+
 def test_other_memory_model_is_an_error() -> None:
     with pytest.raises(MemoryModelError) as caught:
         schedule(EXAMPLE, Options(memory_model="tracker"))
@@ -335,8 +357,8 @@ def test_from_the_lowest_peak(problem: Problem, base: Any, effort: int) -> None:
     assert violation(problem, result.order) is None
     assert result.scheduled.peak_bytes <= result.original.peak_bytes
     assert result.scheduled.step_us <= result.original.step_us * (1 + 1e-9)
+    assert result.scheduled.peak_bytes <= result.budget_bytes
     if base == "memory-peak" and result.order != problem.original_order:
-        assert result.scheduled.peak_bytes <= result.budget_bytes
         lowest = best_order(problem, "none", min(effort, 2)).peak_bytes
         assert result.base_bytes == lowest
 

@@ -6,18 +6,21 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap_sched import EXAMPLE, read_problem
+from overlap_sched import EXAMPLE, Options, read_problem
 from overlap_sched.analysis.robustness import robustness
 from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.precedence import launch_pairs, neighbours
-from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.shift import _Line, shifted
+from overlap_sched.scheduler.shift import _Line, shift, shifted
+from tests.judge.test_contention import contended, contentions
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
 
@@ -129,3 +132,16 @@ def test_pairs_are_kept() -> None:
     kept = shifted(LiveRanges(EXAMPLE), order, np.array(2**40), [(mm, gather)])
     assert free.index(gather) < free.index(mm)
     assert kept.index(mm) < kept.index(gather)
+
+
+@settings(max_examples=150)
+@given(problems(max_steps=20), contentions, st.integers(0, 99))
+def test_under_contention_the_phase_keeps_what_it_would_make_longer(
+    problem: Problem, contention: Contention, seed: int
+) -> None:
+    problem = contended(problem, contention)
+    task = Task(problem, Options(memory_model=problem.memory_model), 0)
+    best = task.measured(tuple(random_order(problem, seed)))
+    made = shift(task, best, np.array(2**61))
+    assert made.step_us <= best.step_us * (1 + SAME_STEP)
+    assert made.step_us == replay(problem, made.order).step_us

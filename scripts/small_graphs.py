@@ -25,7 +25,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from overlap_sched.analysis.relabel import relisted
+from overlap_sched.analysis.relabel import relabelled
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.best import ORDERS, best_order
@@ -102,7 +102,7 @@ def other_references(rows: Sequence[Row]) -> dict[str, list[float]]:
         listings += [lead_with_inputs(graph, make(graph)) for make in ORDERS.values()]
         steps = [row.scheduled_us]
         for listing in listings:
-            other = relisted(problem, listing)
+            other = relabelled(problem, listing)
             room = peak - peak_memory(other, other.original_order)[0]
             steps.append(schedule(other, Options(headroom=room)).scheduled.step_us if room >= 0 else math.inf)
         for what, tried in zip(gaps, (1, 2, len(steps)), strict=True):

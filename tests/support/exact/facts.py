@@ -14,7 +14,7 @@ class Facts(NamedTuple):
         keeps_bytes: Per node, the part of it that outlives the step.
         dying: (all users, bytes) of each storage that dies once they have run.
         inputs_bytes: Live from the start.
-        tail_us: Per node, the longest path from its begin to the end of the graph.
+        bottom_level_us: Per node, the longest path from its begin to the end of the graph.
         waits: Per node, its waits if it is a collective.
     """
 
@@ -23,7 +23,7 @@ class Facts(NamedTuple):
     keeps_bytes: list[int]
     dying: list[tuple[int, int]]
     inputs_bytes: int
-    tail_us: list[float]
+    bottom_level_us: list[float]
     waits: list[int]
 
 
@@ -53,19 +53,19 @@ def facts_of(problem: Problem) -> Facts:
         kept = sum(storages[s].bytes for s in node.alloc if stays or users[s])
         keeps.append(0 if node.kind is Kind.INPUT else kept)
     dying = [(users[s], size) for s, (size, pinned) in enumerate(storages) if users[s] and not pinned]
-    return Facts(need, takes, keeps, dying, inputs_bytes, _tails(problem, need), waits)
+    return Facts(need, takes, keeps, dying, inputs_bytes, _bottom_levels_us(problem, need), waits)
 
 
-def _tails(problem: Problem, need: list[int]) -> list[float]:
+def _bottom_levels_us(problem: Problem, need: list[int]) -> list[float]:
     """Whoever waits for a collective begins to end when it does; others that need it need its launch only."""
     nodes = problem.nodes
-    tails = [0.0] * len(nodes)
+    bottom_levels_us = [0.0] * len(nodes)
     for v in range(len(nodes) - 1, -1, -1):
         node = nodes[v]
-        tails[v] = 0.0 if node.kind is Kind.WAIT else node.time_us
+        bottom_levels_us[v] = 0.0 if node.kind is Kind.WAIT else node.time_us
         for w in range(v + 1, len(nodes)):
             if need[w] >> v & 1:
                 launched = node.kind is Kind.COLLECTIVE and nodes[w].collective != v
                 us = 0.0 if launched or node.kind is Kind.WAIT else node.time_us
-                tails[v] = max(tails[v], us + tails[w])
-    return tails
+                bottom_levels_us[v] = max(bottom_levels_us[v], us + bottom_levels_us[w])
+    return bottom_levels_us

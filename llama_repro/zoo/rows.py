@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from overlap_sched.analysis.relabel import relisted
+from overlap_sched.analysis.relabel import relabelled
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.addresses import plan_addresses
@@ -137,7 +137,7 @@ def collective_row(problem: Problem) -> CollectiveRow:
     graph = memory_graph_of(problem, "none")
     _, simple_s = timed(lambda: [make(graph) for make in ORDERS.values()])
     plain = schedule(problem, Options(memory_model=model))
-    base = relisted(problem, plan.order)
+    base = relabelled(problem, plan.order)
     room = plan.original_bytes - plan.peak_bytes
     loose = schedule(base, Options(memory_model=model, headroom=room))
     tight = schedule(base, Options(memory_model=model))

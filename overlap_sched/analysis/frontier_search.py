@@ -4,7 +4,7 @@ The scheduler reaches only orders of which every beginning fits the budget when 
 (:mod:`overlap_sched.analysis.relabel`), so what is listed decides. Within a budget it starts from::
 
     original, lowered   the original order, where it is above the budget with as little moved as brings it below
-    lowest              the order with the lowest peak: least like the original, most room
+    lowest              the order with the lowest peak: least like the original, most room; the first budgets only
     best so far         the shortest order known within the budget; before that, the next point above the budget
                         is lowered, too: the frontier has no cliff that moving a few nodes could avoid
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from overlap_sched.analysis.frontier_points import Point, bytes_text
-from overlap_sched.analysis.relabel import as_listed_before, relisted
+from overlap_sched.analysis.relabel import in_original_ids, relabelled
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
@@ -33,6 +33,8 @@ CLOSE = 0.01
 """A target is met with the least memory up to this part of the range of peaks."""
 LOWERING_STEPS = 8_000
 """Of the walk that lowers one order: what is not below the budget by then seldom gets there."""
+FROM_LOWEST = 3
+"""So many budgets start from the lowest peak, too; later ones inherit what it found through the best so far."""
 WORTH_LOWERING = 1e-3
 """Relative: a point above the budget is lowered where its step is so much shorter than the best within."""
 
@@ -78,7 +80,8 @@ class FrontierSearch:
         limit = "no limit" if budget_bytes == MAX_TOTAL_BYTES else bytes_text(budget_bytes)
         self.tell(f"budget {self.tried}: {limit}")
         self._schedule_from(self._lowered(self.original, budget_bytes), budget_bytes)
-        self._schedule_from(self._lowest, budget_bytes)
+        if self.tried <= FROM_LOWEST:
+            self._schedule_from(self._lowest, budget_bytes)
         above = next((point for point in self.points if point.peak_bytes > budget_bytes), None)
         best = self._best_within(budget_bytes)
         if above is not None and (best is None or above.step_us < best.step_us * (1 - WORTH_LOWERING)):
@@ -93,9 +96,9 @@ class FrontierSearch:
         if start is None or start.peak_bytes > budget_bytes or (start.order, budget_bytes) in self._tried:
             return
         self._tried.add((start.order, budget_bytes))
-        problem = relisted(self.problem, start.order)
+        problem = relabelled(self.problem, start.order)
         result = schedule(problem, replace(self.options, headroom=budget_bytes - start.peak_bytes))
-        self._found(as_listed_before(result.order, start.order))
+        self._found(in_original_ids(result.order, start.order))
 
     def _lowered(self, point: Point, budget_bytes: int) -> Point:
         """A point brought below a budget with few moves; the same one where it fits, or cannot be lowered."""

@@ -1,4 +1,4 @@
-"""The same problem listed in another order: what the scheduler then takes for the original one.
+"""The same problem with its nodes relabelled along another order, which the scheduler then takes for the original one.
 
 The scheduler can reach only orders of which every beginning fits the budget when the rest follows as listed. From a
 listing that needs less memory it reaches others, and budgets below the original peak.
@@ -12,7 +12,7 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Order, Problem
 
 
-def relisted(problem: Problem, order: Sequence[int]) -> Problem:
+def relabelled(problem: Problem, order: Sequence[int]) -> Problem:
     """The problem with node ``order[k]`` as its k-th; node k of the result is ``order[k]`` of the problem.
 
     Raises:
@@ -35,6 +35,6 @@ def relisted(problem: Problem, order: Sequence[int]) -> Problem:
     )
 
 
-def as_listed_before(order: Sequence[int], relisting: Sequence[int]) -> Order:
-    """An order of the relisted problem as one of the problem itself."""
-    return tuple(relisting[v] for v in order)
+def in_original_ids(order: Sequence[int], listing: Sequence[int]) -> Order:
+    """An order of the problem relabelled along ``listing``, in the ids of the problem itself."""
+    return tuple(listing[v] for v in order)

@@ -13,7 +13,7 @@ While z runs, some storages are live whatever the order: what z and its successo
 that is not finished by then holds at least one of its storages, or one that it still has to use; a finished one holds
 what it leaves to others. What fits beside z is a fractional knapsack of parts; all other compute has run before z::
 
-    step >= all compute before z or beside it - what can be deferred beyond z + longest path from z to the end
+    step >= all compute before z or beside it - what can be deferred beyond z + bottom level of z
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,26 +71,26 @@ def _ends_of_streams(problem: Problem) -> list[float]:
 
 def _narrow_places(problem: Problem, budget_bytes: int) -> list[float]:
     nodes, us = problem.nodes, compute_us(problem)
-    tail_us = [0.0] * len(nodes)  # longest path to the end, communication included, from the node's start
+    bottom_level_us = [0.0] * len(nodes)  # longest path to the end, communication included, from the node's start
     for v in range(len(nodes) - 1, -1, -1):
         waits = problem.waits.get(v, ())
-        launched = max([tail_us[w] for w in problem.successors[v] if w not in waits], default=0.0)
-        landed = max([tail_us[w] for w in waits], default=0.0)
+        launched = max([bottom_level_us[w] for w in problem.successors[v] if w not in waits], default=0.0)
+        completed = max([bottom_level_us[w] for w in waits], default=0.0)
         length_us = nodes[v].time_us if nodes[v].kind is Kind.COLLECTIVE else us[v]
-        tail_us[v] = max(launched + us[v], landed + length_us)
+        bottom_level_us[v] = max(launched + us[v], completed + length_us)
     size = [sum(problem.storages[s].bytes for s in {*node.alloc, *node.use}) for node in nodes]
     total_us = sum(us)
-    large = nlargest(_NARROW, ((size[v], v) for v in range(len(nodes)) if tail_us[v] > us[v] > 0))
+    large = nlargest(_NARROW, ((size[v], v) for v in range(len(nodes)) if bottom_level_us[v] > us[v] > 0))
     bounds = []
     for _, z in large:
         after = reached(problem.successors, [z]) - {z}
-        most_us = total_us - us[z] - sum(us[v] for v in after) + tail_us[z]
+        most_us = total_us - us[z] - sum(us[v] for v in after) + bottom_level_us[z]
         if most_us > total_us:
-            bounds.append(most_us - _put_off_us(problem, z, after, us, budget_bytes))
+            bounds.append(most_us - _deferred_us(problem, z, after, us, budget_bytes))
     return bounds
 
 
-def _put_off_us(problem: Problem, z: int, after: set[int], us: Sequence[float], budget_bytes: int) -> float:
+def _deferred_us(problem: Problem, z: int, after: set[int], us: Sequence[float], budget_bytes: int) -> float:
     """At most how much compute of what is neither before z nor after it can be left until z has run."""
     nodes, storages, maker = problem.nodes, problem.storages, problem.allocator
     before = reached(problem.predecessors, [z]) - {z}

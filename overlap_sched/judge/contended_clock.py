@@ -1,6 +1,6 @@
 """The judges' clock where compute and communication slow each other down (:mod:`overlap_sched.problem.contention`).
 
-A fluid model, exact between events. What runs advances at a constant rate until the next collective is finished or
+Processor sharing, exact between events. What runs advances at a constant rate until the next collective is finished or
 the compute at hand is; then rates are new::
 
     compute   |== alone ==|=== beside an all_gather: 1 / slowdown ===|

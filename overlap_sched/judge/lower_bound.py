@@ -13,7 +13,7 @@ For collectives u, v let c(u -> v) be the compute that must run after u has fini
 "Finished" means that a wait of u lies between: a node that merely needs u launched does not wait for it.
 Groups that share a link do its work at its rate at most, like one group: (c) and (d) then hold per link. While a
 collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
-from compute; start(v) and tails are those without contention, which only makes them later.
+from compute; start(v) and what is behind are those without contention, which only makes them later.
 
 One reachability bit set per side (Python integers, one bit per collective) and one matrix product over the
 nodes that take time: well under a second for ten thousand nodes. Above ``EXACT_NODES`` nodes the bound is the
@@ -48,28 +48,28 @@ def lower_bound_us(problem: Problem) -> float:
     finished, needed_by = reachability(problem)
     count = len(collectives)
     comm_us = np.array([nodes[v].time_us for v in collectives])
-    head, tail = np.zeros(count), np.zeros(count)
+    ahead_us, behind_us = np.zeros(count), np.zeros(count)
     between = np.zeros((count, count))  # [u, v]: c(u -> v)
     for low in range(0, len(busy), _ROWS):
         rows, rows_us = busy[low : low + _ROWS], busy_us[low : low + _ROWS]
         after = unpack([finished[v] for v in rows], count) * rows_us[:, None]
         before = unpack([needed_by[v] for v in rows], count)
-        head += rows_us @ before
-        tail += after.sum(axis=0)
+        ahead_us += rows_us @ before
+        behind_us += after.sum(axis=0)
         between += after.T @ before
 
-    start = head
+    start = ahead_us
     for k, v in enumerate(collectives):
         earlier = np.flatnonzero(unpack([finished[v]], count)[0])
         if len(earlier):
             start[k] = max(start[k], float((start[earlier] + comm_us[earlier] + between[earlier, k]).max()))
-    bounds.append(float((start + comm_us + tail).max()))
+    bounds.append(float((start + comm_us + behind_us).max()))
     contention = problem.contention
     lost_us = np.array([1 - 1 / contention.slowdown_of(nodes[v].op) for v in collectives]) * comm_us
     link = [contention.link_of(nodes[v].group) for v in collectives]
     for name in sorted(set(link)):
         mine = np.array([other == name for other in link])
-        bounds.append(float(start[mine].min() + comm_us[mine].sum() + tail[mine].min()))
+        bounds.append(float(start[mine].min() + comm_us[mine].sum() + behind_us[mine].min()))
         bounds.append(bounds[0] + float(lost_us[mine].sum()))
     return max(bounds)
 

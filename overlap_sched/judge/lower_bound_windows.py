@@ -33,6 +33,7 @@ WINDOW = 4096
 
 _NEVER = 2**62
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class _Chain:
 
     Attributes:
         at: Ids of the checkpoints, ascending; each is an ancestor of the next.
-        level: Per node, how many checkpoints it needs. reach: per node, the first that needs it (itself included).
+        level: Per node, how many checkpoints it needs. needed_at: per node, the first that needs it (itself included).
         path_us: Per node, the longest path that must be done before it, communication included.
     """
 
     at: list[int]
     level: list[int]
-    reach: list[int]
+    needed_at: list[int]
     path_us: list[float]
 
 
@@ -84,15 +85,15 @@ def _chain(problem: Problem, apart: int) -> _Chain:
         v = longest[v]
     at.reverse()
     index = {v: k for k, v in enumerate(at)}
-    level, reach = [0] * n, [_NEVER] * n
+    level, needed_at = [0] * n, [_NEVER] * n
     for v in range(n):
         for u in before[v]:
             level[v] = max(level[v], index[u] + 1 if u in index else level[u])
     for v in range(n - 1, -1, -1):
-        reach[v] = min(reach[v], index.get(v, _NEVER))
+        needed_at[v] = min(needed_at[v], index.get(v, _NEVER))
         for u in before[v]:
-            reach[u] = min(reach[u], reach[v])
-    return _Chain(at, level, reach, path)
+            needed_at[u] = min(needed_at[u], needed_at[v])
+    return _Chain(at, level, needed_at, path)
 
 
 class _WindowedBound:
@@ -105,7 +106,9 @@ class _WindowedBound:
         self.later: dict[int, tuple[float, int]] = {}  # compute that needs it, up to the checkpoint named
         checkpoints = set(chain.at)
         self.is_event = [node.kind is Kind.COLLECTIVE or v in checkpoints for v, node in enumerate(problem.nodes)]
-        self.first_use = {v: min((chain.reach[w] for w in waits), default=_NEVER) for v, waits in problem.waits.items()}
+        self.first_use = {
+            v: min((chain.needed_at[w] for w in waits), default=_NEVER) for v, waits in problem.waits.items()
+        }
 
     def see(self, low: int, high: int, first: bool, last: bool) -> None:
         """The window of nodes from ``low`` to ``high``."""
@@ -120,11 +123,11 @@ class _WindowedBound:
         before = unpack([needed_by[v - low] for v in busy], len(events))
         between = (after * us[:, None]).T @ before
         middle = low + (high - low) // 2
-        heads = [k for k, v in enumerate(events) if first or v >= middle or v not in self.start_us]
-        self._heads(low, events, heads, before, us, np.array([chain.reach[v] for v in busy]))
-        self._starts(low, events, heads, finished, between)
-        tails = [k for k, v in enumerate(events) if last or v < middle or v not in self.later]
-        self._tails(high, events, tails, after, us, np.array([chain.level[v] for v in busy]))
+        ahead = [k for k, v in enumerate(events) if first or v >= middle or v not in self.start_us]
+        self._ahead(low, events, ahead, before, us, np.array([chain.needed_at[v] for v in busy]))
+        self._starts(low, events, ahead, finished, between)
+        behind = [k for k, v in enumerate(events) if last or v < middle or v not in self.later]
+        self._behind(high, events, behind, after, us, np.array([chain.level[v] for v in busy]))
 
     def _reachability(self, low: int, high: int, events: Sequence[int]) -> tuple[list[int], list[int]]:
         """Per node of the window two bit sets over its events: finished before it, and those that need it."""
@@ -147,8 +150,14 @@ class _WindowedBound:
                     needed_by[u - low] |= needs
         return finished, needed_by
 
-    def _heads(
-        self, low: int, events: list[int], which: list[int], before: Floats, us: Floats, reach: npt.NDArray[np.int64]
+    def _ahead(
+        self,
+        low: int,
+        events: list[int],
+        which: list[int],
+        before: Floats,
+        us: Floats,
+        needed_at: Ints,
     ) -> None:
         """Compute that events need, by their base."""
         chain = self.chain
@@ -157,7 +166,7 @@ class _WindowedBound:
             mine = [k for k, b in zip(which, base, strict=True) if b == j]
             known = j >= 0 and chain.at[j] >= low
             before_base = self.head_us[chain.at[j]] + self.problem.nodes[chain.at[j]].time_us if known else 0.0
-            sums = (us * (reach > j) if known else us) @ before[:, mine]
+            sums = (us * (needed_at > j) if known else us) @ before[:, mine]
             for k, more in zip(mine, sums, strict=True):
                 self.head_us[events[k]] = before_base + float(more)
 
@@ -175,15 +184,13 @@ class _WindowedBound:
     def _finish_us(self, v: int) -> float:
         return self.start_us.get(v, 0.0) + self.problem.nodes[v].time_us
 
-    def _tails(
-        self, high: int, events: list[int], which: list[int], after: Floats, us: Floats, level: npt.NDArray[np.int64]
-    ) -> None:
+    def _behind(self, high: int, events: list[int], which: list[int], after: Floats, us: Floats, level: Ints) -> None:
         """Compute that needs events finished, up to the first checkpoint that does."""
         chain, nodes = self.chain, self.problem.nodes
         up_to = []
         for k in which:
             v = events[k]
-            j = self.first_use.get(v, _NEVER) if nodes[v].kind is Kind.COLLECTIVE else chain.reach[v] + 1
+            j = self.first_use.get(v, _NEVER) if nodes[v].kind is Kind.COLLECTIVE else chain.needed_at[v] + 1
             up_to.append(j if j < len(chain.at) and chain.at[j] < high else _NEVER)
         for j in sorted(set(up_to)):
             mine = [k for k, b in zip(which, up_to, strict=True) if b == j]

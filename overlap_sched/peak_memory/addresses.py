@@ -73,7 +73,7 @@ def plan_addresses(problem: Problem, order: Sequence[int], align_bytes: int = 51
     if isinstance(align_bytes, bool) or not isinstance(align_bytes, int) or align_bytes < 1:
         raise OptionsError(f"align_bytes is {align_bytes!r}; it is a whole number of bytes, 1 or more.")
     rounded = [
-        life._replace(bytes=-(-life.bytes // align_bytes) * align_bytes) for life in LiveRanges(problem).of(order)
+        span._replace(bytes=-(-span.bytes // align_bytes) * align_bytes) for span in LiveRanges(problem).of(order)
     ]
     offsets, found_by = place(rounded, len(order), effort)
     broken = address_violation(problem, order, offsets, align_bytes)
@@ -81,42 +81,42 @@ def plan_addresses(problem: Problem, order: Sequence[int], align_bytes: int = 51
         raise VerificationError(
             f"addresses of {problem.name!r} are not valid: {broken}. This is a bug: please report it."
         )
-    arena = max((offsets[life.storage] + life.bytes for life in rounded), default=0)
+    arena = max((offsets[span.storage] + span.bytes for span in rounded), default=0)
     return AddressPlan(offsets, arena, most_live(rounded, len(order)), align_bytes, found_by)
 
 
-def most_live(lives: Sequence[LiveRange], steps: int) -> int:
+def most_live(ranges: Sequence[LiveRange], steps: int) -> int:
     """The most bytes live at once."""
     change = np.zeros(steps + 1, np.int64)
-    for life in lives:
-        change[life.first] += life.bytes
-        change[life.last + 1] -= life.bytes
+    for span in ranges:
+        change[span.first] += span.bytes
+        change[span.last + 1] -= span.bytes
     return int(np.cumsum(change).max())
 
 
-def place(lives: Sequence[LiveRange], steps: int, effort: int) -> tuple[dict[int, int], str]:
+def place(ranges: Sequence[LiveRange], steps: int, effort: int) -> tuple[dict[int, int], str]:
     """Offsets by storage, and what found them."""
     offsets: dict[int, int] = {}
     bottom = 0
     moving = []
-    for life in lives:
-        if life.bytes and life.first == 0 and life.last == steps - 1:
-            offsets[life.storage] = bottom
-            bottom += life.bytes
-        elif life.bytes:
-            moving.append(life)
+    for span in ranges:
+        if span.bytes and span.first == 0 and span.last == steps - 1:
+            offsets[span.storage] = bottom
+            bottom += span.bytes
+        elif span.bytes:
+            moving.append(span)
         else:
-            offsets[life.storage] = 0
+            offsets[span.storage] = 0
     best, found_by = _place_moving(moving, steps, effort)
-    offsets.update({life.storage: bottom + at for life, at in zip(moving, best, strict=True)})
+    offsets.update({span.storage: bottom + at for span, at in zip(moving, best, strict=True)})
     return offsets, found_by
 
 
-def _place_moving(lives: Sequence[LiveRange], steps: int, effort: int) -> tuple[list[int], str]:
-    if not lives:
+def _place_moving(ranges: Sequence[LiveRange], steps: int, effort: int) -> tuple[list[int], str]:
+    if not ranges:
         return [], "size"
-    boxes = Boxes(lives)
-    least = most_live(lives, steps)
+    boxes = Boxes(ranges)
+    least = most_live(ranges, steps)
     best: tuple[int, str, list[int], Ints] | None = None
     for name, order in boxes.orders().items():
         offsets = boxes.place(order)
@@ -128,11 +128,11 @@ def _place_moving(lives: Sequence[LiveRange], steps: int, effort: int) -> tuple[
     assert best is not None
     arena, found_by, order, offsets = best
     if effort and arena > least:
-        climbed = boxes.climb(order, offsets, least, min(MOST_CLIMBS, CLIMB_BOXES // len(lives)) * effort)
+        climbed = boxes.climb(order, offsets, least, min(MOST_CLIMBS, CLIMB_BOXES // len(ranges)) * effort)
         if boxes.arena(climbed) < arena:
             arena, found_by, offsets = boxes.arena(climbed), "climbing", climbed
     if effort and arena > least:
-        swept = fit_within(lives, least, SWEEP_BOXES * effort)
+        swept = fit_within(ranges, least, SWEEP_BOXES * effort)
         if swept is not None:
             return swept, "sweep"
     return [int(at) for at in offsets], found_by
@@ -141,10 +141,10 @@ def _place_moving(lives: Sequence[LiveRange], steps: int, effort: int) -> tuple[
 class Boxes:
     """Storages as boxes in time and space, in arrays."""
 
-    def __init__(self, lives: Sequence[LiveRange]) -> None:
-        self.bytes = np.array([life.bytes for life in lives], np.int64)
-        self.first = np.array([life.first for life in lives], np.int64)
-        self.last = np.array([life.last for life in lives], np.int64)
+    def __init__(self, ranges: Sequence[LiveRange]) -> None:
+        self.bytes = np.array([span.bytes for span in ranges], np.int64)
+        self.first = np.array([span.first for span in ranges], np.int64)
+        self.last = np.array([span.last for span in ranges], np.int64)
 
     def orders(self) -> dict[str, list[int]]:
         """Orders of placement by name; ties go to who comes to life first."""

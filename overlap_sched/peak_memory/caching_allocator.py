@@ -134,9 +134,9 @@ def replay_allocator(problem: Problem, order: Sequence[int]) -> Reservation:
     """Run an order through the allocator: first the inputs, then what each step makes; what dies is freed behind it."""
     made: list[list[tuple[int, int]]] = [[] for _ in order]
     dead: list[list[int]] = [[] for _ in order]
-    for life in LiveRanges(problem).of(order):
-        made[life.first].append((life.storage, life.bytes))
-        dead[life.last].append(life.storage)
+    for span in LiveRanges(problem).of(order):
+        made[span.first].append((span.storage, span.bytes))
+        dead[span.last].append(span.storage)
     allocator = CachingAllocator()
     address: dict[int, int] = {}
     for born, gone in zip(made, dead, strict=True):

@@ -108,12 +108,12 @@ def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, Pea
     classify = _Classifier(problem, position, users, at)
     forced = _forced(problem, node)
     found = []
-    for life in LiveRanges(problem).of(order):
-        if life.first <= at <= life.last:
-            later = tuple(v for v in users[life.storage] if position[v] >= at)
-            kind = told.get(life.storage) or classify.kind(life)
-            maker = problem.allocator[life.storage]
-            found.append(PeakStorage(life.storage, life.bytes, kind, maker, later, life.storage in forced))
+    for span in LiveRanges(problem).of(order):
+        if span.first <= at <= span.last:
+            later = tuple(v for v in users[span.storage] if position[v] >= at)
+            kind = told.get(span.storage) or classify.kind(span)
+            maker = problem.allocator[span.storage]
+            found.append(PeakStorage(span.storage, span.bytes, kind, maker, later, span.storage in forced))
     found.sort(key=lambda it: (-it.bytes, it.storage))
     return Peak(problem, top, at, node, len(order), tuple(found))
 
@@ -137,7 +137,7 @@ class _Classifier:
         self.problem, self.position, self.users, self.at = problem, position, users, at
         nodes = problem.nodes
         self.backward = any(node.kind is Kind.INPUT and "tangents" in node.name for node in nodes)
-        self.flying: set[int] = set()
+        self.in_flight: set[int] = set()
         self.reduced: set[int] = set()
         self.gathered: set[int] = set()
         pinned_inputs = {
@@ -147,7 +147,7 @@ class _Classifier:
             own = [*nodes[v].alloc, *(s for s in nodes[v].use if s not in pinned_inputs)]
             waits = problem.waits.get(v, ())
             if position[v] <= at and any(position[w] >= at for w in waits):
-                self.flying.update(own)
+                self.in_flight.update(own)
             made = [*nodes[v].alloc, *(s for w in waits for s in nodes[w].alloc)]
             if nodes[v].op.startswith("all_gather"):
                 self.gathered.update(made)
@@ -159,21 +159,21 @@ class _Classifier:
             if in_place or (node.kind is Kind.OUTPUT and self.backward):
                 self.updating.update(node.use)
 
-    def kind(self, life: LiveRange) -> PeakKind:
+    def kind(self, span: LiveRange) -> PeakKind:
         """See the module."""
-        s = life.storage
+        s = span.storage
         maker = self.problem.nodes[self.problem.allocator[s]]
         if maker.kind is Kind.INPUT:
             return self._input(maker.name, s)
-        if s in self.flying:
+        if s in self.in_flight:
             return "collectives in flight"
         if s in self.reduced or s in self.updating:
             return "gradients"
         if s in self.gathered:
             return "gathered parameters"
-        touched = [life.first, *(self.position[v] for v in self.users[s])]
-        before = max((p for p in touched if p <= self.at), default=life.first)
-        after = min((p for p in touched if p >= self.at), default=life.last)
+        touched = [span.first, *(self.position[v] for v in self.users[s])]
+        before = max((p for p in touched if p <= self.at), default=span.first)
+        after = min((p for p in touched if p >= self.at), default=span.last)
         idle = max(IDLE_SHARE * len(self.problem.nodes), IDLE_STEPS)
         return "saved activations" if after - before >= idle else "temporaries"
 
@@ -184,4 +184,4 @@ class _Classifier:
             return "parameters"
         if "tangents" in name:
             return "gradients"
-        return "collectives in flight" if s in self.flying else "saved activations"
+        return "collectives in flight" if s in self.in_flight else "saved activations"

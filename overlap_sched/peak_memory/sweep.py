@@ -25,16 +25,16 @@ RULES: tuple[Rule, ...] = ("bytes", "area", "span")
 the work, since none is good everywhere."""
 
 
-def fit_within(lives: Sequence[LiveRange], limit: int, most_work: int) -> list[int] | None:
+def fit_within(ranges: Sequence[LiveRange], limit: int, most_work: int) -> list[int] | None:
     """Offsets, one per lifetime, with no end above the limit; ``None`` where there are none or it gave up.
 
     Args:
-        lives: What is to be placed, each larger than 0 bytes.
+        ranges: What is to be placed, each larger than 0 bytes.
         limit: Bytes.
         most_work: Give up after looking at so many boxes (a vector operation on 64 counts as one).
     """
     for rule in RULES:
-        sweep = _OffsetSearch(lives, limit, rule)
+        sweep = _OffsetSearch(ranges, limit, rule)
         found = sweep.offsets(most_work // len(RULES))
         if found is not None or sweep.work <= most_work // len(RULES):
             return found
@@ -44,21 +44,21 @@ def fit_within(lives: Sequence[LiveRange], limit: int, most_work: int) -> list[i
 class _OffsetSearch:
     """The state of the search: who is placed, and how high the boxes reach at each moment."""
 
-    def __init__(self, lives: Sequence[LiveRange], limit: int, rule: Rule = "bytes") -> None:
-        moments = sorted({life.first for life in lives})  # what is live changes upward at these only
+    def __init__(self, ranges: Sequence[LiveRange], limit: int, rule: Rule = "bytes") -> None:
+        moments = sorted({span.first for span in ranges})  # what is live changes upward at these only
         index = np.array(moments, np.int64)
         self.limit = limit
-        self.bytes = np.array([life.bytes for life in lives], np.int64)
-        self.begin = np.searchsorted(index, [life.first for life in lives])
-        self.end = np.searchsorted(index, [life.last for life in lives], side="right")
+        self.bytes = np.array([span.bytes for span in ranges], np.int64)
+        self.begin = np.searchsorted(index, [span.first for span in ranges])
+        self.end = np.searchsorted(index, [span.last for span in ranges], side="right")
         spans = self.end - self.begin
         self.prefers = {"bytes": self.bytes, "area": self.bytes * spans, "span": spans}[rule]
         self.top = np.zeros(len(moments), np.int64)
         self.rest = np.zeros(len(moments), np.int64)
-        for i in range(len(lives)):
+        for i in range(len(ranges)):
             self.rest[self.begin[i] : self.end[i]] += self.bytes[i]
-        self.least = np.zeros(len(lives), np.int64)  # where each open box would lie now
-        self.open = np.ones(len(lives), bool)
+        self.least = np.zeros(len(ranges), np.int64)  # where each open box would lie now
+        self.open = np.ones(len(ranges), bool)
         self.work = 0
         self.placed: list[tuple[int, int, Ints]] = []  # (box, its offset, the top before it)
 

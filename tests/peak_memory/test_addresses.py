@@ -31,22 +31,22 @@ def together(a: LiveRange, b: LiveRange) -> bool:
     return a.first <= b.last and b.first <= a.last
 
 
-def overlapping(lives: list[LiveRange], offsets: list[int]) -> list[tuple[int, int]]:
+def overlapping(ranges: list[LiveRange], offsets: list[int]) -> list[tuple[int, int]]:
     """Pairs that share a byte at a time, pair by pair."""
     return [
         (i, k)
-        for (i, a), (k, b) in itertools.combinations(enumerate(lives), 2)
+        for (i, a), (k, b) in itertools.combinations(enumerate(ranges), 2)
         if together(a, b) and offsets[i] < offsets[k] + b.bytes and offsets[k] < offsets[i] + a.bytes
     ]
 
 
-def smallest_arena(lives: list[LiveRange]) -> int:
+def smallest_arena(ranges: list[LiveRange]) -> int:
     """Of all orders of placement, each box at the lowest offset above all it lives with: one of them is the best."""
-    best = sum(life.bytes for life in lives)
-    for order in itertools.permutations(range(len(lives))):
+    best = sum(span.bytes for span in ranges)
+    for order in itertools.permutations(range(len(ranges))):
         ends: dict[int, int] = {}
         for i in order:
-            ends[i] = lives[i].bytes + max((ends[k] for k in ends if together(lives[i], lives[k])), default=0)
+            ends[i] = ranges[i].bytes + max((ends[k] for k in ends if together(ranges[i], ranges[k])), default=0)
         best = min(best, max(ends.values()))
     return best
 
@@ -54,8 +54,8 @@ def smallest_arena(lives: list[LiveRange]) -> int:
 @given(problems(max_steps=20), st.integers(0, 1000))
 def test_live_ranges_add_up_to_the_profile(problem: Problem, seed: int) -> None:
     order = random_order(problem, seed)
-    lives = LiveRanges(problem).of(order)
-    profile = [sum(life.bytes for life in lives if life.first <= at <= life.last) for at in range(len(order))]
+    ranges = LiveRanges(problem).of(order)
+    profile = [sum(span.bytes for span in ranges if span.first <= at <= span.last) for at in range(len(order))]
     assert profile == peak_by_definition(problem, order)
 
 
@@ -63,10 +63,10 @@ def test_live_ranges_add_up_to_the_profile(problem: Problem, seed: int) -> None:
 def test_no_two_storages_overlap(problem: Problem, seed: int, align: int, effort: int) -> None:
     order = random_order(problem, seed)
     plan = plan_addresses(problem, order, align, effort)
-    lives = LiveRanges(problem).of(order)
-    assert overlapping(lives, [plan.offsets[life.storage] for life in lives]) == []
+    ranges = LiveRanges(problem).of(order)
+    assert overlapping(ranges, [plan.offsets[span.storage] for span in ranges]) == []
     assert all(at >= 0 and at % align == 0 for at in plan.offsets.values())
-    assert plan.arena_bytes >= max((plan.offsets[life.storage] + life.bytes for life in lives), default=0)
+    assert plan.arena_bytes >= max((plan.offsets[span.storage] + span.bytes for span in ranges), default=0)
     assert plan.arena_bytes >= plan.peak_bytes >= max(peak_by_definition(problem, order))
     assert 0 <= plan.fragmentation < 1
     if align == 1:
@@ -76,14 +76,14 @@ def test_no_two_storages_overlap(problem: Problem, seed: int, align: int, effort
 @given(problems(max_steps=20), st.integers(0, 1000), st.data())
 def test_the_checker_finds_what_is_wrong(problem: Problem, seed: int, data: st.DataObject) -> None:
     order = random_order(problem, seed)
-    lives = [life for life in LiveRanges(problem).of(order) if life.bytes]
-    if not lives:
+    ranges = [span for span in LiveRanges(problem).of(order) if span.bytes]
+    if not ranges:
         return
     offsets = dict(plan_addresses(problem, order, 1).offsets)
     assert address_violation(problem, order, offsets) is None
-    moved = data.draw(st.sampled_from(lives))
+    moved = data.draw(st.sampled_from(ranges))
     offsets[moved.storage] = data.draw(st.integers(0, 12))
-    wrong = overlapping(lives, [offsets[life.storage] for life in lives])
+    wrong = overlapping(ranges, [offsets[span.storage] for span in ranges])
     assert (address_violation(problem, order, offsets) is not None) == bool(wrong)
 
 
@@ -102,30 +102,30 @@ def test_the_checker_in_words() -> None:
 
 @settings(max_examples=200)
 @given(BOXES)
-def test_sweep_is_exact(lives: list[LiveRange]) -> None:
-    smallest = smallest_arena(lives)
-    offsets = fit_within(lives, smallest, 10**6)
+def test_sweep_is_exact(ranges: list[LiveRange]) -> None:
+    smallest = smallest_arena(ranges)
+    offsets = fit_within(ranges, smallest, 10**6)
     assert offsets is not None
-    assert overlapping(lives, offsets) == []
-    assert max(at + life.bytes for at, life in zip(offsets, lives, strict=True)) <= smallest
-    assert fit_within(lives, smallest - 1, 10**6) is None
+    assert overlapping(ranges, offsets) == []
+    assert max(at + span.bytes for at, span in zip(offsets, ranges, strict=True)) <= smallest
+    assert fit_within(ranges, smallest - 1, 10**6) is None
 
 
 @given(BOXES, st.integers(0, 2))
-def test_placements_hold_and_effort_helps(lives: list[LiveRange], effort: int) -> None:
-    offsets, _ = place(lives, 12, effort)
-    assert overlapping(lives, [offsets[life.storage] for life in lives]) == []
-    easy, _ = place(lives, 12, 0)
-    assert max(offsets[life.storage] + life.bytes for life in lives) <= max(
-        easy[life.storage] + life.bytes for life in lives
+def test_placements_hold_and_effort_helps(ranges: list[LiveRange], effort: int) -> None:
+    offsets, _ = place(ranges, 12, effort)
+    assert overlapping(ranges, [offsets[span.storage] for span in ranges]) == []
+    easy, _ = place(ranges, 12, 0)
+    assert max(offsets[span.storage] + span.bytes for span in ranges) <= max(
+        easy[span.storage] + span.bytes for span in ranges
     )
 
 
 def test_climbing_and_sweep_help_where_no_order_does() -> None:
-    lives = lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0), (1, 1, 4), (2, 2, 3), (3, 5, 1), (1, 4, 2), (2, 6, 0)])
-    peak = smallest_arena(lives[:7])
-    found, _ = place(lives[:7], 10, 2)
-    assert max(found[life.storage] + life.bytes for life in lives[:7]) == peak
+    ranges = lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0), (1, 1, 4), (2, 2, 3), (3, 5, 1), (1, 4, 2), (2, 6, 0)])
+    peak = smallest_arena(ranges[:7])
+    found, _ = place(ranges[:7], 10, 2)
+    assert max(found[span.storage] + span.bytes for span in ranges[:7]) == peak
 
 
 def test_conflicts_are_counted_in_bytes() -> None:

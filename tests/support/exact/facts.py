@@ -14,7 +14,7 @@ class Facts(NamedTuple):
         keeps_bytes: Per node, the part of it that outlives the step.
         dying: (all users, bytes) of each storage that dies once they have run.
         inputs_bytes: Live from the start.
-        tail_us: Per node, the longest path from its begin to the end of the graph; of a collective, through its waits.
+        bottom_level_us: Per node, the longest path from its begin to the end; of a collective, through its waits.
         launched_us: Per node, the same from its launch through what needs its launch only; 0 for all but collectives.
         waits: Per node, its waits if it is a collective.
     """
@@ -24,7 +24,7 @@ class Facts(NamedTuple):
     keeps_bytes: list[int]
     dying: list[tuple[int, int]]
     inputs_bytes: int
-    tail_us: list[float]
+    bottom_level_us: list[float]
     launched_us: list[float]
     waits: list[int]
 
@@ -55,21 +55,21 @@ def facts_of(problem: Problem) -> Facts:
         kept = sum(storages[s].bytes for s in node.alloc if stays or users[s])
         keeps.append(0 if node.kind is Kind.INPUT else kept)
     dying = [(users[s], size) for s, (size, pinned) in enumerate(storages) if users[s] and not pinned]
-    return Facts(need, takes, keeps, dying, inputs_bytes, *_tails(problem, need), waits)
+    return Facts(need, takes, keeps, dying, inputs_bytes, *_bottom_levels(problem, need), waits)
 
 
-def _tails(problem: Problem, need: list[int]) -> tuple[list[float], list[float]]:
+def _bottom_levels(problem: Problem, need: list[int]) -> tuple[list[float], list[float]]:
     """Whoever waits for a collective begins to end when it does; others that need it need its launch only."""
     nodes = problem.nodes
-    tails, launched = [0.0] * len(nodes), [0.0] * len(nodes)
+    bottom, launched = [0.0] * len(nodes), [0.0] * len(nodes)
     for v in range(len(nodes) - 1, -1, -1):
         node = nodes[v]
-        tails[v] = 0.0 if node.kind is Kind.WAIT else node.time_us
+        bottom[v] = 0.0 if node.kind is Kind.WAIT else node.time_us
         for w in range(v + 1, len(nodes)):
             if need[w] >> v & 1:
-                after = max(tails[w], launched[w])
+                after = max(bottom[w], launched[w])
                 if node.kind is Kind.COLLECTIVE and nodes[w].collective != v:
                     launched[v] = max(launched[v], after)
                 else:
-                    tails[v] = max(tails[v], after if node.kind is Kind.WAIT else node.time_us + after)
-    return tails, launched
+                    bottom[v] = max(bottom[v], after if node.kind is Kind.WAIT else node.time_us + after)
+    return bottom, launched

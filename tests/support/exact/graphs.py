@@ -49,7 +49,7 @@ class _Builder:
         self.comm_us = self.draw.choice((10, 20, 40, 80))  # from well hidden to network bound
         self.groups = ("dp", "tp", "ep")[: self.draw.choice((1, 2, 2, 3))]
         self.late_waits = self.draw.random() < 0.3  # reductions are waited for at the end of the graph
-        self.flying: list[tuple[int, _Value, _Value]] = []
+        self.in_flight: list[tuple[int, _Value, _Value]] = []
         self.results: list[_Value] = []
 
     def us(self, mean: int) -> float:
@@ -79,8 +79,8 @@ class _Builder:
         )  # fmt: skip
         return v, value, _Value(v, s, mib)
 
-    def wait(self, flying: tuple[int, _Value, _Value]) -> _Value:
-        launch, source, result = flying
+    def wait(self, in_flight: tuple[int, _Value, _Value]) -> _Value:
+        launch, source, result = in_flight
         use = tuple(sorted((source.storage, result.storage)))
         return _Value(
             self.graph.add("wait", Kind.WAIT, deps=(launch,), use=use, collective=launch), result.storage, result.mib
@@ -95,15 +95,15 @@ class _Builder:
 
     def scatter(self, gradient: _Value) -> None:
         """The reduce_scatter of a weight gradient; its wait here, or at the end of the graph."""
-        flying = self.launch("reduce_scatter", gradient, max(1, gradient.mib // 4), "dp")
+        in_flight = self.launch("reduce_scatter", gradient, max(1, gradient.mib // 4), "dp")
         if self.late_waits:
-            self.flying.append(flying)
+            self.in_flight.append(in_flight)
         else:
-            self.results.append(self.wait(flying))
+            self.results.append(self.wait(in_flight))
 
     def problem(self, name: str) -> Problem:
         """The graph with its output; the original order is the order of making."""
-        self.results += [self.wait(flying) for flying in self.flying]
+        self.results += [self.wait(in_flight) for in_flight in self.in_flight]
         self.graph.add(
             "output", Kind.OUTPUT, deps=tuple(sorted({value.node for value in self.results})),
             use=tuple(sorted({value.storage for value in self.results})),
@@ -228,7 +228,7 @@ def _any(build: _Builder) -> None:
             values.append(build.wait(fly.pop(build.draw.randrange(len(fly)))))
         else:
             values.append(build.compute("op", *build.draw.sample(values, min(len(values), build.draw.choice((1, 2))))))
-    values += [build.wait(flying) for flying in fly]
+    values += [build.wait(in_flight) for in_flight in fly]
     build.results += [values[-1], build.draw.choice(values)]
 
 

@@ -91,16 +91,16 @@ class _Path(NamedTuple):
     Attributes:
         clock_us: Of the compute stream.
         free_us: When each stream is free.
-        flying: (collective, end) of those that some wait is still to be run for, by id.
+        in_flight: (collective, end) of those that some wait is still to be run for, by id.
     """
 
     clock_us: float
     free_us: tuple[float, ...]
-    flying: tuple[tuple[int, float], ...]
+    in_flight: tuple[tuple[int, float], ...]
 
     def no_later(self, other: "_Path") -> bool:
         """Is this as good as another path to the same set?"""
-        mine, theirs = (self.free_us, self.flying), (other.free_us, other.flying)
+        mine, theirs = (self.free_us, self.in_flight), (other.free_us, other.in_flight)
         return (
             self.clock_us <= other.clock_us
             and all(a <= b for a, b in zip(mine[0], theirs[0], strict=True))
@@ -109,7 +109,7 @@ class _Path(NamedTuple):
 
     def end_us(self, collective: int | None) -> float:
         """When the clock can pass a wait."""
-        return max([self.clock_us, *(end for u, end in self.flying if u == collective)])
+        return max([self.clock_us, *(end for u, end in self.in_flight if u == collective)])
 
 
 class _Left(NamedTuple):
@@ -149,19 +149,19 @@ class _Search:
 
     def after(self, v: int, done: int, path: _Path) -> _Path:
         """The path with v run behind it."""
-        clock, free, flying = path
+        clock, free, in_flight = path
         if self.stream[v] >= 0:
             k = self.stream[v]
             end = free[k] + self.nodes[v].time_us
             free = (*free[:k], end, *free[k + 1 :])
-            flying = tuple(sorted((*flying, (v, end))))
+            in_flight = tuple(sorted((*in_flight, (v, end))))
         elif self.nodes[v].kind is Kind.WAIT:
             clock = path.end_us(self.nodes[v].collective)
         else:
             clock += self.nodes[v].time_us
         now = done | 1 << v
-        flying = tuple((u, max(end, clock)) for u, end in flying if self.facts.waits[u] & ~now)
-        return _Path(clock, tuple(max(end, clock) for end in free), flying)
+        in_flight = tuple((u, max(end, clock)) for u, end in in_flight if self.facts.waits[u] & ~now)
+        return _Path(clock, tuple(max(end, clock) for end in free), in_flight)
 
     def bound_us(self, done: int, path: _Path) -> float:
         """No order that begins so ends sooner: all compute, all of each stream, the longest path from here."""
@@ -172,7 +172,7 @@ class _Search:
         for v in left.ready:
             k = self.stream[v]
             begin = path.free_us[k] if k >= 0 else path.end_us(self.nodes[v].collective)
-            least = max(least, begin + self.facts.tail_us[v], path.clock_us + self.facts.launched_us[v])
+            least = max(least, begin + self.facts.bottom_level_us[v], path.clock_us + self.facts.launched_us[v])
         return least
 
     def left(self, done: int) -> _Left:

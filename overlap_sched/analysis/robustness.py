@@ -5,7 +5,7 @@ a replay of a thousand draws costs little more than one::
 
     order           mm  launch  mm  mm  wait  mm
     events              ^               ^            compute done before each: one number per draw
-    clock = compute done + standstill so far         standstill grows at waits only
+    clock = compute done + stalls so far             stalls grow at waits only
 """
 
 import math

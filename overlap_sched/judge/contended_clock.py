@@ -53,7 +53,7 @@ class ContendedClock:
             time_us -= until_us / factor
 
     def wait(self, v: int) -> None:
-        """The compute stream stands still until collective v is finished."""
+        """The compute stream stalls until collective v is finished."""
         while v not in self.finish_us:
             self._advance(self._next_finish_us())
 

@@ -4,7 +4,7 @@ In the order given, a compute node advances the clock by its time; a collective 
 reached its launch and its group's stream is free, and holds that stream; a wait moves the clock to the finish
 of its collective (a collective launched before this graph has finished)::
 
-    compute |   mm 50    | wgrad 30 | dgrad 30 |..10|    the wait for `scatter` stands still for 10 us: exposed
+    compute |   mm 50    | wgrad 30 | dgrad 30 |..10|    the wait for `scatter` stalls for 10 us: exposed
     fsdp    |gather 40 |            |  scatter 40   |
 
 A launch costs the compute stream nothing. Where the problem has contention, the times of what runs at the same time
@@ -24,7 +24,7 @@ class Replay:
 
     Attributes:
         step_us: When the compute stream and every communication stream are done.
-        exposed_us: Time that the compute stream stands still at waits.
+        exposed_us: Time that the compute stream stalls at waits.
         at_us: The compute stream's clock when it reached the node.
         start_us, finish_us: When the node ran (a collective: on its stream; a wait: reached, and left).
         stall_us: Standstill at the node; 0 for all but waits.

@@ -42,7 +42,7 @@ def frontier_table(found: Frontier, picked: Point | None) -> Table:
         title=f"{printable(found.problem.name)}: step against peak memory",
         caption=with_contention_line(
             f"Simulated, in the {found.problem.memory_model} memory model: bytes that live tensors of this graph "
-            f"hold. Gap: to {duration(found.bound_us)}, which no order's step is below; no peak is below "
+            f"hold. Gap: to the lower bound on any order's step, {duration(found.bound_us)}; lower bound on any peak: "
             f"{size(found.floor_bytes)}. "
             f"Orders found with {found.budgets} budgets; there may be better ones.",
             found.problem.contention,

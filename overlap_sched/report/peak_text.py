@@ -21,7 +21,7 @@ def peak_text(peak: Peak, largest: int = LARGEST) -> str:
             lines.append(f"  {kind:<22} {size(total):>12}  {100 * total / max(peak.bytes, 1):5.1f} %  in {count:,}")
     lines.append(
         f"  live at this node in every order: {size(peak.forced_bytes)} "
-        f"({100 * peak.forced_bytes / max(peak.bytes, 1):.1f} %); what is marked * is missing there in some order"
+        f"({100 * peak.forced_bytes / max(peak.bytes, 1):.1f} %); in some orders, storages marked * are not live here"
     )
     shown = [storage for storage in peak.storages[:largest] if storage.bytes]
     if shown:
@@ -35,7 +35,7 @@ def _line(problem: Problem, storage: PeakStorage) -> str:
     if names:
         needed = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
     else:
-        needed = "nobody: it stays to the end" if problem.storages[storage.storage].pinned else "nobody any more"
+        needed = "nobody: never freed" if problem.storages[storage.storage].pinned else "nobody"
     mark = " " if storage.forced else "*"
     maker = printable(problem.nodes[storage.maker].name)
     return f"{mark} {size(storage.bytes):>12}  {storage.kind:<22} made by {maker}, needed by {needed}"

@@ -76,10 +76,10 @@ def summary(schedule: Schedule) -> Table:
     table.add_row("step", *map(duration, step), change(*step), duration(bound_us))
     table.add_row("exposed", *map(duration, exposed), change(*exposed))
     table.add_row("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes))
-    table.add_row("step above its limit", *(f"{gap_percent(us, bound_us):.1f} %" for us in step))
+    table.add_row("gap to the lower bound", *(f"{gap_percent(us, bound_us):.1f} %" for us in step))
     if budget_bound > bound_us * (1 + _ROUNDING):
         gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
-        table.add_row("... of orders within the budget", *gaps, "", duration(budget_bound))
+        table.add_row("gap to the bound within the budget", *gaps, "", duration(budget_bound))
     return table
 
 

@@ -1,7 +1,7 @@
 """Who ran when, and how much memory was live: what the picture and the trace both draw.
 
 One order becomes spans on streams (see the drawing in :mod:`overlap_sched.judge.replay`) and memory samples in time.
-Nodes that take no time (inputs, views, waits that do not stand still) have no span.
+Nodes that take no time (inputs, views, waits that do not stall) have no span.
 """
 
 from collections.abc import Mapping, Sequence

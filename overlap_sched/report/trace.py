@@ -69,7 +69,7 @@ def _process(problem: Problem, pid: int, name: str, line: Timeline, decisions: d
         args = {"op": node.op, "flops": node.flops, "bytes": node.bytes, "id": span.node}
         yield _complete(pid, compute, node.name, "compute", span, args)
     for span in line.exposed:
-        yield _complete(pid, compute, *_standstill(problem, span))
+        yield _complete(pid, compute, *_stall(problem, span))
     for group, spans in line.streams.items():
         for span in spans:
             node = problem.nodes[span.node]
@@ -78,7 +78,7 @@ def _process(problem: Problem, pid: int, name: str, line: Timeline, decisions: d
     yield from _memory(pid, line)
 
 
-def _standstill(problem: Problem, span: Span) -> tuple[str, str, Span, Event]:
+def _stall(problem: Problem, span: Span) -> tuple[str, str, Span, Event]:
     wait = problem.nodes[span.node]
     launched = "" if wait.collective is None else problem.nodes[wait.collective].name
     return f"exposed: {wait.name}", "exposed", span, {"waits_for": launched, "id": span.node}

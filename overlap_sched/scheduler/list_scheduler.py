@@ -167,7 +167,7 @@ class Rules:
         until_us = self._stall_us() if compute is None else self._compute_us[compute]
         end_us = max(self._state.priorities.critical_path_us, self._state.earliest_end_us())
         # 1. a collective (or what prepares it) whose latest start would pass while the next compute runs, or while
-        #    compute stands still
+        #    compute stalls
         v = self._launch_due(self._state.computed_us + until_us + self._lead_us, end_us)
         if v is not None:
             return v, "no stall" if compute is None else "frees memory" if self._frees[v] else "latest start"
@@ -202,7 +202,7 @@ class Rules:
         return None
 
     def _stall_us(self) -> float:
-        """How long the compute stream would stand still now: until the first collective in flight completes."""
+        """How long the compute stream would stall now: until the first collective in flight completes."""
         in_flight = self._ready.in_flight
         return in_flight[0].completed_us - self._state.clock_us if in_flight else math.inf
 

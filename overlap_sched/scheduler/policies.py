@@ -15,7 +15,7 @@ class Policy:
         lead: How much earlier than its latest start a collective is launched; negative: later.
         slack: How much earlier than its latest start a node of the critical path is moved ahead; negative: later.
         window: How many positions ahead of the first open node compute is looked for.
-        prepares: Is cheap compute moved to prepare launches? Else it fills standstills, and launches follow.
+        prepares: Is cheap compute moved to prepare launches? Else it fills stalls, and launches follow.
     """
 
     lead: float
@@ -42,7 +42,7 @@ COMPUTE_BINDS = (
     *LAST,
 )
 NETWORK_BINDS = (
-    Policy(0.02, -0.03, NEAR, prepares=False),  # compute stands still often enough to prepare launches meanwhile
+    Policy(0.02, -0.03, NEAR, prepares=False),  # compute stalls often enough to prepare launches meanwhile
     Policy(-0.02, -0.03, NEXT, prepares=False),  # launches late, next to nothing far ahead: memory binds too
     Policy(0.1, -0.03, FAR),  # launches very early
     Policy(0.02, -0.03, NEAR),

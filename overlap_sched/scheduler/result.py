@@ -16,7 +16,7 @@ class Figures:
 
     Attributes:
         step_us: Step time in the replay.
-        exposed_us: Part of it that the compute stream stands still at waits.
+        exposed_us: Part of it that the compute stream stalls at waits.
         peak_bytes: Most bytes live at once.
         peak_at: First position of the order at which they are.
     """
@@ -55,7 +55,7 @@ class Decision:
         reason: Why it was launched there.
         launch_us: When the compute stream reached its launch. start_us, finish_us: when it ran on its stream.
         wait_us: When the compute stream reached its first wait (the end of the step if it has none).
-        hidden_us: Part of its time during which compute ran. exposed_us: standstill at its waits.
+        hidden_us: Part of its time during which compute ran. exposed_us: stalls at its waits.
         under: Ids of up to three compute nodes that hide most of it, longest first.
         held_by: What held it back.
         held_node: The dependency that finished last, or the collective that was on the stream; else ``None``.

@@ -100,7 +100,7 @@ class SharedStreams:
             self._finish(event_us)
 
     def wait(self, v: int, clock_us: float) -> float:
-        """The clock once collective v is finished; the compute stream stands still until then."""
+        """The clock once collective v is finished; the compute stream stalls until then."""
         self._clock_us = clock_us
         while v not in self._done:
             self._finish(min(link.next_us() for link in self._links))

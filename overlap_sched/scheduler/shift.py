@@ -1,7 +1,7 @@
 """Left-shift launches, right-shift waits: the same order, but every collective gets as much time as memory allows.
 
 A schedule is made for predicted times: it waits for a collective the moment it should be finished. When that takes a
-little longer than predicted, all that follows stands still. Two moves cure it at no cost in time, whatever the times
+little longer than predicted, all that follows stalls. Two moves cure it at no cost in time, whatever the times
 turn out to be:
 
 ``wait later``

@@ -3,7 +3,7 @@
 A stream takes one collective at a time and never interrupts it. A launch that nobody needs soon, one moment
 before the critical path has its own collective ready, makes the whole step longer::
 
-    compute       |= chain =|===== other =====|......|= chain =|     u waits for v: the chain stands still
+    compute       |= chain =|===== other =====|......|= chain =|     u waits for v: the chain stalls
     group stream     |======= v =======|==== u ====|
 
     compute       |= chain =|= other =|= chain =|=== other ===|      v lets u go first

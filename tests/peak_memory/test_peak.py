@@ -54,7 +54,7 @@ def test_the_example_in_words() -> None:
         "  saved activations           4.0 MiB   19.0 %  in 1\n"
         "  gathered parameters         8.0 MiB   38.1 %  in 1\n"
         "  temporaries                 8.0 MiB   38.1 %  in 2\n"
-        "  live at this node in every order: 17.0 MiB (81.0 %); what is marked * is missing there in some order\n"
+        "  live at this node in every order: 17.0 MiB (81.0 %); in some orders, storages marked * are not live here\n"
         "largest:\n"
         "       8.0 MiB  gathered parameters    made by gather, needed by dgrad\n"
         "*      4.0 MiB  saved activations      made by x, needed by wgrad\n"

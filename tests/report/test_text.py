@@ -69,7 +69,7 @@ def test_the_table_for_people(reordered: Schedule) -> None:
         "  step                   190.0 us    120.0 us   -36.8 %   120.0 us",
         "  exposed                 80.0 us     10.0 us   -87.5 %",
         "  peak memory            21.0 MiB    26.0 MiB   +23.8 %   26.0 MiB",
-        "  step above its limit     58.3 %       0.0 %",
+        "  gap to the lower bound   58.3 %       0.0 %",
         "",
         "Simulated, in the runtime memory model. Limits: a lower bound on any",
         "order's step; the memory budget, the original peak plus 5.0 MiB.",

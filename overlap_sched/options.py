@@ -44,8 +44,9 @@ class Options:
             overlap. ``"memory-peak"``: the same, and headroom is counted from that lowest peak: less memory first, then
             as short a step as it allows. Both take longer to find, and want ``budget="peak"``.
         effort: How much is tried, the best kept: scheduling runs on a graph of up to 15,000 nodes, fewer on a larger
-            one but one at least (default 4; from 8 on some start from the order with the lowest peak; 0: the original
-            order stays). Counted, not timed, so that all ranks get one order.
+            one but one at least (default 4; 0: the original order stays). The first runs try one policy each, 7 where
+            compute binds and 8 where the network does; what is left starts from the order with the lowest peak, then
+            from the best found. Counted, not timed, so that all ranks get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the

@@ -1,14 +1,14 @@
-"""Schedule a problem: the phases, each of which takes and gives a valid order within the budget.
+"""Schedule a problem: the phases, each of which takes and gives a valid order within the budget::
 
-base order       the original one, or the one with the lowest peak                 ``Options.base``
--> runs        several runs of the main loop, the best kept                      ``portfolio``, ``list_scheduler``
--> search      small graphs: a beam search                                       ``beam_search``
--> shift       waits later and launches sooner, as far as memory allows          ``shift``
--> fill tail   compute deferred behind the last launch, to hide the end          ``fill_tail``
--> verify      the judges look at the order, which share no code with the above  ``judge``
--> explain     why each collective is where it is                                ``explain``
+    base order       the original one, or the one with the lowest peak                 Options.base
+      -> runs        several runs of the main loop, the best kept                      portfolio, list_scheduler
+      -> search      small graphs: a beam search                                       beam_search
+      -> shift       waits later and launches sooner, as far as memory allows          shift
+      -> fill tail   compute deferred behind the last launch, to hide the end          fill_tail
+      -> verify      the judges look at the order; they share no code with the above   judge
+      -> explain     why each collective is where it is                                explain
 
-anything wrong on the way: the original order, and why
+Where anything goes wrong on the way: the original order, and why.
 """
 
 import time
@@ -127,7 +127,8 @@ def _phases(task: Task, base: Order, original: Candidate) -> Candidate:
     best = search_small(task, reference, best)
     if best.reasons:  # else what there was is as good as it gets
         limit = task.limit_after(best)
-        best = fill_tail(task, best, shift(task, best, limit), limit)
+        shifted = shift(task, best, limit)
+        best = fill_tail(task, best, shifted, limit)
     return best
 
 

@@ -100,14 +100,14 @@ class FrontierSearch:
         return self._found(in_original_ids(result.order, start.order))
 
     def _lowered(self, point: Point, budget_bytes: int) -> Point:
-        """A point brought below a budget with few moves; the same one where it fits, or cannot be lowered."""
+        """A point brought below a budget with few moves, or as far down as they go; the same one where it fits."""
         if point.peak_bytes <= budget_bytes or (point.order, budget_bytes) in self._tried:
             return point
         self._tried.add((point.order, budget_bytes))
         first = set(self._graph.first)
         start = judged(self._graph, [v for v in point.order if v not in first])
         found, _ = lower_to(self._graph, start, budget_bytes, LOWERING_STEPS)
-        return self._found(lead_with_inputs(self._graph, found.order)) if found.score[0] <= budget_bytes else point
+        return self._found(lead_with_inputs(self._graph, found.order))
 
     def _found(self, order: Order) -> Point:
         """Count an order at its own peak; keep the frontier one."""

@@ -4,9 +4,9 @@ The scheduler reaches only orders of which every beginning fits the budget when 
 (:mod:`overlap_sched.analysis.relabel`), so what is listed decides. Within a budget it starts from::
 
     original, lowered   the original order, where it is above the budget with as little moved as brings it below
-    lowest              the order with the lowest peak: least like the original, most room; the first budgets only
-    best so far         the shortest order known within the budget; before that, the next point above the budget
-                        is lowered, too: the frontier has no cliff that moving a few nodes could avoid
+    lowest              the order with the lowest peak: least like the original, most room
+    best so far         the shortest order known within the budget, where the others did not lead to it; before that,
+                        the next point above the budget is lowered, too: no cliff that moving a few nodes could avoid
 
 All of it is counted, nothing timed.
 """
@@ -33,8 +33,6 @@ CLOSE = 0.01
 """A target is met with the least memory up to this part of the range of peaks."""
 LOWERING_STEPS = 8_000
 """Of the walk that lowers one order: what is not below the budget by then seldom gets there."""
-FROM_LOWEST = 3
-"""So many budgets start from the lowest peak, too; later ones inherit what it found through the best so far."""
 WORTH_LOWERING = 1e-3
 """Relative: a point above the budget is lowered where its step is so much shorter than the best within."""
 
@@ -79,36 +77,37 @@ class FrontierSearch:
         bisect.insort(self.budgets, budget_bytes)
         limit = "no limit" if budget_bytes == MAX_TOTAL_BYTES else bytes_text(budget_bytes)
         self.tell(f"budget {self.tried}: {limit}")
-        self._schedule_from(self._lowered(self.original, budget_bytes), budget_bytes)
-        if self.tried <= FROM_LOWEST:
-            self._schedule_from(self._lowest, budget_bytes)
+        starts = (self._lowered(self.original, budget_bytes), self._lowest)
+        made = [self._schedule_from(start, budget_bytes) for start in starts]
         above = next((point for point in self.points if point.peak_bytes > budget_bytes), None)
         best = self._best_within(budget_bytes)
         if above is not None and (best is None or above.step_us < best.step_us * (1 - WORTH_LOWERING)):
             self._lowered(above, budget_bytes)
-        self._schedule_from(self._best_within(budget_bytes), budget_bytes)
+            best = self._best_within(budget_bytes)
+        if best not in made:  # known from another budget, or lowered: what was made here is none like it
+            self._schedule_from(best, budget_bytes)
 
     def _best_within(self, budget_bytes: int) -> Point | None:
         return next((point for point in reversed(self.points) if point.peak_bytes <= budget_bytes), None)
 
-    def _schedule_from(self, start: Point | None, budget_bytes: int) -> None:
+    def _schedule_from(self, start: Point | None, budget_bytes: int) -> Point | None:
         """Schedule with the order of a point as the reference, once per budget; not where it is above the budget."""
         if start is None or start.peak_bytes > budget_bytes or (start.order, budget_bytes) in self._tried:
-            return
+            return None
         self._tried.add((start.order, budget_bytes))
         problem = relabelled(self.problem, start.order)
         result = schedule(problem, replace(self.options, headroom=budget_bytes - start.peak_bytes))
-        self._found(in_original_ids(result.order, start.order))
+        return self._found(in_original_ids(result.order, start.order))
 
     def _lowered(self, point: Point, budget_bytes: int) -> Point:
-        """A point brought below a budget with few moves; the same one where it fits, or cannot be lowered."""
+        """A point brought below a budget with few moves, or as far down as they go; the same one where it fits."""
         if point.peak_bytes <= budget_bytes or (point.order, budget_bytes) in self._tried:
             return point
         self._tried.add((point.order, budget_bytes))
         first = set(self._graph.first)
         start = judged(self._graph, [v for v in point.order if v not in first])
         found, _ = lower_to(self._graph, start, budget_bytes, LOWERING_STEPS)
-        return self._found(lead_with_inputs(self._graph, found.order)) if found.score[0] <= budget_bytes else point
+        return self._found(lead_with_inputs(self._graph, found.order))
 
     def _found(self, order: Order) -> Point:
         """Count an order at its own peak; keep the frontier one."""

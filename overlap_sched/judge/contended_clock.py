@@ -17,6 +17,12 @@ from overlap_sched.problem import Problem
 class ContendedClock:
     """One compute stream and one stream per process group, as they stand after the calls so far.
 
+    Time, with g groups (at most one collective of each is in flight) and e collectives that finish during the call::
+
+        launch(v)           O(1)
+        compute(time_us)    O(g e + g)
+        wait(v), drain()    O(g e + g)
+
     Attributes:
         clock_us: The compute stream's clock. start_us, finish_us: of collectives, as far as they are known.
     """

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import broken_promise as broken
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
-from overlap_sched.problem import EXAMPLE, Kind, Node, Problem
+from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
 from tests.support.graphs import problems
 from tests.support.modules import module_at
@@ -130,6 +131,27 @@ def test_broken_promises_in_words() -> None:
     assert broken_promise(problem, (1, 0), Options()) is None
 
 
+def test_headroom_counts_from_the_base_where_there_is_one() -> None:
+    original = measure(EXAMPLE, EXAMPLE.original_order)
+    assert broken(EXAMPLE, original, original, Options(), base_bytes=21 * MIB) is None
+    assert broken(EXAMPLE, original, original, Options(), base_bytes=20 * MIB) == (
+        "22020096 bytes are live at position 5 (dgrad), 1048576 above the peak budget"
+    )
+
+
+@pytest.mark.parametrize(("pinned", "live"), [(False, [8, 0]), (True, [8, 8])])
+def test_what_only_its_maker_uses_goes_once(pinned: bool, live: list[int]) -> None:
+    make = Node("make", Kind.COMPUTE, alloc=(0,), use=(0,))
+    problem = Problem("own", (make, Node("next", Kind.COMPUTE, deps=(0,))), (Storage(8, pinned),), EXAMPLE.groups)
+    assert memory_profile(problem, (0, 1)) == live
+
+
+def test_what_an_output_makes_stays() -> None:
+    output = Node("output", Kind.OUTPUT, alloc=(0,))
+    problem = Problem("output", (output, Node("next", Kind.COMPUTE)), (Storage(8),), EXAMPLE.groups)
+    assert memory_profile(problem, (0, 1)) == [8, 8]
+
+
 def two_launches() -> Problem:
     a = Node("a", Kind.COLLECTIVE, time_us=1.0, group="fsdp")
     return Problem("two", (a, a._replace(name="b")), (), EXAMPLE.groups)
@@ -140,6 +162,8 @@ def test_a_slower_order_breaks_the_promise() -> None:
     compute = Node("compute", Kind.COMPUTE, time_us=10.0)
     problem = Problem("slower", (gather, compute), (), EXAMPLE.groups)
     assert broken_promise(problem, (1, 0), Options()) == "the step takes 20.0 us, longer than the original's 10.0 us"
+    problem = replace(problem, nodes=(gather, compute._replace(time_us=2**-20)))  # by a tenth of a millionth
+    assert broken_promise(problem, (1, 0), Options()) is not None
 
 
 def judge() -> ModuleType:

@@ -82,3 +82,25 @@ def test_large_graphs_have_this_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlap_sched.judge.lower_bound.windowed_bound_us", lambda problem: 7.0)
     assert lower_bound_us(layers(25)) == 25 * 25.0
     assert lower_bound_us(layers(26)) == 7.0
+
+
+def one_stream(late_launch_us: float, behind_us: float) -> Problem:
+    """Two collectives of 10 us on one stream; the second is launched late, or the first has compute behind it."""
+    first = [
+        Node("first", Kind.COLLECTIVE, time_us=10.0, group="fsdp"),
+        Node("wait", Kind.WAIT, (0,), collective=0),
+        Node("behind", Kind.COMPUTE, (1,), time_us=behind_us),
+        Node("before", Kind.COMPUTE, time_us=late_launch_us),
+        Node("second", Kind.COLLECTIVE, (3,), time_us=10.0, group="fsdp"),
+    ]
+    return Problem("stream", tuple(first), (), {"fsdp": Group(8, True)})
+
+
+@pytest.mark.parametrize(("late_launch_us", "behind_us"), [(10.0, 0.0), (0.0, 10.0), (5.0, 7.0)])
+def test_a_stream_begins_with_its_earliest_and_ends_with_its_freest(late_launch_us: float, behind_us: float) -> None:
+    """By brute force: neither the latest start nor the most compute behind may count for the whole stream."""
+    problem = one_stream(late_launch_us, behind_us)
+    optimum = min(replay(problem, order).step_us for order in all_orders(problem))
+    assert optimum == 20.0
+    for bound_us in (lower_bound_us(problem), windowed_bound_us(problem, 8)):
+        assert bound_us == optimum

@@ -125,6 +125,50 @@ def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
     assert floor_bytes(graph) <= min(max(profile.values()) for profile in profiles)
 
 
+@SMALL
+@given(problems(max_steps=5), st.integers(0, 2**16 - 1), st.integers(0, 4))
+def test_cut_and_floor_count_what_stays_to_the_end(problem: Problem, pins: int, at_end: int) -> None:
+    """Made by a node and pinned, or made by an output that nobody reads: live from its maker to the end."""
+    problem = with_kept_storages(problem, pins, at_end)
+    graph = memory_graph_of(problem, "none")
+    floor = floor_profile(graph)
+    profiles = [dict(zip(order, peak_by_definition(problem, order), strict=True)) for order in few_orders(problem)]
+    for v in graph.rest:
+        least = min(profile[v] for profile in profiles)
+        cut = cheapest_state(graph, v)
+        assert cut is not None
+        assert cut.live_bytes == least
+        assert floor[v] <= least
+    assert floor_bytes(graph) <= min(max(profile.values()) for profile in profiles)
+    lowest = min(max(profile[v] for v in graph.rest) for profile in profiles) if graph.rest else 0
+    for backward in (False, True) if graph.rest else ():
+        assert search(graph, graph.rest, 0, len(graph.rest), lowest, 10**6, backward).answer == "found"
+        assert search(graph, graph.rest, 0, len(graph.rest), lowest - 1, 10**6, backward).answer == "none"
+
+
+def with_kept_storages(problem: Problem, pins: int, at_end: int) -> Problem:
+    """Storages whose bit is set are pinned, whoever makes them; an output makes one more of so many bytes."""
+    storages = [storage._replace(pinned=bool(pins >> s & 1)) for s, storage in enumerate(problem.storages)]
+    nodes = list(problem.nodes)
+    if nodes[-1].kind is Kind.OUTPUT:
+        nodes[-1] = nodes[-1]._replace(alloc=(len(storages),))
+        storages.append(Storage(at_end))
+    return replace(problem, nodes=tuple(nodes), storages=tuple(storages))
+
+
+def test_a_cut_holds_what_was_made_to_be_kept() -> None:
+    """`make` must run before `last`, and what it makes is pinned: live at `last`, though nobody uses it any more."""
+    nodes = (
+        Node("make", Kind.COMPUTE, alloc=(0,)),
+        Node("use", Kind.COMPUTE, deps=(0,), use=(0,)),
+        Node("last", Kind.COMPUTE, deps=(1,), alloc=(1,)),
+    )
+    graph = memory_graph_of(Problem("kept", nodes, (Storage(8, pinned=True), Storage(2))), "none")
+    cut = cheapest_state(graph, 2)
+    assert cut is not None
+    assert cut.live_bytes == floor_profile(graph)[2] == 10
+
+
 @given(problems(max_steps=20), st.integers(0, 1000))
 def test_walks_know_what_each_step_costs(problem: Problem, seed: int) -> None:
     graph = memory_graph_of(problem, "none")

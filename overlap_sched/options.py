@@ -9,10 +9,10 @@ from typing import Literal
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
+from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.quantities import shown
 
 Budget = Literal["peak", "profile"]
-Preserve = Literal["none", "group", "all"]
 Agree = Literal["digest", "none"]
 Base = Literal["original", "memory", "memory-peak"]
 

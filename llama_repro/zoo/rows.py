@@ -71,11 +71,11 @@ class ZooRow:
 
 def zoo_row(model: str, batch: int, update: bool, problem: Problem) -> ZooRow:
     """All figures of one step."""
-    graph = memory_graph_of(problem)
+    graph = memory_graph_of(problem, "group")
     torch_peaks = {
         name: peak_memory(problem, lead_with_inputs(graph, ORDERS[name](graph)))[0] for name in ("lpmf", "bfs", "dfs")
     }
-    plan, order_s = timed(lambda: best_order(problem))
+    plan, order_s = timed(lambda: best_order(problem, "group"))
     addresses, addresses_s = timed(lambda: plan_addresses(problem, plan.order))
     return ZooRow(
         model=model,
@@ -191,7 +191,7 @@ class SolverRow:
 
 def solver_rows(problem: Problem, lengths: tuple[int, ...], time_limit_s: float) -> Iterator[SolverRow]:
     """CP-SAT and HiGHS on the same programs: windows of about these lengths around the peak of the original order."""
-    graph = memory_graph_of(problem)
+    graph = memory_graph_of(problem, "group")
     start = judged(graph, graph.rest)
     for length in lengths:
         begin, end = window_at_peak(graph, start, length // 2)

@@ -45,8 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--preserve-collective-order",
         choices=("none", "group", "all"),
-        default="group",
-        help="keep the original launch order within each process group (default), across all, or not at all",
+        default="none",
+        help="keep the original launch order within each process group, or across all (default: none)",
     )
     add(
         "--exact",

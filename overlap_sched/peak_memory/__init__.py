@@ -3,7 +3,7 @@
 Example:
     >>> from overlap_sched import EXAMPLE
     >>> from overlap_sched.peak_memory import best_order, plan_addresses
-    >>> plan = best_order(EXAMPLE, preserve="none")
+    >>> plan = best_order(EXAMPLE)
     >>> plan.original_bytes >> 20, plan.peak_bytes >> 20, plan.optimal
     (21, 18, True)
     >>> plan_addresses(EXAMPLE, plan.order).fragmentation

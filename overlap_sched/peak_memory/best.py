@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import violation
-from overlap_sched.options import Preserve
 from overlap_sched.peak_memory.descend import eager
 from overlap_sched.peak_memory.floor import floor_bytes
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs, memory_graph_of
@@ -22,6 +21,7 @@ from overlap_sched.peak_memory.published import bfs, dfs, lpmf
 from overlap_sched.peak_memory.repair import Incumbent, judged, repair
 from overlap_sched.peak_memory.windows import search_everywhere, search_windows
 from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem.precedence import Preserve
 
 ORDERS: Mapping[str, Callable[[MemoryGraph], list[int]]] = {
     "lpmf": lpmf,
@@ -76,21 +76,21 @@ class MemoryPlan:
         return self.peak_bytes / self.bound_bytes - 1 if self.bound_bytes else 0.0
 
 
-def best_order(problem: Problem, preserve: Preserve = "group", effort: int = 2) -> MemoryPlan:
+def best_order(problem: Problem, preserve_collective_order: Preserve = "none", effort: int = 2) -> MemoryPlan:
     """The order with the lowest peak found.
 
     Args:
         problem: What to order; memory is counted in its own model (:data:`overlap_sched.problem.MemoryModel`).
-        preserve: ``"group"`` keeps the launch order within each process group, ``"all"`` across all, ``"none"``
-            neither.
+        preserve_collective_order: As in :class:`~overlap_sched.options.Options`: ``"none"`` (default), ``"group"`` or
+            ``"all"``.
         effort: How much is tried: 0: the simple orders only; each unit more doubles repairs and searches.
 
     Raises:
-        OptionsError: ``preserve`` or ``effort`` is not one of these.
+        OptionsError: ``preserve_collective_order`` or ``effort`` is not one of these.
         VerificationError: The order that came out is not valid: a bug.
     """
-    check_arguments(preserve, effort)
-    graph = memory_graph_of(problem, preserve)
+    check_arguments(preserve_collective_order, effort)
+    graph = memory_graph_of(problem, preserve_collective_order)
     original = judged(graph, graph.rest)
     original_bytes = max(memory_profile(problem, problem.original_order))
     tried = {"original": original_bytes}
@@ -109,7 +109,7 @@ def best_order(problem: Problem, preserve: Preserve = "group", effort: int = 2) 
     order = lead_with_inputs(graph, best.order)
     if best.score[0] >= original_bytes:
         order, found_by = problem.original_order, "original"
-    checked(problem, order, preserve)
+    checked(problem, order, preserve_collective_order)
     peak = max(memory_profile(problem, order))
     return MemoryPlan(problem, order, original_bytes, peak, min(bound, peak), found_by, tried, work)
 
@@ -137,10 +137,12 @@ def _close(graph: MemoryGraph, peak: int, bound: int) -> bool:
     return peak - bound <= (CLOSE * peak if len(graph.rest) > LARGE else 0)
 
 
-def check_arguments(preserve: str, effort: int) -> None:
+def check_arguments(preserve_collective_order: str, effort: int) -> None:
     """Raise for values that these arguments cannot have."""
-    if preserve not in ("none", "group", "all"):
-        raise OptionsError(f"preserve is {preserve!r}; it is one of 'none', 'group', 'all'.")
+    if preserve_collective_order not in ("none", "group", "all"):
+        raise OptionsError(
+            f"preserve_collective_order is {preserve_collective_order!r}; it is one of 'none', 'group', 'all'."
+        )
     if isinstance(effort, bool) or not isinstance(effort, int) or effort < 0:
         raise OptionsError(f"effort is {effort!r}; it is a whole number, 0 or more.")
 

@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 
 from overlap_sched.errors import InfeasibleLimitError, NoSolutionError, OptionsError
-from overlap_sched.options import Preserve
 from overlap_sched.peak_memory.best import MemoryPlan, best_order, checked
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.program import program_of
@@ -19,6 +18,7 @@ from overlap_sched.peak_memory.repair import Incumbent, judged
 from overlap_sched.peak_memory.solvers import Solver, solve
 from overlap_sched.peak_memory.windows import window_at_peak
 from overlap_sched.problem import Problem
+from overlap_sched.problem.precedence import Preserve
 
 MOST_WHOLE, WINDOW = 120, 48
 """Nodes: the largest graph that is one program; the length of a window of a larger one."""
@@ -26,7 +26,7 @@ MOST_WHOLE, WINDOW = 120, 48
 
 def exact_order(
     problem: Problem,
-    preserve: Preserve = "group",
+    preserve_collective_order: Preserve = "none",
     *,
     limit_bytes: int | None = None,
     solver: Solver = "cp-sat",
@@ -37,7 +37,7 @@ def exact_order(
 
     Args:
         problem: What to order.
-        preserve: As for :func:`best_order`.
+        preserve_collective_order: As for :func:`best_order`.
         limit_bytes: An order with no higher peak is wanted; any will do. ``None``: the lowest.
         solver: ``cp-sat`` (default) or ``highs``.
         time_limit_s: Seconds for the solver, all its runs together.
@@ -50,10 +50,16 @@ def exact_order(
         NoSolutionError: None was found within time and effort, and none ruled out.
     """
     _check(limit_bytes, solver, time_limit_s)
-    plan = best_order(problem, preserve, effort)
+    plan = best_order(problem, preserve_collective_order, effort)
     if not plan.optimal and (limit_bytes is None or plan.bound_bytes <= limit_bytes < plan.peak_bytes):
         plan = _solved(
-            plan, memory_graph_of(problem, preserve), preserve, limit_bytes, solver, time_limit_s, 10.0 * max(effort, 1)
+            plan,
+            memory_graph_of(problem, preserve_collective_order),
+            preserve_collective_order,
+            limit_bytes,
+            solver,
+            time_limit_s,
+            10.0 * max(effort, 1),
         )
     if limit_bytes is None or plan.peak_bytes <= limit_bytes:
         return plan

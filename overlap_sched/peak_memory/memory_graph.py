@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from overlap_sched.options import Preserve
 from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem.precedence import Preserve, launch_pairs, neighbours
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class MemoryGraph:
         return tuple(v for v in range(len(self.makes)) if v not in first)
 
 
-def memory_graph_of(problem: Problem, preserve: Preserve = "group") -> MemoryGraph:
+def memory_graph_of(problem: Problem, preserve: Preserve = "none") -> MemoryGraph:
     """Of a problem; ``preserve`` as in :attr:`overlap_sched.options.Options.preserve_collective_order`."""
     nodes, storages = problem.nodes, problem.storages
     users: list[list[int]] = [[] for _ in storages]
@@ -95,7 +95,7 @@ def memory_graph_of(problem: Problem, preserve: Preserve = "group") -> MemoryGra
                 else:
                     freeable[s] = True
         makes.append(tuple(made))
-    before, after = _precedence(problem, preserve)
+    before, after = neighbours(problem, launch_pairs(problem, problem.original_order, preserve))
     return MemoryGraph(
         problem=problem,
         always_bytes=always,
@@ -106,27 +106,10 @@ def memory_graph_of(problem: Problem, preserve: Preserve = "group") -> MemoryGra
         users=tuple(tuple(u) if freeable[s] else () for s, u in enumerate(users)),
         kept=tuple(kept),
         given=tuple(given),
-        before=before,
-        after=after,
+        before=tuple(before),
+        after=tuple(after),
         first=tuple(v for v, node in enumerate(nodes) if node.kind is Kind.INPUT and not before[v]),
     )
-
-
-def _precedence(
-    problem: Problem, preserve: Preserve
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    if preserve == "none" or len(problem.collectives) < 2:
-        return problem.predecessors, problem.successors
-    before, after = [list(p) for p in problem.predecessors], [list(s) for s in problem.successors]
-    last: dict[str | None, int] = {}
-    for v in problem.collectives:
-        key = problem.nodes[v].group if preserve == "group" else None
-        u = last.get(key)
-        if u is not None and u not in before[v]:
-            before[v].append(u)
-            after[u].append(v)
-        last[key] = v
-    return tuple(map(tuple, before)), tuple(map(tuple, after))
 
 
 def lead_with_inputs(graph: MemoryGraph, order: Iterable[int]) -> Order:

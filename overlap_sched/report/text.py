@@ -79,7 +79,7 @@ def summary(schedule: Schedule) -> Table:
     table.add_row("gap to the lower bound", *(f"{gap_percent(us, bound_us):.1f} %" for us in step))
     if budget_bound > bound_us * (1 + _ROUNDING):
         gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
-        table.add_row("gap to the bound within the budget", *gaps, "", duration(budget_bound))
+        table.add_row("... within the budget", *gaps, "", duration(budget_bound))
     return table
 
 

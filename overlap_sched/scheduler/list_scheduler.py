@@ -1,4 +1,6 @@
-"""THE main loop: a list scheduler in simulated time that never leaves the memory budget::
+"""THE main loop: a list scheduler in simulated time that never leaves the memory budget.
+
+::
 
     until every node has run:
         v = the node that the first rule finds      Rules.choose   which node, and why

@@ -1,4 +1,6 @@
-"""Schedule a problem: the phases, each of which takes and gives a valid order within the budget::
+"""Schedule a problem: the phases, each of which takes and gives a valid order within the budget.
+
+::
 
     base order       the original one, or the one with the lowest peak                 Options.base
       -> runs        several runs of the main loop, the best kept                      portfolio, list_scheduler

@@ -34,7 +34,7 @@ def small_sizes(problem: Problem) -> Problem:
 @settings(SMALL, max_examples=40)
 @given(problems(max_steps=5).map(small_sizes), SOLVERS)
 def test_program_of_the_whole_graph_is_exact(problem: Problem, solver: Solver) -> None:
-    graph = memory_graph_of(problem)
+    graph = memory_graph_of(problem, "group")
     start = judged(graph, graph.rest)
     assume(graph.rest and start.peak_node >= 0)
     lowest = lowest_peak(problem, "group")
@@ -52,7 +52,7 @@ def test_program_of_the_whole_graph_is_exact(problem: Problem, solver: Solver) -
 @given(problems(max_steps=16), st.integers(0, 6), st.integers(1, 8))
 def test_hints_are_the_order_so_far(problem: Problem, begin: int, length: int) -> None:
     """The program's own reckoning of a window, at the hinted values, is that of the judge."""
-    graph = memory_graph_of(problem)
+    graph = memory_graph_of(problem, "group")
     begin = min(begin, len(graph.rest))
     end = min(begin + length, len(graph.rest))
     program = program_of(graph, graph.rest, begin, end)
@@ -134,7 +134,7 @@ def test_a_missing_solver(monkeypatch: pytest.MonkeyPatch, solver: Solver, modul
 
 def test_a_limit_that_no_order_keeps() -> None:
     with pytest.raises(InfeasibleLimitError) as caught:
-        exact_order(EXAMPLE, limit_bytes=10 * 2**20)
+        exact_order(EXAMPLE, "group", limit_bytes=10 * 2**20)
     assert str(caught.value) == (
         "no order of 'example' fits into 10485760 bytes: whatever the order, 22020096 bytes are live at some step. "
         "The lowest peak known is 22020096 bytes: allow that, or recompute activations, which is another graph."
@@ -155,7 +155,7 @@ def test_limits_hit_without_a_solution(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_limit_that_the_search_keeps_needs_no_proof() -> None:
-    plan = exact_order(EXAMPLE, limit_bytes=21 * 2**20)
+    plan = exact_order(EXAMPLE, "group", limit_bytes=21 * 2**20)
     assert plan.peak_bytes == 21 * 2**20
 
 

@@ -277,7 +277,10 @@ def test_work_is_counted_and_bounded_by_the_effort() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"preserve": "some"}, "preserve is 'some'; it is one of 'none', 'group', 'all'."),
+        (
+            {"preserve_collective_order": "some"},
+            "preserve_collective_order is 'some'; it is one of 'none', 'group', 'all'.",
+        ),
         ({"effort": -1}, "effort is -1; it is a whole number, 0 or more."),
         ({"effort": True}, "effort is True; it is a whole number, 0 or more."),
     ],
@@ -330,8 +333,8 @@ def test_where_nothing_is_gained_the_order_stays_byte_for_byte() -> None:
 
 
 def test_large_graphs_are_not_searched_for_a_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert best_order(EXAMPLE).optimal  # by search: cuts alone leave 3 MiB open
+    assert best_order(EXAMPLE, "group").optimal  # by search: cuts alone leave 3 MiB open
     monkeypatch.setattr(best, "LARGE", 5)
     monkeypatch.setattr(best, "CLOSE", 0.2)
-    plan = best_order(EXAMPLE)
+    plan = best_order(EXAMPLE, "group")
     assert (plan.peak_bytes, plan.bound_bytes) == (21 * 2**20, 18 * 2**20)

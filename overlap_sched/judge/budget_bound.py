@@ -40,10 +40,14 @@ def budget_bound_us(problem: Problem, budget_bytes: int) -> float:
     :data:`~overlap_sched.judge.lower_bound.EXACT_NODES` nodes: who needs whom takes a bit per node and collective.
     Both additions hold per collective or node, so looking at a few of them only makes the bound weaker.
     """
+    return raised_by_budget_us(lower_bound_us(problem), problem, budget_bytes)
+
+
+def raised_by_budget_us(lower_us: float, problem: Problem, budget_bytes: int) -> float:
+    """The same, where :func:`~overlap_sched.judge.lower_bound.lower_bound_us` is known already."""
     if len(problem.nodes) > EXACT_NODES:
-        return lower_bound_us(problem)
-    bounds = [lower_bound_us(problem), *_ends_of_streams(problem), *_narrow_places(problem, budget_bytes)]
-    return max(bounds)
+        return lower_us
+    return max([lower_us, *_ends_of_streams(problem), *_narrow_places(problem, budget_bytes)])
 
 
 def _ends_of_streams(problem: Problem) -> list[float]:

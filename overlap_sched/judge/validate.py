@@ -11,6 +11,7 @@ from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.precedence import Preserve
 
 REPLAY_TOLERANCE = 1e-9
 """Relative: sums of the same times in another order differ by rounding."""
@@ -93,15 +94,17 @@ def broken_promise(
     if after_us > before_us * (1 + REPLAY_TOLERANCE):
         return f"the step takes {after_us} us, longer than the original's {before_us} us"
 
-    if options.preserve_collective_order != "none":
-        by_group = options.preserve_collective_order == "group"
-        last: dict[str | None, int] = {}
-        for v in order:
-            if problem.nodes[v].kind is Kind.COLLECTIVE:
-                key = problem.nodes[v].group if by_group else None
-                if last.get(key, -1) > v:
-                    return (
-                        f"{problem.nodes[last[key]].name} is launched before {problem.nodes[v].name}, unlike originally"
-                    )
-                last[key] = v
+    return launch_violation(problem, order, options.preserve_collective_order)
+
+
+def launch_violation(problem: Problem, order: Sequence[int], preserve: Preserve) -> str | None:
+    """The first launch of a valid order that is not in the order asked for, or ``None``."""
+    last: dict[str | None, int] = {}
+    for v in order if preserve != "none" else ():
+        node = problem.nodes[v]
+        if node.kind is Kind.COLLECTIVE:
+            key = node.group if preserve == "group" else None
+            if last.get(key, -1) > v:
+                return f"{problem.nodes[last[key]].name} is launched before {node.name}, unlike originally"
+            last[key] = v
     return None

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.judge.liveness import memory_profile
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import launch_violation, violation
 from overlap_sched.peak_memory.descend import eager
 from overlap_sched.peak_memory.floor import floor_bytes
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.published import bfs, dfs, lpmf
 from overlap_sched.peak_memory.repair import Incumbent, judged, repair
 from overlap_sched.peak_memory.windows import search_everywhere, search_windows
-from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.precedence import Preserve
 
 ORDERS: Mapping[str, Callable[[MemoryGraph], list[int]]] = {
@@ -153,15 +153,7 @@ def checked(problem: Problem, order: Order, preserve: Preserve) -> None:
     Raises:
         VerificationError: It does not.
     """
-    broken = violation(problem, order)
-    last: dict[str | None, int] = {}
-    for v in order if broken is None and preserve != "none" else ():
-        node = problem.nodes[v]
-        if node.kind is Kind.COLLECTIVE:
-            key = node.group if preserve == "group" else None
-            if last.get(key, -1) > v:
-                broken = f"{problem.nodes[last[key]].name} is launched before {node.name}, unlike originally"
-            last[key] = v
+    broken = violation(problem, order) or launch_violation(problem, order, preserve)
     if broken is not None:
         raise VerificationError(
             f"the memory order of {problem.name!r} is not valid: {broken}. This is a bug: please report it."

@@ -38,11 +38,9 @@ from typing import Literal
 
 from overlap_sched.problem.check import check_problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
-from overlap_sched.problem.node import MAX_TOTAL_BYTES, Group, Kind, Node, Storage
+from overlap_sched.problem.node import Group, Kind, Node, NodeId, Storage
 
-__all__ = ["EXAMPLE", "MAX_TOTAL_BYTES", "Group", "Kind", "MemoryModel", "Node", "Order", "Problem", "Storage"]
-
-Order = tuple[int, ...]
+Order = tuple[NodeId, ...]
 """A permutation of a problem's node ids."""
 
 MemoryModel = Literal["runtime", "tracker"]
@@ -75,7 +73,7 @@ class Problem:
         return tuple(range(len(self.nodes)))
 
     @cached_property
-    def allocator(self) -> tuple[int, ...]:
+    def allocator(self) -> tuple[NodeId, ...]:
         """Per storage, the id of the node that allocates it (-1: nobody does, and nobody uses it)."""
         made_by = [-1] * len(self.storages)
         for v, node in enumerate(self.nodes):
@@ -84,7 +82,7 @@ class Problem:
         return tuple(made_by)
 
     @cached_property
-    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+    def predecessors(self) -> tuple[tuple[NodeId, ...], ...]:
         """Per node, everything that must run before it, ascending and without repeats.
 
         Its ``deps``; whoever allocates what it uses; of a wait, its collective; of an output, every node
@@ -106,7 +104,7 @@ class Problem:
         return tuple(result)
 
     @cached_property
-    def successors(self) -> tuple[tuple[int, ...], ...]:
+    def successors(self) -> tuple[tuple[NodeId, ...], ...]:
         """Per node, the nodes that have it among their :attr:`predecessors`, ascending."""
         after: list[list[int]] = [[] for _ in self.nodes]
         for v, before in enumerate(self.predecessors):
@@ -115,7 +113,7 @@ class Problem:
         return tuple(map(tuple, after))
 
     @cached_property
-    def waits(self) -> Mapping[int, tuple[int, ...]]:
+    def waits(self) -> Mapping[NodeId, tuple[NodeId, ...]]:
         """Per collective that has any, its waits in the original order."""
         waits: dict[int, tuple[int, ...]] = {}
         for v, node in enumerate(self.nodes):
@@ -124,7 +122,7 @@ class Problem:
         return waits
 
     @cached_property
-    def collectives(self) -> tuple[int, ...]:
+    def collectives(self) -> tuple[NodeId, ...]:
         """Ids of all collectives, in the original order."""
         return tuple(v for v, node in enumerate(self.nodes) if node.kind is Kind.COLLECTIVE)
 

@@ -6,6 +6,13 @@ Import them from there: here they stand apart so that the checks can know them w
 from enum import StrEnum
 from typing import NamedTuple
 
+NodeId = int
+"""Index of a node in ``Problem.nodes``."""
+StorageId = int
+"""Index of a storage in ``Problem.storages``."""
+Position = int
+"""Index in an order."""
+
 MAX_TOTAL_BYTES = 2**60
 """All storages together: sums stay exact in 64 bits."""
 
@@ -57,12 +64,12 @@ class Node(NamedTuple):
 
     name: str
     kind: Kind
-    deps: tuple[int, ...] = ()
-    alloc: tuple[int, ...] = ()
-    use: tuple[int, ...] = ()
+    deps: tuple[NodeId, ...] = ()
+    alloc: tuple[StorageId, ...] = ()
+    use: tuple[StorageId, ...] = ()
     time_us: float = 0.0
     op: str = ""
     group: str | None = None
-    collective: int | None = None
+    collective: NodeId | None = None
     flops: int = 0
     bytes: int = 0

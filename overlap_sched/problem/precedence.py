@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from overlap_sched.problem.model import Problem
-from overlap_sched.problem.node import Kind
+from overlap_sched.problem.node import Kind, NodeId
 
 Preserve = Literal["none", "group", "all"]
 """Whose launch order is kept: nobody's, that within each process group, or that across all groups."""
 
-Pair = tuple[int, int]
+Pair = tuple[NodeId, NodeId]
 """Two node ids: the first must run before the second."""
 
 

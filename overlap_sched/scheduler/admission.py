@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.problem import NodeId, Position
 from overlap_sched.scheduler.range_max import RangeMax
 from overlap_sched.scheduler.reference import Reference
 
@@ -33,14 +34,14 @@ class Obstacle(NamedTuple):
     """What stands against a node: so many bytes above the budget at a reference position, or at ``THIS_STEP``."""
 
     over_bytes: int
-    position: int
+    position: Position
 
 
 class Refusal(NamedTuple):
     """For people: so many bytes above the budget where that is worst, and the node at whose step."""
 
     over_bytes: int
-    node: int
+    node: NodeId
 
 
 class CompletionProfile:
@@ -82,7 +83,7 @@ class CompletionProfile:
         self.open_users = [len(users) for users in self.users]
         self.last = [len(users) - 1 for users in self.users]  # index of the last user still open
 
-    def deaths(self, v: int) -> list[tuple[int, int]]:
+    def deaths(self, v: NodeId) -> list[tuple[int, int]]:
         """Storages that end sooner if v runs now: (last other open user's position or -1, bytes)."""
         at, result = self.position[v], []
         for s in self.use[v]:
@@ -101,7 +102,7 @@ class CompletionProfile:
             return 0
         return (self.peak_limit if self.flat else int(self.limit[self.steps])) - self.live_bytes
 
-    def admits(self, v: int) -> bool:
+    def admits(self, v: NodeId) -> bool:
         """May v run now? Else ``obstacle`` is a place that stands against it."""
         first, at = self.first, self.position[v]
         if at == first:
@@ -133,7 +134,7 @@ class CompletionProfile:
             self.obstacle = Obstacle(self.profile[at] - room, at)
         return at >= 0
 
-    def _excess(self, v: int) -> npt.NDArray[np.int64]:
+    def _excess(self, v: NodeId) -> npt.NDArray[np.int64]:
         """Bytes above the budget at each position from the first open one to v's own, if v ran now."""
         first, at = self.first, self.position[v]
         limit = self.peak_limit if self.flat else self.limit[self.step_of[first:at] + 1]
@@ -142,7 +143,7 @@ class CompletionProfile:
             excess[max(p + 1 - first, 0) :] -= size
         return excess
 
-    def refusal(self, v: int) -> Refusal:
+    def refusal(self, v: NodeId) -> Refusal:
         """After ``admits`` refused v: why, for people."""
         over_bytes, at = self.obstacle
         if at == THIS_STEP:
@@ -151,14 +152,14 @@ class CompletionProfile:
         worst = int(excess.argmax())
         return Refusal(int(excess[worst]), self.order[self.first + worst])
 
-    def _fits_now(self, v: int) -> bool:
+    def _fits_now(self, v: NodeId) -> bool:
         """Is there room for what v's own step brings? Asked last: what changes with every step is a poor obstacle."""
         missing = self.alloc_bytes[v] - self.room_bytes()
         if missing > 0:
             self.obstacle = Obstacle(missing, THIS_STEP)
         return missing <= 0
 
-    def run(self, v: int) -> list[tuple[int, int]]:
+    def run(self, v: NodeId) -> list[tuple[int, int]]:
         """Run v now (it must be ready; ``admits`` is not asked again).
 
         Returns:

@@ -1,6 +1,6 @@
 """The scheduler's times without contention: every stream does its collectives one after the other, at full speed."""
 
-from overlap_sched.problem import Problem
+from overlap_sched.problem import NodeId, Problem
 
 
 class FifoStreams:
@@ -16,11 +16,11 @@ class FifoStreams:
         """When the group's stream is free."""
         return self._free_us[group]
 
-    def completes_us(self, v: int) -> float:
+    def completes_us(self, v: NodeId) -> float:
         """When collective v is finished."""
         return self.finish_us[v]
 
-    def launch(self, v: int, clock_us: float) -> None:
+    def launch(self, v: NodeId, clock_us: float) -> None:
         """Collective v is launched now."""
         node = self._nodes[v]
         group = node.group or ""
@@ -30,7 +30,7 @@ class FifoStreams:
         """The clock after compute that takes so long."""
         return clock_us + time_us
 
-    def wait(self, v: int, clock_us: float) -> float:
+    def wait(self, v: NodeId, clock_us: float) -> float:
         """The clock once collective v is finished."""
         return max(clock_us, self.finish_us[v])
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.problem import Kind
+from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.admission import CompletionProfile, Refusal
 from overlap_sched.scheduler.candidate import Candidate
@@ -97,7 +97,7 @@ class State:
             if self._open_before[v] == 0:
                 self._add(v)
 
-    def may_run(self, v: int) -> bool:
+    def may_run(self, v: NodeId) -> bool:
         """Does the budget admit v? Else it is blocked."""
         if self.memory.admits(v):
             return True
@@ -106,7 +106,7 @@ class State:
         self.ready.block(v)
         return False
 
-    def run(self, v: int, reason: Reason) -> None:
+    def run(self, v: NodeId, reason: Reason) -> None:
         """Run v now: advance time, memory, and the nodes that become ready."""
         node, ready = self.nodes[v], self.ready
         ready.remove(v)
@@ -139,7 +139,7 @@ class State:
         """What it took so far."""
         return Work(1, self.ready.rescored, self.memory.updates, self.streams.looked)
 
-    def _add(self, v: int) -> None:
+    def _add(self, v: NodeId) -> None:
         completed_us = self.streams.completed_us(v) if self.nodes[v].kind is Kind.WAIT else 0.0
         if completed_us > self.clock_us:
             self.ready.add_in_flight(v, completed_us)
@@ -187,14 +187,14 @@ class Rules:
         # 5. all that is left are launches that would delay each other: the first in the reference order
         return self._first_launch(), "no stall"
 
-    def _costs_nothing(self) -> int | None:
+    def _costs_nothing(self) -> NodeId | None:
         while self._ready.free:
             v = self._ready.free.popleft()
             if self._state.may_run(v):
                 return v
         return None
 
-    def _next_compute(self) -> int | None:
+    def _next_compute(self) -> NodeId | None:
         """The first compute in reference order, within the window, that the budget admits; others are blocked."""
         compute, below = self._ready.compute, self._memory.first + self._window
         while compute and compute[0] < below:
@@ -208,7 +208,7 @@ class Rules:
         in_flight = self._ready.in_flight
         return in_flight[0].completed_us - self._state.clock_us if in_flight else math.inf
 
-    def _launch_due(self, before_us: float, end_us: float) -> int | None:
+    def _launch_due(self, before_us: float, end_us: float) -> NodeId | None:
         """The collective (or what prepares it) with the first latest start, if that is before the one given.
 
         What memory refuses on one stream stands only in the way of that stream.
@@ -226,11 +226,11 @@ class Rules:
                     return v
         return None
 
-    def _delays_more_urgent(self, v: int, end_us: float) -> bool:
+    def _delays_more_urgent(self, v: NodeId, end_us: float) -> bool:
         state = self._state
         return state.nodes[v].kind is Kind.COLLECTIVE and state.streams.delays_more_urgent(v, state.clock_us, end_us)
 
-    def _becomes_late(self, compute: int, end_us: float) -> int | None:
+    def _becomes_late(self, compute: int, end_us: float) -> NodeId | None:
         """The most urgent node that would make the end later if ``compute`` went first, and that this can wait for."""
         paths, level_us, compute_us = self._ready.paths, self._bottom_level_us, self._compute_us
         now_us = self._state.clock_us + self._slack_us
@@ -249,7 +249,7 @@ class Rules:
                 return v
         return None
 
-    def _completes_first(self) -> int | None:
+    def _completes_first(self) -> NodeId | None:
         """Take out the wait, of those that would stall, whose collective completes first and that the budget admits."""
         for key in self._ready.in_flight:
             if self._memory.admits(key.node):

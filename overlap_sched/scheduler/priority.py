@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Kind, NodeId, Position, Problem
 
 CHEAP = 2e-4
 """A compute node of at most this part of all compute may be moved to prepare a launch."""
@@ -33,16 +33,16 @@ class LaunchKey(NamedTuple):
     """Of a collective and of what prepares it, in the queue of its stream: the smallest is launched first."""
 
     latest_start_us: float
-    position: int
-    node: int
+    position: Position
+    node: NodeId
 
 
 class PathKey(NamedTuple):
     """Of a node by its longest path to the end: the smallest, the longest path, first."""
 
     minus_bottom_level_us: float
-    position: int
-    node: int
+    position: Position
+    node: NodeId
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Priorities:
     critical_path_us: float
 
 
-def frees_memory(problem: Problem, v: int) -> bool:
+def frees_memory(problem: Problem, v: NodeId) -> bool:
     """Is v a collective whose result is smaller than its input, so that memory is freed once it is done?
 
     By what it holds: its waits use its inputs and its output; without waits, by what it uses and allocates.

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedList
 
+from overlap_sched.problem import NodeId, Position
 from overlap_sched.scheduler.admission import THIS_STEP, CompletionProfile
 from overlap_sched.scheduler.priority import LaunchKey, PathKey, Priorities
 from overlap_sched.scheduler.reference import Reference
@@ -36,16 +37,16 @@ class InFlightKey(NamedTuple):
     """A wait that would stall: the collective that completes first comes first."""
 
     completed_us: float
-    position: int
-    node: int
+    position: Position
+    node: NodeId
 
 
 class BlockedKey(NamedTuple):
     """A node refused at a reference position, and how low the profile must go there to admit it."""
 
-    obstacle: int
-    position: int
-    node: int
+    obstacle: Position
+    position: Position
+    node: NodeId
     enough_bytes: int
 
 
@@ -53,8 +54,8 @@ class TooLargeKey(NamedTuple):
     """A node that allocates more than there is room for at this step."""
 
     alloc_bytes: int
-    position: int
-    node: int
+    position: Position
+    node: NodeId
 
 
 class ReadyList:
@@ -78,7 +79,7 @@ class ReadyList:
         self._launch_keys, self._path_keys = priorities.launch_keys, priorities.path_keys
         self._stream, self._launches, self._costs = priorities.stream, reference.launches, reference.costs
 
-    def add(self, v: int) -> None:
+    def add(self, v: NodeId) -> None:
         """Node v is ready (a wait: and its collective has completed)."""
         self.rescored += 1
         if not self._costs[v]:
@@ -91,7 +92,7 @@ class ReadyList:
         if group is not None:
             self.launches[group].add(self._launch_keys[v])
 
-    def remove(self, v: int) -> None:
+    def remove(self, v: NodeId) -> None:
         """Undo ``add``: node v runs, or is refused; one from ``free`` has been taken out already."""
         if not self._costs[v]:
             return
@@ -102,7 +103,7 @@ class ReadyList:
         if group is not None:
             self.launches[group].remove(self._launch_keys[v])
 
-    def add_in_flight(self, v: int, completed_us: float) -> None:
+    def add_in_flight(self, v: NodeId, completed_us: float) -> None:
         """Wait v is ready but would stall: its collective completes later."""
         self.rescored += 1
         self.in_flight.add(InFlightKey(completed_us, self._position[v], v))
@@ -114,7 +115,7 @@ class ReadyList:
             nodes.append(self.in_flight.pop(0).node)
         return nodes
 
-    def block(self, v: int) -> None:
+    def block(self, v: NodeId) -> None:
         """The budget has just refused v: keep it out until that obstacle is gone."""
         memory, at = self._memory, self._position[v]
         over_bytes, obstacle = memory.obstacle

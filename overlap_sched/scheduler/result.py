@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from overlap_sched.judge.budget_bound import budget_bound_us
+from overlap_sched.judge.budget_bound import raised_by_budget_us
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
@@ -134,7 +134,7 @@ class Schedule:
     @cached_property
     def budget_bound_us(self) -> float:
         """No order's step within the budget is shorter."""
-        return budget_bound_us(self.problem, self.budget_bytes)
+        return raised_by_budget_us(self.lower_bound_us, self.problem, self.budget_bytes)
 
     @property
     def budget_bytes(self) -> int:

@@ -17,7 +17,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from overlap_sched.problem import Problem
+from overlap_sched.problem import NodeId, Problem
 
 
 @dataclass
@@ -70,13 +70,13 @@ class SharedStreams:
         queue = self._queue[group]
         return self.finish_us[queue[-1]] if queue else 0.0
 
-    def completes_us(self, v: int) -> float:
+    def completes_us(self, v: NodeId) -> float:
         """When collective v was finished, or is expected to be: never by now, as long as it is not."""
         if v in self._done:
             return self.finish_us[v]
         return max(self.finish_us[v], math.nextafter(self._clock_us, math.inf))
 
-    def launch(self, v: int, clock_us: float) -> None:
+    def launch(self, v: NodeId, clock_us: float) -> None:
         """Collective v is launched now."""
         self._clock_us = clock_us
         group = self._nodes[v].group or ""
@@ -99,7 +99,7 @@ class SharedStreams:
             time_us = max(time_us - (event_us - self._clock_us) / factor, 0.0)
             self._finish(event_us)
 
-    def wait(self, v: int, clock_us: float) -> float:
+    def wait(self, v: NodeId, clock_us: float) -> float:
         """The clock once collective v is finished; the compute stream stalls until then."""
         self._clock_us = clock_us
         while v not in self._done:
@@ -113,7 +113,7 @@ class SharedStreams:
             self._finish(min(link.next_us() for link in self._links))
         return self._clock_us
 
-    def _start(self, v: int) -> None:
+    def _start(self, v: NodeId) -> None:
         link = self._link[self._nodes[v].group or ""]
         link.look(self._clock_us)
         link.in_flight[v] = link.alone_us + self._nodes[v].time_us

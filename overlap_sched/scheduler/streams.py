@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
 
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Kind, NodeId, Problem
 from overlap_sched.scheduler.fifo_streams import FifoStreams
 from overlap_sched.scheduler.priority import Priorities
 from overlap_sched.scheduler.shared_streams import SharedStreams
@@ -43,16 +43,16 @@ class StreamTimes(Protocol):
     def free_us(self, group: str) -> float:
         """When the group's stream is expected to be free."""
 
-    def completes_us(self, v: int) -> float:
+    def completes_us(self, v: NodeId) -> float:
         """When collective v is finished; later than now unless it is by now."""
 
-    def launch(self, v: int, clock_us: float) -> None:
+    def launch(self, v: NodeId, clock_us: float) -> None:
         """Collective v is launched now."""
 
     def compute(self, time_us: float, clock_us: float) -> float:
         """The clock after compute that takes so long alone."""
 
-    def wait(self, v: int, clock_us: float) -> float:
+    def wait(self, v: NodeId, clock_us: float) -> float:
         """The clock once collective v is finished."""
 
     def end_us(self, clock_us: float) -> float:
@@ -78,12 +78,12 @@ class Streams:
         # per group, what has not been launched, by latest start; a linked list, so that its front is always near
         self._to_launch = {group: OrderedDict.fromkeys(ids) for group, ids in priorities.by_latest_start.items()}
 
-    def launch(self, v: int, clock_us: float) -> None:
+    def launch(self, v: NodeId, clock_us: float) -> None:
         """Collective v is launched now."""
         self._times.launch(v, clock_us)
         del self._to_launch[self._nodes[v].group][v]
 
-    def start_us(self, v: int, clock_us: float) -> float:
+    def start_us(self, v: NodeId, clock_us: float) -> float:
         """When v would start if it were launched now."""
         return max(clock_us, self._times.free_us(self._nodes[v].group or ""))
 
@@ -91,7 +91,7 @@ class Streams:
         """The clock after compute that takes so long alone."""
         return self._times.compute(time_us, clock_us)
 
-    def wait(self, v: int, clock_us: float) -> float:
+    def wait(self, v: NodeId, clock_us: float) -> float:
         """The clock after wait v."""
         collective = self._nodes[v].collective
         return clock_us if collective is None else self._times.wait(collective, clock_us)
@@ -108,7 +108,7 @@ class Streams:
         collective = self._nodes[wait].collective
         return 0.0 if collective is None else self._times.completes_us(collective)
 
-    def delays_more_urgent(self, v: int, clock_us: float, end_us: float) -> bool:
+    def delays_more_urgent(self, v: NodeId, clock_us: float, end_us: float) -> bool:
         """Would launching v now delay a more urgent u by more than launching u first would delay v?
 
         Args:
@@ -131,12 +131,12 @@ class Streams:
                 return True
         return False
 
-    def _more_urgent(self, v: int) -> list[int]:
+    def _more_urgent(self, v: NodeId) -> list[int]:
         """Those of the next few collectives of v's group, by latest start, with a longer path to the end than v's."""
         following = islice(self._to_launch[self._nodes[v].group], _LOOK)
         return [u for u in following if self._level_us[u] > self._level_us[v]]
 
-    def _ready_us(self, v: int, clock_us: float) -> float:
+    def _ready_us(self, v: NodeId, clock_us: float) -> float:
         """When v could be launched if all that it needs ran at once; infinite where that is far.
 
         Nodes come in the original order within each other's dependencies, so one sweep by id is a longest path.

@@ -24,7 +24,7 @@ from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.shift import shift
+from overlap_sched.scheduler.shift import with_order
 
 _WORTH = 1e-4
 """A tail is left as it is below this part of the step."""
@@ -71,7 +71,7 @@ def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArra
         order = _deferred(problem, best.order, last, jobs)
         if bool((task.live_ranges.profile(order) <= limit).all()):
             deferred = frozenset(v for job in jobs for v in job.nodes).intersection(problem.collectives)
-            moved = shift(task, task.remeasured(best, order), limit)
+            moved = with_order(task, best, order, limit)
             if moved.step_us < made.step_us:
                 made = replace(moved, reasons={**best.reasons, **dict.fromkeys(deferred, "deferred")})
             if timeline.step_us - made.step_us >= _ENOUGH * hoped_us:

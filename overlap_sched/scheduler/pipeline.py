@@ -121,8 +121,9 @@ def _found(task: Task, base: Order, original: Candidate) -> Iterator[Candidate]:
 def _phases(task: Task, base: Order, original: Candidate) -> Candidate:
     """All that moves nodes, from one base; what no phase improves stays as it is."""
     reference = Reference(task.problem, base, task.live_ranges)
-    start = task.measured(base)
-    best = start if start.beats(original) else original
+    best = original
+    if base != original.order and (start := task.measured(base)).beats(original):
+        best = start
     if not task.problem.collectives:
         return best
     best = best_of_runs(task, reference, best)

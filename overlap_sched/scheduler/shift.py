@@ -33,9 +33,16 @@ _FARTHEST = 2_000
 
 def shift(task: Task, best: Candidate, limit: npt.NDArray[np.int64]) -> Candidate:
     """The phase: the candidate shifted within a limit in bytes; as it was where contention makes that longer."""
-    order = shifted(task.live_ranges, best.order, limit, task.pairs)
-    moved = task.remeasured(best, order)
-    return best if task.problem.contention and best.beats(moved) else moved
+    return with_order(task, best, best.order, limit)
+
+
+def with_order(task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64]) -> Candidate:
+    """The candidate with its nodes in another valid order, shifted like that."""
+    moved = task.remeasured(best, shifted(task.live_ranges, order, limit, task.pairs))
+    if task.problem.contention:
+        as_it_was = task.remeasured(best, order)
+        return as_it_was if as_it_was.beats(moved) else moved
+    return moved
 
 
 def shifted(

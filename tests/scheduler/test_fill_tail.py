@@ -26,7 +26,14 @@ def filled(problem: Problem, order: Order, limit: npt.NDArray[np.int64], wide: b
     """The order that came of another, shifted or not, and the collectives deferred, by name."""
     task = Task(problem, Options(), 0)
     best = replace(task.measured(order), reasons=dict.fromkeys(problem.collectives, "reference"))
-    with nullcontext() if wide else patch("overlap_sched.scheduler.fill_tail.shift", lambda task, best, limit: best):
+    with (
+        nullcontext()
+        if wide
+        else patch(
+            "overlap_sched.scheduler.fill_tail.with_order",
+            lambda task, best, order, limit: task.remeasured(best, order),
+        )
+    ):
         made = fill_tail(task, best, shift(task, best, limit) if wide else best, limit)
     assert (made.step_us, made.peak_bytes) == (task.measured(made.order).step_us, task.measured(made.order).peak_bytes)
     return made.order, [problem.nodes[v].name for v in sorted(made.reasons) if made.reasons[v] == "deferred"]

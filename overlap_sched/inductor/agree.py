@@ -2,8 +2,10 @@
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from overlap_sched.distributed import Digest, agree, digest_of
 from overlap_sched.fx.apply import Report
@@ -52,5 +54,17 @@ def settle(report: Report, problem: Problem | None, settings: Settings, key: str
 
 def graph_key(graph: fx.Graph, stage: str) -> str:
     """A name under which ranks meet: which graph this is, by its operators, before anything of ours has run."""
-    calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    calls = [target_name(node.target) for node in graph.nodes if node.op == "call_function"]
     return hashlib.sha256("\n".join([stage, *calls]).encode()).hexdigest()
+
+
+def target_name(target: Any) -> str:
+    """What is called, by a name that is the same in every process: never by an address, as ``str`` of a function has.
+
+    Operators have names of their own; functions and classes are named by where they are defined; any other callable by
+    its class.
+    """
+    if isinstance(target, OpOverload | OpOverloadPacket | HigherOrderOperator):
+        return str(target)
+    named = target if hasattr(target, "__qualname__") else type(target)
+    return f"{named.__module__}.{named.__qualname__}"

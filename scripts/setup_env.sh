@@ -26,7 +26,7 @@ fail() { # what went wrong, then what to do
 # Is this interpreter new enough? (A pyenv shim may be on the PATH and yet not run.)
 runs_311() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
-# The torch version that an interpreter sees if it is of the supported range, 2.11 to 2.13; fails otherwise.
+# The torch version that an interpreter sees if it is of the supported range, 2.11 to 2.15; fails otherwise.
 suitable_torch() {
     "$1" - 2>/dev/null <<'PYTHON'
 import re, sys
@@ -34,7 +34,7 @@ from importlib.metadata import version
 
 found = version("torch")
 major, minor = map(int, re.match(r"(\d+)\.(\d+)", found).groups())
-if not (2, 11) <= (major, minor) < (2, 14):
+if not (2, 11) <= (major, minor) < (2, 16):
     sys.exit(1)
 print(found)
 PYTHON
@@ -93,7 +93,7 @@ install() {
         "${pip[@]}" "$torch_pin" >&2 ||
             fail "pip install $torch_pin" \
                 "see pip's message above. Is there a network, and does pip find its index (pip config list)?" \
-                "or activate a virtual environment that has torch 2.11 to 2.13 and run this again: it is used as it is."
+                "or activate a virtual environment that has torch 2.11 to 2.15 and run this again: it is used as it is."
     fi
     say "installing overlap_sched with its extras"
     (cd "$root" && "${pip[@]}" -e ".[torch,plot,test]") >&2 ||

@@ -28,6 +28,7 @@ def settings_key(settings: Settings) -> str | None:
         if several_ranks() and settings.options.agreement != "none":
             return None
         parts = [_package(), torch.__version__, repr(settings.options), str(settings.ranks_per_node)]
+        parts.append(str(settings.simple_overlap))
         keys = [_part_key(part) for part in (settings.cost, settings.model)]
         if None in keys:
             return None

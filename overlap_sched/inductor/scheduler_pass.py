@@ -1,7 +1,7 @@
 """The pass after Inductor's fusion: its nodes in, the same nodes in our order out, or as they were.
 
-    scheduler nodes -> problem -> schedule -> all ranks agree -> nodes in that order
-            any failure before the ranks agree: the nodes as they were, and why
+    scheduler nodes -> torch's own pass -> problem -> schedule -> all ranks agree -> nodes in that order
+            any failure before the ranks agree: the nodes as torch has them, and why
 
 How that is kept: :mod:`overlap_sched.inductor.attempt`.
 """
@@ -42,7 +42,7 @@ class SchedulerPass:
             VerificationError: With ``strict``, instead of a fallback.
             AgreementError: With ``strict``, where the ranks differ.
         """
-        original, attempt, planned = list(snodes), Attempt(self.settings), _Planned()
+        original, attempt, planned = self._torchs_own(list(snodes)), Attempt(self.settings), _Planned()
         try:
             report = attempt.decided(lambda known: _plan(original, known, planned))
         except Exception as error:  # on this rank alone, before it could agree
@@ -55,6 +55,21 @@ class SchedulerPass:
         except Exception as error:  # the order is settled
             warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
         return ordered
+
+    def _torchs_own(self, snodes: list[Any]) -> list[Any]:
+        """The nodes as torch alone would run them: where its own pass would run behind us, it runs before us.
+
+        So what is kept, what memory is counted from, and what no step is longer than, is what torch alone makes.
+        """
+        if not self.settings.simple_overlap:
+            return snodes
+        try:
+            from torch._inductor.comms import simple_overlap
+
+            return list(simple_overlap(list(snodes)))
+        except Exception as error:  # torch alone would have failed here
+            warn(f"torch's simple_overlap failed: {type(error).__name__}: {error}")
+            return snodes
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.cache_key.settings_key`.

@@ -26,6 +26,7 @@ class Settings:
         ranks: Those who compile the graphs that this one does and must agree with it, the same on each of them; by
             default all. For pipelines, where each stage has graphs of its own.
         timeout_s: How long to wait for them (seconds), see :data:`overlap_sched.distributed.TIMEOUT_S`.
+        simple_overlap: Was torch's own ``simple_overlap`` on? Then it runs before us instead of behind us.
         notes: What was switched off for it; goes into the reports.
     """
 
@@ -36,6 +37,7 @@ class Settings:
     ranks_per_node: int = 8
     ranks: Sequence[int] | None = None
     timeout_s: float = TIMEOUT_S
+    simple_overlap: bool = False
     notes: tuple[str, ...] = ()
 
     @property

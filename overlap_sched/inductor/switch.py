@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._inductor import config
 
 from overlap_sched.cost import CostModel
-from overlap_sched.errors import OptionsError
+from overlap_sched.errors import OptionsError, TorchVersionError
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWatch
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
@@ -28,18 +28,16 @@ from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.versions import knows_torch, refusal
 from overlap_sched.options import Options
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 PASSES_ON = "reorder_for_compute_comm_overlap"
 POST_GRAD = "post_grad_custom_post_pass"
-COMPETING = (
-    "aten_distributed_optimizations.enable_overlap_scheduling",
-    "aten_distributed_optimizations.enable_simple_overlap",
-    "enable_simple_overlap",
-)
-"""Reorderers of torch, some only in newer versions: one after us would undo our order, one before us makes fusion
-worse by the dependencies that it inserts."""
+COMPETING = "aten_distributed_optimizations.enable_overlap_scheduling"
+"""A reorderer of torch that runs before us: it makes fusion worse by the dependencies that it inserts."""
+SIMPLE_OVERLAP = "aten_distributed_optimizations.enable_simple_overlap"
+"""Another, from 2.15 on and on by default, that would run behind us and undo our order: we run it before us."""
 
 
 class How(TypedDict, total=False):
@@ -67,9 +65,10 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
 
     Raises:
         OptionsError: There is no such stage, or the ``tracker`` memory model was asked for after fusion.
+        TorchVersionError: With ``strict``: this torch is none that we know. Else torch stays as it is, with a warning.
     """
     _, changes = _changes(_settings(options, how))
-    if dist.is_available():
+    if dist.is_available() and changes:
         owner = changes[PASSES][-1] if isinstance(changes[POST_GRAD], DeterministicWatch) else changes[POST_GRAD]
         safe_gathers_with(owner)
     return changes
@@ -127,11 +126,15 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     changes: dict[str, Any] = {}
     notes: list[str] = []
     known = config.get_config_copy()
-    for name in COMPETING:
-        if name in known:
-            changes[name] = False
-            if known[name]:
-                notes.append(f"torch's {name} is turned off")
+    if settings.stage == "inductor" and not knows_torch():
+        if settings.options.strict:
+            raise TorchVersionError(refusal())
+        warn(f"overlap_sched leaves torch as it is: {refusal()}")
+        return settings, {}
+    if COMPETING in known:
+        changes[COMPETING] = False
+        if known[COMPETING]:
+            notes.append(f"torch's {COMPETING} is turned off")
     earlier = list(known[PASSES]) if known[PASSES_ON] else []
     theirs = [p for p in earlier if callable(p) and not isinstance(p, SchedulerPass)]
     notes += [f"torch's pass {p!r} is turned off" for p in earlier if isinstance(p, str)]
@@ -149,6 +152,11 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     if known["deterministic"]:
         notes.append(NOTE)
         warn(f"overlap_sched cannot run: {NOT_RUN}")
+    elif SIMPLE_OVERLAP in known:
+        changes[SIMPLE_OVERLAP] = False
+        if known[SIMPLE_OVERLAP] or (_on and _on[-1][0].simple_overlap):  # or off by an outer block of ours
+            notes.append("torch's simple_overlap runs before this pass")
+            settings = replace(settings, simple_overlap=True)
     settings = replace(settings, notes=tuple(notes))
     changes[PASSES_ON], changes[PASSES] = True, [*theirs, SchedulerPass(settings)]
     changes[POST_GRAD] = DeterministicWatch(settings, before)

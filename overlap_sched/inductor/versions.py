@@ -4,8 +4,14 @@ import torch
 
 from overlap_sched.errors import TorchVersionError
 
-SUPPORTED = ((2, 11), (2, 13))
+SUPPORTED = ((2, 11), (2, 15))
 """First and last minor version of torch whose scheduler we have read and run."""
+
+
+def knows_torch(version: str = torch.__version__) -> bool:
+    """Is this one of the versions whose private names mean what we think?"""
+    first, last = SUPPORTED
+    return first <= tuple(int(part) for part in version.split(".")[:2]) <= last
 
 
 def check_torch(version: str = torch.__version__) -> None:
@@ -14,10 +20,15 @@ def check_torch(version: str = torch.__version__) -> None:
     Raises:
         TorchVersionError: It is older or newer than those seen.
     """
+    if not knows_torch(version):
+        raise TorchVersionError(refusal(version))
+
+
+def refusal(version: str = torch.__version__) -> str:
+    """What is said of a version that is not known, and how to mend it."""
     first, last = SUPPORTED
-    if not first <= tuple(int(part) for part in version.split(".")[:2]) <= last:
-        raise TorchVersionError(
-            f"this is torch {version}, and overlap_sched supports the Inductor scheduler of torch "
-            f"{first[0]}.{first[1]} to {last[0]}.{last[1]}. Use one of these versions, or schedule FX graphs "
-            "(backend='overlap_sched' or schedule_graph), which works with any version."
-        )
+    return (
+        f"this is torch {version}, and overlap_sched supports the Inductor scheduler of torch "
+        f"{first[0]}.{first[1]} to {last[0]}.{last[1]}. Use one of these versions, or schedule FX graphs "
+        "(backend='overlap_sched' or schedule_graph), which works with any version."
+    )

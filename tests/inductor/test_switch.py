@@ -12,14 +12,16 @@ from torch._inductor import config
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import Roofline
-from overlap_sched.errors import OptionsError, OverlapSchedWarning
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, TorchVersionError
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.switch import current_settings
-from tests.support.inductor.models import routed, unroute
+from overlap_sched.inductor.versions import knows_torch
+from tests.support.inductor.models import SIMPLE_OVERLAP, routed, unroute
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 OVERLAP = "aten_distributed_optimizations.enable_overlap_scheduling"
+HAS_SIMPLE_OVERLAP = SIMPLE_OVERLAP in config.get_config_copy()
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -106,7 +108,61 @@ def test_torchs_reorderers_are_off_and_the_report_says_so() -> None:
         "torch's aten_distributed_optimizations.enable_overlap_scheduling is turned off",
         "torch's pass 'sink_waits' is turned off",
         "their_pass runs before this pass",
+        *SIMPLE_NOTES,
     )
+
+
+SIMPLE_NOTES = ("torch's simple_overlap runs before this pass",) * HAS_SIMPLE_OVERLAP
+"""From torch 2.15 on."""
+
+
+@pytest.mark.skipif(not HAS_SIMPLE_OVERLAP, reason="this torch has no simple_overlap")
+def test_simple_overlap_of_torch_is_off_only_where_we_run_it() -> None:
+    def is_on() -> bool:
+        return config.aten_distributed_optimizations.enable_simple_overlap
+
+    assert is_on()
+    with overlap_sched.enabled():
+        assert not is_on()
+        with overlap_sched.enabled(Options(headroom=1)):  # off by the outer block, and still to be run
+            settings = current_settings()
+            assert settings is not None
+            assert settings.simple_overlap
+    with overlap_sched.enabled(stage="post_grad"):
+        assert is_on()
+    with config.patch({"deterministic": True}), pytest.warns(OverlapSchedWarning), overlap_sched.enabled():
+        assert is_on()
+    assert is_on()
+
+
+REFUSED = (
+    f"overlap_sched leaves torch as it is: this is torch {torch.__version__}, and overlap_sched supports the Inductor "
+    "scheduler of torch 2.11 to 2.15. Use one of these versions, or schedule FX graphs (backend='overlap_sched' or "
+    "schedule_graph), which works with any version."
+)
+
+
+def test_a_version_that_is_not_known_leaves_torch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlap_sched.inductor.switch.knows_torch", lambda: False)
+    before = all_settings()
+    with pytest.warns(OverlapSchedWarning) as warned:
+        assert overlap_sched.inductor_options() == {}
+    with pytest.warns(OverlapSchedWarning), overlap_sched.enabled():
+        assert all_settings() == before
+    assert [str(w.message) for w in warned] == [REFUSED]
+    with pytest.raises(TorchVersionError) as caught:
+        overlap_sched.enable(Options(strict=True))
+    assert str(caught.value) == REFUSED.removeprefix("overlap_sched leaves torch as it is: ")
+    assert all_settings() == before
+    with overlap_sched.enabled(stage="post_grad"):  # uses public names only
+        assert all_settings() != before
+
+
+@pytest.mark.parametrize(
+    ("version", "known"), [("2.10.9", False), ("2.11.0", True), ("2.15.1+cu130", True), ("2.16.0a0", False)]
+)
+def test_versions(version: str, known: bool) -> None:
+    assert knows_torch(version) == known
 
 
 def test_passes_that_were_off_stay_off() -> None:

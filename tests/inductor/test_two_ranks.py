@@ -35,5 +35,5 @@ def test_both_ranks_run_one_order(alike: list[dict[str, Any]]) -> None:
 
 
 def test_matmuls_run_while_gradients_are_on_their_way(alike: list[dict[str, Any]]) -> None:
-    assert sum(matmuls_under(events(alike[0]["plain"]["code"][1]))) == 0
-    assert sum(matmuls_under(events(alike[0]["ours"]["code"][1]))) >= 6
+    alone, ours = (sum(matmuls_under(events(alike[0][name]["code"][1]))) for name in ("plain", "ours"))
+    assert ours >= max(alone, 6)

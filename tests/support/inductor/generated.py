@@ -15,7 +15,7 @@ _MATMUL = re.compile(r"extern_kernels\.\w+\(")
 _KERNEL = re.compile(r"cpp_fused_\w+\(")
 _ALLOCATION = re.compile(r"(\w+) = empty_strided_cpu\(\((.*?),?\), \(.*\), torch\.float32\)")
 _REUSE = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+).*; del (\w+)  # reuse")
-_SIZE = re.compile(r"assert_size_stride\((\w+), \((.*?),?\), ")
+_SIZE = re.compile(r"(?:assert_size_stride|assert_tensor_metadata)\((\w+), \((.*?),?\), ")
 _FREE = re.compile(r"del (\w+)$")
 
 

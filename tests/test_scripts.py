@@ -173,7 +173,7 @@ def test_no_python_says_what_to_install(box: Path) -> None:
     [
         ("-m venv", "What to do: install its venv module (Debian and Ubuntu: apt install python3-venv)"),
         ("install -q torch==", "FAILED: pip install torch==2.13.0"),
-        ("install -q torch==", "activate a virtual environment that has torch 2.11 to 2.13"),
+        ("install -q torch==", "activate a virtual environment that has torch 2.11 to 2.15"),
     ],
 )
 def test_a_step_of_the_set_up_that_fails_says_what_to_do(box: Path, step: str, told: str) -> None:

@@ -109,11 +109,9 @@ def test_search_everywhere_ends_with_the_lowest_peak_and_its_proof(problem: Prob
     assert (lowered.score[0], bound) == (lowest, lowest)
 
 
-@SMALL
-@given(problems(max_steps=5))
-def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
-    orders = few_orders(problem)
-    profiles = [dict(zip(order, peak_by_definition(problem, order), strict=True)) for order in orders]
+def check_cut_and_floor(problem: Problem) -> list[dict[int, int]]:
+    """Both against every order, at each node; what is live at each node in each order."""
+    profiles = [dict(zip(order, peak_by_definition(problem, order), strict=True)) for order in few_orders(problem)]
     graph = memory_graph_of(problem, "none")
     floor = floor_profile(graph)
     for v in graph.rest:
@@ -123,6 +121,13 @@ def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
         assert cut.live_bytes == least
         assert floor[v] <= least
     assert floor_bytes(graph) <= min(max(profile.values()) for profile in profiles)
+    return profiles
+
+
+@SMALL
+@given(problems(max_steps=5))
+def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
+    check_cut_and_floor(problem)
 
 
 @SMALL
@@ -130,16 +135,8 @@ def test_cut_and_floor_are_the_least_at_each_node(problem: Problem) -> None:
 def test_cut_and_floor_count_what_stays_to_the_end(problem: Problem, pins: int, at_end: int) -> None:
     """Made by a node and pinned, or made by an output that nobody reads: live from its maker to the end."""
     problem = with_kept_storages(problem, pins, at_end)
+    profiles = check_cut_and_floor(problem)
     graph = memory_graph_of(problem, "none")
-    floor = floor_profile(graph)
-    profiles = [dict(zip(order, peak_by_definition(problem, order), strict=True)) for order in few_orders(problem)]
-    for v in graph.rest:
-        least = min(profile[v] for profile in profiles)
-        cut = cheapest_state(graph, v)
-        assert cut is not None
-        assert cut.live_bytes == least
-        assert floor[v] <= least
-    assert floor_bytes(graph) <= min(max(profile.values()) for profile in profiles)
     lowest = min(max(profile[v] for v in graph.rest) for profile in profiles) if graph.rest else 0
     for backward in (False, True) if graph.rest else ():
         assert search(graph, graph.rest, 0, len(graph.rest), lowest, 10**6, backward).answer == "found"

@@ -43,6 +43,7 @@ __all__ = [
     "is_nonfreeable_buffers",
     "is_wait",
     "members",
+    "simple_overlap",
 ]
 
 
@@ -52,6 +53,13 @@ def members(node: Any) -> Sequence[Any]:
     if len(parts) == 1 and parts[0] is node:
         return parts
     return [one for part in parts for one in members(part)]
+
+
+def simple_overlap(snodes: list[Any]) -> list[Any]:
+    """The nodes after torch's own pass of that name, which is there from 2.15 on."""
+    from torch._inductor import comms
+
+    return list(comms.simple_overlap(snodes))
 
 
 def graph_name() -> str:

@@ -64,9 +64,9 @@ class SchedulerPass:
         if not self.settings.simple_overlap:
             return snodes
         try:
-            from torch._inductor.comms import simple_overlap
+            from overlap_sched.inductor import private
 
-            return list(simple_overlap(list(snodes)))
+            return private.simple_overlap(list(snodes))
         except Exception as error:  # torch alone would have failed here
             warn(f"torch's simple_overlap failed: {type(error).__name__}: {error}")
             return snodes

@@ -25,7 +25,7 @@ def check_torch(version: str = torch.__version__) -> None:
 
 
 def refusal(version: str = torch.__version__) -> str:
-    """What is said of a version that is not known, and how to mend it."""
+    """The message for a version that is not known."""
     first, last = SUPPORTED
     return (
         f"this is torch {version}, and overlap_sched supports the Inductor scheduler of torch "

@@ -60,9 +60,10 @@ class Found:
 
 def search_small(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The phase: what the search finds on a graph so small that it is worth it, else the candidate given."""
-    effort, close_us = task.options.effort, simple_bound_us(task, reference) * close_enough(task)
-    width = min(effort * LOOKS // len(reference.order), MOST_WIDE)
-    if width < LEAST_WIDE or best.step_us <= close_us or task.problem.contention:
+    width = min(task.options.effort * LOOKS // len(reference.order), MOST_WIDE)
+    if width < LEAST_WIDE or task.problem.contention:
+        return best
+    if best.step_us <= simple_bound_us(task.problem, reference.priorities()) * close_enough(task):
         return best
     found = beam_search(reference, task.limit, task.pairs, best.step_us * (1 - SAME_STEP), width)
     work = Work(looked=found.looked)

@@ -13,6 +13,7 @@ The sets are in :mod:`overlap_sched.scheduler.ready_list`, their keys in :mod:`o
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -214,7 +215,7 @@ class Rules:
         What memory refuses on one stream stands only in the way of that stream.
         """
         due = [queue for queue in self._ready.launches.values() if queue and queue[0].latest_start_us < before_us]
-        for queue in sorted(due, key=_first) if len(due) > 1 else due:
+        for queue in sorted(due, key=itemgetter(0)) if len(due) > 1 else due:
             k = 0
             for _ in range(_LOOK):
                 if k == len(queue) or queue[k].latest_start_us >= before_us:
@@ -262,7 +263,3 @@ class Rules:
             first: LaunchKey = min(queue[0] for queue in self._ready.launches.values() if queue)
             if self._state.may_run(first.node):  # the first open node of the reference order always may
                 return first.node
-
-
-def _first(queue: Sequence[LaunchKey]) -> LaunchKey:
-    return queue[0]

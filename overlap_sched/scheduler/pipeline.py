@@ -28,7 +28,7 @@ from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.fill_tail import fill_tail
 from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import Figures, Schedule, Work
+from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 from overlap_sched.scheduler.shift import shift
 
 
@@ -84,7 +84,7 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
 def _best_order(problem: Problem, options: Options, original: Candidate) -> tuple[Candidate, int]:
     """The best order by (step, peak), and the peak that headroom is counted from."""
     tasks = _tasks(problem, options, original)
-    best, work = original, Work()
+    best, work = original, NO_WORK
     for task, base in tasks:
         for found in _found(task, base, original):
             work = work.plus(found.work)

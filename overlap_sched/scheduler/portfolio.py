@@ -13,8 +13,9 @@ from overlap_sched.problem import Problem
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import policies_for
+from overlap_sched.scheduler.priority import Priorities
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import Work
+from overlap_sched.scheduler.result import NO_WORK, Work
 
 RUN_NODES = 15_000
 """A unit of effort is one run on a graph of up to so many nodes, less on a larger one."""
@@ -31,10 +32,11 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
     problem, options = task.problem, task.options
     compute_us, stream_us = busy_us(problem)
     policies = policies_for(compute_binds=compute_us >= stream_us)
-    start, work = reference, Work()
+    bound_us = simple_bound_us(problem, reference.priorities(policies[0].prepares))
+    start, work = reference, NO_WORK
     for k in range(runs(options.effort, len(problem.nodes))):
         # an original order is left alone only at the bound itself
-        if best.step_us <= simple_bound_us(task, reference) * (close_enough(task) if k else 1):
+        if best.step_us <= bound_us * (close_enough(task) if k else 1):
             break
         if k == len(policies) and options.base == "original" and options.budget == "peak":
             start = Reference(problem, lowest_peak(task).order, reference.live_ranges)
@@ -47,9 +49,9 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
     return replace(best, work=work)
 
 
-def simple_bound_us(task: Task, reference: Reference) -> float:
-    """No step is shorter than all compute, the busiest stream, or the longest path; at next to no cost."""
-    return max(*busy_us(task.problem), reference.priorities().critical_path_us)
+def simple_bound_us(problem: Problem, priorities: Priorities) -> float:
+    """No step is shorter than all compute, the busiest stream, or the longest path; linear."""
+    return max(*busy_us(problem), priorities.critical_path_us)
 
 
 def close_enough(task: Task) -> float:

@@ -73,7 +73,6 @@ def _run(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     """``plan``: see :mod:`overlap_sched.cli.plan`."""
-    plan.check(options)
     with progress() as tell:
         result = _scheduled(options, tell)
         shown = plan.answer(options, result, tell)

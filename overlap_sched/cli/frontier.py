@@ -76,8 +76,6 @@ def request_of(options: argparse.Namespace) -> Request:
 
     Raises:
         OptionsError: They do not fit together, or a size or time is not one.
-        OutputError: A file could not be written.
-        MissingExtraError: A picture was asked for without matplotlib.
     """
     wanted = options_of(options)
     if wanted.headroom != Options(headroom=str(Options().headroom)).headroom:
@@ -99,10 +97,6 @@ def request_of(options: argparse.Namespace) -> Request:
         )
     if options.budgets > MAX_BUDGETS:
         raise OptionsError(f"--budgets is {shown(options.budgets)}; it is 3 to {MAX_BUDGETS}.")
-    if options.plot:
-        from overlap_sched.report.picture import check_plot
-
-        check_plot(options.plot)
     if options.memory_limit is not None:
         limit_bytes(_LIMIT, options.memory_limit, 0)
     target_us = None if options.target_step is None else time_us(_TARGET, options.target_step)

@@ -86,8 +86,6 @@ def check(options: argparse.Namespace) -> None:
 
     Raises:
         OptionsError: A value is out of its range, or an option lacks another one.
-        MissingExtraError: A picture was asked for without matplotlib.
-        OutputError: The picture's ending names no format.
     """
     if options.limit is not None and not options.exact:
         raise OptionsError("--limit asks for a proof or an order: give --exact, too.")
@@ -99,10 +97,6 @@ def check(options: argparse.Namespace) -> None:
         raise OptionsError(f"--align is {shown(options.align)}; it is a number of bytes, 1 to 2**40.")
     if not options.time_limit < math.inf:
         raise OptionsError(f"--time-limit is {options.time_limit}; it is a finite number of seconds above 0.")
-    if options.plot:
-        from overlap_sched.report.picture import check_plot
-
-        check_plot(options.plot)
 
 
 def answer(options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]) -> str:

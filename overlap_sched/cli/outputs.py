@@ -7,6 +7,7 @@ from pathlib import Path
 
 from overlap_sched.errors import OptionsError, OutputCollisionError
 from overlap_sched.report.files import check_writable
+from overlap_sched.report.picture import check_plot
 
 _OUTPUTS = {
     "out": "--out",
@@ -24,7 +25,8 @@ def check_outputs(options: argparse.Namespace) -> None:
     Raises:
         OptionsError: A name is empty.
         OutputCollisionError: A result would be written over the input, or over another result. Links are followed.
-        OutputError: A path is a folder, or in one that is missing or not writable.
+        OutputError: A path is a folder, or in one that is missing or not writable; a picture's ending names no format.
+        MissingExtraError: A picture was asked for without matplotlib.
     """
     outputs = [
         (option, path) for name, option in _OUTPUTS.items() if (path := getattr(options, name, None)) is not None
@@ -44,8 +46,10 @@ def check_outputs(options: argparse.Namespace) -> None:
                 raise OutputCollisionError(
                     f"{option} {path}: would overwrite what {other} {taken} writes. Give each a file of its own."
                 )
-    for _, path in outputs:
+    for option, path in outputs:
         check_writable(path)
+        if option == "--plot":
+            check_plot(path)
 
 
 def _same(one: str, other: str) -> bool:

@@ -21,19 +21,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--trace", metavar="OUT.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
 
 
-def check(options: argparse.Namespace) -> None:
-    """Find out before the input is read that a picture could not be drawn.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        OutputError: The path's ending names no picture format.
-    """
-    if options.plot:
-        from overlap_sched.report.picture import check_plot
-
-        check_plot(options.plot)
-
-
 def answer(options: argparse.Namespace, result: Schedule, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
     """Write the files asked for; what to print: JSON, or a table and perhaps a line."""
     if options.out:

@@ -42,9 +42,9 @@ def inside_inductor(full_compilation: GraphPass, settings: Settings) -> GraphPas
     """
 
     @wraps(full_compilation)
-    def compile_whole_graph(gm: fx.GraphModule, example_inputs: Any = None) -> fx.GraphModule:
+    def compile_whole_graph(*arguments: Any, **named: Any) -> fx.GraphModule:
         how: dict[str, Any] = {name: getattr(settings, name) for name in ("cost", "model", "ranks_per_node", "ranks")}
         with enabled(settings.options, timeout_s=settings.timeout_s, **how):
-            return mark(full_compilation(gm, example_inputs))
+            return mark(full_compilation(*arguments, **named))
 
     return compile_whole_graph

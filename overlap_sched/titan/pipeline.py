@@ -40,37 +40,36 @@ def passes_of(traced: Any, config: Any, *, parallel_dims: Any = None) -> list[Gr
         With a precompiled artifact torchtitan's list: the order is in the artifact, the same for all ranks, and nothing
         has to be agreed on.
     """
-    safe_gathers_with(traced)  # gloo only; the trainer holds the step for as long as its graph runs
     default: list[GraphPass] = construct_default_graph_passes(traced, config, parallel_dims=parallel_dims)
-    if not config.compile.precompile_artifact_dir:
-        return with_ours(default, config)
-    if not is_marked(traced.gm):
-        warn(
-            f"overlap_sched did nothing: the artifact in {config.compile.precompile_artifact_dir!r} was made "
-            "without it. Make it with python -m overlap_sched.titan.precompile, in place of "
-            "torchtitan.experiments.graph_trainer.precompile_main and with the same arguments."
-        )
+    try:
+        safe_gathers_with(traced)  # gloo only; the trainer holds the step for as long as its graph runs
+        if not config.compile.precompile_artifact_dir:
+            return with_ours(default, config)
+        if not is_marked(traced.gm):
+            warn(
+                f"overlap_sched did nothing: the artifact in {config.compile.precompile_artifact_dir!r} was made "
+                "without it. Make it with python -m overlap_sched.titan.precompile, in place of "
+                "torchtitan.experiments.graph_trainer.precompile_main and with the same arguments."
+            )
+    except Exception as error:  # without us the job runs as well
+        warn(f"overlap_sched leaves torchtitan's passes as they are: {type(error).__name__}: {error}")
     return default
 
 
 def with_ours(passes: Sequence[GraphPass], config: Any) -> list[GraphPass]:
-    """A list of torchtitan's passes with ours before the first that compiles; that list itself where this fails.
+    """A list of torchtitan's passes with ours before the first that compiles.
 
     Raises:
         OptionsError: See :func:`~overlap_sched.titan.chosen.settings_of`; a trainer has found that at its start.
     """
     settings = settings_of(config)
-    try:
-        final = final_inductor_compile_passes(config.compile, use_cudagraph=True)
-        compiling = {_function(each) for each in [*final, cudagraph_pass]}
-        place = next((k for k, each in enumerate(passes) if _function(each) in compiling), len(passes))
-        before, after = list(passes[:place]), list(passes[place:])
-        if after and _function(after[0]) is full_inductor_compilation_pass:
-            return [*before, _inside_inductor(after[0], settings), *after[1:]]
-        return [*before, partial(overlap_sched_pass, settings=settings), *after]
-    except Exception as error:  # without us the job runs as well
-        warn(f"overlap_sched leaves torchtitan's passes as they are: {type(error).__name__}: {error}")
-        return list(passes)
+    final = final_inductor_compile_passes(config.compile, use_cudagraph=True)
+    compiling = {_function(each) for each in [*final, cudagraph_pass]}
+    place = next((k for k, each in enumerate(passes) if _function(each) in compiling), len(passes))
+    before, after = list(passes[:place]), list(passes[place:])
+    if after and _function(after[0]) is full_inductor_compilation_pass:
+        return [*before, _inside_inductor(after[0], settings), *after[1:]]
+    return [*before, partial(overlap_sched_pass, settings=settings), *after]
 
 
 def check_trainer(trainer: Any) -> None:

@@ -6,10 +6,12 @@ are loaded. Only what asks for a device is replaced; models, trainer, tracing, p
 
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import fx
 
 GPU_ONLY = ("cudagraph_pass",)
 """Passes of torchtitan's default list that cannot run without a GPU."""
@@ -64,6 +66,19 @@ def _without_migration() -> None:
     import torchtitan.experiments.graph_trainer.inductor_passes as passes
 
     passes._migrate_cpu_get_attrs_to_cuda = lambda gm: None
+
+
+def annotate_regions() -> Callable[..., fx.GraphModule]:
+    """Stands in for the pass that has Inductor compile each FlexAttention, which has no backward on a CPU: each silu."""
+
+    def annotate_flex_attention_for_regional_inductor_pass(gm: fx.GraphModule, *_: Any, **__: Any) -> fx.GraphModule:
+        for number, node in enumerate(gm.graph.nodes):
+            if node.target is torch.ops.aten.silu.default:
+                custom = dict(node.meta.get("custom") or {})
+                node.meta["custom"] = custom | {"compile_with_inductor": {"inductor_region": number}}
+        return gm
+
+    return annotate_flex_attention_for_regional_inductor_pass
 
 
 class Precompile:

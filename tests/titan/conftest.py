@@ -1,0 +1,29 @@
+"""Where torchtitan is: a process that thinks it is on a CPU."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.titan.cpu import on_cpu
+
+
+@pytest.fixture(scope="session")
+def titan() -> None:
+    """torchtitan, on a CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's and torchtitan's own, at import
+        pytest.importorskip("torchtitan", reason="torchtitan is not installed (it wants torch 2.15)")
+        on_cpu()
+        import tests.support.titan.config_registry  # noqa: F401
+
+
+@pytest.fixture
+def config(titan: None) -> Iterator[Any]:
+    """The configuration of a small Llama."""
+    from tests.support.titan.config_registry import llama3
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield llama3()

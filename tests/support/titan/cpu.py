@@ -69,7 +69,7 @@ def _without_migration() -> None:
 
 
 def annotate_regions() -> Callable[..., fx.GraphModule]:
-    """Stands in for the pass that has Inductor compile each FlexAttention, which has no backward on a CPU: each silu."""
+    """Stands in for the pass that has Inductor compile FlexAttention, which has no backward on a CPU: each silu."""
 
     def annotate_flex_attention_for_regional_inductor_pass(gm: fx.GraphModule, *_: Any, **__: Any) -> fx.GraphModule:
         for number, node in enumerate(gm.graph.nodes):

@@ -22,12 +22,12 @@ from torchtitan.experiments.graph_trainer.registry import register_pass_pipeline
 from torchtitan.tools.profiler import Profiler
 
 from overlap_sched.inductor.eager import options_from
-from overlap_sched.titan.pipeline import NAME, check_trainer, passes_of
+from overlap_sched.titan.pipeline import NAME, passes_of, start
 
 __all__ = ["NAME", "options", "passes_of"]
 
 register_pass_pipeline(NAME)(passes_of)
-register_post_init_hook(NAME)(check_trainer)
+register_post_init_hook(NAME)(start)
 
 
 @override(target=Profiler.Config, description="Options of overlap_sched; the config stays as it is")

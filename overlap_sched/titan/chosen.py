@@ -27,3 +27,15 @@ def settings_of(config: Any) -> Settings:
         if target == TARGET and given:
             settings = replace(settings, options=options_from(given))
     return settings
+
+
+def plug_in_arguments(settings: Settings) -> dict[str, Any]:
+    """The same settings as :func:`overlap_sched.enable` takes them, for the graphs that Inductor compiles."""
+    return {
+        "options": settings.options,
+        "cost": settings.cost,
+        "model": settings.model,
+        "ranks_per_node": settings.ranks_per_node,
+        "ranks": settings.ranks,
+        "timeout_s": settings.timeout_s,
+    }

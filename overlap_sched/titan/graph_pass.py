@@ -10,6 +10,7 @@ from overlap_sched.inductor.fx_stage import schedule_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import enabled
 from overlap_sched.titan.artifact import mark
+from overlap_sched.titan.chosen import plug_in_arguments
 
 GraphPass = Callable[..., fx.GraphModule]
 """A pass of GraphTrainer: ``(gm, example_inputs) -> gm``."""
@@ -43,8 +44,7 @@ def inside_inductor(full_compilation: GraphPass, settings: Settings) -> GraphPas
 
     @wraps(full_compilation)
     def compile_whole_graph(*arguments: Any, **named: Any) -> fx.GraphModule:
-        how: dict[str, Any] = {name: getattr(settings, name) for name in ("cost", "model", "ranks_per_node", "ranks")}
-        with enabled(settings.options, timeout_s=settings.timeout_s, **how):
+        with enabled(**plug_in_arguments(settings)):
             return mark(full_compilation(*arguments, **named))
 
     return compile_whole_graph

@@ -10,6 +10,7 @@ With ``inductor_compilation="full"`` Inductor would order the graph anew: there 
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,9 @@ from torchtitan.experiments.graph_trainer.passes import construct_default_graph_
 from overlap_sched.inductor.gloo import safe_gathers_with
 from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import enabled
 from overlap_sched.titan.artifact import is_marked
-from overlap_sched.titan.chosen import settings_of
+from overlap_sched.titan.chosen import plug_in_arguments, settings_of
 from overlap_sched.titan.graph_pass import GraphPass, inside_inductor, overlap_sched_pass
 
 NAME = "overlap_sched"
@@ -72,15 +74,23 @@ def with_ours(passes: Sequence[GraphPass], config: Any) -> list[GraphPass]:
     return [*before, partial(overlap_sched_pass, settings=settings), *after]
 
 
-def check_trainer(trainer: Any) -> None:
-    """Say at the start of a job if its trainer will not run the pipeline."""
-    compile_config = trainer.config.compile
+def start(trainer: Any) -> None:
+    """When a trainer is built: switch the plug-in on where torch.compile is used; say where nothing of ours will run.
+
+    With ``--compile.mode jit`` torchtitan overwrites Inductor's settings while it builds the model
+    (``jit_backend.get_compile_backend_with_passes``); what it compiles, it compiles in the first step.
+    """
+    chosen = trainer.config.compile
     cause = None
     if trainer.parallel_dims.pp_enabled:
-        cause = "with pipeline parallelism GraphTrainer does not use pass pipelines"
-    elif compile_config.mode != "aot_fx_trace":
-        cause = f"GraphTrainer uses pass pipelines with --compile.mode aot_fx_trace only, not {compile_config.mode}"
-    elif not compile_config.enable_passes:
+        cause = "with pipeline parallelism GraphTrainer uses no pass pipeline"
+    elif chosen.mode == "jit" and chosen.backend == "inductor":
+        switched_on = ExitStack()
+        switched_on.enter_context(enabled(**plug_in_arguments(settings_of(trainer.config))))
+        trainer.overlap_sched = switched_on  # on for as long as the trainer is there
+    elif chosen.mode != "aot_fx_trace":
+        cause = "it needs --compile.mode aot_fx_trace, or jit with --compile.backend inductor"
+    elif not chosen.enable_passes:
         cause = "--compile.enable_passes is off"
     if cause is not None:
         warn(f"overlap_sched does nothing in this job: {cause}.")

@@ -1,5 +1,6 @@
 """Where torchtitan is: a process that thinks it is on a CPU."""
 
+import importlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,8 @@ def titan() -> None:
         warnings.simplefilter("ignore")  # of torch's and torchtitan's own, at import
         pytest.importorskip("torchtitan", reason="torchtitan is not installed (it wants torch 2.15)")
         on_cpu()
-        import tests.support.titan.config_registry  # noqa: F401
+        importlib.import_module("overlap_sched.titan")  # which registers the pipeline
+        importlib.import_module("tests.support.titan.config_registry")
 
 
 @pytest.fixture

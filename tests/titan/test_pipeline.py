@@ -176,31 +176,57 @@ def test_precompilation_looks_at_the_pipeline_that_was_chosen(config: Any) -> No
     assert passes.compile_time_passes is torchtitans
 
 
+def trainer(config: Any, pp: bool = False) -> Any:
+    return SimpleNamespace(config=config, parallel_dims=SimpleNamespace(pp_enabled=pp))
+
+
 @pytest.mark.parametrize(
-    ("pp", "mode", "enable_passes", "cause"),
+    ("pp", "fields", "cause"),
     [
-        (True, "aot_fx_trace", True, "with pipeline parallelism GraphTrainer does not use pass pipelines"),
-        (False, "jit", True, "GraphTrainer uses pass pipelines with --compile.mode aot_fx_trace only, not jit"),
-        (False, "aot_fx_trace", False, "--compile.enable_passes is off"),
+        (True, {}, "with pipeline parallelism GraphTrainer uses no pass pipeline"),
+        (False, {"mode": "jit"}, "it needs --compile.mode aot_fx_trace, or jit with --compile.backend inductor"),
+        (False, {"mode": None}, "it needs --compile.mode aot_fx_trace, or jit with --compile.backend inductor"),
+        (False, {"enable_passes": False}, "--compile.enable_passes is off"),
     ],
 )
-def test_a_trainer_that_runs_no_pipeline_is_said(
-    titan: None, pp: bool, mode: str, enable_passes: bool, cause: str
+def test_a_trainer_in_which_nothing_of_ours_runs_is_said(
+    config: Any, pp: bool, fields: dict[str, Any], cause: str
 ) -> None:
     from torchtitan.experiments.graph_trainer.registry import POST_INIT_HOOKS
 
-    compile_config = SimpleNamespace(mode=mode, enable_passes=enable_passes)
-    trainer = SimpleNamespace(
-        config=SimpleNamespace(compile=compile_config), parallel_dims=SimpleNamespace(pp_enabled=pp)
-    )
+    for name, value in fields.items():
+        setattr(config.compile, name, value)
     with pytest.warns(OverlapSchedWarning, match=f"^overlap_sched does nothing in this job: {cause}[.]$"):
-        POST_INIT_HOOKS["overlap_sched"](trainer)
+        POST_INIT_HOOKS["overlap_sched"](trainer(config, pp))
 
 
-def test_a_trainer_that_runs_it_is_not_warned(titan: None) -> None:
-    from overlap_sched.titan.pipeline import check_trainer
+def test_a_trainer_that_runs_it_is_not_warned(config: Any) -> None:
+    from overlap_sched.inductor.switch import current_settings
+    from overlap_sched.titan.pipeline import start
 
-    compile_config = SimpleNamespace(mode="aot_fx_trace", enable_passes=True)
-    check_trainer(
-        SimpleNamespace(config=SimpleNamespace(compile=compile_config), parallel_dims=SimpleNamespace(pp_enabled=False))
-    )
+    start(trainer(config))
+    assert current_settings() is None
+
+
+def test_the_settings_that_torchtitan_overwrites_are_made_again(config: Any) -> None:
+    """Its jit backend switches passes after fusion off, while it builds the model; the hook runs after that."""
+    from torch._inductor import config as inductor
+    from torchtitan.experiments.graph_trainer.jit_backend import get_compile_backend_with_passes
+
+    from overlap_sched.titan.pipeline import start
+
+    config.compile.mode, config.compile.backend = "jit", "inductor"
+    config.compile.passes = ["transformer_block_bucketing"]
+    with inductor.patch(), overlap_sched.enabled():
+        get_compile_backend_with_passes(config.compile, [])
+        theirs = inductor.post_grad_custom_post_pass
+        assert not inductor.reorder_for_compute_comm_overlap
+        started = trainer(config)
+        start(started)
+        try:
+            assert inductor.reorder_for_compute_comm_overlap
+            assert type(inductor.reorder_for_compute_comm_overlap_passes[-1]).__name__ == "SchedulerPass"
+            assert inductor.post_grad_custom_post_pass.before is theirs
+        finally:
+            started.overlap_sched.close()
+        assert inductor.post_grad_custom_post_pass is theirs

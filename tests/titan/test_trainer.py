@@ -8,14 +8,16 @@ import pytest
 from tests.support.titan.jobs import DEEPSEEK, EP, FULL, LLAMA, OURS, TP, Job, precompile, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("titan")]
-Found = dict[str, list[dict[str, Any]]]
+Ranks = list[dict[str, Any]]
 RANKS_2 = ("--parallelism.data_parallel_shard_degree", "2")
 
 
-@pytest.fixture(scope="module")
-def two_ranks(titan: None, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """FSDP, FSDP with experts, with regions that Inductor compiles, with a fault, with a precompiled artifact."""
-    folder = tmp_path_factory.mktemp("two_ranks")
+def test_two_ranks(titan: None, tmp_path: Path) -> None:
+    """FSDP, FSDP with experts, with regions that Inductor compiles, with a fault, with a precompiled artifact.
+
+    One test, since starting ranks takes longer than all these jobs.
+    """
+    folder = tmp_path
     order = precompile(folder, *LLAMA, "--compile.pass_pipeline", "overlap_sched")
     loaded = (*LLAMA, *OURS, *RANKS_2, "--compile.precompile_artifact_dir", str(folder))
     jobs = [
@@ -27,21 +29,26 @@ def two_ranks(titan: None, tmp_path_factory: pytest.TempPathFactory) -> Found:
         Job("experts_plain", DEEPSEEK + EP),
         Job("experts", DEEPSEEK + EP + OURS),
     ]
-    return {**train(folder, jobs), "precompiled": [{"order": order}]}
+    found = train(folder, jobs)
+    check_better(found["plain"], found["ours"])
+    check_better(found["experts_plain"], found["experts"])
+    check_that_the_planned_order_is_the_one_that_runs(found["ours"])
+    check_regions(found["plain"], found["regions"])
+    check_fault(found["plain"], found["fault"])
+    check_artifact(found["plain"], found["loaded"], order)
 
 
-@pytest.fixture(scope="module")
-def four_ranks(titan: None, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def test_fsdp_with_tensor_parallelism(titan: None, tmp_path: Path) -> None:
     """FSDP 2 x TP 2."""
-    jobs = [Job("plain", LLAMA + TP), Job("ours", LLAMA + TP + OURS)]
-    return train(tmp_path_factory.mktemp("four_ranks"), jobs, ranks=4)
+    found = train(tmp_path, [Job("plain", LLAMA + TP), Job("ours", LLAMA + TP + OURS)], ranks=4)
+    check_better(found["plain"], found["ours"])
 
 
-def losses(found: list[dict[str, Any]]) -> list[Any]:
+def losses(found: Ranks) -> list[Any]:
     return [rank["losses"] for rank in found]
 
 
-def check_better(plain: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
+def check_better(plain: Ranks, ours: Ranks) -> None:
     """The same training, in one other order on all ranks, with more compute behind its communication."""
     assert losses(ours) == losses(plain)
     assert len(losses(plain)[0]) == 3
@@ -56,18 +63,6 @@ def check_better(plain: list[dict[str, Any]], ours: list[dict[str, Any]]) -> Non
         assert after["order"] == ours[0]["order"] != before["order"]
 
 
-def test_fsdp(two_ranks: Found) -> None:
-    check_better(two_ranks["plain"], two_ranks["ours"])
-
-
-def test_experts(two_ranks: Found) -> None:
-    check_better(two_ranks["experts_plain"], two_ranks["experts"])
-
-
-def test_fsdp_with_tensor_parallelism(four_ranks: Found) -> None:
-    check_better(four_ranks["plain"], four_ranks["ours"])
-
-
 def planned(rank: dict[str, Any]) -> list[str]:
     order: list[str] = rank["reports"][0]["order"]
     return order
@@ -79,36 +74,36 @@ def running(rank: dict[str, Any], among: list[str]) -> list[str]:
     return [name for name in rank["order"] if name in known]
 
 
-def test_the_planned_order_is_the_one_that_runs(two_ranks: Found) -> None:
-    (rank, _) = two_ranks["ours"]
-    assert running(rank, planned(rank)) == planned(rank)
+def check_that_the_planned_order_is_the_one_that_runs(ours: Ranks) -> None:
+    for rank in ours:
+        assert running(rank, planned(rank)) == planned(rank)
 
 
-def test_regional_compilation_keeps_the_order(two_ranks: Found) -> None:
+def check_regions(plain: Ranks, regions: Ranks) -> None:
     """Each region is one node now; the others run in the order that was planned."""
-    assert losses(two_ranks["regions"]) == losses(two_ranks["plain"])
-    for rank in two_ranks["regions"]:
+    assert losses(regions) == losses(plain)
+    for rank in regions:
         assert rank["regions"] > 0
         left = set(rank["order"])
         assert running(rank, planned(rank)) == [name for name in planned(rank) if name in left]
         assert len(left & set(planned(rank))) > 0.9 * len(planned(rank))
 
 
-def test_a_fault_on_one_rank_leaves_the_order_of_torchtitan_on_all(two_ranks: Found) -> None:
-    assert losses(two_ranks["fault"]) == losses(two_ranks["plain"])
-    for rank, before in zip(two_ranks["fault"], two_ranks["plain"], strict=True):
+def check_fault(plain: Ranks, fault: Ranks) -> None:
+    """One rank fails: all keep the order of torchtitan."""
+    assert losses(fault) == losses(plain)
+    for rank, before in zip(fault, plain, strict=True):
         assert rank["order"] == before["order"]
         assert len(rank["reports"]) == 1
         assert not rank["reports"][0]["changed"]
         assert rank["warned"]
-    assert "ZeroDivisionError: injected" in two_ranks["fault"][1]["warned"][0]
+    assert "ZeroDivisionError: injected" in fault[1]["warned"][0]
 
 
-def test_all_ranks_run_the_order_of_a_precompiled_artifact(two_ranks: Found) -> None:
-    """Nothing is scheduled and nothing agreed on: the order came with the file."""
-    assert losses(two_ranks["loaded"]) == losses(two_ranks["plain"])
-    order = two_ranks["precompiled"][0]["order"]
-    for rank in two_ranks["loaded"]:
+def check_artifact(plain: Ranks, loaded: Ranks, order: list[str]) -> None:
+    """All ranks run the order of the file; nothing is scheduled, and nothing agreed on."""
+    assert losses(loaded) == losses(plain)
+    for rank in loaded:
         assert running(rank, order) == order
         assert rank["reports"] == []
         assert rank["warned"] == []

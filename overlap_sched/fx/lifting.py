@@ -102,7 +102,8 @@ def lift(
         memory_model,
     )
     _count(reading, after)
-    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), {k: n for k, n in sorted(reading.notes.items()) if n})
+    told = {k: n for k, n in sorted(reading.notes.items()) if n}
+    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told)
 
 
 def _nodes(

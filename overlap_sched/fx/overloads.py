@@ -31,7 +31,7 @@ def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
 
 
 def _has_unseen_effects(op: OpOverload, comm: Comm) -> bool:
-    """Whether it writes into other ranks' memory, as the symmetric operators do that block, or does what we cannot know."""
+    """Whether it may do more than its schema shows: symmetric operators that block write into other ranks' memory."""
     return comm.role is Role.BLOCKING and (op.namespace == "symm_mem" or not comm.known)
 
 

@@ -89,7 +89,8 @@ def lift_kernels(
     groups = {k: g for k, g in costs.groups.items() if k in used}
     problem = Problem(name, nodes, storages, groups, "runtime")
     snodes_of = [*[None] * shift, *snodes, None]
-    return LiftedKernels(problem, tuple([snodes_of[v] for v in stands_for]), {k: n for k, n in sorted(notes.items()) if n}, buffers)
+    told = {k: n for k, n in sorted(notes.items()) if n}
+    return LiftedKernels(problem, tuple([snodes_of[v] for v in stands_for]), told, buffers)
 
 
 def _inputs(buffers: Buffers) -> tuple[list[Node], dict[str, int]]:

@@ -110,7 +110,7 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
         reason = plan.fell_back or "no better order was found"
         return Report(name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
-    reorder(gm, [lifted.nodes[v] for v in plan.order])
+    reorder(gm, lifted.reordered(plan.order))
     return Report(name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
 
 

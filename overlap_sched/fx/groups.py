@@ -8,6 +8,7 @@ from torch import fx
 
 from overlap_sched.fx.operator_traits import Arg
 from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.wrappers import call_of
 from overlap_sched.problem import Group
 
 GROUPS_KEY = "overlap_sched_groups"
@@ -68,9 +69,10 @@ def _group(reading: Reading, members: list[int], ranks: list[int] | None, ranks_
 
 def _argument(node: fx.Node, name: str) -> Any:
     """A collective's argument by the name that its schema gives it; ``None`` where it has no such one."""
-    for i, argument in enumerate(node.target._schema.arguments):
+    op, args, kwargs = call_of(node)
+    for i, argument in enumerate(op._schema.arguments):
         if argument.name == name:
-            return Arg((i, name)).of(node.args, node.kwargs)
+            return Arg((i, name)).of(args, kwargs)
     return None
 
 

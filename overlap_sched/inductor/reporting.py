@@ -50,14 +50,15 @@ class GraphReport:
     def line(self) -> str:
         """One line for the log."""
         report, plan = self.report, self.report.schedule
+        kept = "" if report.kept is None else f"; {report.kept}"
         if not report.changed or plan is None:
-            return f"{self.name} ({self.stage}): left as it was: {report.reason}"
+            return f"{self.name} ({self.stage}): left as it was: {report.reason}{kept}"
         before, after = plan.original, plan.scheduled
         return (
             f"{self.name} ({self.stage}): {len(plan.problem.collectives)} collectives, "
             f"exposed {before.exposed_us / 1e3:.3f} -> {after.exposed_us / 1e3:.3f} ms of a step of "
             f"{before.step_us / 1e3:.3f} -> {after.step_us / 1e3:.3f} ms, "
-            f"peak {before.peak_bytes / 2**20:.1f} -> {after.peak_bytes / 2**20:.1f} MiB (predicted)"
+            f"peak {before.peak_bytes / 2**20:.1f} -> {after.peak_bytes / 2**20:.1f} MiB (predicted){kept}"
         )
 
     def __str__(self) -> str:
@@ -72,6 +73,7 @@ class GraphReport:
             "stage": self.stage,
             "changed": self.report.changed,
             "reason": self.report.reason,
+            "launch_order_kept": self.report.kept,
             "notes": dict(self.report.notes),
             "settings": list(self.settings),
             "original": _figures(plan.original if plan else None),

@@ -16,6 +16,7 @@ from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.launches import kernel_launches
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
@@ -114,6 +115,7 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     if not any(private.contains_collective(snode) for snode in snodes):
         return no_collectives(attempt.name)
     attempt.key = graph_key(private.V.graph.graph, settings.stage)
+    attempt.launches = kernel_launches(snodes)
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
     lift_s = time.perf_counter() - began
@@ -124,6 +126,7 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
         return Report(problem.name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
     planned.ordered = _put_in_order(snodes, lifted, plan.order)
+    attempt.planned = kernel_launches(planned.ordered)
     return Report(problem.name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
 
 

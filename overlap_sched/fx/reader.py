@@ -73,6 +73,8 @@ class _Reader:
             raw, nbytes, outs = _NONE, 0, takes
         else:
             raw, nbytes = storages.of_value(val)
+            if len(storages.root) - seen < len(raw) and node.op == "call_function" and traits.known:
+                raw = tuple(dict.fromkeys([s if s >= seen else storages.copy_for(s, takes) for s in raw]))
             outs = raw
         fresh = tuple([s for s in raw if s >= seen]) if len(storages.root) > seen else _NONE
         if node.op == "get_attr":

@@ -18,7 +18,9 @@ class Storages:
     """Storages by number, in the order in which the graph's values show them.
 
     A *raw* storage is one that ``meta["val"]`` shows. Its *root* is the storage that it is in reality: that of a wait
-    is its collective's, that of an ``out=`` result is the buffer's (their fake kernels allocate anew).
+    is its collective's, that of an ``out=`` result is the buffer's (their fake kernels allocate anew). Where a pass has
+    copied a node together with its ``val`` (recomputation, a reload after an offload), one shown storage stands for
+    several raw ones, see :meth:`copy_for`.
 
     Attributes:
         nbytes, device, root: Per raw storage: size, device type, root (itself, but for the cases above).
@@ -33,6 +35,8 @@ class Storages:
         self.fake: list[bool] = []
         self.notes = notes
         self._raw_of: dict[int, int] = {}
+        self._key: list[int] = []
+        self._copies: dict[int, list[int]] = {}
 
     def of_value(self, val: Any) -> tuple[tuple[int, ...], int]:
         """Raw storages of a value, without repeats, and the bytes that reading its tensors takes."""
@@ -59,12 +63,39 @@ class Storages:
         raw = self._raw_of.get(key)
         if raw is None:
             raw = self._raw_of[key] = len(self.root)
-            self.root.append(raw)
-            self.device.append(tensor.device.type)
-            self.fake.append(isinstance(tensor, FakeTensor))
-            self.nbytes.append(0 if storage is None else self.hint(storage.nbytes()))
+            nbytes = 0 if storage is None else self.hint(storage.nbytes())
+            self._append(key, nbytes, tensor.device.type, isinstance(tensor, FakeTensor))
             self.notes["no_storage"] += storage is None
         return raw
+
+    def _append(self, key: int, nbytes: int, device: str, fake: bool) -> None:
+        self._key.append(key)
+        self.root.append(len(self.root))
+        self.device.append(device)
+        self.fake.append(fake)
+        self.nbytes.append(nbytes)
+
+    def copy_for(self, raw: int, takes: tuple[int, ...]) -> int:
+        """Which raw storage a shown one is, in the value of a node whose arguments have the roots ``takes``.
+
+        What an operator returns is new, or one of its arguments. A storage that was shown before and that no argument
+        has is therefore new: the node was copied with its ``val``. From then on values that show it mean the copy, in
+        a node that takes that, and the original in a node that takes the original.
+        """
+        root = self.root
+        if root[raw] in takes:
+            return raw
+        key = self._key[raw]
+        copies = self._copies.setdefault(key, [raw])
+        meant = [copy for copy in copies if root[copy] in takes]
+        if meant:
+            copy = min(meant, key=lambda s: takes.index(root[s]))
+        else:
+            copy = len(root)
+            copies.append(copy)
+            self._append(key, self.nbytes[raw], self.device[raw], self.fake[raw])
+        self._raw_of[key] = copy
+        return copy
 
     def hint(self, size: int | torch.SymInt) -> int:
         """A size as a plain number: symbolic ones by their hints, data-dependent ones by a default."""

@@ -47,13 +47,14 @@ ARROWS = (
     ("analysis",),
     ("fx",),
     ("dump",),
+    ("sharding",),
     ("distributed",),
     ("inductor",),
     ("report",),
     ("cli",),
 )
 """Packages from the bottom up: each imports only those before it."""
-NEEDS_TORCH = ("fx", "dump", "distributed", "inductor")
+NEEDS_TORCH = ("fx", "dump", "sharding", "distributed", "inductor")
 
 
 def imports_of(module: str) -> set[str]:

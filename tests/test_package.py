@@ -45,11 +45,11 @@ ARROWS = (
     ("scheduler",),
     ("cost",),
     ("analysis",),
+    ("report",),
     ("fx",),
     ("dump",),
     ("distributed",),
     ("inductor",),
-    ("report",),
     ("cli",),
 )
 """Packages from the bottom up: each imports only those before it."""

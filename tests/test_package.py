@@ -45,12 +45,12 @@ ARROWS = (
     ("scheduler",),
     ("cost",),
     ("analysis",),
+    ("report",),
     ("fx",),
     ("dump",),
     ("sharding",),
     ("distributed",),
     ("inductor",),
-    ("report",),
     ("cli",),
 )
 """Packages from the bottom up: each imports only those before it."""

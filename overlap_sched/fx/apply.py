@@ -12,6 +12,8 @@ from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.options import Options
+from overlap_sched.report.causes import why_no_better
+from overlap_sched.report.units import count, duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
 
@@ -54,9 +56,9 @@ class Report:
             lines.append(f"  before  {_figures(plan.original)}")
             if self.changed:
                 lines.append(f"  after   {_figures(plan.scheduled)}")
-            lines.append(f"  peak budget {plan.budget_bytes / 2**30:.3f} GiB ({model} memory model)")
+            lines.append(f"  peak budget {size(plan.budget_bytes)} ({model} memory model)")
             lines.append(
-                f"  {len(plan.problem.nodes)} nodes, {len(plan.problem.collectives)} collectives; "
+                f"  {count(len(plan.problem.nodes), 'node')}, {count(len(plan.problem.collectives), 'collective')}; "
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"
             )
         if self.notes:
@@ -65,10 +67,7 @@ class Report:
 
 
 def _figures(figures: Figures) -> str:
-    return (
-        f"step {figures.step_us / 1e3:.3f} ms, {figures.exposed_us / 1e3:.3f} ms exposed, "
-        f"peak {figures.peak_bytes / 2**30:.3f} GiB"
-    )
+    return f"step {duration(figures.step_us)}, {duration(figures.exposed_us)} exposed, peak {size(figures.peak_bytes)}"
 
 
 def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None, **lift_arguments: Any) -> Report:
@@ -112,8 +111,7 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
         return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
     plan = schedule(lifted.problem, options)
     if plan.order == lifted.problem.original_order:
-        reason = plan.fell_back or "no better order was found"
-        return Report(name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
+        return Report(name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
     reorder(gm, lifted.reordered(plan.order))
     return Report(name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)

@@ -106,4 +106,5 @@ class Attempt:
 
     def record(self, report: Report) -> None:
         """Keep the report, now that nothing changes the order any more."""
-        record(GraphReport(report.name, self.settings.stage, report, self.settings.notes))
+        settings = self.settings
+        record(GraphReport(report.name, settings.stage, report, settings.notes, settings.priced_for))

@@ -1,10 +1,10 @@
 """Schedule an FX graph for a plug-in: in place, agreed with all ranks, kept in the reports."""
 
 from torch import fx
-from torch._guards import CompileContext
 
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
 from overlap_sched.fx.reordering import reorder
+from overlap_sched.inductor import names
 from overlap_sched.inductor.agree import graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.launches import launches_in
@@ -38,8 +38,8 @@ def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | N
 
 
 def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
-    """What is being compiled, with torch's compile id: ``"backward 0/0"``."""
-    return f"{kind or _kind_of(graph)} {CompileContext.current_compile_id()}"
+    """What is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
+    return names.graph_name(kind or _kind_of(graph))
 
 
 def _plan(gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt, kind: str | None) -> Report:

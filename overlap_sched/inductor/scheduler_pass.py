@@ -20,6 +20,7 @@ from overlap_sched.inductor.launches import kernel_launches
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
+from overlap_sched.report.causes import why_no_better
 from overlap_sched.scheduler.pipeline import schedule
 
 if TYPE_CHECKING:
@@ -122,8 +123,7 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     problem = attempt.problem = lifted.problem
     plan = schedule(problem, settings.options)
     if plan.order == problem.original_order:
-        reason = plan.fell_back or "no better order was found"
-        return Report(problem.name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
+        return Report(problem.name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
     planned.ordered = _put_in_order(snodes, lifted, plan.order)
     attempt.planned = kernel_launches(planned.ordered)

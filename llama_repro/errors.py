@@ -17,3 +17,7 @@ class CheckpointError(OverlapSchedError, ValueError):
 
 class RecordError(OverlapSchedError, ValueError):
     """A benchmark record cannot be read."""
+
+
+class TitanError(OverlapSchedError, RuntimeError):
+    """torchtitan is missing, or one of its models cannot be traced."""

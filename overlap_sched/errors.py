@@ -148,6 +148,10 @@ class NotUnderstoodError(OverlapSchedError, RuntimeError):
     """A compiled graph has something in it that we do not know how to order."""
 
 
+class ShardingError(OverlapSchedError, ValueError):
+    """A model cannot be sharded in the way asked for."""
+
+
 class AgreementError(OverlapSchedError, RuntimeError):
     """``strict=True`` and the ranks do not agree on an order, or cannot find out whether they do."""
 

@@ -14,17 +14,8 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
-say() { printf '[setup] %s\n' "$*" >&2; }
-
-fail() { # what went wrong, then what to do
-    printf '\n[setup] FAILED: %s\n' "$1" >&2
-    shift
-    printf '[setup] What to do: %s\n' "$@" >&2
-    exit 1
-}
-
-# Is this interpreter new enough? (A pyenv shim may be on the PATH and yet not run.)
-runs_311() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+# shellcheck source=scripts/find_python.sh
+source "$root/scripts/find_python.sh"
 
 # The torch version that an interpreter sees if it is of the supported range, 2.11 to 2.15; fails otherwise.
 suitable_torch() {
@@ -43,18 +34,15 @@ PYTHON
 # The first Python that is new enough; one that has a suitable torch goes before all others.
 find_python() {
     local candidate first=""
-    for candidate in python3.11 python3.12 python3.13 python3.14 python3 python; do
-        runs_311 "$candidate" || continue
+    while read -r candidate; do
         if suitable_torch "$candidate" >/dev/null; then
-            command -v "$candidate"
+            printf '%s\n' "$candidate"
             return
         fi
         [ -n "$first" ] || first="$candidate"
-    done
-    [ -n "$first" ] ||
-        fail "no Python 3.11 or newer among python3.11 to python3.14, python3 and python on the PATH." \
-            "install one (Debian and Ubuntu: apt install python3.11 python3.11-venv; or pyenv, conda, uv) and run this again."
-    command -v "$first"
+    done < <(pythons_311)
+    [ -n "$first" ] || fail_without_python
+    printf '%s\n' "$first"
 }
 
 make_venv() {

@@ -45,16 +45,17 @@ ARROWS = (
     ("scheduler",),
     ("cost",),
     ("analysis",),
+    ("report",),
     ("fx",),
     ("dump",),
+    ("sharding",),
     ("distributed",),
     ("inductor",),
     ("titan",),
-    ("report",),
     ("cli",),
 )
 """Packages from the bottom up: each imports only those before it."""
-NEEDS_TORCH = ("fx", "dump", "distributed", "inductor", "titan")
+NEEDS_TORCH = ("fx", "dump", "sharding", "distributed", "inductor", "titan")
 
 
 def imports_of(module: str) -> set[str]:

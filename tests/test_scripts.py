@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ("scripts/setup_env.sh", "scripts/repro.sh", "scripts/test.sh", ".ci/run")
+SOURCED = ("scripts/setup_env.sh", "scripts/find_python.sh")
+SCRIPTS = (*SOURCED, "scripts/repro.sh", "scripts/test.sh", "scripts/test_torch.sh", ".ci/run")
 WITHOUT_TORCH = ("bench", "robust", "small_graphs")
-TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "mkdir", "rm", "touch", "env")
+TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "mktemp", "rm", "tail", "tee", "touch")
 # Writes down how it is called. Has torch once $BOX/torch exists. Fails where $FAIL is part of its arguments.
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >> "$BOX/calls"
@@ -22,6 +23,7 @@ case "$*" in
     "-") cat > /dev/null; [ -e "$BOX/torch" ] && cat "$BOX/torch" ;;
     "-m venv "*) mkdir -p "${!#}/bin"; touch "${!#}/pyvenv.cfg"; cp "$0" "${!#}/bin/python" ;;
     "-m pip install -q torch=="*) echo 2.13.0 > "$BOX/torch" ;;
+    "-m pytest"*) echo "==== 2 passed of ${*:2} in 1.00s ====" ;;
 esac
 """
 
@@ -75,7 +77,7 @@ def test_bash_parses_every_script(script: str) -> None:
     assert subprocess.run(["bash", "-n", ROOT / script], capture_output=True).stderr == b""
 
 
-@pytest.mark.parametrize("script", SCRIPTS[1:])
+@pytest.mark.parametrize("script", SCRIPTS[len(SOURCED) :])
 def test_scripts_are_executable(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
 
@@ -206,15 +208,98 @@ def test_the_exit_code_of_the_run_passes_through(box: Path) -> None:
     assert run(box, "scripts/repro.sh", FAIL="-m llama_repro", FAIL_WITH="3").returncode == 3
 
 
-@pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
-def test_tests_run_after_style_and_types(box: Path, script: str) -> None:
-    done = run(box, script, "-m", "not slow")
+def test_tests_run_after_style_and_types(box: Path) -> None:
+    done = run(box, "scripts/test.sh", "-m", "not slow")
     assert done.returncode == 0, done.stderr
     assert calls(box)[-4:] == ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-m pytest -n 2 -m not slow"]
 
 
 def test_the_exit_code_of_the_tests_passes_through(box: Path) -> None:
-    assert run(box, ".ci/run", FAIL="-m pytest", FAIL_WITH="5").returncode == 5
+    assert run(box, "scripts/test.sh", FAIL="-m pytest", FAIL_WITH="5").returncode == 5
+
+
+TOUCH_TORCH = "tests/fx tests/dump tests/inductor tests/distributed"
+
+
+def test_another_torch_gets_an_environment_of_its_own(box: Path) -> None:
+    done = run(box, "scripts/test_torch.sh", "2.14.1", "-x")
+    assert done.returncode == 0, done.stderr
+    assert calls(box) == [
+        f"-m venv {box}/repo/.venv-torch-2.14.1",
+        "-m pip install -q torch==2.14.1",
+        f"-m pytest -n 2 {TOUCH_TORCH} -x",
+    ]
+
+
+@pytest.mark.parametrize("told", ["numpy, sortedcontainers", "torchtitan, spmd_types"])
+def test_another_torch_gets_what_is_missing(box: Path, told: str) -> None:
+    (box / "repo" / "tests" / "titan").mkdir(parents=True)
+    done = run(box, "scripts/test_torch.sh", "2.15.0", FAIL=f"import {told}")
+    assert done.returncode == 0, done.stderr
+    titan = "-m pip install -q torchtitan==0.3.0 spmd_types torch==2.15.0"
+    assert calls(box)[2:] == [
+        titan if "titan" in told else "-m pip install -q -e .[plot,test]",
+        f"-m pytest -n 2 {TOUCH_TORCH} tests/titan",
+    ]
+
+
+def test_titan_that_cannot_be_installed_is_told_and_skipped(box: Path) -> None:
+    (box / "repo" / "tests" / "titan").mkdir(parents=True)
+    done = run(box, "scripts/test_torch.sh", "2.15.0", FAIL="torchtitan")
+    assert done.returncode == 0, done.stderr
+    assert "WITHOUT tests/titan: pip install torchtitan==0.3.0 spmd_types failed" in done.stderr
+    assert calls(box)[-1] == f"-m pytest -n 2 {TOUCH_TORCH} tests/titan"
+
+
+def test_another_torch_that_cannot_be_installed_says_so_and_leaves_nothing(box: Path) -> None:
+    failed = run(box, "scripts/test_torch.sh", "2.15.0", FAIL="install -q torch==2.15.0")
+    assert failed.returncode == 1
+    assert "FAILED: pip install torch==2.15.0" in failed.stderr
+    assert "Is there a network, is there such a version, are 8 GB of disk free?" in failed.stderr
+    assert not (box / "repo" / ".venv-torch-2.15.0").exists()
+    assert run(box, "scripts/test_torch.sh").returncode == 1
+    nobody = run(box, "scripts/test_torch.sh", "2.15.0", FAIL="sys.version_info")
+    assert "FAILED: no Python 3.11 or newer" in nobody.stderr
+
+
+ALL, NEWEST = "all tests, on the torch that set-up pins", "tests that touch torch, on torch 2.15.0"
+
+
+def endings(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What continuous integration says last, under its headings."""
+    lines = [line for line in done.stdout.splitlines() if line]
+    return lines[-4:]
+
+
+def test_continuous_integration_runs_both_and_closes_with_the_whole_suite(box: Path) -> None:
+    done = run(box, ".ci/run", "-m", "not slow")
+    assert done.returncode == 0, done.stdout
+    ran = [call for call in calls(box) if call.startswith("-m pytest")]
+    assert ran == ["-m pytest -n 2 -m not slow", f"-m pytest -n 2 {TOUCH_TORCH} -m not slow"]
+    assert endings(done) == [
+        f"[ci] ======== {NEWEST}: passed",
+        f"==== 2 passed of pytest -n 2 {TOUCH_TORCH} -m not slow in 1.00s ====",
+        f"[ci] ======== {ALL}: passed",
+        "==== 2 passed of pytest -n 2 -m not slow in 1.00s ====",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fail", "code", "last"),
+    [
+        ("-m pytest", 5, f"[ci] ======== {ALL}: FAILED (exit code 5)"),
+        ("-m pytest -n 2 tests/fx", 5, f"[ci] ======== {NEWEST}: FAILED (exit code 5)"),
+        ("install -q torch==2.15.0", 1, f"[ci] ======== {NEWEST}: FAILED (exit code 1)"),
+    ],
+)
+def test_continuous_integration_fails_if_either_does_and_says_it_last(
+    box: Path, fail: str, code: int, last: str
+) -> None:
+    failed = run(box, ".ci/run", FAIL=fail, FAIL_WITH=str(code))
+    assert failed.returncode == code
+    assert endings(failed)[-2 if "install" in fail else -1] == last
+    if "install" in fail:
+        assert endings(failed)[-1] == "[setup] FAILED: pip install torch==2.15.0"
 
 
 def test_bad_style_fails_after_the_tests_have_run(box: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llama_repro import INSTANCES
 from llama_repro.generate.models import MODELS, parse_mesh
+from llama_repro.titan.models import MODELS as TITAN_MODELS
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import read_problem
 
@@ -51,6 +52,8 @@ def cases(problems: list[Path], *, full: bool = False, generated: bool = True) -
         return
     for name in CAPTURED + CAPTURED_MORE if full else CAPTURED:
         yield Case(name, partial(_captured, name))
+    for step in TITAN_MODELS.values():
+        yield Case(step.name, partial(_file, step.problem_file))
     for model, mesh, nodes in (GENERATED + GENERATED_MORE if full else GENERATED) if generated else ():
         yield Case(f"{model}, {mesh}, {nodes:,} nodes", partial(_generated, model, mesh, nodes))
 

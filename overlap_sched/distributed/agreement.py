@@ -36,7 +36,8 @@ class Agreement:
     """What all ranks decided.
 
     Attributes:
-        agreed: Use the new order. Else keep the original one.
+        agreed: Use the new order. Else keep the original one, or one that launches all collectives in the same order
+            where ``verdict.launches_alike`` says that all ranks launch alike.
         verdict: The recorded decision, the same on every rank: the reason, who differs in what, who is missing.
         in_doubt: The store failed for good while this rank waited, so it does not know what the others decided; it
             keeps the original order. If they agreed, the job hangs at the first collective whose place differs, until
@@ -83,7 +84,7 @@ def agree(
         world_size: How many ranks there are.
         ranks: Who must agree: all whose collectives may meet those of this graph, the same list on each of them.
             Default: every rank.
-        strict: Raise where the original order would be kept.
+        strict: Raise where the original order would be kept, and not only the order of launches.
         clock: Seconds; tests give their own.
         sleep: Waits some seconds; tests give their own.
 
@@ -162,6 +163,6 @@ def _prefix(membership: Membership, members: tuple[int, ...]) -> str:
 
 
 def _checked(result: Agreement, mine: Digest, strict: bool) -> Agreement:
-    if strict and not result.agreed:
+    if strict and not result.agreed and not result.verdict.launches_alike:
         raise AgreementError(f"the ranks do not agree on an order for graph {mine.name!r}: {result.reason}")
     return result

@@ -18,8 +18,8 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
 
-PARTS = ("problem", "options", "costs", "order")
-"""What is compared, causes first: another problem has other costs and another order as well."""
+PARTS = ("operators", "sizes", "options", "costs", "order")
+"""What is compared, causes first: other operators have other sizes, costs and another order as well."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,36 @@ class Digest:
     """SHA-256 of each part, in hexadecimal.
 
     Attributes:
-        problem: Nodes, dependencies, storages with their bytes, process groups; all but times, contention and names.
+        operators: Nodes with their operators and dependencies, process groups, the memory model.
+        sizes: Storages with their bytes, who allocates and uses them, bytes and operations of every node.
         options: Every field of :class:`~overlap_sched.options.Options`, as written (``"1GiB"`` is not ``2**30``).
         costs: Time of every node (microseconds, to the last bit), and contention: slowdowns, and which groups share a
             link.
         order: The order that this rank would run.
         key: Which graph this is: operators and dependencies only, without sizes. Ranks meet under it, so that a
             difference in all else is a difference between ranks and not two graphs.
+        launches: The original launch sequence (:func:`launches_of`); ``""``: this rank does not know it. Not compared
+            with the rest: where that differs, ranks whose launches are alike may still keep them.
+        failure: Why this rank has nothing to show, for people; ``""``: it has.
         name: The problem's name, for people; not compared.
+        nodes: How many there are, for people; not compared.
     """
 
-    problem: str
+    operators: str
+    sizes: str
     options: str
     costs: str
     order: str
     key: str
+    launches: str = ""
+    failure: str = ""
     name: str = ""
+    nodes: int = 0
+
+    @classmethod
+    def of_failure(cls, failure: str, key: str, launches: str = "", name: str = "") -> "Digest":
+        """What a rank shows that has no order of its own: it runs the original one."""
+        return cls("", "", "", "", "", key, launches, failure, name)
 
     def to_json(self) -> str:
         """One line of text; :meth:`from_json` reads it. What is stored for the others, or next to a cached graph."""
@@ -59,10 +73,8 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
 
     Where scheduling failed the order is the original one: ranks then differ in ``order``, and all keep the original.
     """
-    number: dict[str, int] = {}  # of each process group, by first use
-    for node in problem.nodes:
-        if node.group is not None:
-            number.setdefault(node.group, len(number))
+    used = [node for node in problem.nodes if node.group is not None]
+    number = _numbered(str(node.group) for node in used)
     skeleton, sizes = [], []
     for node in problem.nodes:
         group = None if node.group is None else number[node.group]
@@ -70,13 +82,33 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
         sizes.append([node.alloc, node.use, node.flops, node.bytes])
     groups = [problem.groups[name] for name in number]
     return Digest(
-        problem=_sha256([skeleton, sizes, problem.storages, groups, problem.memory_model]),
+        operators=_sha256([skeleton, groups, problem.memory_model]),
+        sizes=_sha256([sizes, problem.storages]),
         options=_sha256(asdict(options)),
         costs=_sha256([_floats(node.time_us for node in problem.nodes), *_contention(problem.contention, number)]),
         order=_sha256(list(order)),
         key=_sha256(skeleton),
+        launches=launches_of([(node.op, str(node.group), *problem.groups[str(node.group)]) for node in used]),
         name=problem.name,
+        nodes=len(problem.nodes),
     )
+
+
+def launches_of(launches: Sequence[tuple[Any, ...]]) -> str:
+    """The digest of a launch sequence: per collective, in order, its operator, its group, and what else is known of it.
+
+    Groups are numbered by first use, so equal sequences launch alike within each group and across groups.
+    """
+    number = _numbered(group for _, group, *_ in launches)
+    return _sha256([[op, number[group], *more] for op, group, *more in launches])
+
+
+def _numbered(groups: Iterable[str]) -> dict[str, int]:
+    """A number for each process group, by first use."""
+    number: dict[str, int] = {}
+    for group in groups:
+        number.setdefault(group, len(number))
+    return number
 
 
 def _contention(contention: Contention, number: Mapping[str, int]) -> tuple[dict[str, float], list[list[int]]]:

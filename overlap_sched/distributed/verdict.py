@@ -12,12 +12,19 @@ SHOWN_RANGES = 8
 Sides = tuple[tuple[int, ...], ...]
 """Ranks that are alike stand together; the largest side first."""
 
+_NAMES = {"operators": "operators", "sizes": "tensor sizes", "options": "options", "costs": "costs", "order": "order"}
 _REPAIR = {
-    "problem": "Each rank must compile the same graphs, in one order and with the same shapes.",
     "options": "Give overlap_sched the same options on every rank.",
     "costs": "Let all ranks take measured times from rank 0 (overlap_sched.distributed.broadcast_costs).",
     "order": "The scheduler failed on a rank (see its warnings), or the ranks run different versions of overlap_sched.",
 }
+"""How to get equal ranks. Other operators and other sizes belong to the model: nobody has made a mistake."""
+
+KEPT = "launch order kept"
+_NOT_ALIKE = (
+    "Their launch sequences differ too (collectives, groups, or graphs compiled in another order), so each rank keeps "
+    "its original order."
+)
 
 
 @dataclass(frozen=True)
@@ -25,16 +32,24 @@ class Verdict:
     """What was decided for one graph: written once, by whoever decided first, and followed by every rank.
 
     Attributes:
-        agreed: All ranks run the new order; else all keep the original one.
-        reason: Why the original order is kept, and how to mend it; ``None`` if agreed.
-        differs: Per part (``problem``, ``options``, ``costs``, ``order``) in which the ranks differ, who is like whom.
+        agreed: All ranks run the new order. Else no rank may launch its collectives in another order than originally.
+        reason: Why they do not, and how to mend it; ``None`` if agreed.
+        launches_alike: Not agreed, but all ranks have shown one launch sequence: each may use an order that keeps it.
+        differs: Per part (see :data:`~overlap_sched.distributed.digest.PARTS`) in which the ranks differ, who is like
+            whom.
         missing: Ranks that did not come in time.
     """
 
     agreed: bool
     reason: str | None = None
+    launches_alike: bool = False
     differs: Mapping[str, Sides] = field(default_factory=dict)
     missing: tuple[int, ...] = ()
+
+    @property
+    def to_mend(self) -> bool:
+        """Whether the ranks differ in something that somebody can mend: not in what they compile."""
+        return any(part in _REPAIR for part in self.differs)
 
     def to_json(self) -> str:
         """What goes into the store."""
@@ -45,27 +60,35 @@ class Verdict:
         """Read what :meth:`to_json` wrote."""
         read = json.loads(text)
         differs = {part: tuple(map(tuple, sides)) for part, sides in read["differs"].items()}
-        return cls(read["agreed"], read["reason"], differs, tuple(read["missing"]))
+        return cls(read["agreed"], read["reason"], read["launches_alike"], differs, tuple(read["missing"]))
 
 
 def judge(digests: Mapping[int, Digest]) -> Verdict:
     """The verdict on the digests of all ranks; a pure function of them."""
-    differs = differences(digests)
-    if not differs:
+    failed = [rank for rank in sorted(digests) if digests[rank].failure]
+    shown = {rank: digest for rank, digest in digests.items() if not digest.failure}
+    differs = differences(shown)
+    if not differs and not failed:
         return Verdict(agreed=True)
-    parts = "; ".join(f"{part}: {_sides(sides)}" for part, sides in differs.items())
-    names = {min(side): digests[min(side)].name for side in differs.get("problem", ())}
-    where = ", ".join(f"rank {rank} compiles {name!r}" for rank, name in list(names.items())[:SHOWN_RANGES])
-    repairs = " ".join(_REPAIR[part] for part in differs)
-    reason = f"the ranks differ in {parts}{f' ({where})' if where else ''}. {repairs}"
-    return Verdict(agreed=False, reason=reason, differs=differs)
+    parts = [f"{_NAMES[part]}: {_sides(sides)}" for part, sides in differs.items()]
+    if "operators" in differs:
+        parts[0] += f" ({_graphs(shown, differs['operators'])})"
+    said = [f"the ranks differ in {'; '.join(parts)}"] if parts else []
+    if failed:
+        said.append(f"{ranks_text(failed)} could not schedule this graph ({digests[failed[0]].failure})")
+    return _not_agreed("; ".join(said), digests, differs)
+
+
+def in_different_orders(digests: Mapping[int, Digest]) -> Verdict:
+    """The verdict on digests that are equal, but stand in different rounds: the ranks have not met there before."""
+    return _not_agreed("the ranks compile this graph in different orders", digests, {})
 
 
 def absent(missing: Sequence[int], name: str, limit_s: float) -> Verdict:
     """The verdict when some ranks did not come within the limit (seconds)."""
     reason = (
         f"{ranks_text(missing)} did not publish an order for graph {name!r} within {limit_s:g} s. "
-        "Such a rank died, compiles other graphs, is slower than that, or took the graph from a cache: see "
+        "Such a rank died, compiles other graphs, is slower than that, or has compiled the graph already: see "
         "docs/agreement.md."
     )
     return Verdict(agreed=False, reason=reason, missing=tuple(missing))
@@ -82,13 +105,14 @@ def gone(ranks: Sequence[int], name: str, limit_s: float) -> Verdict:
 
 
 def differences(digests: Mapping[int, Digest]) -> dict[str, Sides]:
-    """Per part that differs, the ranks that are alike; only causes: costs of different problems are not compared."""
+    """Per part that differs, the ranks that are alike; only causes: costs of different graphs are not compared."""
     found: dict[str, Sides] = {}
     for part in PARTS:
         sides: dict[str, list[int]] = {}
         for rank in sorted(digests):
             sides.setdefault(getattr(digests[rank], part), []).append(rank)
-        explained = bool(found) if part == "order" else part == "costs" and "problem" in found
+        graph_differs = "operators" in found or "sizes" in found
+        explained = {"order": bool(found), "costs": graph_differs, "sizes": graph_differs}.get(part, False)
         if len(sides) > 1 and not explained:
             found[part] = tuple(tuple(side) for side in sorted(sides.values(), key=lambda side: (-len(side), side[0])))
     return found
@@ -105,6 +129,21 @@ def ranks_text(ranks: Sequence[int]) -> str:
     shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:SHOWN_RANGES])
     left = sum(b - a + 1 for a, b in runs[SHOWN_RANGES:])
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {left} more' if left else ''}"
+
+
+def _not_agreed(said: str, digests: Mapping[int, Digest], differs: Mapping[str, Sides]) -> Verdict:
+    """The ranks do not run one new order; whether they launch alike is seen from what all have shown."""
+    launches = {digest.launches for digest in digests.values()}
+    alike = len(launches) == 1 and "" not in launches
+    repairs = [_REPAIR[part] for part in differs if part in _REPAIR]
+    decided = f"{said}; {KEPT}." if alike else f"{said}. {_NOT_ALIKE}"
+    return Verdict(False, " ".join([decided, *repairs]), alike, differs)
+
+
+def _graphs(digests: Mapping[int, Digest], sides: Sides) -> str:
+    """What the first rank of each side compiles: other graphs have other names, or another number of nodes."""
+    firsts = [side[0] for side in sides[:SHOWN_RANGES]]
+    return ", ".join(f"rank {rank} compiles {digests[rank].name!r} of {digests[rank].nodes} nodes" for rank in firsts)
 
 
 def _sides(sides: Sides) -> str:

@@ -16,6 +16,7 @@ import torch._higher_order_ops.flex_attention  # registers its operators
 import torch._higher_order_ops.triton_kernel_wrap
 from torch import fx
 
+from overlap_sched.dump.newer import stand_in
 from overlap_sched.errors import DumpStatementError
 
 # where ops of torch itself are registered that are not there after `import torch`
@@ -179,7 +180,7 @@ class Literals:
         if parts[0] == "higher_order":
             found = find_higher_order(parts[1])
             return found if found is not None and len(parts) == 2 else UnknownOp(".".join(parts))
-        found = find_operator(*parts)
+        found = find_operator(*parts) or stand_in(*parts)
         return UnknownOp(".".join(parts)) if found is None else found
 
     def device(self, where: ast.AST, value: Any) -> torch.device:

@@ -12,6 +12,8 @@ from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.options import Options
+from overlap_sched.report.causes import why_no_better
+from overlap_sched.report.units import count, duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
 
@@ -30,6 +32,8 @@ class Report:
         reason: Why it has not; ``None`` where it has.
         notes: See :class:`overlap_sched.fx.lifting.Lifted`.
         lift_s: Seconds to lift the graph. reorder_s: to put the order back.
+        kept: What the ranks differ in, so that the launch order was kept though the options do not ask for it; ``None``
+            where they do not differ, or the graph had to stay as it was.
     """
 
     name: str
@@ -39,19 +43,22 @@ class Report:
     notes: Mapping[str, int] = field(default_factory=dict)
     lift_s: float = 0.0
     reorder_s: float = 0.0
+    kept: str | None = None
 
     def __str__(self) -> str:
         """A few lines for people."""
         lines = [f"{self.name}: {'reordered' if self.changed else f'left as it was: {self.reason}'}"]
+        if self.kept is not None:
+            lines.append(f"  {self.kept}")
         plan = self.schedule
         if plan is not None:
             model = plan.options.memory_model
             lines.append(f"  before  {_figures(plan.original)}")
             if self.changed:
                 lines.append(f"  after   {_figures(plan.scheduled)}")
-            lines.append(f"  peak budget {plan.budget_bytes / 2**30:.3f} GiB ({model} memory model)")
+            lines.append(f"  peak budget {size(plan.budget_bytes)} ({model} memory model)")
             lines.append(
-                f"  {len(plan.problem.nodes)} nodes, {len(plan.problem.collectives)} collectives; "
+                f"  {count(len(plan.problem.nodes), 'node')}, {count(len(plan.problem.collectives), 'collective')}; "
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"
             )
         if self.notes:
@@ -60,10 +67,7 @@ class Report:
 
 
 def _figures(figures: Figures) -> str:
-    return (
-        f"step {figures.step_us / 1e3:.3f} ms, {figures.exposed_us / 1e3:.3f} ms exposed, "
-        f"peak {figures.peak_bytes / 2**30:.3f} GiB"
-    )
+    return f"step {duration(figures.step_us)}, {duration(figures.exposed_us)} exposed, peak {size(figures.peak_bytes)}"
 
 
 def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None, **lift_arguments: Any) -> Report:
@@ -107,10 +111,9 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
         return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
     plan = schedule(lifted.problem, options)
     if plan.order == lifted.problem.original_order:
-        reason = plan.fell_back or "no better order was found"
-        return Report(name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
+        return Report(name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
-    reorder(gm, [lifted.nodes[v] for v in plan.order])
+    reorder(gm, lifted.reordered(plan.order))
     return Report(name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
 
 

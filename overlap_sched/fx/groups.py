@@ -8,6 +8,7 @@ from torch import fx
 
 from overlap_sched.fx.operator_traits import Arg
 from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.wrappers import call_of
 from overlap_sched.problem import Group
 
 GROUPS_KEY = "overlap_sched_groups"
@@ -29,12 +30,12 @@ def groups_of(
     members: dict[str, list[int]] = {}
     ranks: dict[str, list[int] | None] = {}
     for v in launches:
-        name, live = _name_and_group(reading, v)
+        name, live = name_and_group(reading.nodes[v])
         name_of[v] = name
         members.setdefault(name, []).append(v)
         if name not in ranks:
             ranks[name] = _listed_ranks(reading.nodes[v]) or (
-                None if given and name in given else _live_ranks(name if live is None else live)
+                None if given and name in given else live_ranks(name if live is None else live)
             )
     groups = {
         name: given[name] if given and name in given else _group(reading, vs, ranks[name], ranks_per_node)
@@ -68,15 +69,15 @@ def _group(reading: Reading, members: list[int], ranks: list[int] | None, ranks_
 
 def _argument(node: fx.Node, name: str) -> Any:
     """A collective's argument by the name that its schema gives it; ``None`` where it has no such one."""
-    for i, argument in enumerate(node.target._schema.arguments):
+    op, args, kwargs = call_of(node)
+    for i, argument in enumerate(op._schema.arguments):
         if argument.name == name:
-            return Arg((i, name)).of(node.args, node.kwargs)
+            return Arg((i, name)).of(args, kwargs)
     return None
 
 
-def _name_and_group(reading: Reading, v: int) -> tuple[str, Any]:
+def name_and_group(node: fx.Node) -> tuple[str, Any]:
     """The name of a collective's group; with the process group itself where the graph carries it."""
-    node = reading.nodes[v]
     value = _argument(node, "group_name")
     if value is None:
         ranks = _listed_ranks(node)
@@ -99,7 +100,7 @@ def _listed_ranks(node: fx.Node) -> list[int] | None:
     return list(ranks) if ranks else None
 
 
-def _live_ranks(group: Any) -> list[int] | None:
+def live_ranks(group: Any) -> list[int] | None:
     """Ranks of a process group of this process, by name or itself; ``None`` where there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         return None

@@ -1,6 +1,6 @@
 """Lift an FX graph into a problem: data flow, hazards, storages, times."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -15,6 +15,7 @@ from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 
 
@@ -24,7 +25,8 @@ class Lifted:
 
     Attributes:
         problem: What is to be scheduled.
-        nodes: Per problem id, its FX node: the graph's own order.
+        nodes: Per problem id, its FX node: the graph's own order. A wait of several collectives has an id for each of
+            them (:mod:`overlap_sched.fx.waits`).
         notes: How often something was not known or not usual, by name:
 
             - ``unknown_op``: kept as a barrier; ``fence``: a node that nothing may cross;
@@ -33,6 +35,8 @@ class Lifted:
             - ``undeclared_alias``: an operator that returns what its schema calls new, thought to write it;
             - ``no_storage``: a tensor without storage, counted as 0 bytes; ``size_without_hint``: a size that
               depends on data; ``flops_failed``: a formula raised;
+            - ``unknown_communication``: an operator of a family of collectives that is not known, taken as one that
+              blocks;
             - ``wait_outside``: a wait for a collective that this graph does not launch;
               ``collective_without_wait``; ``group_size_guessed``;
               ``point_to_point``: sends and receives and who shares their group, which keep their order.
@@ -41,6 +45,10 @@ class Lifted:
     problem: Problem
     nodes: tuple[fx.Node, ...]
     notes: Mapping[str, int]
+
+    def reordered(self, order: Sequence[int]) -> list[fx.Node]:
+        """The FX nodes in an order of the problem, each once: where the last of its ids is."""
+        return list(dict.fromkeys(self.nodes[v] for v in reversed(order)))[::-1]
 
 
 def lift(
@@ -84,7 +92,7 @@ def lift(
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
     costs = costs_of(reading, model or Roofline(), cost, name_of, group_table)
-    nodes = _nodes(reading, after, memory, costs, name_of)
+    nodes, stands_for = one_collective_each(_nodes(reading, after, memory, costs, name_of), reading.ends)
     used = {node.group for node in nodes if node.group is not None}
     problem = Problem(
         name or _name(gm),
@@ -94,7 +102,8 @@ def lift(
         memory_model,
     )
     _count(reading, after)
-    return Lifted(problem, tuple(reading.nodes), {k: n for k, n in sorted(reading.notes.items()) if n})
+    told = {k: n for k, n in sorted(reading.notes.items()) if n}
+    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told)
 
 
 def _nodes(

@@ -24,13 +24,18 @@ def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
     schema = _Schema(op)
     return OperatorTraits(
         str(op),
-        Ordering.EFFECT if op.namespace == "symm_mem" and comm.role is Role.BLOCKING else Ordering.NONE,
+        Ordering.EFFECT if _has_unseen_effects(op, comm) else Ordering.NONE,
         comm,
         writes=() if comm.role is Role.WAIT else schema.writes,
         returns=schema.returns,
         writes_all=comm.point_to_point or schema.writes_unnamed,
-        overwrites=schema.writes_out,
+        overwrites=schema.writes_out or comm.op.endswith("_out"),  # those of symm_mem take it by position
     )
+
+
+def _has_unseen_effects(op: OpOverload, comm: Comm) -> bool:
+    """Whether it may do more than its schema shows: symmetric operators that block write into other ranks' memory."""
+    return comm.role is Role.BLOCKING and (op.namespace == "symm_mem" or not comm.known)
 
 
 def traits_of_overload(op: OpOverload) -> OperatorTraits:
@@ -82,6 +87,8 @@ class _Schema:
 def _ordering_of(op: OpOverload, returns_nothing: bool) -> Ordering:
     if op.namespace == "streams":
         return Ordering.FENCE
+    if op.namespace == "symm_mem":  # other ranks' memory: no schema shows what is written there
+        return Ordering.EFFECT
     if op.namespace == "c10d":  # collectives that return a handle: nothing in the graph shows when they end
         return Ordering.BARRIER
     schema = op._schema

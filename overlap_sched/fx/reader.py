@@ -104,7 +104,7 @@ class _Reader:
         """What returns its argument has its argument's storage, whatever its fake kernel says."""
         storages, pairs = self.reading.storages, []
         if traits.comm is not None and traits.comm.role is Role.WAIT:
-            pairs.append((val, node.args[0] if node.args else node.kwargs.get("tensor", node.kwargs.get("self"))))
+            pairs.append((val, node.args[0] if node.args else next(iter(node.kwargs.values()), None)))
         elif len(traits.returns) == 1 and traits.returns[0] is not None:
             pairs.append((val, traits.returns[0].of(node.args, node.kwargs)))
         else:
@@ -144,6 +144,8 @@ class _Reader:
         if traits.syncs:
             r.syncs.add(v)
         if traits.comm is not None:
+            r.traits[v] = traits  # where another operator runs it: of what runs
+            r.notes["unknown_communication"] += not traits.comm.known
             self._communication(v, traits.comm.role)
 
     def _transfer(self, v: int, non_blocking: bool) -> None:
@@ -167,8 +169,8 @@ class _Reader:
             launched = [self.launched[s] for s in r.takes[v] if s in self.launched]
             pending = [u for s in r.takes[v] for u in self.in_flight.pop(s, ())]  # so a wait does not look early
             if launched:
-                r.launch_of[v] = launched[-1]
-                r.ends[v] = tuple(dict.fromkeys([*pending, launched[-1]]))
+                r.launch_of[v] = max(pending or launched)
+                r.ends[v] = tuple(dict.fromkeys([*pending, r.launch_of[v]]))
             else:
                 r.notes["wait_outside"] += 1
 

@@ -17,7 +17,8 @@ class Reading:
     """A graph as parallel lists over its nodes (ids are positions), and tables of what is rare.
 
     Attributes:
-        nodes, traits: The FX nodes, and the traits of their operators.
+        nodes, traits: The FX nodes, and the traits of their operators (of communication that another operator runs:
+            that of the former).
         inputs: Per node, the ids of the nodes that it takes.
         outs: Per node, the roots of its value's storages; where it has no ``val``, those of all that it takes.
         takes: Per node, the roots of all that it takes.
@@ -26,8 +27,9 @@ class Reading:
         writes: Roots that a node writes.
         overwritten_bytes: Of nodes that write without reading first: bytes of what they write.
         ordering: Nodes with an ordering constraint, see :class:`~overlap_sched.fx.ordering.Ordering`.
-        launch_of: Per wait, its collective. (A wait for one launched outside is not in it.)
-        ends: Per wait in ``launch_of``, all collectives that it waits for: several where they share a storage.
+        launch_of: Per wait, its collective, of several the last. (A wait for one launched outside is not in it.)
+        ends: Per wait in ``launch_of``, all collectives that it waits for: several where they share a storage, or where
+            it waits for several storages.
         transfers: Copies to or from the host that need not be finished when they return: the roots concerned.
         syncs: Nodes at which the host waits for the device.
         peeked: Roots of collectives' outputs that something besides their waits looks at early.

@@ -7,49 +7,53 @@ from typing import Any
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from overlap_sched.distributed import Digest, agree, digest_of
+from overlap_sched.distributed import Agreement, Digest, agree, digest_of
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.reporting import several_ranks, warn
+from overlap_sched.inductor.launches import Launches, launch_digest
+from overlap_sched.inductor.reporting import several_ranks
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Problem
 
 
-def settle(report: Report, problem: Problem | None, settings: Settings, key: str | None) -> Report:
-    """The report after all ranks have agreed: ``changed`` only where every rank uses the same order.
+def ask(mine: Digest, settings: Settings) -> Agreement | None:
+    """What all ranks decide about a graph that communicates; ``None``: there is nobody to ask.
 
-    Each rank asks for each graph that communicates, whether or not a better order was found there, and even where the
-    graph could not be lifted: the others then learn at once that this rank differs, and need not wait for it.
+    Each rank asks for each such graph, whether or not a better order was found there, and even where the graph could
+    not be lifted: the others then learn at once that this rank differs, and need not wait for it.
 
     Args:
-        report: What this rank would do.
-        problem: What was scheduled; ``None``: lifting failed.
-        settings: How it was scheduled, and whom to ask.
-        key: Which graph this is, see :func:`graph_key`; ``None``: it does not communicate.
+        mine: What this rank would do, see :func:`shown`.
+        settings: Whom to ask.
 
     Raises:
-        AgreementError: With ``strict``, where the ranks differ.
+        AgreementError: With ``strict``, where the ranks differ and do not launch alike.
     """
-    options = settings.options
-    if key is None or options.agreement == "none" or not several_ranks():
-        return report
-    failed = Digest("failed", "failed", "failed", "failed", key, report.name)
+    if not asks(settings):
+        return None
+    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict)
+
+
+def asks(settings: Settings) -> bool:
+    """Whether an order must be agreed on before it is used."""
+    return settings.options.agreement != "none" and several_ranks()
+
+
+def shown(report: Report, problem: Problem | None, settings: Settings, key: str, launches: Launches | None) -> Digest:
+    """What a rank shows to the others.
+
+    Args:
+        report: What it would do.
+        problem: What was scheduled; ``None``: lifting failed.
+        settings: How it was scheduled.
+        key: Which graph this is, see :func:`graph_key`.
+        launches: The original ones; ``None``: not known.
+    """
+    sequence = "" if launches is None else launch_digest(launches)
     if problem is None:
-        mine = failed
-    else:
-        try:
-            plan = report.schedule
-            order = plan.order if plan is not None and report.changed else problem.original_order
-            mine = replace(digest_of(problem, options, order), key=key)
-        except Exception as error:  # the others learn at once, instead of waiting for this rank
-            report, mine = replace(report, changed=False, reason=f"{type(error).__name__}: {error}"), failed
-    agreement = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=options.strict)
-    if agreement.agreed:  # from here on nothing may fail: the others use the order
-        return report
-    reason = agreement.reason
-    if report.reason is not None and not report.changed:
-        reason = f"{report.reason}; {reason}"
-    warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")
-    return replace(report, changed=False, reason=reason)
+        return Digest.of_failure(str(report.reason), key, sequence, report.name)
+    plan = report.schedule
+    order = plan.order if plan is not None and report.changed else problem.original_order
+    return replace(digest_of(problem, settings.options, order), key=key, launches=sequence)
 
 
 def graph_key(graph: fx.Graph, stage: str) -> str:

@@ -1,18 +1,22 @@
 """One graph on its way through a plug-in: planned, agreed with the other ranks, or left as it was.
 
-    plan -> all ranks agree -> use it
-     any failure up to here: the graph as it was, and why
+    plan -> all ranks agree                 -> use it
+         -> they differ, but launch alike   -> plan again with the launches kept, use that
+         -> anything else                   -> the graph as it was, and why
 
-Only what fails before the ranks have agreed may change the outcome: one rank that fell back by itself afterwards would
-launch its collectives in another order than the others, which hangs.
+A new order of launches is used only where all ranks use the same: what fails after they have agreed on one must not
+change the outcome, since a rank that fell back by itself would launch in another order than the others, which hangs.
+Where the launches are kept, that order is the original one, and any rank may fall back by itself at any time.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from overlap_sched.errors import AgreementError, VerificationError
+from overlap_sched.distributed import Digest
+from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import settle
+from overlap_sched.inductor.agree import ask, shown
+from overlap_sched.inductor.launches import Launches
 from overlap_sched.inductor.reporting import GraphReport, record, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Problem
@@ -28,24 +32,63 @@ class Attempt:
         key: Under which the ranks meet, see :func:`overlap_sched.inductor.agree.graph_key`; ``None``: not yet known, or
             there is nothing to agree on.
         problem: What was scheduled.
+        launches: The original launch sequence; ``None``: not known.
+        planned: The launch sequence of the order that was planned; ``None``: there is no such order.
     """
 
     settings: Settings
     name: str = "a graph"
     key: str | None = None
     problem: Problem | None = None
+    launches: Launches | None = None
+    planned: Launches | None = None
 
     def decided(self, plan: Callable[["Attempt"], Report]) -> Report:
-        """Plan, then ask the other ranks: ``changed`` only where every rank uses the same order.
+        """Plan, then ask the other ranks: launches move only where they move alike on every rank.
 
         Raises:
             VerificationError, AgreementError: With ``strict``, instead of a fallback.
         """
+        report = self._report_of(plan)
+        if self.key is None:
+            return report
+        report, mine = self._shown(report, self.key)
+        agreement = ask(mine, self.settings)
+        if agreement is None or agreement.agreed:  # from here on nothing may fail: the others use the order
+            return report
+        reason = str(agreement.reason)
+        if agreement.verdict.launches_alike and report.schedule is not None:
+            if agreement.verdict.to_mend:
+                warn(f"overlap_sched keeps the launch order of {report.name!r}: {reason}")
+            return self._kept(report, plan, reason)
+        if report.reason is not None and not report.changed:
+            reason = f"{report.reason}; {reason}"
+        warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")
+        return replace(report, changed=False, reason=reason)
+
+    def _report_of(self, plan: Callable[["Attempt"], Report]) -> Report:
         try:
-            report = plan(self)
+            return plan(self)
         except Exception as error:  # a pass that fails must not take the compilation with it
-            report = self.failed(error)
-        return settle(report, self.problem, self.settings, self.key)
+            return self.failed(error)
+
+    def _shown(self, report: Report, key: str) -> tuple[Report, Digest]:
+        """What the others are shown of a report; where even that fails they learn it, and do not wait for this rank."""
+        try:
+            return report, shown(report, self.problem, self.settings, key, self.launches)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+            return replace(report, changed=False, reason=failure), Digest.of_failure(failure, key, name=report.name)
+
+    def _kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
+        """The report with all launches in their original order: whatever fails from here on may fail on one rank."""
+        if report.changed and self.planned != self.launches:
+            options = replace(self.settings.options, preserve_collective_order="all")
+            self.settings, self.planned = replace(self.settings, options=options), None
+            report = self._report_of(plan)
+            if report.changed and self.planned != self.launches:
+                report = self.failed(NotUnderstoodError("the order moves a launch though all are to be kept"))
+        return replace(report, kept=reason)
 
     def failed(self, error: Exception) -> Report:
         """The report of a failure, with a warning.
@@ -63,4 +106,5 @@ class Attempt:
 
     def record(self, report: Report) -> None:
         """Keep the report, now that nothing changes the order any more."""
-        record(GraphReport(report.name, self.settings.stage, report, self.settings.notes))
+        settings = self.settings
+        record(GraphReport(report.name, settings.stage, report, settings.notes, settings.priced_for))

@@ -29,7 +29,9 @@ class DataFlow:
         takes: Storages that a node reads.
         writes: Storages that it writes and did not make: mutations, what it writes over, a wait's output.
         uses: Storages that must live while it runs; of a wait, those of its collective.
-        launch_of: Per wait, the position of its collective; not in it where that was launched elsewhere.
+        launch_of: Per wait, the position of its collective, of several the last; not in it where that was launched
+            elsewhere.
+        ends: Per wait in ``launch_of``, the positions of all collectives that it waits for.
         made: Storages that it allocates.
         freeable: Input storages that die after their last use: saved activations of a backward graph, by the names that
             AOTAutograd gives (``is_nonfreeable_buffers``), unless the graph writes them.
@@ -44,6 +46,7 @@ class DataFlow:
         self.writes: list[tuple[str, ...]] = []
         self.uses: list[tuple[str, ...]] = []
         self.launch_of: dict[int, int] = {}
+        self.ends: dict[int, tuple[int, ...]] = {}
         self.freeable: set[str] = set()
         self.made: defaultdict[int, list[str]] = defaultdict(list)
         for s, maker in buffers.maker.items():
@@ -56,7 +59,7 @@ class DataFlow:
             elif self.kinds[at] is Kind.WAIT:
                 self._wait(at, in_flight)
         self.freeable.difference_update(s for roots in self.writes for s in roots)
-        waited = set(self.launch_of.values())
+        waited = {launch for launches in self.ends.values() for launch in launches}
         never_waited = [at for at, kind in enumerate(self.kinds) if kind is Kind.COLLECTIVE and at not in waited]
         notes["collective_without_wait"] = len(never_waited)
         # a gradient that is None, or a size: outputs, but no buffers
@@ -89,10 +92,10 @@ class DataFlow:
         self.uses.append(_distinct([*takes, *shared, *self.writes[-1]]))
 
     def _wait(self, at: int, in_flight: dict[str, int]) -> None:
-        launches = [in_flight[s] for s in self.writes[at] if s in in_flight]
+        launches = sorted({in_flight[s] for s in self.writes[at] if s in in_flight})
         if launches:
-            launch = self.launch_of[at] = max(launches)
-            self.uses[at] = _distinct([*self.uses[at], *self.uses[launch]])
+            self.launch_of[at], self.ends[at] = launches[-1], tuple(launches)
+            self.uses[at] = _distinct([*self.uses[at], *(s for launch in launches for s in self.uses[launch])])
 
 
 def _kind_of(snode: Any, launches: bool, waits: bool) -> Kind:

@@ -1,7 +1,8 @@
 """torch's deterministic mode, in which it runs no pass after fusion: reported for each graph, not silent.
 
 ``torch.use_deterministic_algorithms(True)`` may come after :func:`overlap_sched.enable`, so it is looked at when a
-graph is compiled, by a pass that torch still runs then.
+graph is compiled, by a pass that torch still runs then. So are the settings that switch us on: options given to
+``torch.compile`` hold only while it compiles.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from overlap_sched.inductor.cache_key import key_after
 from overlap_sched.inductor.fx_stage import graph_name
 from overlap_sched.inductor.reporting import GraphReport, record, warn
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.watch import in_the_way, tell_of
 
 NOTE = "torch._inductor.config.deterministic is on: torch runs no pass after fusion"
 NOT_RUN = (
@@ -37,14 +39,17 @@ class DeterministicWatch(CustomGraphPass):
     before: CustomGraphPass | None = None
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Warn and report where a graph communicates and will not be scheduled."""
+        """Warn where a graph will not be scheduled: not at all, or because other code has switched that off."""
         if self.before is not None:
             self.before(graph)
         try:
             if config.deterministic and _communicates(graph):
                 name = graph_name(graph)
                 warn(f"overlap_sched leaves {name!r} as it was: {NOT_RUN}")
-                record(GraphReport(name, "inductor", Report(name, reason=NOT_RUN), self.settings.notes))
+                settings = self.settings
+                record(GraphReport(name, "inductor", Report(name, reason=NOT_RUN), settings.notes, settings.priced_for))
+            elif not config.deterministic:
+                tell_of(in_the_way(self.settings))
         except Exception as error:  # what only looks must not stop a compilation
             warn(f"overlap_sched could not inspect a graph: {type(error).__name__}: {error}")
 

@@ -1,12 +1,13 @@
 """Schedule an FX graph for a plug-in: in place, agreed with all ranks, kept in the reports."""
 
 from torch import fx
-from torch._guards import CompileContext
 
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
 from overlap_sched.fx.reordering import reorder
+from overlap_sched.inductor import names
 from overlap_sched.inductor.agree import graph_key
 from overlap_sched.inductor.attempt import Attempt
+from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 
@@ -25,7 +26,7 @@ def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | N
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     before, attempt = list(graph.nodes), Attempt(settings)
     try:
-        report = attempt.decided(lambda known: _plan(gm, graph, known, kind))
+        report = attempt.decided(lambda known: _plan(gm, before, known, kind))
     except Exception as error:  # on this rank alone, before it could agree
         report = attempt.failed(error)
     if not report.changed and list(graph.nodes) != before:
@@ -37,20 +38,23 @@ def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | N
 
 
 def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
-    """What is being compiled, with torch's compile id: ``"backward 0/0"``."""
-    return f"{kind or _kind_of(graph)} {CompileContext.current_compile_id()}"
+    """What is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
+    return names.graph_name(kind or _kind_of(graph))
 
 
-def _plan(gm: fx.GraphModule | fx.Graph, graph: fx.Graph, attempt: Attempt, kind: str | None) -> Report:
+def _plan(gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt, kind: str | None) -> Report:
     """What this rank would do by itself."""
-    settings = attempt.settings
+    settings, graph = attempt.settings, gm.graph if isinstance(gm, fx.GraphModule) else gm
+    if list(graph.nodes) != before:  # planned already, in another way
+        reorder(gm, before)
     name = attempt.name = graph_name(graph, kind)
-    attempt.key = graph_key(graph, settings.stage)
+    attempt.key, attempt.launches = graph_key(graph, settings.stage), launches_in(before)
     report = schedule_graph(gm, settings.options, name=name, **settings.costs)
     if report.schedule is None and report.reason == NO_COLLECTIVES:
         attempt.key = None
         return no_collectives(name)
     attempt.problem = None if report.schedule is None else report.schedule.problem
+    attempt.planned = launches_in(graph.nodes)
     return report
 
 

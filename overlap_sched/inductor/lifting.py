@@ -12,6 +12,7 @@ from typing import Any
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.inductor.buffer_reader import read_buffers
 from overlap_sched.inductor.buffers import Buffers
 from overlap_sched.inductor.costs import KernelCost, KernelCosts
@@ -27,7 +28,8 @@ class LiftedKernels:
 
     Attributes:
         problem: What is to be scheduled, in the ``runtime`` memory model.
-        snodes: Per problem id its scheduler node; ``None`` for inputs and the output.
+        snodes: Per problem id its scheduler node; ``None`` for inputs and the output. A wait of several collectives has
+            an id for each of them (:mod:`overlap_sched.fx.waits`).
         notes: Counts, as in :class:`overlap_sched.fx.lifting.Lifted`; besides: ``buffers``; ``in_place``: kernels that
             write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
             of the FX graph, and each after the wait of the one before: these are what we are here to replace;
@@ -41,8 +43,9 @@ class LiftedKernels:
     buffers: Buffers
 
     def reordered(self, order: Sequence[int]) -> list[Any]:
-        """The scheduler nodes in an order of the problem."""
-        return [self.snodes[v] for v in order if self.snodes[v] is not None]
+        """The scheduler nodes in an order of the problem, each once: where the last of its ids is."""
+        listed = dict.fromkeys(self.snodes[v] for v in reversed(order))
+        return [snode for snode in reversed(listed) if snode is not None]
 
 
 def lift_kernels(
@@ -76,14 +79,18 @@ def lift_kernels(
     flow = DataFlow(snodes, buffers, notes)
     after = dependencies(snodes, buffers, flow, reading, costs, notes)
     problem_inputs, numbers = _inputs(buffers)
-    nodes = [*problem_inputs, *_kernels(snodes, flow, after, costs, numbers, len(problem_inputs))]
-    nodes.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
+    shift = len(problem_inputs)
+    listed = [*problem_inputs, *_kernels(snodes, flow, after, costs, numbers, shift)]
+    listed.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
+    ends = {at + shift: [u + shift for u in launches] for at, launches in flow.ends.items()}
+    nodes, stands_for = one_collective_each(listed, ends)
     storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
     used = {node.group for node in nodes if node.group is not None}
     groups = {k: g for k, g in costs.groups.items() if k in used}
-    problem = Problem(name, tuple(nodes), storages, groups, "runtime")
-    snodes_of = (*[None] * len(problem_inputs), *snodes, None)
-    return LiftedKernels(problem, snodes_of, {k: n for k, n in sorted(notes.items()) if n}, buffers)
+    problem = Problem(name, nodes, storages, groups, "runtime")
+    snodes_of = [*[None] * shift, *snodes, None]
+    told = {k: n for k, n in sorted(notes.items()) if n}
+    return LiftedKernels(problem, tuple([snodes_of[v] for v in stands_for]), told, buffers)
 
 
 def _inputs(buffers: Buffers) -> tuple[list[Node], dict[str, int]]:

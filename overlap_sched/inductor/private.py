@@ -7,7 +7,6 @@ module is imported only behind :func:`overlap_sched.inductor.versions.check_torc
 from collections.abc import Sequence
 from typing import Any
 
-from torch._guards import CompileContext
 from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.wrapper import can_match_buffer_size
@@ -22,6 +21,8 @@ from torch._inductor.scheduler import (
 )
 from torch._inductor.utils import contains_collective, contains_wait, is_collective, is_nonfreeable_buffers, is_wait
 from torch._inductor.virtualized import V
+
+from overlap_sched.inductor import names
 
 __all__ = [
     "BackendFeature",
@@ -63,9 +64,7 @@ def simple_overlap(snodes: list[Any]) -> list[Any]:
 
 
 def graph_name() -> str:
-    """What is being compiled, with torch's compile id: ``"backward 0/0"``."""
+    """What is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
     graph = V.graph
     kind = "inference" if graph.is_inference else "backward" if graph.is_backward else "forward"
-    compile_id = CompileContext.current_compile_id()
-    inner = f" {graph.name}" if graph.name else ""
-    return f"{kind} {compile_id if compile_id is not None else graph.graph_id}{inner}"
+    return names.graph_name(kind, graph.name or "", graph.graph_id)

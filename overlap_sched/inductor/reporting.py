@@ -1,27 +1,39 @@
 """What became of every compiled graph: kept, logged, traced.
 
 - ``overlap_sched.reports()``: the last 256 in this process.
+- One line on all of them on rank 0, once compiling has settled: :mod:`~overlap_sched.inductor.settled`.
 - The logger ``overlap_sched``: one line per graph on rank 0 (INFO), the whole report (DEBUG). It is a name that torch's
   own logging takes: ``TORCH_LOGS="overlap_sched"`` or ``TORCH_LOGS="+overlap_sched"``.
 - torch's structured trace (``TORCH_TRACE``, tlparse), where that is on: the artifact ``overlap_sched_report``.
 """
 
 import json
-import logging
-import warnings
 from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch._logging import trace_structured
 
-from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
+from overlap_sched.inductor import sessions
+from overlap_sched.inductor.console import forget_warnings, log, rank, several_ranks, warn
+from overlap_sched.inductor.settled import settled
+from overlap_sched.inductor.summary import outcome_of
 from overlap_sched.problem import Kind
+from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.scheduler.result import Figures
 
-log = logging.getLogger("overlap_sched")
+__all__ = [
+    "GraphReport",
+    "Stage",
+    "clear_reports",
+    "no_collectives",
+    "rank",
+    "record",
+    "reports",
+    "several_ranks",
+    "warn",
+]
 
 Stage = Literal["inductor", "post_grad", "backend", "titan"]
 """Where a graph was scheduled: Inductor's scheduler nodes; the FX graph before lowering; the FX graph that runs, of
@@ -36,34 +48,46 @@ class GraphReport:
     """What became of one compiled graph.
 
     Attributes:
-        name: ``"backward 0/0"``: what it is, and torch's compile id.
+        name: ``"backward 0/0 of Transformer"``: what it is, and torch's compile id.
         stage: Where it was scheduled.
         report: Figures, order, decisions; or why the graph is as it was.
         settings: What was switched for it: torch's own reorderers that are off, passes that run before ours.
+        priced_for: For which device its times are predicted; ``""``: not known.
     """
 
     name: str
     stage: Stage
     report: Report
     settings: tuple[str, ...] = ()
+    priced_for: str = ""
 
     @property
     def line(self) -> str:
         """One line for the log."""
         report, plan = self.report, self.report.schedule
+        kept = "" if report.kept is None else f"; {report.kept}"
         if not report.changed or plan is None:
-            return f"{self.name} ({self.stage}): left as it was: {report.reason}"
+            return f"{self.name} ({self.stage}): left as it was: {report.reason}{kept}"
         before, after = plan.original, plan.scheduled
-        return (
-            f"{self.name} ({self.stage}): {len(plan.problem.collectives)} collectives, "
-            f"exposed {before.exposed_us / 1e3:.3f} -> {after.exposed_us / 1e3:.3f} ms of a step of "
-            f"{before.step_us / 1e3:.3f} -> {after.step_us / 1e3:.3f} ms, "
-            f"peak {before.peak_bytes / 2**20:.1f} -> {after.peak_bytes / 2**20:.1f} MiB (predicted)"
+        exposed, step = (
+            from_to(duration(a), duration(b))
+            for a, b in ((before.exposed_us, after.exposed_us), (before.step_us, after.step_us))
         )
+        return (
+            f"{self.name} ({self.stage}): {count(len(plan.problem.collectives), 'collective')}, exposed {exposed} of a "
+            f"step of {step}, peak {from_to(size(before.peak_bytes), size(after.peak_bytes))} ({self._predicted}){kept}"
+        )
+
+    @property
+    def _predicted(self) -> str:
+        return f"predicted for {self.priced_for}" if self.priced_for else "predicted"
 
     def __str__(self) -> str:
         """All of it."""
-        return "\n".join([f"{self.stage}: {self.report}", *(f"  setting: {setting}" for setting in self.settings)])
+        lines = [f"{self.stage}: {self.report}"]
+        if self.report.schedule is not None:
+            lines.append(f"  times are {self._predicted}")
+        return "\n".join([*lines, *(f"  setting: {setting}" for setting in self.settings)])
 
     def to_json(self) -> dict[str, Any]:
         """For the structured trace: names instead of ids."""
@@ -73,8 +97,10 @@ class GraphReport:
             "stage": self.stage,
             "changed": self.report.changed,
             "reason": self.report.reason,
+            "launch_order_kept": self.report.kept,
             "notes": dict(self.report.notes),
             "settings": list(self.settings),
+            "priced_for": self.priced_for,
             "original": _figures(plan.original if plan else None),
             "scheduled": _figures(plan.scheduled if plan else None),
             "order": [plan.problem.nodes[v].name for v in plan.order if plan.problem.nodes[v].kind is not Kind.INPUT]
@@ -93,14 +119,17 @@ def reports() -> tuple[GraphReport, ...]:
 
 
 def clear_reports() -> None:
-    """Forget them."""
+    """Forget them; what was warned of may be warned of again."""
     _reports.clear()
+    forget_warnings()
 
 
 def record(report: GraphReport) -> None:
     """Keep, log and trace. To be called when the order is settled: nothing that fails here changes it any more."""
     try:
         _reports.append(report)
+        sessions.listen()
+        settled.add(outcome_of(report.report, report.priced_for))
         if rank() == 0:
             log.info("%s", report.line)
         log.debug("%s", report)
@@ -113,31 +142,6 @@ def record(report: GraphReport) -> None:
         warn(f"overlap_sched could not report on {report.name!r}: {type(error).__name__}: {error}")
 
 
-def warn(message: str) -> None:
-    """Warn, and never raise: where warnings are errors it is logged instead, since a job is running."""
-    try:
-        warnings.warn(message, OverlapSchedWarning, stacklevel=3)
-    except OverlapSchedWarning:
-        log.warning("%s", message)
-
-
-def rank() -> int:
-    """This process's rank; 0 where nothing is distributed."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def several_ranks() -> bool:
-    """Whether more than one rank compiles (with torch's ``fake`` process group one process stands for all)."""
-    up = dist.is_available() and dist.is_initialized()
-    return up and dist.get_world_size() > 1 and dist.get_backend() != "fake"
-
-
 def no_collectives(name: str) -> Report:
     """The report of a graph without communication."""
-    hint = (
-        ". fully_shard (FSDP2), DDP and other hooks launch theirs outside of the graph, where they cannot be moved. "
-        "Shard with functional collectives or DTensor instead"
-        if several_ranks()
-        else ""
-    )
-    return Report(name, reason=f"{NO_COLLECTIVES}{hint}")
+    return Report(name, reason=NO_COLLECTIVES)

@@ -16,9 +16,11 @@ from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.launches import kernel_launches
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
+from overlap_sched.report.causes import why_no_better
 from overlap_sched.scheduler.pipeline import schedule
 
 if TYPE_CHECKING:
@@ -114,16 +116,17 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     if not any(private.contains_collective(snode) for snode in snodes):
         return no_collectives(attempt.name)
     attempt.key = graph_key(private.V.graph.graph, settings.stage)
+    attempt.launches = kernel_launches(snodes)
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
     lift_s = time.perf_counter() - began
     problem = attempt.problem = lifted.problem
     plan = schedule(problem, settings.options)
     if plan.order == problem.original_order:
-        reason = plan.fell_back or "no better order was found"
-        return Report(problem.name, plan, reason=reason, notes=lifted.notes, lift_s=lift_s)
+        return Report(problem.name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
     planned.ordered = _put_in_order(snodes, lifted, plan.order)
+    attempt.planned = kernel_launches(planned.ordered)
     return Report(problem.name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from overlap_sched.cost import CostModel
+from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.distributed import TIMEOUT_S
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.reporting import Stage
@@ -44,3 +44,11 @@ class Settings:
     def costs(self) -> dict[str, Any]:
         """The arguments with which a graph is lifted."""
         return {"cost": self.cost, "model": self.model, "ranks_per_node": self.ranks_per_node}
+
+    @property
+    def priced_for(self) -> str:
+        """For which device times are predicted: the cost model's device or its name, for people."""
+        model = self.model or Roofline()
+        named = getattr(model, "device", model)
+        name = getattr(named, "name", None)
+        return f"{name or type(model).__name__}{'' if self.cost is None else ' and your costs'}"

@@ -14,6 +14,7 @@ While it is on, gathers over gloo go around a fault of torch (:mod:`~overlap_sch
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch.distributed as dist
@@ -22,22 +23,27 @@ from torch._inductor import config
 from overlap_sched.cost import CostModel
 from overlap_sched.errors import OptionsError, TorchVersionError
 from overlap_sched.fx.costs import Cost
+from overlap_sched.inductor.console import rank, say, warn
 from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWatch
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.post_grad import PostGradPass
-from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
+from overlap_sched.inductor.sessions import observe, sessions_ended
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.versions import knows_torch, refusal
+from overlap_sched.inductor.watch import PASSES, PASSES_ON, POST_GRAD, look
 from overlap_sched.options import Options
 
-PASSES = "reorder_for_compute_comm_overlap_passes"
-PASSES_ON = "reorder_for_compute_comm_overlap"
-POST_GRAD = "post_grad_custom_post_pass"
 COMPETING = "aten_distributed_optimizations.enable_overlap_scheduling"
 """A reorderer of torch that runs before us: it makes fusion worse by the dependencies that it inserts."""
 SIMPLE_OVERLAP = "aten_distributed_optimizations.enable_simple_overlap"
 """Another, from 2.15 on and on by default, that would run behind us and undo our order: we run it before us."""
+
+NOTHING_COMPILED = (
+    "overlap_sched: nothing was compiled inside of enabled(). torch compiles when a function is called first, and its "
+    "backward when that is: both belong into the block. Or call overlap_sched.enable() once, before the first step."
+)
 
 
 class How(TypedDict, total=False):
@@ -82,9 +88,11 @@ def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None
     compiled before stays as it is.
     """
     _switch_on(_settings(options, how))
-    depth = len(_on)
+    depth, before = len(_on), sessions_ended()
     try:
         yield
+        if sessions_ended() == before and not settled.seen and rank() == 0:
+            say(NOTHING_COMPILED)
     finally:
         while len(_on) >= depth:
             _switch_off()
@@ -171,8 +179,13 @@ def _switch_on(settings: Settings) -> None:
         for name, value in changes.items():
             undo.callback(setattr, config, name, getattr(config, name))
             setattr(config, name, value)
+        if changes:
+            undo.callback(observe(partial(look, settings=settings)))
         _on.append((settings, undo.pop_all()))
 
 
 def _switch_off() -> None:
-    _on.pop()[1].close()
+    try:
+        _on.pop()[1].close()
+    finally:
+        settled.say()

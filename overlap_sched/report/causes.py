@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind
-from overlap_sched.report.units import duration
+from overlap_sched.report.units import count, duration
 from overlap_sched.scheduler.result import Schedule
 
 TAIL = "tail"
@@ -21,6 +21,17 @@ _WORDS = {
     "choice": "launched where the order has it, although an earlier launch was possible",
     "nothing": "rounding",
 }
+_BECAUSE = {
+    TAIL: "no compute is left at the end of the step to run meanwhile",
+    "dependency": "what is sent was ready too late for an earlier launch",
+    "stream": "another collective was still on the stream",
+    "memory": "an earlier launch would not have fitted into the memory budget",
+    "start": "what is launched at the start of the graph is waited for too soon",
+    "choice": "an earlier launch would not have made the step shorter",
+    "nothing": "of rounding",
+}
+_SHOWN = 2
+"""So many causes are named in one line."""
 _ROUNDING = 1e-9
 """Relative to the step: stall time below this comes from adding up floating-point numbers."""
 
@@ -46,7 +57,7 @@ def causes(schedule: Schedule) -> tuple[Cause, ...]:
     computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
     last_us = max((timeline.finish_us[v] for v in computing), default=0.0)
     total_us: dict[str, float] = {}
-    count: dict[str, int] = {}
+    number: dict[str, int] = {}
     for decision in schedule.decisions:
         found: dict[str, float] = {}
         for w in problem.waits.get(decision.collective, ()):
@@ -54,8 +65,8 @@ def causes(schedule: Schedule) -> tuple[Cause, ...]:
             found[name] = found.get(name, 0.0) + timeline.stall_us[w]
         for name, us in found.items():
             total_us[name] = total_us.get(name, 0.0) + us
-            count[name] = count.get(name, 0) + (us > _ROUNDING * timeline.step_us)
-    made = (Cause(name, us, count[name]) for name, us in total_us.items() if us > 0)
+            number[name] = number.get(name, 0) + (us > _ROUNDING * timeline.step_us)
+    made = (Cause(name, us, number[name]) for name, us in total_us.items() if us > 0)
     return tuple(sorted(made, key=lambda cause: (-cause.exposed_us, cause.name)))
 
 
@@ -71,3 +82,19 @@ def causes_text(found: tuple[Cause, ...]) -> str:
     widths = [max(len(row[k]) for row in rows) for k in range(2)]
     head = "Exposed time by cause, and of how many collectives:"
     return "\n".join([head, *(f"  {us:>{widths[0]}}  {n:>{widths[1]}}  {words}" for us, n, words in rows)])
+
+
+def why_no_better(schedule: Schedule) -> str:
+    """Why a schedule has the original order, in one line: what exposes it, the two most expensive causes."""
+    if schedule.fell_back is not None:
+        return schedule.fell_back
+    if schedule.options.effort == 0:
+        return "no other order was looked for (effort=0)"
+    found = [cause for cause in causes(schedule) if cause.collectives]
+    if not found:
+        return "no better order was found: nothing is exposed"
+    parts = [f"because {_BECAUSE[cause.name]} ({count(cause.collectives, 'collective')})" for cause in found[:_SHOWN]]
+    if len(found) > 1:
+        parts = [f"{duration(cause.exposed_us)} {part}" for cause, part in zip(found, parts, strict=False)]
+    all_of_it = duration(schedule.scheduled.exposed_us)
+    return f"no better order was found: {all_of_it} stay exposed{', ' if len(found) > 1 else ' '}{', '.join(parts)}"

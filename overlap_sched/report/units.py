@@ -2,7 +2,9 @@
 
 
 def time_unit(us: float) -> tuple[float, str]:
-    """(microseconds in the unit, its name) for times around ``us``; ms up to ten seconds."""
+    """(microseconds in the unit, its name) for times around ``us``; ms up to ten seconds, ns only where us are 0.0."""
+    if 0 < us < 0.05:
+        return 1e-3, "ns"
     if us < 1e3:
         return 1.0, "us"
     return (1e3, "ms") if us < 1e7 else (1e6, "s")
@@ -11,7 +13,7 @@ def time_unit(us: float) -> tuple[float, str]:
 def duration(us: float) -> str:
     """``12.0 us``, ``3.41 ms``, ``2,281.8 ms`` or ``12.34 s``: microseconds in the unit that fits."""
     scale, name = time_unit(us)
-    digits = 1 if name == "us" or (us >= 1e5 and name == "ms") else 2
+    digits = 1 if name in ("ns", "us") or (us >= 1e5 and name == "ms") else 2
     return f"{us / scale:,.{digits}f} {name}"
 
 
@@ -19,6 +21,19 @@ def between(before: str, after: str) -> str:
     """``33.655 → 33.700 GiB``: two quantities with one unit between them, where it is the same."""
     number, _, unit = before.rpartition(" ")
     return f"{number if after.endswith(f' {unit}') else before} → {after}"
+
+
+def from_to(before: str, after: str) -> str:
+    """``14.10 -> 0.80 ms``, ``14.10 -> 0 ms``: :func:`between` for logs, where an arrow may not be readable."""
+    number, _, unit = before.rpartition(" ")
+    if not any(digit in after for digit in "123456789"):
+        return f"{number} -> 0 {unit}" if any(digit in number for digit in "123456789") else f"0 -> 0 {unit}"
+    return between(before, after).replace("→", "->")
+
+
+def count(number: int, what: str) -> str:
+    """``1 graph``, ``2,000 graphs``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def size(count: int) -> str:

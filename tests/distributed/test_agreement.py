@@ -95,8 +95,8 @@ def test_strict_raises_the_same_reason() -> None:
         joined(store, 0, strict=True, timeout_s=5.0)
     assert str(caught.value) == (
         "the ranks do not agree on an order for graph 'aten.mm': rank 1 did not publish an order for graph "
-        "'aten.mm' within 5 s. Such a rank died, compiles other graphs, is slower than that, or took the graph from a "
-        "cache: see docs/agreement.md."
+        "'aten.mm' within 5 s. Such a rank died, compiles other graphs, is slower than that, or has compiled the "
+        "graph already: see docs/agreement.md."
     )
 
 

@@ -32,12 +32,16 @@ def with_node(v: int, **fields: object) -> Problem:
 
 def test_the_digest_is_this_one_on_every_machine_and_in_every_version_of_python() -> None:
     digest = digest_of(EXAMPLE, Options(), ORDER)
-    assert {part: value[:12] for part, value in asdict(digest).items() if part != "options"} == {
-        "problem": "30fb825826fd",
+    assert {part: str(value)[:12] for part, value in asdict(digest).items() if part != "options"} == {
+        "operators": "f50886cfea7d",
+        "sizes": "f00145fcb06d",
         "costs": "b2ad9cbe2329",
         "order": "6c301cda718f",
         "key": "79fa52e78227",
+        "launches": "77de05607965",
+        "failure": "",
         "name": "example",
+        "nodes": "10",
     }
 
 
@@ -55,7 +59,9 @@ def test_another_process_with_other_hashes_and_without_torch_has_the_same_digest
 def test_text_and_back() -> None:
     digest = digest_of(EXAMPLE, Options(), ORDER)
     assert Digest.from_json(digest.to_json()) == digest
-    assert sorted(json.loads(digest.to_json())) == ["costs", "key", "name", "options", "order", "problem"]
+    assert sorted(json.loads(digest.to_json())) == [
+        "costs", "failure", "key", "launches", "name", "nodes", "operators", "options", "order", "sizes",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -63,19 +69,20 @@ def test_text_and_back() -> None:
     [
         (with_node(4, time_us=50.000000001), {"costs"}),
         (with_node(2, time_us=41.0), {"costs"}),
-        (with_node(4, op="aten.bmm"), {"problem", "key"}),
-        (with_node(4, deps=(0, 1)), {"problem", "key"}),
-        (with_node(4, flops=1), {"problem"}),
-        (with_node(2, bytes=1), {"problem"}),
-        (with_node(4, use=(0, 1)), {"problem"}),
-        (replace(EXAMPLE, storages=(Storage(2**20), *EXAMPLE.storages[1:])), {"problem"}),
-        (replace(EXAMPLE, storages=(Storage(2**19, pinned=True), *EXAMPLE.storages[1:])), {"problem"}),
-        (replace(EXAMPLE, groups={"fsdp": Group(4, intra_node=True)}), {"problem"}),
-        (replace(EXAMPLE, memory_model="tracker"), {"problem"}),
+        (with_node(4, op="aten.bmm"), {"operators", "key"}),
+        (with_node(4, deps=(0, 1)), {"operators", "key"}),
+        (with_node(4, flops=1), {"sizes"}),
+        (with_node(2, bytes=1), {"sizes"}),
+        (with_node(4, use=(0, 1)), {"sizes"}),
+        (replace(EXAMPLE, storages=(Storage(2**20), *EXAMPLE.storages[1:])), {"sizes"}),
+        (replace(EXAMPLE, storages=(Storage(2**19, pinned=True), *EXAMPLE.storages[1:])), {"sizes"}),
+        (replace(EXAMPLE, groups={"fsdp": Group(4, intra_node=True)}), {"operators", "launches"}),
+        (replace(EXAMPLE, memory_model="tracker"), {"operators"}),
         (replace(EXAMPLE, contention=Contention({"all_gather": 1.1})), {"costs"}),
         (replace(EXAMPLE, contention=Contention(links={"fsdp": "nvlink"})), set()),  # nobody shares it
         (replace(EXAMPLE, name="graph_7"), {"name"}),
         (with_node(4, name="mm_1"), set()),
+        (with_node(2, op="all_reduce"), {"operators", "key", "launches"}),
     ],
 )
 def test_what_is_in_which_part(problem: Problem, parts: set[str]) -> None:
@@ -126,4 +133,4 @@ def test_ranks_of_a_mesh_name_their_groups_differently() -> None:
     assert digest_of(here, Options(), ORDER) == digest_of(there, Options(), ORDER)
     one = two_groups("1", "5", ("1", "5"))
     assert digest_of(here, Options(), ORDER).costs != digest_of(one, Options(), ORDER).costs
-    assert changed(one) == {"problem", "key"}
+    assert changed(one) == {"operators", "key", "launches"}

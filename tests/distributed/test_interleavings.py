@@ -11,7 +11,7 @@ from overlap_sched.distributed.protocol import Step, agreement_steps
 from overlap_sched.distributed.verdict import Verdict, judge
 from tests.support.interleavings import Checker, End, Fault, StuckError
 
-A, B, C = (Digest(problem=name, options="o", costs="c", order="r", key=name, name=name) for name in "ABC")
+A, B, C = (Digest(operators=name, sizes="s", options="o", costs="c", order="r", key=name, name=name) for name in "ABC")
 OTHER_OPTIONS, OTHER_COSTS = replace(A, options="other"), replace(A, costs="other")
 
 
@@ -89,7 +89,7 @@ def test_equal_digests_always_agree_when_nobody_is_late(ranks: int) -> None:
 
 @pytest.mark.parametrize(
     ("graphs", "part"),
-    [([[A], [OTHER_OPTIONS]], "options"), ([[A], [OTHER_COSTS]], "costs"), ([[A], [B]], "problem")],
+    [([[A], [OTHER_OPTIONS]], "options"), ([[A], [OTHER_COSTS]], "costs"), ([[A], [B]], "operators")],
     ids=["options", "costs", "problem"],
 )
 def test_a_difference_is_found_without_waiting_for_the_limit(graphs: list[list[Digest]], part: str) -> None:

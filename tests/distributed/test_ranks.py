@@ -56,8 +56,8 @@ def test_one_rank_with_another(ran: Job, scene: str, part: str) -> None:
 
 def test_one_rank_with_another_graph(ran: Job) -> None:
     outcome = ran.same("graph")
-    assert outcome["differs"] == {"problem": [list(range(ran.last)), [ran.last]]}
-    assert f"(rank 0 compiles 'graph', rank {ran.last} compiles 'another')" in outcome["reason"]
+    assert outcome["differs"] == {"operators": [list(range(ran.last)), [ran.last]]}
+    assert f"(rank 0 compiles 'graph' of 10 nodes, rank {ran.last} compiles 'another' of 10 nodes)" in outcome["reason"]
 
 
 def test_measured_costs_taken_from_rank_0(ran: Job) -> None:

@@ -7,51 +7,92 @@ import pytest
 from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.verdict import Verdict, absent, judge, ranks_text
 
-A = Digest(problem="p", options="o", costs="c", order="r", key="k", name="backward")
+A = Digest(operators="p", sizes="s", options="o", costs="c", order="r", key="k", launches="l", name="backward", nodes=7)
 
 
 def test_equal_digests_agree_whatever_the_names() -> None:
     assert judge({0: A, 1: replace(A, name="backward_1")}) == Verdict(agreed=True)
 
 
+SIDES = "ranks 0-1, 3 against rank 2"
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
         (
-            replace(A, problem="q", costs="d", order="s", name="forward"),
-            "the ranks differ in problem: ranks 0-1, 3 against rank 2 (rank 0 compiles 'backward', rank 2 compiles "
-            "'forward'). Each rank must compile the same graphs, in one order and with the same shapes.",
+            replace(A, operators="q", sizes="t", costs="d", order="s", name="forward", nodes=8),
+            f"the ranks differ in operators: {SIDES} (rank 0 compiles 'backward' of 7 nodes, rank 2 compiles 'forward' "
+            "of 8 nodes); launch order kept.",
+        ),
+        (
+            replace(A, sizes="t", costs="d", order="s"),
+            f"the ranks differ in tensor sizes: {SIDES}; launch order kept.",
         ),
         (
             replace(A, options="q", order="s"),
-            "the ranks differ in options: ranks 0-1, 3 against rank 2. "
+            f"the ranks differ in options: {SIDES}; launch order kept. "
             "Give overlap_sched the same options on every rank.",
         ),
         (
             replace(A, costs="d", order="s"),
-            "the ranks differ in costs: ranks 0-1, 3 against rank 2. "
+            f"the ranks differ in costs: {SIDES}; launch order kept. "
             "Let all ranks take measured times from rank 0 (overlap_sched.distributed.broadcast_costs).",
         ),
         (
             replace(A, order="s"),
-            "the ranks differ in order: ranks 0-1, 3 against rank 2. The scheduler failed on a rank (see its "
+            f"the ranks differ in order: {SIDES}; launch order kept. The scheduler failed on a rank (see its "
             "warnings), or the ranks run different versions of overlap_sched.",
         ),
         (
             replace(A, options="q", costs="d"),
-            "the ranks differ in options: ranks 0-1, 3 against rank 2; costs: ranks 0-1, 3 against rank 2. "
+            f"the ranks differ in options: {SIDES}; costs: {SIDES}; launch order kept. "
             "Give overlap_sched the same options on every rank. "
             "Let all ranks take measured times from rank 0 (overlap_sched.distributed.broadcast_costs).",
         ),
     ],
-    ids=["problem", "options", "costs", "order", "options and costs"],
+    ids=["operators", "sizes", "options", "costs", "order", "options and costs"],
 )
 def test_who_differs_in_what(other: Digest, reason: str) -> None:
     verdict = judge({0: A, 1: A, 2: other, 3: A})
     assert not verdict.agreed
+    assert verdict.launches_alike
     assert verdict.reason == reason
     assert all(sides == ((0, 1, 3), (2,)) for sides in verdict.differs.values())
     assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+@pytest.mark.parametrize("launches", ["other", ""], ids=["others", "not known"])
+def test_ranks_that_launch_differently_keep_their_original_order(launches: str) -> None:
+    verdict = judge({0: A, 1: replace(A, sizes="t", launches=launches)})
+    assert not verdict.launches_alike
+    assert verdict.reason == (
+        "the ranks differ in tensor sizes: rank 0 against rank 1. Their launch sequences differ too (collectives, "
+        "groups, or graphs compiled in another order), so each rank keeps its original order."
+    )
+
+
+def test_launches_that_no_rank_knows_are_not_alike() -> None:
+    assert not judge({0: replace(A, launches=""), 1: replace(A, sizes="t", launches="")}).launches_alike
+
+
+def test_a_rank_that_failed_is_named_and_the_others_keep_their_launches() -> None:
+    failed = Digest.of_failure("KeyError: 'mm'", "k", A.launches, "backward")
+    verdict = judge({0: A, 1: failed, 2: A})
+    assert (verdict.agreed, verdict.launches_alike, verdict.differs) == (False, True, {})
+    assert verdict.reason == "rank 1 could not schedule this graph (KeyError: 'mm'); launch order kept."
+    assert not judge({0: failed, 1: failed}).agreed
+    both = judge({0: A, 1: replace(A, sizes="t"), 2: failed})
+    assert both.reason == (
+        "the ranks differ in tensor sizes: rank 0 against rank 1; rank 2 could not schedule this graph "
+        "(KeyError: 'mm'); launch order kept."
+    )
+
+
+def test_what_somebody_can_mend() -> None:
+    assert judge({0: A, 1: replace(A, options="p")}).to_mend
+    assert not judge({0: A, 1: replace(A, operators="p")}).to_mend
+    assert not judge({0: A, 1: A}).to_mend
 
 
 def test_who_is_missing() -> None:
@@ -59,7 +100,7 @@ def test_who_is_missing() -> None:
     assert verdict.missing == (2,)
     assert verdict.reason == (
         "rank 2 did not publish an order for graph 'backward' within 300 s. Such a rank died, compiles other "
-        "graphs, is slower than that, or took the graph from a cache: see docs/agreement.md."
+        "graphs, is slower than that, or has compiled the graph already: see docs/agreement.md."
     )
     assert Verdict.from_json(verdict.to_json()) == verdict
     assert str(absent([1, 2], "x", 30.0).reason).startswith("ranks 1-2 did not publish an order")
@@ -68,6 +109,6 @@ def test_who_is_missing() -> None:
 def test_thousands_of_ranks_stay_readable() -> None:
     assert ranks_text(range(4096)) == "ranks 0-4095"
     assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
-    verdict = judge({rank: replace(A, problem=str(rank)) for rank in range(1000)})
-    assert len(str(verdict.reason)) < 600
+    verdict = judge({rank: replace(A, operators=str(rank)) for rank in range(1000)})
+    assert len(str(verdict.reason)) < 1000
     assert "rank 7 and 992 more kinds" in str(verdict.reason)

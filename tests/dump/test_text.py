@@ -12,6 +12,7 @@ from overlap_sched.dump.literals import UnknownOp
 from overlap_sched.dump.load import load_dump
 from overlap_sched.dump.values import Opaque
 from overlap_sched.fx.groups import carried_groups
+from overlap_sched.fx.lifting import lift
 from overlap_sched.problem import Group
 from tests.support.dump_graphs import handwritten, values
 from tests.support.dump_graphs import loaded as load
@@ -202,6 +203,27 @@ return [left, right, proj]
     assert isinstance(target, UnknownOp)
     assert target.__name__ == "my_kernels.proj.default"
     assert dump.notes == {"results whose shape was taken from the printed annotation": 2}
+
+
+def test_a_wait_of_several_is_one_whatever_torch_reads_it(tmp_path: Path) -> None:
+    """``wait_tensors`` is new in torch 2.15; dumps that hold it are read by all versions."""
+    body = """
+gather = torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default([x, y], 2, '7')
+one = gather[0]
+other = gather[1];  gather = None
+wait = torch.ops._c10d_functional.wait_tensors.default([one, other]);  one = other = None
+left = wait[0]
+right = wait[1];  wait = None
+mm = torch.ops.aten.mm.default(left, right)
+return (mm,)
+"""
+    dump = load(tmp_path, handwritten(body, [("x", "float32 8 16"), ("y", "float32 8 8")]))
+    assert values(dump)["left"].shape == (16, 16)
+    lifted = lift(dump.gm)
+    found = {node.name: node for node in lifted.problem.nodes}
+    assert (found["wait"].kind, found["wait"].collective) == ("wait", lifted.problem.collectives[0])
+    assert found["left"].use == found["gather"].alloc  # the collective's own storages
+    assert lifted.notes == {}
 
 
 def test_printed_bodies_of_subgraphs_are_followed(tmp_path: Path) -> None:

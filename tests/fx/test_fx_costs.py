@@ -1,17 +1,20 @@
 """Operations, bytes and times of nodes; process groups; what the user's callable may say."""
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._higher_order_ops.effects import with_effects
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overlap_sched import cost
 from overlap_sched.errors import CostError, InputNameError
 from overlap_sched.fx import lift
+from overlap_sched.fx.operators import traits_of
 from overlap_sched.problem import Group, Node
 from tests.fx.test_fx_hazards import Builder
 from tests.support.fx_graphs import ATEN, C10D, gather, scatter, trace, wait
@@ -251,6 +254,58 @@ def test_a_blocking_collective_holds_the_compute_stream() -> None:
     node = lift(b.done(x), groups={"tp": Group(2, True)}).problem.nodes[1]
     assert (node.kind, node.group) == ("compute", None)
     assert node.time_us == 12.0 + 64 / 2 / 370e9 * 1e6
+
+
+CE_MULTICAST = "_low_contention_all_gather_ce_multicast"
+
+
+@pytest.mark.parametrize("name", [CE_MULTICAST, f"{CE_MULTICAST}_out"])
+def test_copies_by_multicast_run_on_the_stream_that_calls_them(name: str) -> None:
+    importlib.import_module("torch.distributed._symmetric_memory")
+    if not hasattr(torch.ops.symm_mem, name):
+        pytest.skip(f"torch {torch.__version__} has no symm_mem.{name}")
+    b = Builder()
+    x, out = b.input("x"), b.input("out")
+    out.meta["val"] = b.tensor(16, 4)
+    with_out = name.endswith("_out")
+    arguments = (x, "ring", out) if with_out else (x, "ring")
+    b.call("gather", getattr(torch.ops.symm_mem, name).default, *arguments, val=out.meta["val"] if with_out else None)
+    b.call("print", ATEN._print.default, "hello", val=())
+    lifted = lift(b.done(x), groups={"ring": Group(4, True)})
+    node = lifted.problem.nodes[2]
+    nbytes = 4 * 16 * 4 if with_out else 4 * 16
+    assert (node.kind, node.group, node.bytes) == ("compute", None, nbytes)
+    assert node.time_us == pytest.approx(12.0 + nbytes * 3 / 4 / 370e9 * 1e6)
+    assert 2 in lifted.problem.nodes[3].deps  # it writes into other ranks' memory: an effect
+
+
+@pytest.fixture
+def configured() -> Iterator[Any]:
+    """A collective of the family that we do not know, as later versions of torch will have them."""
+    library = torch.library.Library("_c10d_functional", "FRAGMENT")
+    library.define("all_reduce_configured(Tensor input, str reduce_op, str group_name, int ctas) -> Tensor")
+    yield torch.ops._c10d_functional.all_reduce_configured.default
+    library._destroy()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_collective_that_is_not_known_is_one_that_blocks(configured: Any, wrapped: bool) -> None:
+    b = Builder()
+    token, x = b.input("token"), b.input("x")
+    token.meta["val"] = b.tensor(0)
+    if wrapped:
+        val = (b.tensor(0), b.tensor(4, 4))
+        b.call("reduce", with_effects, token, configured, x, "sum", "tp", 4, val=val)
+    else:
+        b.call("reduce", configured, x, "sum", "tp", 4)
+    b.call("print", ATEN._print.default, "hello", val=())
+    lifted = lift(b.done(x), groups={"tp": Group(2, True)})
+    node = lifted.problem.nodes[2]
+    assert (node.kind, node.group, node.bytes) == ("compute", None, 64)
+    assert node.time_us == 12.0 + 2 * 64 / 2 / 370e9 * 1e6
+    assert 2 in lifted.problem.nodes[3].deps
+    assert lifted.notes["unknown_communication"] == 1
+    traits_of.cache_clear()
 
 
 def test_larger_side_of_a_collective() -> None:

@@ -24,6 +24,7 @@ from tests.support.fx_graphs import (
     scatter,
     trace,
     wait,
+    wait_for_all,
 )
 
 
@@ -114,6 +115,20 @@ def coalesced(x: Tensor, y: Tensor) -> Any:
     return wait(outs[1]) * 2, z
 
 
+def coalesced_with_one_wait(x: Tensor, y: Tensor) -> Any:
+    z = x + y
+    outs = wait_for_all(*C10D.all_gather_into_tensor_coalesced([z, y], RANKS, "0"))
+    z.zero_()
+    return outs[0] + 1, outs[1] * 2, z
+
+
+def one_wait_for_two_groups(x: Tensor, y: Tensor) -> Any:
+    z = x + y
+    outs = wait_for_all(gather(z, "0"), gather(y * 2, "1"))
+    z.zero_()
+    return outs[0] + 1, outs[1] * 2, z
+
+
 def lists_written(x: Tensor, y: Tensor) -> Any:
     a, b = x + 1, y + 1
     before = a * b
@@ -150,6 +165,8 @@ GRAPHS: list[Callable[..., Any]] = [
     one_wait_for_two_collectives,
     view_of_an_output_before_its_wait,
     coalesced,
+    coalesced_with_one_wait,
+    one_wait_for_two_groups,
     lists_written,
     reductions_chained,
     out_of_aten,

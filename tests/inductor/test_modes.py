@@ -143,7 +143,7 @@ def test_another_size_compiles_again() -> None:
     assert same(scheduled(step), expected)
     assert outcomes() == [("forward", FORWARD_GAINS), ("backward", True)] * 2  # static first, then symbolic
     names = [report.name for report in overlap_sched.reports()]
-    assert names == ["forward 0/0", "backward 0/0", "forward 0/1", "backward 0/1"]
+    assert names == [f"{graph} of Plain" for graph in ("forward 0/0", "backward 0/0", "forward 0/1", "backward 0/1")]
 
 
 def test_activation_checkpointing_gathers_again_in_backward() -> None:
@@ -261,7 +261,11 @@ def test_deterministic_mode_keeps_the_original_order_and_says_so() -> None:
     messages = [str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning)]
     assert messages == [
         f"overlap_sched {what}: {NOT_RUN}"
-        for what in ("cannot run", "leaves 'forward 0/0' as it was", "leaves 'backward 0/0' as it was")
+        for what in (
+            "cannot run",
+            "leaves 'forward 0/0 of Plain' as it was",
+            "leaves 'backward 0/0 of Plain' as it was",
+        )
     ]
     assert outcomes() == [("forward", False), ("backward", False)]
 
@@ -278,8 +282,8 @@ def test_deterministic_mode_that_comes_later_is_not_silent() -> None:
             torch.use_deterministic_algorithms(False)
     assert all(map(torch.allclose, results, expected))
     assert str(warned[0].message) == (
-        "overlap_sched leaves 'forward 0/0' as it was: torch._inductor.config.deterministic is on. torch then runs "
-        "no pass after fusion, so the order stays as it is. Turn it off, or schedule before lowering "
+        "overlap_sched leaves 'forward 0/0 of Plain' as it was: torch._inductor.config.deterministic is on. torch then "
+        "runs no pass after fusion, so the order stays as it is. Turn it off, or schedule before lowering "
         "(stage='post_grad')."
     )
     assert {report.report.reason for report in overlap_sched.reports()} == {NOT_RUN}

@@ -14,7 +14,7 @@ import pytest
 import overlap_sched
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import reporting
-from overlap_sched.inductor.reporting import GraphReport, no_collectives, record
+from overlap_sched.inductor.reporting import GraphReport, record
 from tests.inductor.conftest import Compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +36,10 @@ def test_the_last_256_are_kept() -> None:
 
 
 def test_one_line_says_what_became_of_a_graph(ours: Compiled) -> None:
-    number = r"\d+\.\d"
-    ms, mib = rf"{number}\d\d -> {number}\d\d ms", rf"{number} -> {number} MiB"
+    us, kib = (rf"\d+\.\d -> \d+\.\d {unit}" for unit in ("us", "KiB"))
     assert re.fullmatch(
-        rf"backward 0/0 \(inductor\): 12 collectives, exposed {ms} of a step of {ms}, peak {mib} \(predicted\)",
+        rf"backward 0/0 of Net \(inductor\): 12 collectives, exposed {us} of a step of {us}, peak {kib} "
+        r"\(predicted for H100\)",
         ours.reports[1].line,
     )
     assert "\n" not in ours.reports[1].line
@@ -51,11 +51,11 @@ def test_one_line_says_why_not() -> None:
 
 
 def test_all_of_it_names_the_settings(ours: Compiled) -> None:
-    report = GraphReport(
-        "forward 0/0", "inductor", ours.reports[0].report, ("torch's pass 'sink_waits' is turned off",)
-    )
+    setting = "torch's pass 'sink_waits' is turned off"
+    report = GraphReport("forward 0/0", "inductor", ours.reports[1].report, (setting,), "this CPU")
     lines = str(report).split("\n")
-    assert lines[0] == "inductor: forward 0/0: reordered"
+    assert lines[0] == "inductor: backward 0/0 of Net: reordered"
+    assert lines[-2] == "  times are predicted for this CPU"
     assert lines[-1] == "  setting: torch's pass 'sink_waits' is turned off"
 
 
@@ -84,15 +84,6 @@ def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
     assert payload["changed"] is True
     assert payload["scheduled"]["step_us"] == plan.scheduled.step_us
     assert payload["order"][-1] == "output"
-
-
-def test_graphs_without_collectives_say_where_they_went(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert no_collectives("a").reason == "the graph has no collectives"
-    monkeypatch.setattr(reporting, "several_ranks", lambda: True)
-    assert no_collectives("a").reason == (
-        "the graph has no collectives. fully_shard (FSDP2), DDP and other hooks launch theirs outside of the graph, "
-        "where they cannot be moved. Shard with functional collectives or DTensor instead"
-    )
 
 
 @pytest.mark.slow

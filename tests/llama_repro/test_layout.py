@@ -11,7 +11,8 @@ ABOVE = {
     "harness": {"capture"},
     "generate": {"capture", "harness"},
     "training": {"capture", "harness"},
-    "bench": {"capture", "harness", "generate"},
+    "titan": {"capture", "harness"},
+    "bench": {"capture", "harness", "generate", "titan"},
     "zoo": {"harness"},
     "gpu": {"capture", "harness", "training"},
 }

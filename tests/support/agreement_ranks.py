@@ -26,6 +26,7 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
     differs = {part: [list(side) for side in sides] for part, sides in verdict.differs.items()}
     return {
         "agreed": agreement.agreed,
+        "launches_alike": verdict.launches_alike,
         "reason": verdict.reason,
         "differs": differs,
         "missing": list(verdict.missing),

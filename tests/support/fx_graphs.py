@@ -14,11 +14,14 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from overlap_sched.dump.newer import stand_in
 from overlap_sched.fx import lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.problem import Order, Problem
 
 C10D = torch.ops._c10d_functional
+WAIT_TENSORS = getattr(C10D, "wait_tensors", None) or stand_in("_c10d_functional", "wait_tensors")
+"""torch has it from 2.15 on; what stands for it in dumps that an older torch reads serves as well to trace."""
 ATEN = torch.ops.aten
 RANKS = 2
 Timing = Literal["eager", "lazy"]
@@ -27,6 +30,10 @@ TIMINGS: tuple[Timing, ...] = ("eager", "lazy")
 
 def wait(x: torch.Tensor) -> torch.Tensor:
     return C10D.wait_tensor(x)
+
+
+def wait_for_all(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return WAIT_TENSORS(list(tensors))
 
 
 def gather(x: torch.Tensor, group: str = "0") -> torch.Tensor:
@@ -75,9 +82,8 @@ def reordered(gm: fx.GraphModule, rng: random.Random) -> fx.GraphModule:
     copied: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
     output = graph.output(graph.graph_copy(gm.graph, copied))
-    nodes = [copied.get(node, output) for node in lifted.nodes]
     result = fx.GraphModule(gm, graph)
-    reorder(result, [nodes[v] for v in order])
+    reorder(result, [copied.get(node, output) for node in lifted.reordered(order)])
     result.graph.lint()
     return result
 
@@ -91,9 +97,10 @@ class Adversary(fx.Interpreter):
         self.late: dict[int, list[Callable[[], object]]] = {}
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is C10D.wait_tensor.default:
-            for move in self.late.pop(args[0].untyped_storage()._cdata, []):
-                move()
+        if target in (C10D.wait_tensor.default, WAIT_TENSORS.default):
+            for tensor in args[0] if isinstance(args[0], list) else args:
+                for move in self.late.pop(tensor.untyped_storage()._cdata, []):
+                    move()
             return args[0]
         if target not in MOVES:
             return super().call_function(target, args, kwargs)

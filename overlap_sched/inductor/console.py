@@ -1,0 +1,64 @@
+"""How the plug-ins speak: one line where logging shows it, warnings that never raise, nothing twice.
+
+A line on what became of a job's graphs is INFO, or WARNING where something is to be mended. Python shows INFO only to
+those who have set up logging, so where nobody has, the line goes to standard error by a handler of our own, used once
+and never attached. Whoever has set up logging decides: a level on the logger ``overlap_sched`` or on the root logger,
+``logging.disable``, ``TORCH_LOGS="-overlap_sched"``.
+"""
+
+import logging
+import os
+import warnings
+
+import torch.distributed as dist
+
+from overlap_sched.errors import OverlapSchedWarning
+
+log = logging.getLogger("overlap_sched")
+
+_warned: set[str] = set()
+
+
+def say(message: str, level: int = logging.INFO) -> None:
+    """Log a line; where nobody has set up logging, show it on standard error. Never raises."""
+    try:
+        if log.hasHandlers():
+            log.log(level, "%s", message)
+            return
+        asked = log.level != logging.NOTSET or logging.root.level != logging.WARNING  # which is where it starts
+        if level <= logging.root.manager.disable or (asked and not log.isEnabledFor(level)):
+            return
+        record = log.makeRecord(log.name, level, __file__, 0, "%s", (message,), None)
+        logging.StreamHandler().handle(record)
+    except Exception:  # standard error is closed, or a handler of the user's fails: a job is running
+        return
+
+
+def warn(message: str) -> None:
+    """Warn, the same sentence once, and never raise: where warnings are errors it is logged, since a job is running."""
+    if message in _warned:
+        return
+    _warned.add(message)
+    try:
+        warnings.warn(message, OverlapSchedWarning, stacklevel=3)
+    except OverlapSchedWarning:
+        log.warning("%s", message)
+
+
+def forget_warnings() -> None:
+    """Every sentence may be said again."""
+    _warned.clear()
+
+
+def rank() -> int:
+    """This process's rank; before anything is distributed, the one that ``torchrun`` gave it; 0 without either."""
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_rank())
+    given = os.environ.get("RANK", "")
+    return int(given) if given.isdecimal() else 0
+
+
+def several_ranks() -> bool:
+    """Whether more than one rank compiles (with torch's ``fake`` process group one process stands for all)."""
+    up = dist.is_available() and dist.is_initialized()
+    return up and dist.get_world_size() > 1 and dist.get_backend() != "fake"

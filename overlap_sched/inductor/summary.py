@@ -1,0 +1,120 @@
+"""The one line on all graphs of a job, once compiling has settled. Words only: when it is said is in ``settled``."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from overlap_sched.fx.apply import NO_COLLECTIVES, Report
+from overlap_sched.report.units import count, duration, from_to
+
+DETAILS = "Details: overlap_sched.reports()"
+HOOKS = (
+    "fully_shard (FSDP2), DDP and other hooks launch their collectives outside of the graph, where they cannot be "
+    "moved. Instead of fully_shard use overlap_sched.distributed.shard, which takes the same arguments; with DDP set "
+    'torch._dynamo.config.optimize_ddp = "python_reducer"'
+)
+SHOWN_REASONS = 3
+LONGEST_REASON = 200
+"""Characters."""
+_FINE = ("no better order was found", "no other order was looked for")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the line says of one graph.
+
+    Attributes:
+        communicates: Whether it has collectives, as far as is known.
+        reordered: Whether it has another order now.
+        reason: Why it has not; ``""`` where it has.
+        before_us, after_us: Predicted exposed time.
+        priced_for: For which device.
+    """
+
+    communicates: bool
+    reordered: bool = False
+    reason: str = ""
+    before_us: float = 0.0
+    after_us: float = 0.0
+    priced_for: str = ""
+
+    @property
+    def fine(self) -> bool:
+        """Is there nothing to mend?"""
+        return self.reordered or not self.communicates or self.reason.startswith(_FINE)
+
+
+def outcome_of(report: Report, priced_for: str) -> Outcome:
+    """The part of a report that the line needs: a report itself holds the whole graph's schedule."""
+    plan, reason = report.schedule, report.reason or ""
+    if report.changed and plan is not None:
+        return Outcome(True, True, "", plan.original.exposed_us, plan.scheduled.exposed_us, priced_for)
+    return Outcome(not reason.startswith(NO_COLLECTIVES), False, reason)
+
+
+class Line(NamedTuple):
+    """What to say, and how loudly (a level of :mod:`logging`)."""
+
+    text: str
+    level: int
+
+
+def summary(outcomes: Sequence[Outcome], passed_by: Sequence[str], ranks: bool, again: bool) -> Line:
+    """One line on some graphs, at least one.
+
+    Args:
+        outcomes: Of the graphs that came to us.
+        passed_by: Per graph that was compiled without us, why.
+        ranks: Are there several? Then graphs without any collective are no good sign.
+        again: Is it a further line, on what was compiled since?
+    """
+    mend = [outcome for outcome in outcomes if not outcome.fine]
+    hooked = ranks and bool(outcomes) and not any(outcome.communicates for outcome in outcomes)
+    parts = [_counted(outcomes, again)] if outcomes else ["no graph reached it"]
+    parts += [f"{count(n, 'graph')} compiled without it, as {why}" for why, n in Counter(passed_by).items()]
+    if hooked:
+        parts.append(f"nothing to reorder. {HOOKS}")
+    level = logging.WARNING if mend or hooked or (passed_by and not outcomes) else logging.INFO
+    return Line(f"overlap_sched: {'; '.join(parts)}{f'. {DETAILS}' if outcomes else ''}", level)
+
+
+def _counted(outcomes: Sequence[Outcome], again: bool) -> str:
+    """``5 graphs, 3 with collectives, 2 reordered (exposed ...), 1 not: ...; 2 without collectives``."""
+    head = (
+        f"{len(outcomes):,} more graph{'' if len(outcomes) == 1 else 's'}" if again else count(len(outcomes), "graph")
+    )
+    have = [outcome for outcome in outcomes if outcome.communicates]
+    without = len(outcomes) - len(have)
+    if not have:
+        return f"{head}, none with collectives"
+    done = [outcome for outcome in have if outcome.reordered]
+    left = [outcome.reason for outcome in have if not outcome.reordered]
+    text = f"{head}, {len(have):,} with collectives, {len(done) or 'none'} reordered"
+    if done:
+        exposed = from_to(*(duration(sum(us)) for us in zip(*((o.before_us, o.after_us) for o in done), strict=True)))
+        devices = " and ".join(dict.fromkeys(outcome.priced_for for outcome in done if outcome.priced_for))
+        text += f" (exposed {exposed} predicted{f' for {devices}' if devices else ''})"
+    if left:
+        text += f", {len(left):,} not: {_reasons(left)}" if done else f": {_reasons(left)}"
+    return f"{text}; {without:,} without collectives" if without else text
+
+
+def _reasons(reasons: Iterable[str]) -> str:
+    """Each kind of reason once, the most frequent first: whole where one graph has it, else its head and how many."""
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        kinds.setdefault(_sentence(reason).split(":")[0], []).append(reason)
+    ranked = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
+    words = [_sentence(alike[0]) if len(set(alike)) == 1 else head for head, alike in ranked[:SHOWN_REASONS]]
+    if len(ranked) > 1:
+        words = [f"{word} ({len(alike):,})" for word, (_, alike) in zip(words, ranked, strict=False)]
+    more = sum(len(alike) for _, alike in ranked[SHOWN_REASONS:])
+    return "; ".join([*words, *([f"other reasons ({more:,})"] if more else [])])
+
+
+def _sentence(reason: str) -> str:
+    """The first sentence, not too long: what follows is how to mend it, and in the report."""
+    first = " ".join(reason.split()).partition(". ")[0].rstrip(".")
+    return first if len(first) <= LONGEST_REASON else f"{first[:LONGEST_REASON].rsplit(' ', 1)[0]} ..."

@@ -1,0 +1,128 @@
+"""The one line on all graphs, word by word."""
+
+import logging
+
+import pytest
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.fx.apply import Report
+from overlap_sched.inductor.summary import HOOKS, Outcome, outcome_of, summary
+
+H100 = "H100"
+NONE = Outcome(False, reason="the graph has no collectives")
+DONE = Outcome(True, True, "", 7_050.0, 400.0, H100)
+HIDDEN = Outcome(True, False, "no better order was found: nothing is exposed")
+DIFFER = Outcome(
+    True, False, "the ranks differ in problem: rank 0 against rank 1. Each rank must compile the same graphs."
+)
+DETAILS = ". Details: overlap_sched.reports()"
+
+
+def line(*outcomes: Outcome, passed_by: tuple[str, ...] = (), ranks: bool = True, again: bool = False) -> str:
+    return summary(outcomes, passed_by, ranks, again).text
+
+
+def test_some_of_each() -> None:
+    assert line(NONE, DONE, DIFFER, DONE, NONE) == (
+        "overlap_sched: 5 graphs, 3 with collectives, 2 reordered (exposed 14.10 ms -> 800.0 us predicted for H100), "
+        "1 not: the ranks differ in problem: rank 0 against rank 1; 2 without collectives" + DETAILS
+    )
+
+
+def test_all_is_well() -> None:
+    found = summary([DONE], (), True, False)
+    assert found.text == (
+        "overlap_sched: 1 graph, 1 with collectives, 1 reordered (exposed 7.05 ms -> 400.0 us predicted for H100)"
+        + DETAILS
+    )
+    assert found.level == logging.INFO
+
+
+def test_none_is_better() -> None:
+    found = summary([HIDDEN, HIDDEN], (), True, False)
+    assert found.text == (
+        "overlap_sched: 2 graphs, 2 with collectives, none reordered: no better order was found: nothing is exposed"
+        + DETAILS
+    )
+    assert found.level == logging.INFO
+
+
+def test_reasons_of_one_kind_are_counted() -> None:
+    other = Outcome(True, False, "no better order was found: 3.0 us stay exposed because of rounding (1 collective)")
+    assert line(HIDDEN, other, HIDDEN, DIFFER) == (
+        "overlap_sched: 4 graphs, 4 with collectives, none reordered: no better order was found (3); "
+        "the ranks differ in problem: rank 0 against rank 1 (1)" + DETAILS
+    )
+
+
+def test_only_so_many_reasons_are_named() -> None:
+    kinds = [Outcome(True, False, f"{name}: broken") for name in "abcd"]
+    assert line(*kinds, kinds[3]).endswith(
+        "none reordered: d: broken (2); a: broken (1); b: broken (1); other reasons (1)" + DETAILS
+    )
+
+
+def test_a_reason_is_cut() -> None:
+    long = Outcome(True, False, "word " * 100)
+    assert len(line(long)) < 300
+    assert line(long).endswith("word ..." + DETAILS)
+
+
+def test_several_devices() -> None:
+    other = Outcome(True, True, "", 10.0, 0.0, "this CPU over gloo")
+    assert "predicted for H100 and this CPU over gloo)" in line(DONE, other)
+    assert "(exposed 10.0 -> 0 us predicted for this CPU over gloo)" in line(other)
+    assert "(exposed 10.0 -> 0 us predicted)" in line(Outcome(True, True, "", 10.0, 0.0))
+
+
+def test_no_collectives_on_several_ranks_says_where_they_went() -> None:
+    found = summary([NONE, NONE], (), True, False)
+    assert found.text == (
+        "overlap_sched: 2 graphs, none with collectives; nothing to reorder. fully_shard (FSDP2), DDP and other hooks "
+        "launch their collectives outside of the graph, where they cannot be moved. Instead of fully_shard use "
+        "overlap_sched.distributed.shard, which takes the same arguments; with DDP set "
+        'torch._dynamo.config.optimize_ddp = "python_reducer"' + DETAILS
+    )
+    assert found.level == logging.WARNING
+    assert HOOKS in found.text
+
+
+def test_no_collectives_on_one_rank() -> None:
+    assert summary([NONE], (), False, False) == (
+        "overlap_sched: 1 graph, none with collectives" + DETAILS,
+        logging.INFO,
+    )
+
+
+def test_graphs_that_did_not_come_to_us() -> None:
+    found = summary([], ("backend 'aot_eager' never calls it",) * 2, True, False)
+    assert found == (
+        "overlap_sched: no graph reached it; 2 graphs compiled without it, as backend 'aot_eager' never calls it",
+        logging.WARNING,
+    )
+    found = summary([DONE], ("backend 'aot_eager' never calls it",), True, False)
+    assert found.text.endswith("H100); 1 graph compiled without it, as backend 'aot_eager' never calls it" + DETAILS)
+    assert found.level == logging.INFO
+
+
+def test_further_lines() -> None:
+    assert line(DONE, again=True).startswith("overlap_sched: 1 more graph, 1 with")
+    assert line(NONE, NONE, again=True, ranks=False).startswith("overlap_sched: 2 more graphs, none with")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "level"),
+    [(DONE, logging.INFO), (HIDDEN, logging.INFO), (NONE, logging.INFO), (DIFFER, logging.WARNING)],
+)
+def test_what_is_to_be_mended_is_a_warning(outcome: Outcome, level: int) -> None:
+    assert summary([DONE, outcome], (), True, False).level == level
+
+
+def test_what_is_kept_of_a_report() -> None:
+    plan = overlap_sched.schedule(overlap_sched.EXAMPLE)
+    assert outcome_of(Report("a", plan, True), H100) == Outcome(True, True, "", 80.0, 40.0, H100)
+    assert outcome_of(Report("a", reason="the graph has no collectives"), H100) == NONE
+    assert outcome_of(Report("a", reason="broken"), H100) == Outcome(True, False, "broken")
+    kept = overlap_sched.schedule(overlap_sched.EXAMPLE, Options(effort=0))
+    assert outcome_of(Report("a", kept, reason="b"), H100) == Outcome(True, False, "b")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import overlap_sched
 from tests.support.titan.cpu import on_cpu
 
 
@@ -26,6 +27,7 @@ def config(titan: None) -> Iterator[Any]:
     """The configuration of a small Llama."""
     from tests.support.titan.config_registry import llama3
 
+    overlap_sched.clear_reports()  # and the warnings that have been given: each is given once
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield llama3()

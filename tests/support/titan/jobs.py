@@ -15,6 +15,7 @@ LLAMA = ("--module", "tests.support.titan", "--config", "llama3")
 DEEPSEEK = ("--module", "tests.support.titan", "--config", "deepseek_v3")
 TP = ("--parallelism.tensor_parallel_degree", "2")
 EP = ("--parallelism.expert_parallel_degree", "2")
+JIT = ("--compile.mode", "jit", "--compile.backend", "inductor", "--compile.passes", "transformer_block_bucketing")
 FULL = ("--compile.inductor_compilation", "full")
 
 

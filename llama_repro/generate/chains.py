@@ -100,7 +100,7 @@ def halves(problem: Problem, parts: int = 2, *, gathers_shared: bool = True) -> 
     """
     whole = _of_one_input(problem)
     part = _scaled(problem, whole, 1 / parts)
-    shared = [(w and gathers_shared) or node.kind is Kind.INPUT for w, node in zip(whole, problem.nodes, strict=True)]
+    shared = [w and gathers_shared or node.kind is Kind.INPUT for w, node in zip(whole, problem.nodes, strict=True)]
     return _joined(f"{problem.name}_{parts}_parts", [part] * parts, [shared] * parts)
 
 

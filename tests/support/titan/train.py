@@ -53,6 +53,7 @@ def trained(arguments: list[str]) -> dict[str, Any]:
     import overlap_sched
 
     overlap_sched.clear_reports()
+    torch._dynamo.reset()  # the model of the job before is another one, but its code would serve
     losses: list[list[str]] = []
     graphs: list[fx.GraphModule] = []
     log, run = MetricsProcessor.log, graph_trainer.run_traced

@@ -120,8 +120,9 @@ def test_the_jit_mode(titan: None, tmp_path: Path) -> None:
     found = train(tmp_path, [Job("plain", LLAMA + JIT), Job("ours", LLAMA + JIT + OURS)])
     assert losses(found["ours"]) == losses(found["plain"])
     for rank in found["ours"]:
-        assert [report["stage"] for report in rank["reports"]] == ["inductor", "inductor"]
-        assert any(report["changed"] for report in rank["reports"])
+        assert {report["stage"] for report in rank["reports"]} == {"inductor"}
+        changed = [report["name"] for report in rank["reports"] if report["changed"]]
+        assert "forward 0/0 of SimpleFSDPGraphTrainerLlama3Model" in changed
 
 
 def test_full_compilation(titan: None, tmp_path: Path) -> None:

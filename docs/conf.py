@@ -19,6 +19,7 @@ myst_heading_anchors = 3  # as GitHub names them
 apidoc_modules = [{"path": "../overlap_sched", "destination": "api", "separate_modules": True, "module_first": True}]
 autodoc_default_options = {"ignore-module-all": True}  # a name is documented where it is defined, once
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["torchtitan"]  # wants another torch than the one that these documents are built with
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # fields under "Attributes:" belong to their class
 

@@ -51,10 +51,11 @@ ARROWS = (
     ("sharding",),
     ("distributed",),
     ("inductor",),
+    ("titan",),
     ("cli",),
 )
 """Packages from the bottom up: each imports only those before it."""
-NEEDS_TORCH = ("fx", "dump", "sharding", "distributed", "inductor")
+NEEDS_TORCH = ("fx", "dump", "sharding", "distributed", "inductor", "titan")
 
 
 def imports_of(module: str) -> set[str]:
@@ -69,6 +70,12 @@ def imports_of(module: str) -> set[str]:
         elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
     return {name for name in found if name.split(".")[0] == "overlap_sched" and name != module}
+
+
+def test_nothing_imports_the_plug_in_of_torchtitan() -> None:
+    for module in MODULES:
+        if not module.startswith("overlap_sched.titan"):
+            assert not any(other.startswith("overlap_sched.titan") for other in imports_of(module)), module
 
 
 def test_few_modules_stand_at_the_top() -> None:
@@ -110,6 +117,8 @@ def test_an_import_gives_the_module(module: str) -> None:
         return
     if module.split(".")[1:2] and module.split(".")[1] in NEEDS_TORCH:
         pytest.importorskip("torch")
+    if module.split(".")[1:2] == ["titan"]:
+        pytest.importorskip("torchtitan", reason="torchtitan is not installed")
     loaded = importlib.import_module(module)
     parent, _, name = module.rpartition(".")
     if parent:

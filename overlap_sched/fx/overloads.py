@@ -14,6 +14,9 @@ _EMPTIES = frozenset(
 )
 _TRUSTED_NAMESPACES = ("aten", "prims", "profiler")
 """Their schemas declare all that they write."""
+_FREED = {"ao::wait_tensor": "keepalive"}
+"""Arguments that an operator frees without saying so: what torch's activation offloading has copied (``offload_ops.py``
+of ``torch._functorch._activation_offloading`` resizes it to nothing). Nothing may read them afterwards: a write."""
 
 
 def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
@@ -70,7 +73,8 @@ class _Schema:
         schema = op._schema
         self.arguments = {a.name: Arg((-1 if a.kwarg_only else i, a.name)) for i, a in enumerate(schema.arguments)}
         written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-        self.writes = tuple(self.arguments[a.name] for a in written)
+        freed = _FREED.get(schema.name)
+        self.writes = tuple(self.arguments[name] for name in (*(a.name for a in written), freed) if name is not None)
         alias = {name: self.arguments[a.name] for a in written for name in a.alias_info.before_set}
         self.returns = tuple(
             next((alias[name] for name in r.alias_info.before_set if name in alias), None) if r.alias_info else None

@@ -44,7 +44,7 @@ def backend(
     if mode is not None:
         raise OptionsError(f"mode is {mode!r}, which is for Inductor. Leave it out with backend='overlap_sched'.")
     settings = current_settings() if options is None else None
-    settings = replace(settings or Settings(_options(options)), stage="backend")
+    settings = replace(settings or Settings(options_from(options)), stage="backend")
     compilers = {
         "fw_compiler": partial(_compile, settings=settings, kind="forward"),
         "bw_compiler": partial(_compile, settings=settings, kind="backward"),
@@ -56,7 +56,12 @@ def backend(
     return compiled
 
 
-def _options(given: Options | Mapping[str, Any] | None) -> Options:
+def options_from(given: Options | Mapping[str, Any] | None) -> Options:
+    """Options given by name, as ``torch.compile(options={...})`` and torchtitan's command line do; none: the defaults.
+
+    Raises:
+        OptionsError: There is no such option, or it cannot have this value.
+    """
     if given is None or isinstance(given, Options):
         return given or Options()
     known = Options.__dataclass_fields__

@@ -35,8 +35,9 @@ __all__ = [
     "warn",
 ]
 
-Stage = Literal["inductor", "post_grad", "backend"]
-"""Where a graph was scheduled: Inductor's scheduler nodes; the FX graph before lowering; the FX graph that runs."""
+Stage = Literal["inductor", "post_grad", "backend", "titan"]
+"""Where a graph was scheduled: Inductor's scheduler nodes; the FX graph before lowering; the FX graph that runs, of
+``backend="overlap_sched"`` or of torchtitan."""
 
 KEPT = 256
 _reports: "deque[GraphReport]" = deque(maxlen=KEPT)

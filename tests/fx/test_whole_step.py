@@ -4,13 +4,14 @@ import random
 from collections.abc import Callable
 
 import pytest
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from overlap_sched import Options
 from overlap_sched.fx import Lifted, lift, schedule_graph
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.problem import Kind
-from tests.support.fx_graphs import TIMINGS, Timing, outcome, reordered, same
+from tests.support.fx_graphs import TIMINGS, Timing, outcome, reordered, same, trace
 from tests.support.whole_step import recomputed, whole_step
 
 STEPS = (whole_step, recomputed)
@@ -96,3 +97,21 @@ def test_any_valid_order_of_a_step_gives_the_same_results(make: Callable[[], fx.
     wanted = outcome(make(), "eager")
     for seed in range(20):
         assert same(outcome(reordered(make(), random.Random(seed)), timing), wanted)
+
+
+def test_what_offloading_frees_is_read_before() -> None:
+    """torch's wait for an offload frees what was copied, which its schema does not say."""
+    offloading = pytest.importorskip("torch._functorch._activation_offloading.offload_ops")
+    assert offloading is not None
+    ao = torch.ops.ao
+
+    def offloaded(x: Tensor) -> tuple[Tensor, Tensor]:
+        kept = x + 1
+        early = kept * 2
+        on_host = ao.wait_tensor(ao.offload(kept), kept)
+        return on_host, early * 3
+
+    problem = lift(trace(offloaded, (4, 4))).problem
+    index = {node.name: v for v, node in enumerate(problem.nodes)}
+    freed = next(v for name, v in index.items() if name.startswith("wait_tensor"))
+    assert index["mul"] in problem.nodes[freed].deps

@@ -1,0 +1,41 @@
+"""How a job's graphs are scheduled: what came with its configuration, else what is switched on, else the defaults."""
+
+from dataclasses import replace
+from typing import Any
+
+from overlap_sched.inductor.eager import options_from
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import current_settings
+
+TARGET = "overlap_sched.titan.options"
+"""What ``--override.imports`` names."""
+
+
+def settings_of(config: Any) -> Settings:
+    """The settings of a job.
+
+    Args:
+        config: torchtitan's ``GraphTrainer.Config``: options are in its ``override.imports``, under :data:`TARGET`.
+            Without any, those of :func:`overlap_sched.enable` count, if that was called.
+
+    Raises:
+        OptionsError: There is no such option, or it cannot have this value.
+    """
+    settings = replace(current_settings() or Settings(), stage="titan", notes=())
+    for entry in config.override.imports:
+        target, given = (entry, {}) if isinstance(entry, str) else entry
+        if target == TARGET and given:
+            settings = replace(settings, options=options_from(given))
+    return settings
+
+
+def plug_in_arguments(settings: Settings) -> dict[str, Any]:
+    """The same settings as :func:`overlap_sched.enable` takes them, for the graphs that Inductor compiles."""
+    return {
+        "options": settings.options,
+        "cost": settings.cost,
+        "model": settings.model,
+        "ranks_per_node": settings.ranks_per_node,
+        "ranks": settings.ranks,
+        "timeout_s": settings.timeout_s,
+    }

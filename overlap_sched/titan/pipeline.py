@@ -1,0 +1,107 @@
+"""The pass pipeline ``overlap_sched`` of GraphTrainer: torchtitan's own list, with our pass last before it compiles.
+
+    cleanup, memory policy, offload, recomputation, bucketing and prefetch      torchtitan's, as configured
+    overlap_sched_pass                                                          decides the order
+    regional compilation, kernel annotations, CUDA graphs                       torchtitan's; keep the order
+
+torchtitan's hand-made orders (prefetch by one bucket, dense regions, expert-parallel pairs) are where ours starts and
+what stays where ours is not used: so no job launches later, or holds more memory, than by torchtitan alone.
+With ``inductor_compilation="full"`` Inductor would order the graph anew: there our plug-in runs inside of it.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from torchtitan.experiments.graph_trainer.cudagraph import cudagraph_pass
+from torchtitan.experiments.graph_trainer.inductor_passes import full_inductor_compilation_pass
+from torchtitan.experiments.graph_trainer.passes import construct_default_graph_passes, final_inductor_compile_passes
+
+from overlap_sched.inductor.gloo import safe_gathers_with
+from overlap_sched.inductor.reporting import warn
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import enabled
+from overlap_sched.titan.artifact import is_marked
+from overlap_sched.titan.chosen import plug_in_arguments, settings_of
+from overlap_sched.titan.graph_pass import GraphPass, inside_inductor, overlap_sched_pass
+
+NAME = "overlap_sched"
+"""What ``--compile.pass_pipeline`` names."""
+
+
+def passes_of(traced: Any, config: Any, *, parallel_dims: Any = None) -> list[GraphPass]:
+    """The list of passes for a traced step, as GraphTrainer asks for it.
+
+    Args:
+        traced: torchtitan's ``TracedResult``.
+        config: Its ``GraphTrainer.Config``.
+        parallel_dims: Its ``ParallelDims``.
+
+    Returns:
+        With a precompiled artifact torchtitan's list: the order is in the artifact, the same for all ranks, and nothing
+        has to be agreed on.
+    """
+    default: list[GraphPass] = construct_default_graph_passes(traced, config, parallel_dims=parallel_dims)
+    try:
+        safe_gathers_with(traced)  # gloo only; the trainer holds the step for as long as its graph runs
+        if not config.compile.precompile_artifact_dir:
+            return with_ours(default, config)
+        if not is_marked(traced.gm):
+            warn(
+                f"overlap_sched did nothing: the artifact in {config.compile.precompile_artifact_dir!r} was made "
+                "without it. Make it with python -m overlap_sched.titan.precompile, in place of "
+                "torchtitan.experiments.graph_trainer.precompile_main and with the same arguments."
+            )
+    except Exception as error:  # without us the job runs as well
+        warn(f"overlap_sched leaves torchtitan's passes as they are: {type(error).__name__}: {error}")
+    return default
+
+
+def with_ours(passes: Sequence[GraphPass], config: Any) -> list[GraphPass]:
+    """A list of torchtitan's passes with ours before the first that compiles.
+
+    Raises:
+        OptionsError: See :func:`~overlap_sched.titan.chosen.settings_of`; a trainer has found that at its start.
+    """
+    settings = settings_of(config)
+    final = final_inductor_compile_passes(config.compile, use_cudagraph=True)
+    compiling = {_function(each) for each in [*final, cudagraph_pass]}
+    place = next((k for k, each in enumerate(passes) if _function(each) in compiling), len(passes))
+    before, after = list(passes[:place]), list(passes[place:])
+    if after and _function(after[0]) is full_inductor_compilation_pass:
+        return [*before, _inside_inductor(after[0], settings), *after[1:]]
+    return [*before, partial(overlap_sched_pass, settings=settings), *after]
+
+
+def start(trainer: Any) -> None:
+    """When a trainer is built: switch the plug-in on where torch.compile is used; say where nothing of ours will run.
+
+    With ``--compile.mode jit`` torchtitan overwrites Inductor's settings while it builds the model
+    (``jit_backend.get_compile_backend_with_passes``); what it compiles, it compiles in the first step.
+    """
+    chosen = trainer.config.compile
+    cause = None
+    if trainer.parallel_dims.pp_enabled:
+        cause = "with pipeline parallelism GraphTrainer uses no pass pipeline"
+    elif chosen.mode == "jit" and chosen.backend == "inductor":
+        switched_on = ExitStack()
+        switched_on.enter_context(enabled(**plug_in_arguments(settings_of(trainer.config))))
+        trainer.overlap_sched = switched_on  # on for as long as the trainer is there
+    elif chosen.mode != "aot_fx_trace":
+        cause = "it needs --compile.mode aot_fx_trace, or jit with --compile.backend inductor"
+    elif not chosen.enable_passes:
+        cause = "--compile.enable_passes is off"
+    if cause is not None:
+        warn(f"overlap_sched does nothing in this job: {cause}.")
+
+
+def _inside_inductor(full: GraphPass, settings: Settings) -> GraphPass:
+    """For torchtitan a pass is a function with a name, or a ``partial`` of one."""
+    if isinstance(full, partial):
+        return partial(inside_inductor(full.func, settings), *full.args, **full.keywords)
+    return inside_inductor(full, settings)
+
+
+def _function(graph_pass: Any) -> Any:
+    return graph_pass.func if isinstance(graph_pass, partial) else graph_pass

@@ -1,0 +1,129 @@
+"""What each rank runs: torchtitan's own command on a CPU, one job after the other in one process.
+
+    python -m tests.support.titan.train FOLDER JOBS
+
+``JOBS`` is a file: per job its name, its arguments, and what is done to it (:data:`DONE_TO`). Writes
+``FOLDER/<job>-<rank>.json``:
+
+    losses   per step: the mean, the largest and the gradient norm, every bit of them
+    order    names of the nodes of the graph that runs, in its order
+    between  compute kernels between the launch of each collective and its wait, all together
+    regions  calls of code that Inductor has compiled
+    reports  what overlap_sched says of each graph
+    warned   its warnings
+"""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from tests.support.titan.cpu import annotate_regions, on_cpu
+
+
+def main() -> None:
+    """Run the jobs of a file."""
+    folder, jobs = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    warnings.simplefilter("ignore")
+    on_cpu()
+    torch.set_num_threads(1)
+    for name, arguments, done_to in jobs:
+        store = f"file://{folder}/{name}.store"
+        dist.init_process_group("gloo", store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+        with DONE_TO[done_to]():
+            found = trained([*arguments, "--dump_folder", str(folder / "dump")])
+        (folder / f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+def trained(arguments: list[str]) -> dict[str, Any]:
+    """``python -m torchtitan.train ARGUMENTS``, looked at from the outside."""
+    import torchtitan.experiments.graph_trainer.trainer as graph_trainer
+    import torchtitan.train
+    from torchtitan.components.metrics import MetricsProcessor
+
+    import overlap_sched
+
+    overlap_sched.clear_reports()
+    torch._dynamo.reset()  # the model of the job before is another one, but its code would serve
+    losses: list[list[str]] = []
+    graphs: list[fx.GraphModule] = []
+    log, run = MetricsProcessor.log, graph_trainer.run_traced
+
+    def keep_losses(self: Any, step: int, *values: float, **more: Any) -> None:
+        losses.append([float(value).hex() for value in values])
+        log(self, step, *values, **more)
+
+    def keep_graph(traced: Any, **how: Any) -> Any:
+        graphs[:] = [traced.gm]
+        return run(traced, **how)
+
+    with (
+        mock.patch.object(sys, "argv", ["train", *arguments]),
+        mock.patch.object(MetricsProcessor, "log", keep_losses),
+        mock.patch.object(graph_trainer, "run_traced", keep_graph),
+        mock.patch("torchtitan.trainer.time.sleep"),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always", overlap_sched.errors.OverlapSchedWarning)
+        torchtitan.train.main()
+    nodes = list(graphs[0].graph.nodes) if graphs else []
+    return {
+        "losses": losses,
+        "order": [node.name for node in nodes],
+        "between": between(graphs[0]) if graphs else 0,
+        "regions": sum(hasattr(node.target, "__wrapped__") for node in nodes),
+        "reports": [report.to_json() for report in overlap_sched.reports()],
+        "warned": [str(one.message) for one in said if one.category is overlap_sched.errors.OverlapSchedWarning],
+    }
+
+
+def between(gm: fx.GraphModule) -> int:
+    """Compute kernels between the launch of each collective and its first wait, added up."""
+    from overlap_sched.fx import lift
+    from overlap_sched.problem import Kind
+
+    nodes = lift(gm).problem.nodes
+    kernels = [0]
+    for node in nodes:
+        kernels.append(kernels[-1] + (node.kind is Kind.COMPUTE and node.time_us > 0.0))
+    ends = {node.collective: v for v, node in reversed(list(enumerate(nodes))) if node.collective is not None}
+    return sum(kernels[end] - kernels[launch] for launch, end in ends.items())
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    """As it is."""
+    yield
+
+
+@contextmanager
+def regions() -> Iterator[None]:
+    """With regions that Inductor compiles."""
+    import torchtitan.experiments.graph_trainer.passes as passes
+
+    name = "annotate_flex_attention_for_regional_inductor_pass"
+    with mock.patch.object(passes, name, annotate_regions()):
+        yield
+
+
+@contextmanager
+def fault() -> Iterator[None]:
+    """Lifting fails on the last rank."""
+    last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    with mock.patch("overlap_sched.fx.apply.lift", side_effect=ZeroDivisionError("injected")) if last else nothing():
+        yield
+
+
+DONE_TO: dict[str, Callable[[], Any]] = {"nothing": nothing, "regions": regions, "fault": fault}
+
+if __name__ == "__main__":
+    main()

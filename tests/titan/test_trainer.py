@@ -1,0 +1,137 @@
+"""torchtitan's real trainer on two and four CPU ranks, with our pass and without: bit for bit the same training."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.titan.jobs import DEEPSEEK, EP, FULL, JIT, LLAMA, OURS, TP, Job, precompile, train
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("titan")]
+Ranks = list[dict[str, Any]]
+RANKS_2 = ("--parallelism.data_parallel_shard_degree", "2")
+
+
+def test_two_ranks(titan: None, tmp_path: Path) -> None:
+    """FSDP, FSDP with experts, with regions that Inductor compiles, with a fault, with a precompiled artifact.
+
+    One test, since starting ranks takes longer than all these jobs.
+    """
+    folder = tmp_path
+    order = precompile(folder, *LLAMA, "--compile.pass_pipeline", "overlap_sched")
+    loaded = (*LLAMA, *OURS, *RANKS_2, "--compile.precompile_artifact_dir", str(folder))
+    jobs = [
+        Job("plain", LLAMA),
+        Job("ours", LLAMA + OURS),
+        Job("regions", LLAMA + OURS, "regions"),
+        Job("fault", LLAMA + OURS, "fault"),
+        Job("loaded", loaded),
+        Job("experts_plain", DEEPSEEK + EP),
+        Job("experts", DEEPSEEK + EP + OURS),
+    ]
+    found = train(folder, jobs)
+    check_better(found["plain"], found["ours"])
+    check_better(found["experts_plain"], found["experts"])
+    check_that_the_planned_order_is_the_one_that_runs(found["ours"])
+    check_regions(found["plain"], found["regions"])
+    check_fault(found["plain"], found["fault"])
+    check_artifact(found["plain"], found["loaded"], order)
+
+
+def test_fsdp_with_tensor_parallelism(titan: None, tmp_path: Path) -> None:
+    """FSDP 2 x TP 2."""
+    found = train(tmp_path, [Job("plain", LLAMA + TP), Job("ours", LLAMA + TP + OURS)], ranks=4)
+    check_better(found["plain"], found["ours"])
+
+
+def losses(found: Ranks) -> list[Any]:
+    return [rank["losses"] for rank in found]
+
+
+def check_better(plain: Ranks, ours: Ranks) -> None:
+    """The same training, in one other order on all ranks, with more compute behind its communication."""
+    assert losses(ours) == losses(plain)
+    assert len(losses(plain)[0]) == 3
+    for before, after in zip(plain, ours, strict=True):
+        (report,) = after["reports"]
+        assert report["changed"]
+        assert after["warned"] == []
+        assert report["scheduled"]["exposed_us"] < report["original"]["exposed_us"]
+        assert report["scheduled"]["peak_bytes"] <= report["original"]["peak_bytes"]
+        assert after["between"] > before["between"]
+        assert sorted(after["order"]) == sorted(before["order"])
+        assert after["order"] == ours[0]["order"] != before["order"]
+
+
+def planned(rank: dict[str, Any]) -> list[str]:
+    order: list[str] = rank["reports"][0]["order"]
+    return order
+
+
+def running(rank: dict[str, Any], among: list[str]) -> list[str]:
+    """The order that runs, of the nodes that are still there."""
+    known = set(among)
+    return [name for name in rank["order"] if name in known]
+
+
+def launched(rank: dict[str, Any]) -> list[str]:
+    """Collectives in the order in which they are launched."""
+    kinds = ("all_gather", "reduce_scatter_tensor", "all_reduce", "all_to_all")
+    return [name for name in rank["order"] if name.startswith(kinds)]
+
+
+def check_that_the_planned_order_is_the_one_that_runs(ours: Ranks) -> None:
+    for rank in ours:
+        assert running(rank, planned(rank)) == planned(rank)
+
+
+def check_regions(plain: Ranks, regions: Ranks) -> None:
+    """Each region is one node now; the others run in the order that was planned."""
+    assert losses(regions) == losses(plain)
+    for rank in regions:
+        assert rank["regions"] > 0
+        left = set(rank["order"])
+        assert running(rank, planned(rank)) == [name for name in planned(rank) if name in left]
+        assert len(left & set(planned(rank))) > 0.9 * len(planned(rank))
+
+
+def check_fault(plain: Ranks, fault: Ranks) -> None:
+    """One rank fails and keeps the order of torchtitan; the other one may only move what it does not launch."""
+    assert losses(fault) == losses(plain)
+    assert [launched(rank) for rank in fault] == [launched(rank) for rank in plain]
+    healthy, broken = fault
+    assert broken["order"] == plain[1]["order"]
+    assert not broken["reports"][0]["changed"]
+    assert broken["warned"][0] == "overlap_sched leaves 'training step' as it was: ZeroDivisionError: injected"
+    assert healthy["between"] >= plain[0]["between"]
+
+
+def check_artifact(plain: Ranks, loaded: Ranks, order: list[str]) -> None:
+    """All ranks run the order of the file; nothing is scheduled, and nothing agreed on."""
+    assert losses(loaded) == losses(plain)
+    for rank in loaded:
+        assert running(rank, order) == order
+        assert rank["reports"] == []
+        assert rank["warned"] == []
+
+
+def test_the_jit_mode(titan: None, tmp_path: Path) -> None:
+    """torchtitan's own bucketing and its settings of Inductor, and our plug-in on top of them."""
+    found = train(tmp_path, [Job("plain", LLAMA + JIT), Job("ours", LLAMA + JIT + OURS)])
+    assert losses(found["ours"]) == losses(found["plain"])
+    for rank in found["ours"]:
+        assert {report["stage"] for report in rank["reports"]} == {"inductor"}
+        changed = [report["name"] for report in rank["reports"] if report["changed"]]
+        assert "forward 0/0 of SimpleFSDPGraphTrainerLlama3Model" in changed
+
+
+def test_full_compilation(titan: None, tmp_path: Path) -> None:
+    """Inductor compiles the whole step, and our plug-in orders what it has fused."""
+    found = train(tmp_path, [Job("plain", LLAMA + FULL), Job("ours", LLAMA + FULL + OURS)])
+    assert losses(found["ours"]) == losses(found["plain"])
+    for rank in found["ours"]:
+        (report,) = rank["reports"]
+        assert report["changed"]
+        assert report["stage"] == "inductor"
+        assert report["scheduled"]["exposed_us"] < report["original"]["exposed_us"]
+        assert rank["warned"] == []

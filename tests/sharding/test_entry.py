@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -207,6 +208,35 @@ def test_gradients_are_collected_until_they_are_reduced(mesh: DeviceMesh) -> Non
         model.zero_grad()
     model(torch.ones(2, 3)).sum().backward()
     assert model[0].weight.grad is not None
+
+
+@pytest.fixture
+def alone() -> Iterator[DeviceMesh]:
+    """A world of one rank, in which gradients are what they are."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_each_gradient_is_reduced_once(alone: DeviceMesh) -> None:
+    model = shard(nn.Sequential(nn.Linear(3, 2, bias=False)), alone)
+
+    def backward() -> None:
+        model(torch.ones(1, 3)).sum().backward()
+
+    backward()
+    for _ in range(2):
+        model.set_requires_gradient_sync(False)  # also twice in a row
+        backward()
+    model.set_requires_gradient_sync(True)
+    assert torch.equal(model[0].weight.grad.to_local(), torch.full((2, 3), 3.0))
+    model.set_requires_gradient_sync(True)
+    model.set_gradient_divide_factor(2.0)
+    backward()
+    assert torch.equal(model[0].weight.grad.to_local(), torch.full((2, 3), 3.5))
+    with model.no_sync():
+        model(torch.ones(1, 3)).sum().backward()
+    assert torch.equal(model[0].weight.grad.to_local(), torch.full((2, 3), 4.0))
 
 
 def test_the_default_mesh_is_all_ranks(mesh: DeviceMesh) -> None:

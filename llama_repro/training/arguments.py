@@ -74,7 +74,7 @@ def _training(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--model", default="tiny", metavar="SIZE", help=f"{', '.join(SIZES)} (default: tiny)")
     add("--data", default="synthetic", metavar="synthetic|FILE", help="phrases from a seed, or a file's bytes")
-    add("--sharding", default="raw", choices=KINDS, help="functional collectives (default), DTensor, or FSDP x TP")
+    add("--sharding", default="fsdp", choices=KINDS, help="over all ranks (default), or with tensor parallelism")
     add("--tp", type=int, default=2, metavar="N", help="ranks of tensor parallelism with --sharding 2d (default: 2)")
     add("--dtype", default="bf16", choices=("bf16", "fp32"), help="weights and gradients stay fp32 (default: bf16)")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: a GPU for each rank, else the CPU")

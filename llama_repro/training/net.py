@@ -1,9 +1,8 @@
 """The Llama that is trained: the architecture of :mod:`llama_repro.capture.model`, as modules that Inductor compiles.
 
 What differs from the captured one: rotations in real arithmetic, attention by PyTorch's own choice of kernel, a plain
-cross entropy. A module reads a parameter as an attribute; :mod:`llama_repro.training.sharding` puts a property there
-that gathers it. Activations are (sequence, batch, width); with tensor parallelism each rank has its part of the
-sequence between the blocks.
+cross entropy. A module reads a parameter as an attribute, where sharding puts a property that gathers it. Activations
+are (sequence, batch, width); with tensor parallelism each rank has its part of the sequence between the blocks.
 """
 
 import torch
@@ -15,6 +14,18 @@ from llama_repro.capture.model import repeat_heads, rms_norm
 from llama_repro.capture.parallelism import Ranks, all_gather, reduce_scatter
 
 
+class Norm(nn.Module):
+    """RMSNorm; a module of its own, so that it can be sharded over other ranks than its block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = _parameter(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) in and out."""
+        return rms_norm(x, self.weight)
+
+
 class Block(nn.Module):
     """Attention and SwiGLU, each with its norm; ``tp`` ranks share the heads and the feed-forward width."""
 
@@ -23,16 +34,21 @@ class Block(nn.Module):
         self.config, self.tp = config, tp
         hidden, ffn = config.hidden, config.ffn // config.tp
         queries, keys = hidden // config.tp, config.kv_heads * config.head_dim // config.tp
-        self.attention_norm = _parameter(hidden)
+        self.attention_norm = Norm(hidden)
         self.wq, self.wk, self.wv = _parameter(queries, hidden), _parameter(keys, hidden), _parameter(keys, hidden)
         self.wo = _parameter(hidden, queries)
-        self.ffn_norm = _parameter(hidden)
+        self.ffn_norm = Norm(hidden)
         self.w1, self.w3, self.w2 = _parameter(ffn, hidden), _parameter(ffn, hidden), _parameter(hidden, ffn)
+
+    @property
+    def norms(self) -> tuple[Norm, Norm]:
+        """What tensor-parallel ranks share."""
+        return self.attention_norm, self.ffn_norm
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """(sequence / tp, batch, hidden) in and out."""
-        x = x + self.attention(rms_norm(x, self.attention_norm), cosine, sine)
-        return x + self.feed_forward(rms_norm(x, self.ffn_norm))
+        x = x + self.attention(self.attention_norm(x), cosine, sine)
+        return x + self.feed_forward(self.ffn_norm(x))
 
     def attention(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Causal grouped-query attention."""
@@ -70,7 +86,7 @@ class Llama(nn.Module):
         self.dtype = dtype
         self.embedding = _parameter(config.vocabulary, config.hidden)
         self.blocks = nn.ModuleList(Block(config, tp) for _ in range(config.layers))
-        self.norm = _parameter(config.hidden)
+        self.norm = Norm(config.hidden)
         self.head = _parameter(config.vocabulary, config.hidden)
 
     def forward(self, tokens: Tensor, labels: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -85,7 +101,7 @@ class Llama(nn.Module):
         x = functional.embedding(tokens, self.embedding).to(self.dtype)
         for block in self.blocks:
             x = block(x, cosine, sine)
-        logits = functional.linear(rms_norm(x, self.norm), self.head)
+        logits = functional.linear(self.norm(x), self.head)
         return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 

@@ -44,7 +44,7 @@ class Trainer:
             batch = part_of(self.data.batch(at), self.place.tp_rank, self.config.tp)
             tokens, labels = (x.to(self.world.device, non_blocking=True) for x in batch)
             loss = self.compiled(tokens, labels, *self.rotation)
-            (loss / (self.world.size * self.accumulate)).backward()  # gradients are summed over ranks
+            (loss / self.accumulate).backward()  # gradients are means over ranks
             total += loss.detach() / (self.world.size * self.accumulate)
         self.optimizer.step()
         dist.all_reduce(total)

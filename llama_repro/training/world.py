@@ -92,12 +92,9 @@ def degrees(kind: Kind, size: int, tp: int) -> tuple[int, int]:
 
 def place_in(world: World, kind: Kind, fsdp: int, tp: int) -> Place:
     """The groups of this rank; tensor-parallel ranks are neighbours, so that they share a node."""
-    everybody = dist.group.WORLD
-    assert everybody is not None, "place_in runs inside world_of"
-    all_ranks = Ranks(everybody.group_name, world.size)
+    everybody = init_device_mesh(world.device.type, (world.size,))
     if kind != "2d":
-        mesh = init_device_mesh(world.device.type, (world.size,)) if kind == "dtensor" else None
-        return Place(all_ranks, all_ranks, None, world.rank, 0, mesh)
+        return Place(everybody, everybody, None, world.rank, 0)
     mesh = init_device_mesh(world.device.type, (fsdp, tp), mesh_dim_names=("fsdp", "tp"))
-    ranks = {name: Ranks(mesh[name].get_group().group_name, n) for name, n in (("fsdp", fsdp), ("tp", tp))}
-    return Place(all_ranks, ranks["fsdp"], ranks["tp"] if tp > 1 else None, *divmod(world.rank, tp))
+    ranks = Ranks(mesh["tp"].get_group().group_name, tp) if tp > 1 else None
+    return Place(everybody, mesh["fsdp"], ranks, *divmod(world.rank, tp))

@@ -47,7 +47,9 @@ def check_arguments(reshard_after_forward: object, offload_policy: object, dp_me
         )
 
 
-def check_modules(roots: Sequence[nn.Module], modules: Sequence[tuple[str, nn.Module]]) -> None:
+def check_modules(
+    roots: Sequence[nn.Module], modules: Sequence[tuple[str, nn.Module]], ignored: set[nn.Parameter]
+) -> None:
     """Modules that are sharded already, or that do not read their parameters as attributes."""
     for root in roots:
         if isinstance(root, ShardedModule):
@@ -61,10 +63,10 @@ def check_modules(roots: Sequence[nn.Module], modules: Sequence[tuple[str, nn.Mo
             raise ShardingError(
                 f"{where} is sharded already, by fully_shard. Use one of the two: leave out fully_shard."
             )
-        if isinstance(module, nn.RNNBase):
+        if isinstance(module, nn.RNNBase) and not ignored.issuperset(module.parameters()):
             raise ShardingError(
-                f"{where} is an {type(module).__name__}, which reads its weights from a list of its own. Add its "
-                "parameters to ignored_params."
+                f"{where} ({type(module).__name__}) reads its weights from a list of its own, past what gathers them. "
+                "Add its parameters to ignored_params."
             )
 
 
@@ -82,6 +84,6 @@ def check_parameter(
     chosen = None if shard_placement_fn is None else shard_placement_fn(parameter)
     if chosen is not None and chosen != Shard(0):
         raise ShardingError(
-            f"shard_placement_fn gives {chosen} for {name}; only Shard(0) is supported. Return None or Shard(0) for "
+            f"shard_placement_fn gives {chosen!r} for {name}; only Shard(0) is supported. Return None or Shard(0) for "
             "it, or add it to ignored_params."
         )

@@ -56,9 +56,9 @@ def shard(
     roots = [module] if isinstance(module, nn.Module) else list(module)
     check_arguments(reshard_after_forward, offload_policy, dp_mesh_dims)
     place, policy = _place_in(mesh), mp_policy or MixedPrecisionPolicy()
-    modules = _modules_of(roots)
-    check_modules(roots, modules)
-    parameters = _parameters_of(modules, ignored_params or set())
+    modules, ignored = _modules_of(roots), ignored_params or set()
+    check_modules(roots, modules, ignored)
+    parameters = _parameters_of(modules, ignored)
     for parameter, name in parameters.items():
         check_parameter(parameter, name, shard_placement_fn)
     state = State(again=reshard_after_forward is not False)

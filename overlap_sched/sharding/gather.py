@@ -29,7 +29,7 @@ def gather(part: Tensor, layout: Layout, factor: float | None, *, again: bool) -
         factor: By what the sum of gradients is divided; ``None``: by the number of ranks.
         again: In a compiled graph: gather again in backward instead of keeping the whole until then.
     """
-    return _recomputed(_Gather.apply, part, layout, factor) if again else _Gather.apply(part, layout, factor)
+    return _recomputed(_gather, part, layout, factor) if again else _gather(part, layout, factor)
 
 
 def gather_unreduced(part: Tensor, collector: Tensor, layout: Layout, *, again: bool) -> Tensor:
@@ -41,8 +41,8 @@ def gather_unreduced(part: Tensor, collector: Tensor, layout: Layout, *, again: 
         layout: Of the parameter.
         again: As for :func:`gather`.
     """
-    apply = _GatherUnreduced.apply
-    return _recomputed(apply, part, collector, layout) if again else apply(part, collector, layout)
+    given = (part, collector, layout)
+    return _recomputed(_gather_unreduced, *given) if again else _gather_unreduced(*given)
 
 
 def whole_from_parts(part: Tensor, layout: Layout) -> Tensor:
@@ -97,6 +97,16 @@ class _GatherUnreduced(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
         return None, gradients[0].to(ctx.dtype), None
+
+
+def _gather(part: Tensor, layout: Layout, factor: float | None) -> Tensor:
+    whole: Tensor = _Gather.apply(part, layout, factor)
+    return whole
+
+
+def _gather_unreduced(part: Tensor, collector: Tensor, layout: Layout) -> Tensor:
+    whole: Tensor = _GatherUnreduced.apply(part, collector, layout)
+    return whole
 
 
 def _division(layout: Layout, factor: float | None) -> tuple[float, str, float]:

@@ -30,13 +30,12 @@ def trainer(monkeypatch):
         yield make
 
 
-@pytest.mark.parametrize("sharding", ["raw", pytest.param("dtensor", marks=pytest.mark.slow)])
-def test_a_resumed_run_goes_on_bit_by_bit(trainer, tmp_path, sharding):
-    whole, config = trainer("--sharding", sharding)
+def test_a_resumed_run_goes_on_bit_by_bit(trainer, tmp_path):
+    whole, config = trainer()
     losses = [whole.step(i) for i in range(2)]
     save(tmp_path, 2, config, whole.model, whole.optimizer)
     losses += [whole.step(i) for i in range(2, 4)]
-    resumed, config = trainer("--sharding", sharding)
+    resumed, config = trainer()
     assert resume(tmp_path, config, resumed.model, resumed.optimizer) == 2
     assert [resumed.step(i) for i in range(2, 4)] == losses[2:]
     assert resumed.digests() == whole.digests()

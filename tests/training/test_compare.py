@@ -13,7 +13,7 @@ def run(**changed):
     measured = {"kind": "forward", "matmuls_in_between": 3, "growth_bytes": 2**21, "with_copies_bytes": 3 * 2**20}
     whole = {
         "model": "tiny",
-        "sharding": "raw",
+        "sharding": "fsdp",
         "ranks": 2,
         "dtype": "bf16",
         "accumulate": 2,

@@ -4,42 +4,58 @@ import math
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from llama_repro.capture.parallelism import Ranks
+from llama_repro.capture.parallelism import Ranks, fake_world
 from llama_repro.training.net import Llama, rotations
-from llama_repro.training.sharding import TENSOR_PARALLEL, Place, first_value, ranks_of, shard_, shard_of
+from llama_repro.training.sharding import (
+    TENSOR_PARALLEL,
+    Place,
+    first_value,
+    local_shards,
+    shard_,
+    tensor_parallel_part,
+)
 from llama_repro.training.sizes import SIZES, sized
-from llama_repro.training.world import degrees
+from llama_repro.training.world import degrees, place_in, world_of
 from overlap_sched.errors import OptionsError
 from tests.support.reference_model import reference_loss
 
 
-def places(fsdp, tp):
-    world, parts = Ranks("world", fsdp * tp), Ranks("tp", tp) if tp > 1 else None
-    return [Place(world, Ranks("fsdp", fsdp), parts, i, j) for i in range(fsdp) for j in range(tp)]
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with world_of("cpu") as world:
+        yield place_in(world, "fsdp", 1, 1)
 
 
-def joined(name, shards, fsdp, tp):
-    """The whole parameter from the shards of all ranks, in the order of `places`."""
-    if name not in TENSOR_PARALLEL:
-        return torch.cat(shards)
-    parts = [torch.cat(shards[j::tp]) for j in range(tp)]
-    return torch.cat(parts, TENSOR_PARALLEL[name])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(
+    "name", ["embedding", "blocks.0.wq", "blocks.0.wo", "blocks.1.w1", "blocks.1.w2", "norm.weight"]
+)
+def test_tensor_parallel_parts_together_are_the_parameter(name, tp):
+    whole = torch.arange(16.0) if name == "norm.weight" else torch.arange(16.0 * 32).reshape(16, 32)
+    ranks = Ranks("tp", tp) if tp > 1 else None
+    parts = [tensor_parallel_part(whole, name, Place(None, None, ranks, 0, i)) for i in range(tp)]
+    divided = TENSOR_PARALLEL.get(name.split(".")[-1])
+    assert torch.equal(whole if divided is None else torch.cat(parts, divided), whole)
+    assert {part.numel() for part in parts} == {whole.numel() // (1 if divided is None else tp)}
 
 
-@pytest.mark.parametrize(("fsdp", "tp"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (2, 4)])
-@pytest.mark.parametrize("name", ["embedding", "wq", "wo", "w1", "w2", "norm"])
-def test_all_shards_together_are_the_parameter(name, fsdp, tp):
-    whole = torch.arange(16.0) if name == "norm" else torch.arange(16.0 * 32).reshape(16, 32)
-    shards = [shard_of(whole, name, place) for place in places(fsdp, tp)]
-    assert {shard.numel() for shard in shards} == {whole.numel() // (fsdp * tp)}
-    assert torch.equal(joined(name, shards, fsdp, tp), whole)
-
-
-def test_what_tensor_parallel_ranks_share_is_sharded_over_all_ranks():
-    place = places(2, 2)[0]
-    assert ranks_of("wq", place).size == 2
-    assert ranks_of("norm", place).size == ranks_of("head", place).size == 4
+def test_all_rows_together_are_the_parameter(monkeypatch):
+    config = sized("tiny", 2, 1)
+    shards = []
+    for rank in range(2):
+        with fake_world(2), monkeypatch.context() as patched:
+            mesh = init_device_mesh("cpu", (2,))
+            patched.setattr(DeviceMesh, "get_local_rank", lambda *_, rank=rank: rank)
+            model = Llama(config, None, torch.float32)
+            shard_(model, config, Place(mesh, mesh), torch.float32, 0, torch.device("cpu"))
+            shards.append(dict(local_shards(model)))
+    for name in ("embedding", "blocks.0.wo", "blocks.1.ffn_norm.weight"):
+        whole = torch.cat([mine[name] for mine in shards])
+        hashed = name if "." in name else f".{name}"
+        assert torch.equal(whole, first_value(hashed, tuple(whole.shape), 0))
 
 
 def test_first_values_depend_on_name_and_seed_alone():
@@ -49,22 +65,22 @@ def test_first_values_depend_on_name_and_seed_alone():
     assert torch.equal(first_value("norm", (4,), 3), torch.ones(4))
 
 
-def test_the_unsharded_model_is_an_independent_llama():
+def test_the_unsharded_model_is_an_independent_llama(alone):
     config = sized("tiny", 1, 1)
     model = Llama(config, None, torch.float32)
-    shard_(model, config, places(1, 1)[0], torch.float32, 0, torch.device("cpu"))
+    shard_(model, config, alone, torch.float32, 0, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     tokens, labels = torch.randint(config.vocabulary, (2, config.sequence, config.batch), generator=generator)
     loss = model(tokens, labels, *rotations(config))
     loss.backward()
 
-    names = {name: name.removeprefix("blocks.") for name, _ in model.named_parameters()}
-    weights = {names[name]: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    names = {name: name.removeprefix("blocks.").removesuffix(".weight") for name, _ in model.named_parameters()}
+    weights = {names[name]: shard.clone().requires_grad_() for name, shard in local_shards(model)}
     reference = reference_loss(config, weights, tokens.t(), labels.t())
     reference.backward()
     torch.testing.assert_close(loss, reference)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, weights[names[name]].grad)
+        torch.testing.assert_close(parameter.grad.to_local(), weights[names[name]].grad)
     assert math.log(config.vocabulary) - 0.5 < loss.item() < math.log(config.vocabulary) + 0.5
 
 
@@ -96,7 +112,7 @@ def test_wrong_sizes_are_told():
 
 
 def test_a_world_that_cannot_be_divided_is_told():
-    assert degrees("raw", 6, 4) == (6, 1)
+    assert degrees("fsdp", 6, 4) == (6, 1)
     assert degrees("2d", 8, 2) == (4, 2)
     with pytest.raises(OptionsError) as odd:
         degrees("2d", 3, 2)

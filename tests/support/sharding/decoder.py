@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-ROWS, WIDTH, HEADS, LAYERS, POSITIONS = 37, 16, 2, 2, 6
-"""The vocabulary divides by neither 2 nor 4 ranks."""
+WIDTH, HEADS, LAYERS, POSITIONS = 16, 2, 2, 6
+UNEVEN, EVEN = (37, 3), (40, 8)
+"""(vocabulary, width inside the feed-forward): those of the first divide by neither 2 nor 4 ranks."""
 
 
 class Norm(nn.Module):
@@ -36,19 +37,19 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, inside: int) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(WIDTH, 3, bias=False), nn.Linear(WIDTH, 3, bias=False)
-        self.down_proj = nn.Linear(3, WIDTH, bias=False)
+        self.gate_proj, self.up_proj = nn.Linear(WIDTH, inside, bias=False), nn.Linear(WIDTH, inside, bias=False)
+        self.down_proj = nn.Linear(inside, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, inside: int) -> None:
         super().__init__()
-        self.self_attn, self.mlp = Attention(), Mlp()
+        self.self_attn, self.mlp = Attention(), Mlp(inside)
         self.input_layernorm, self.post_attention_layernorm = Norm(), Norm()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -57,11 +58,11 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, rows: int, inside: int) -> None:
         super().__init__()
-        self.embed_tokens, self.embed_positions = nn.Embedding(ROWS, WIDTH), nn.Embedding(POSITIONS, WIDTH)
+        self.embed_tokens, self.embed_positions = nn.Embedding(rows, WIDTH), nn.Embedding(POSITIONS, WIDTH)
         self.embed_positions.weight.requires_grad_(False)
-        self.layers, self.norm = nn.ModuleList(Layer() for _ in range(LAYERS)), Norm()
+        self.layers, self.norm = nn.ModuleList(Layer(inside) for _ in range(LAYERS)), Norm()
         self.register_buffer("scale", torch.tensor(2.0))
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -75,9 +76,9 @@ class Body(nn.Module):
 class Decoder(nn.Module):
     """``Decoder()(input_ids, labels=...)["loss"]``; ``tied``: the head's weight is the embedding's."""
 
-    def __init__(self, tied: bool = True) -> None:
+    def __init__(self, rows: int, inside: int, tied: bool) -> None:
         super().__init__()
-        self.model, self.lm_head = Body(), nn.Linear(WIDTH, ROWS, bias=False)
+        self.model, self.lm_head = Body(rows, inside), nn.Linear(WIDTH, rows, bias=False)
         if tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -87,13 +88,14 @@ class Decoder(nn.Module):
         return OrderedDict(loss=loss, logits=logits)
 
 
-def decoder(tied: bool = True) -> Decoder:
-    """The same on every rank."""
+def decoder(sizes: tuple[int, int] = UNEVEN, tied: bool = True) -> Decoder:
+    """The same on every rank; its position embedding is frozen."""
     torch.manual_seed(0)
-    return Decoder(tied)
+    return Decoder(*sizes, tied)
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     """(tokens, labels), (2, POSITIONS) each."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    return tuple(torch.randint(ROWS, (2, POSITIONS), generator=generator) for _ in range(2))
+    tokens, labels = torch.randint(UNEVEN[0], (2, 2, POSITIONS), generator=generator)
+    return tokens, labels

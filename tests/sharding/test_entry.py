@@ -1,0 +1,329 @@
+"""What ``shard`` makes of a model, and what it says of those that it cannot shard: a fake world, nothing compiled."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from llama_repro.capture.parallelism import fake_world
+from overlap_sched.distributed import ShardedModule, shard
+from overlap_sched.errors import ShardingError
+from overlap_sched.sharding.layout import Place, layout_of, part_of
+from tests.support.sharding.decoder import UNEVEN, WIDTH, Decoder, batch, decoder
+
+RANKS = 4
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    with fake_world(RANKS):
+        yield init_device_mesh("cpu", (RANKS,))
+
+
+def square() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+
+
+def tensor_parallel(model: Decoder, mesh: DeviceMesh) -> Decoder:
+    plan = {"q_proj": ColwiseParallel(), "o_proj": RowwiseParallel()}
+    for layer in model.model.layers:
+        parallelize_module(layer.self_attn, mesh, plan)
+    return model
+
+
+def test_parameters_become_those_of_fully_shard(mesh: DeviceMesh) -> None:
+    grid = square()
+    for given, make in (
+        (mesh, decoder),
+        (grid, decoder),
+        (grid["a"], lambda: tensor_parallel(decoder(), grid["b"])),
+    ):
+        ours, theirs = make(), make()
+        shard(ours, given)
+        fully_shard(theirs, mesh=given)
+        mine, reference = ours.state_dict(), theirs.state_dict()
+        assert list(mine) == list(reference)
+        for name, value in reference.items():
+            assert type(mine[name]) is type(value)
+            if not isinstance(value, DTensor):
+                continue
+            assert mine[name].placements == value.placements, name
+            assert mine[name].device_mesh == value.device_mesh
+            assert (mine[name].shape, mine[name].stride()) == (value.shape, value.stride())
+            assert torch.equal(mine[name].to_local(), value.to_local())
+        assert [p.requires_grad for p in ours.parameters()] == [p.requires_grad for p in theirs.parameters()]
+        assert len(list(ours.parameters())) == len(list(theirs.parameters()))
+
+
+class At(Place):
+    """Where another rank stands."""
+
+    rank = 0
+
+    @property
+    def index(self) -> int:
+        return self.rank
+
+
+def test_every_rank_has_the_rows_of_a_chunk(mesh: DeviceMesh) -> None:
+    for rows in (3, 4, 5, 9):
+        whole = nn.Parameter(torch.arange(3.0 * rows).reshape(rows, 3))
+        place = At(mesh, torch.device("cpu"))
+        layout = layout_of(whole, place, MixedPrecisionPolicy())
+        expected = [*whole.chunk(RANKS), *[whole[:0]] * RANKS][:RANKS]
+        for At.rank, chunk in enumerate(expected):
+            part = part_of(whole, place, layout)
+            assert torch.equal(part.to_local(), chunk)
+            assert part.shape == whole.shape
+
+
+def test_in_a_forward_they_are_whole_and_outside_they_are_parts(mesh: DeviceMesh) -> None:
+    class Looks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(self.weight)
+            return super().forward(x)
+
+    seen: list[Tensor] = []
+    model = nn.Sequential(Looks(3, 5, bias=False))
+    shard(model, mesh)
+    model(torch.ones(2, 3)).sum().backward()
+    assert not isinstance(seen[0], DTensor)
+    assert seen[0].shape == (5, 3)
+    assert isinstance(model[0].weight, nn.Parameter)
+    assert model[0].weight.to_local().shape == (2, 3)
+    assert model[0].weight.grad.placements == (Shard(0),)
+    model[0](torch.ones(2, 3))  # by itself, as a checkpointed layer is in backward
+    assert not isinstance(seen[1], DTensor)
+
+
+def test_after_an_error_in_forward_they_are_parts_again(mesh: DeviceMesh) -> None:
+    model = shard(nn.Sequential(nn.Linear(3, 4)), mesh)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(2, 7))
+    assert isinstance(model[0].weight, DTensor)
+
+
+def test_models_on_meta_are_filled_afterwards(mesh: DeviceMesh) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 5))
+    shard(model, mesh)
+    assert model[0].weight.to_local().is_meta
+    model.to_empty(device="cpu")
+    nn.init.ones_(model[0].weight)
+    nn.init.zeros_(model[0].bias)
+    assert torch.equal(model[0].weight.to_local(), torch.ones(2, 3))
+    state = model.state_dict()
+    model.load_state_dict({name: value * 2 for name, value in state.items()}, assign=True)
+    assert torch.equal(model[0].weight.to_local(), torch.full((2, 3), 2.0))
+    assert model(torch.ones(1, 3)).shape == (1, 5)
+
+
+def test_the_classes_stay_what_they_were(mesh: DeviceMesh) -> None:
+    model = decoder()
+    shard(model, mesh)
+    assert isinstance(model, Decoder)
+    assert isinstance(model, ShardedModule)
+    assert not isinstance(model.lm_head, ShardedModule)
+    assert isinstance(model.lm_head, nn.Linear)
+    assert type(model.lm_head).__name__ == "ShardedLinear"
+    layers = model.model.layers
+    assert type(layers[0].mlp.up_proj) is type(layers[1].mlp.up_proj)
+    assert type(layers[0].mlp) is type(layers[1].mlp)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    tokens, labels = batch(0, 0)
+    assert list(copy.deepcopy(model)(tokens, labels=labels)) == ["loss", "logits"]
+
+
+def test_inputs_and_outputs_are_cast_as_by_fully_shard(mesh: DeviceMesh) -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor, *, extra: dict[str, Any]) -> tuple[Any, ...]:
+            return x.dtype, extra["y"][0].dtype, extra["n"].dtype, self.weight, {"out": x}
+
+    given = {"y": [torch.ones(2)], "n": torch.ones(2, dtype=torch.int64)}
+    for cast, inside in ((True, torch.bfloat16), (False, torch.float32)):
+        policy = MixedPrecisionPolicy(torch.bfloat16, output_dtype=torch.float64, cast_forward_inputs=cast)
+        x, y, n, weight, out = shard(Nested(), mesh, mp_policy=policy)(torch.ones(2), extra=given)
+        assert (x, y, n) == (inside, inside, torch.int64)
+        assert weight.dtype == out["out"].dtype == torch.float64
+
+
+def test_a_forward_replaced_on_the_module_is_one_too(mesh: DeviceMesh) -> None:
+    model = nn.Linear(3, 4)
+    plain = model.forward
+    model.forward = lambda x: plain(x) + model.bias
+    shard(model, mesh)
+    assert model(torch.ones(1, 3)).shape == (1, 4)
+
+
+def test_what_is_ignored_stays(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.GRU(4, 4))
+    ignored = {model[0].bias, *model[1].parameters()}
+    shard(model, mesh, ignored_params=ignored)
+    assert isinstance(model[0].weight, DTensor)
+    assert ignored <= set(model.parameters())
+    assert model(torch.ones(2, 3))[0].shape == (2, 4)
+
+
+def test_several_modules_share_a_call(mesh: DeviceMesh) -> None:
+    model = decoder()
+    assert shard([model.model.embed_tokens, model.lm_head], mesh) == [model.model.embed_tokens, model.lm_head]
+    shard(model, mesh)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    tokens, labels = batch(0, 0)
+    model(tokens, labels=labels)["loss"].backward()
+    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+
+
+def test_parameters_in_lists_are_gathered(mesh: DeviceMesh) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList([torch.ones(4, 3), torch.ones(5, 3)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x @ weight.t() for weight in self.weights], 1)
+
+    assert shard(Experts(), mesh)(torch.ones(2, 3)).shape == (2, 9)
+
+
+def test_gradients_are_collected_until_they_are_reduced(mesh: DeviceMesh) -> None:
+    model = shard(nn.Sequential(nn.Linear(3, 8, bias=False)), mesh)
+    for _ in range(2):
+        with model.no_sync():
+            model(torch.ones(2, 3)).sum().backward()
+            assert model[0].weight.grad is None
+        assert model[0].weight.grad.placements == (Shard(0),)
+        model.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+@pytest.fixture
+def alone() -> Iterator[DeviceMesh]:
+    """A world of one rank, in which gradients are what they are."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_each_gradient_is_reduced_once(alone: DeviceMesh) -> None:
+    model = shard(nn.Sequential(nn.Linear(3, 2, bias=False)), alone)
+
+    def backward() -> None:
+        model(torch.ones(1, 3)).sum().backward()
+
+    backward()
+    for _ in range(2):
+        model.set_requires_gradient_sync(False)  # also twice in a row
+        backward()
+    model.set_requires_gradient_sync(True)
+    assert torch.equal(model[0].weight.grad.to_local(), torch.full((2, 3), 3.0))
+    model.set_requires_gradient_sync(True)
+    model.set_gradient_divide_factor(2.0)
+    backward()
+    assert torch.equal(model[0].weight.grad.to_local(), torch.full((2, 3), 3.5))
+    with model.no_sync():
+        model(torch.ones(1, 3)).sum().backward()
+    assert torch.equal(model[0].weight.grad.to_local(), torch.full((2, 3), 4.0))
+
+
+def test_the_default_mesh_is_all_ranks(mesh: DeviceMesh) -> None:
+    model = shard(nn.Linear(3, 8))
+    assert model.weight.device_mesh.size() == RANKS
+
+
+def test_two_dimensions_replicate_and_shard(mesh: DeviceMesh) -> None:
+    model = shard(nn.Linear(3, 8), square())
+    assert model.weight.placements == (Replicate(), Shard(0))
+    assert model.weight.to_local().shape == (4, 3)
+
+
+def told(*given: Any, **keywords: Any) -> str:
+    with pytest.raises(ShardingError) as error:
+        shard(*given, **keywords)
+    return str(error.value)
+
+
+def test_meshes_that_do_not_fit_are_told(mesh: DeviceMesh) -> None:
+    cube = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    assert told(nn.Linear(2, 2), cube) == (
+        "the mesh has 3 dimensions ('pp', 'dp', 'tp'); shard takes one (shard) or two (replicate, shard). Pass those "
+        'of data parallelism: mesh["dp"], or mesh["replicate", "shard"].'
+    )
+
+
+def test_without_ranks_there_is_no_mesh() -> None:
+    assert told(nn.Linear(2, 2)) == (
+        "there is no process group yet, and no mesh was given. Call torch.distributed.init_process_group() first, or "
+        "pass mesh=init_device_mesh(...)."
+    )
+
+
+def test_models_that_are_sharded_already_are_told(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    shard(model, mesh)
+    assert told(model, mesh) == (
+        "this ShardedSequential is sharded already. Call shard once per module: parts first, then the model that has "
+        "them."
+    )
+    theirs = nn.Sequential(nn.Linear(2, 2))
+    fully_shard(theirs[0], mesh=mesh)
+    assert told(theirs, mesh) == ("0 is sharded already, by fully_shard. Use one of the two: leave out fully_shard.")
+
+
+def test_shared_parameters_of_two_calls_are_told(mesh: DeviceMesh) -> None:
+    model = decoder()
+    shard(model.lm_head, mesh)
+    before = model.model.embed_tokens.weight
+    assert told(model, mesh) == (
+        "model.embed_tokens.weight is shared with a module that was sharded by another call. Shard both in one call: "
+        "shard([embedding, head]), or shard(model) alone."
+    )
+    assert model.model.embed_tokens.weight is before
+    assert before.shape == (UNEVEN[0], WIDTH)
+
+
+def test_arguments_that_are_not_supported_are_told(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert told(model, mesh, reshard_after_forward=2) == (
+        "reshard_after_forward is 2: resharding to fewer ranks is not supported. Use True (gather again in backward) "
+        "or False (keep)."
+    )
+    assert told(model, mesh, offload_policy=CPUOffloadPolicy()) == (
+        "offload_policy is a CPUOffloadPolicy: offloading is not supported. Leave it out, or use torch's fully_shard "
+        "for this model."
+    )
+    assert told(model, mesh, dp_mesh_dims="dp") == (
+        "dp_mesh_dims is not supported. Pass the data-parallel dimensions of the mesh as mesh: "
+        'mesh["dp"], or mesh["replicate", "shard"].'
+    )
+    assert told(model, mesh, shard_placement_fn=lambda _: Shard(1)) == (
+        "shard_placement_fn gives Shard(dim=1) for 0.weight; only Shard(0) is supported. Return None or Shard(0) for "
+        "it, or add it to ignored_params."
+    )
+    assert not isinstance(model[0].weight, DTensor)
+    shard(model, mesh, offload_policy=OffloadPolicy(), shard_placement_fn=lambda _: None)
+
+
+def test_modules_that_cannot_be_sharded_are_told(mesh: DeviceMesh) -> None:
+    assert told(nn.Sequential(nn.GRU(2, 2)), mesh) == (
+        "0 (GRU) reads its weights from a list of its own, past what gathers them. Add its parameters to "
+        "ignored_params."
+    )
+    scalar = nn.Module()
+    scalar.temperature = nn.Parameter(torch.tensor(1.0))
+    assert told(scalar, mesh) == (
+        "temperature is a scalar, which has no rows to divide. Make it a tensor of one element."
+    )

@@ -1,0 +1,195 @@
+"""What is in the compiled graphs: in a fake world of four ranks, traced and not run."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.checkpoint import checkpoint
+
+from llama_repro.capture.parallelism import fake_world
+from overlap_sched.distributed import shard
+
+_C10D = torch.ops._c10d_functional
+GATHER, SCATTER, ALL_REDUCE = (
+    _C10D.all_gather_into_tensor.default,
+    _C10D.reduce_scatter_tensor.default,
+    _C10D.all_reduce.default,
+)
+RANKS = 4
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+"""Dynamo makes one of each autograd function that it traces, and looks at every tensor's gradient."""
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 12, bias=False), nn.Linear(12, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.sin(self.up(x)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    with fake_world(RANKS):
+        yield init_device_mesh("cpu", (RANKS,))
+    torch._dynamo.reset()
+
+
+def graphs_of(model: nn.Module, x: Tensor | None = None) -> tuple[fx.Graph, fx.Graph]:
+    """Forward and backward."""
+    found: list[fx.Graph] = []
+
+    def keep(gm: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        found.append(gm.graph)
+        return make_boxed_func(gm.forward)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+    run = torch.compile(model, fullgraph=True, backend=backend)
+    run(torch.ones(3, 8, requires_grad=True) if x is None else x).sum().backward()
+    forward, backward = found
+    return forward, backward
+
+
+def counts(graphs: tuple[fx.Graph, fx.Graph]) -> list[tuple[int, int, int]]:
+    """(gathers, scatters, all_reduces) of each."""
+    return [
+        tuple(len(graph.find_nodes(op="call_function", target=target)) for target in (GATHER, SCATTER, ALL_REDUCE))
+        for graph in graphs
+    ]
+
+
+def dtypes(graph: fx.Graph, target: Any) -> set[torch.dtype]:
+    return {node.meta["val"].dtype for node in graph.find_nodes(op="call_function", target=target)}
+
+
+def test_parameters_are_gathered_again_in_backward(mesh: DeviceMesh) -> None:
+    for given in (True, None):
+        model = shard(nn.Sequential(Mlp(), Mlp()), mesh, reshard_after_forward=given)
+        assert counts(graphs_of(model)) == [(4, 0, 0), (4, 4, 0)]
+
+
+def test_or_they_are_kept(mesh: DeviceMesh) -> None:
+    model = shard(nn.Sequential(Mlp(), Mlp()), mesh, reshard_after_forward=False)
+    assert counts(graphs_of(model)) == [(4, 0, 0), (0, 4, 0)]
+    model.set_reshard_after_forward(True)
+    assert counts(graphs_of(model)) == [(4, 0, 0), (4, 4, 0)]
+
+
+def test_parts_given_before_have_modes_of_their_own(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(Mlp(), Mlp())
+    shard(model[0], mesh, reshard_after_forward=False)
+    shard(model, mesh)
+    assert counts(graphs_of(model)) == [(4, 0, 0), (2, 4, 0)]
+    model.set_requires_gradient_sync(False, recurse=False)
+    assert counts(graphs_of(model)) == [(4, 0, 0), (2, 2, 0)]
+    model.set_requires_gradient_sync(False)
+    assert counts(graphs_of(model)) == [(4, 0, 0), (2, 0, 0)]
+
+
+def test_replicas_add_their_gradients_up(mesh: DeviceMesh) -> None:
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    forward, backward = graphs_of(shard(nn.Sequential(Mlp()), square))
+    assert counts((forward, backward)) == [(2, 0, 0), (2, 2, 2)]
+    groups = {node.args[-1] for node in backward.find_nodes(op="call_function", target=ALL_REDUCE)}
+    assert groups == {square.get_group(0).group_name}
+    assert {node.args[-1] for node in forward.find_nodes(op="call_function", target=GATHER)} == {
+        square.get_group(1).group_name
+    }
+
+
+def test_frozen_parameters_have_no_gradient_to_reduce(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(Mlp())
+    model[0].up.weight.requires_grad_(False)
+    assert counts(graphs_of(shard(model, mesh))) == [(2, 0, 0), (2, 1, 0)]
+
+
+def test_tied_parameters_are_gathered_once_in_each_graph(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(Mlp(), Mlp())
+    model[1].up.weight = model[0].up.weight
+    forward, _ = graphs_of(shard(model, mesh))
+    assert len(forward.find_nodes(op="call_function", target=GATHER)) == 3
+
+
+def test_types_are_those_of_the_policy(mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float64)
+    model = shard(nn.Sequential(Mlp()), mesh, mp_policy=policy)
+    forward, backward = graphs_of(model)
+    assert dtypes(forward, GATHER) == dtypes(backward, GATHER) == {torch.bfloat16}
+    assert dtypes(backward, SCATTER) == {torch.float32}
+    assert model(torch.ones(3, 8)).dtype == torch.float64
+
+
+def test_by_default_gradients_are_reduced_as_this_torch_does(mesh: DeviceMesh) -> None:
+    _, backward = graphs_of(shard(nn.Sequential(Mlp()), mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16)))
+    since = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+    assert dtypes(backward, SCATTER) == {torch.float32 if since else torch.bfloat16}
+
+
+def test_the_mean_is_the_collectives_own_or_two_divisions_in_fp16(mesh: DeviceMesh) -> None:
+    def how(**given: Any) -> tuple[set[str], list[float]]:
+        factor = given.pop("factor", None)
+        model = shard(nn.Sequential(Mlp()), mesh, **given)
+        if factor is not None:
+            model.set_gradient_divide_factor(factor)
+        _, backward = graphs_of(model)
+        divided = backward.find_nodes(op="call_function", target=torch.ops.aten.div.Tensor)
+        scatters = backward.find_nodes(op="call_function", target=SCATTER)
+        return {node.args[1] for node in scatters}, [node.args[1] for node in divided]
+
+    assert how() == ({"avg"}, [])
+    assert how(factor=3.0) == ({"sum"}, [3.0, 3.0])
+    assert how(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16)) == ({"sum"}, [2.0] * 4)
+
+
+def test_rows_that_do_not_divide_are_padded_and_cut(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(nn.Linear(8, 5))
+    forward, backward = graphs_of(shard(model, mesh))
+    gathered = sorted(tuple(node.meta["val"].shape) for node in forward.find_nodes(op="call_function", target=GATHER))
+    scattered = sorted(
+        tuple(node.meta["val"].shape) for node in backward.find_nodes(op="call_function", target=SCATTER)
+    )
+    assert (gathered, scattered) == ([(8,), (8, 8)], [(2,), (2, 8)])
+
+
+def test_modules_alike_share_what_is_compiled(mesh: DeviceMesh) -> None:
+    model = shard(nn.Sequential(Mlp(), Mlp(), Mlp()), mesh)
+    counters.clear()
+    for layer in model:
+        layer.compile(fullgraph=True, backend="aot_eager")
+    model(torch.ones(3, 8, requires_grad=True) * 1.0).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_activation_checkpoints_keep_their_collectives_in_the_graph(mesh: DeviceMesh) -> None:
+    model = shard(nn.Sequential(Checkpointed(Mlp()), Mlp()), mesh)
+    assert counts(graphs_of(model)) == [(4, 0, 0), (4, 4, 0)]
+    model.set_requires_gradient_sync(False)
+    assert counts(graphs_of(model)) == [(4, 0, 0), (4, 0, 0)]
+
+
+def test_without_gradients_there_is_no_backward(mesh: DeviceMesh) -> None:
+    model = shard(nn.Sequential(Mlp()), mesh)
+    with torch.no_grad():
+        assert torch.compile(model, fullgraph=True, backend="aot_eager")(torch.ones(3, 8)).shape == (3, 8)

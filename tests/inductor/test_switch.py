@@ -147,8 +147,8 @@ def test_a_version_that_is_not_known_leaves_torch_as_it_is(monkeypatch: pytest.M
     before = all_settings()
     with pytest.warns(OverlapSchedWarning) as warned:
         assert overlap_sched.inductor_options() == {}
-        with overlap_sched.enabled():  # the same is not said again
-            assert all_settings() == before
+    with overlap_sched.enabled():  # the same is not said again
+        assert all_settings() == before
     assert [str(w.message) for w in warned] == [REFUSED]
     with pytest.raises(TorchVersionError) as caught:
         overlap_sched.enable(Options(strict=True))

@@ -1,10 +1,12 @@
 """How lines reach people: shown where nobody has set up logging, and as logging says where somebody has."""
 
+import io
 import logging
 import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,50 +18,80 @@ from overlap_sched.inductor import console
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def shown(setup: str, said: str = "say('a line')", torch_logs: str | None = None) -> str:
-    """Standard error of a process that sets up logging somehow, and says a line."""
-    code = f"import logging, torch\n{setup}\nfrom overlap_sched.inductor.console import say, warn\n{said}\n"
+@pytest.fixture
+def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """Ours, in a process in which nobody has set up logging."""
+    manager = logging.Manager(logging.RootLogger(logging.WARNING))
+    manager.loggerClass = type("Ours", (logging.Logger,), {"manager": manager, "root": manager.root})
+    own = manager.getLogger("overlap_sched")
+    monkeypatch.setattr(console, "log", own)
+    return own
+
+
+def basic_config(log: logging.Logger, level: int) -> None:
+    """As ``logging.basicConfig(level=...)``."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    log.manager.root.addHandler(handler)
+    log.manager.root.setLevel(level)
+
+
+SETUPS: dict[str, Callable[[logging.Logger], object]] = {
+    "none": lambda log: None,
+    "basicConfig(level=INFO)": lambda log: basic_config(log, logging.INFO),
+    "basicConfig()": lambda log: basic_config(log, logging.WARNING),
+    "overlap_sched at ERROR": lambda log: log.setLevel(logging.ERROR),
+    "overlap_sched at WARNING": lambda log: log.setLevel(logging.WARNING),
+    "overlap_sched at INFO": lambda log: log.setLevel(logging.INFO),
+    "root at ERROR": lambda log: log.manager.root.setLevel(logging.ERROR),
+    "disable(INFO)": lambda log: setattr(log.manager, "disable", logging.INFO),
+}
+PLAIN, INFO, WARNING = "a line\n", "INFO:overlap_sched:a line\n", "WARNING:overlap_sched:a line\n"
+
+
+@pytest.mark.parametrize(
+    ("setup", "info", "warning"),
+    [
+        ("none", PLAIN, PLAIN),
+        ("basicConfig(level=INFO)", INFO, WARNING),
+        ("basicConfig()", "", WARNING),
+        ("overlap_sched at ERROR", "", ""),
+        ("overlap_sched at WARNING", "", PLAIN),
+        ("overlap_sched at INFO", PLAIN, PLAIN),
+        ("root at ERROR", "", ""),
+        ("disable(INFO)", "", PLAIN),
+    ],
+)
+def test_a_line_is_shown_as_logging_is_set_up(
+    setup: str, info: str, warning: str, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SETUPS[setup](logger)
+    shown = []
+    for level in (logging.INFO, logging.WARNING):
+        console.say("a line", level)
+        shown.append(capsys.readouterr().err)
+    assert shown == [info, warning]
+    assert logger.handlers == []
+
+
+def test_standard_error_may_be_closed(logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for broken in (closed, None):
+        monkeypatch.setattr(sys, "stderr", broken)
+        console.say("a line")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("logs", "times"), [(None, 1), ("overlap_sched", 1), ("+overlap_sched", 1), ("-overlap_sched", 0)]
+)
+def test_torch_logs_is_obeyed(logs: str | None, times: int) -> None:
+    code = "import torch\nfrom overlap_sched.inductor.console import say\nsay('a line')"
     environment = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
-    environment |= {"PYTHONPATH": str(ROOT), **({} if torch_logs is None else {"TORCH_LOGS": torch_logs})}
+    environment |= {"PYTHONPATH": str(ROOT), **({} if logs is None else {"TORCH_LOGS": logs})}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return ran.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("setup", "line"),
-    [
-        ("", "a line\n"),
-        ("logging.basicConfig(level=logging.INFO)", "INFO:overlap_sched:a line\n"),
-        ("logging.basicConfig()", ""),  # the user's own logging shows warnings alone
-        ("logging.getLogger('overlap_sched').setLevel(logging.WARNING)", ""),
-        ("logging.getLogger('overlap_sched').setLevel(logging.INFO)", "a line\n"),
-        ("logging.root.setLevel(logging.ERROR)", ""),
-        ("logging.disable(logging.INFO)", ""),
-        ("import sys; sys.stderr.close()", ""),
-    ],
-)
-def test_an_info_line(setup: str, line: str) -> None:
-    assert shown(setup) == line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("setup", "line"),
-    [
-        ("", "a line\n"),
-        ("logging.basicConfig()", "WARNING:overlap_sched:a line\n"),
-        ("logging.getLogger('overlap_sched').setLevel(logging.ERROR)", ""),
-    ],
-)
-def test_a_line_on_what_is_to_be_mended(setup: str, line: str) -> None:
-    assert shown(setup, "say('a line', logging.WARNING)") == line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("logs", "times"), [("overlap_sched", 1), ("+overlap_sched", 1), ("-overlap_sched", 0)])
-def test_torch_logs_is_obeyed(logs: str, times: int) -> None:
-    assert shown("", torch_logs=logs).count("a line") == times
+    assert ran.stderr.count("a line") == times
 
 
 def test_the_same_sentence_is_warned_of_once() -> None:

@@ -61,18 +61,23 @@ class Line(NamedTuple):
     level: int
 
 
-def summary(outcomes: Sequence[Outcome], passed_by: Sequence[str], ranks: bool, again: bool) -> Line:
+def summary(
+    outcomes: Sequence[Outcome], passed_by: Sequence[str] = (), cached: int = 0, *, ranks: bool, again: bool
+) -> Line:
     """One line on some graphs, at least one.
 
     Args:
         outcomes: Of the graphs that came to us.
         passed_by: Per graph that was compiled without us, why.
+        cached: Graphs that torch found in its caches.
         ranks: Are there several? Then graphs without any collective are no good sign.
         again: Is it a further line, on what was compiled since?
     """
     mend = [outcome for outcome in outcomes if not outcome.fine]
     hooked = ranks and bool(outcomes) and not any(outcome.communicates for outcome in outcomes)
-    parts = [_counted(outcomes, again)] if outcomes else ["no graph reached it"]
+    parts = [_counted(outcomes, again)] if outcomes else [] if cached else ["no graph reached it"]
+    if cached:
+        parts.append(f"{count(cached, 'graph')} out of torch's caches, in the order that was cached")
     parts += [f"{count(n, 'graph')} compiled without it, as {why}" for why, n in Counter(passed_by).items()]
     if hooked:
         parts.append(f"nothing to reorder. {HOOKS}")

@@ -32,6 +32,8 @@ class Report:
         reason: Why it has not; ``None`` where it has.
         notes: See :class:`overlap_sched.fx.lifting.Lifted`.
         lift_s: Seconds to lift the graph. reorder_s: to put the order back.
+        kept: What the ranks differ in, so that the launch order was kept though the options do not ask for it; ``None``
+            where they do not differ, or the graph had to stay as it was.
     """
 
     name: str
@@ -41,10 +43,13 @@ class Report:
     notes: Mapping[str, int] = field(default_factory=dict)
     lift_s: float = 0.0
     reorder_s: float = 0.0
+    kept: str | None = None
 
     def __str__(self) -> str:
         """A few lines for people."""
         lines = [f"{self.name}: {'reordered' if self.changed else f'left as it was: {self.reason}'}"]
+        if self.kept is not None:
+            lines.append(f"  {self.kept}")
         plan = self.schedule
         if plan is not None:
             model = plan.options.memory_model

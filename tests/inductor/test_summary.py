@@ -106,6 +106,18 @@ def test_graphs_that_did_not_come_to_us() -> None:
     assert found.level == logging.INFO
 
 
+def test_launches_that_were_kept() -> None:
+    kept = Outcome(
+        True, True, "", 10.0, 5.0, H100, "the ranks differ in problem: rank 0 against rank 1. Launches stay."
+    )
+    assert line(kept) == (
+        "overlap_sched: 1 graph, 1 with collectives, 1 reordered (exposed 10.0 -> 5.0 us predicted for H100; 1 with the "
+        "launch order kept: the ranks differ in problem: rank 0 against rank 1)" + DETAILS
+    )
+    plan = overlap_sched.schedule(overlap_sched.EXAMPLE)
+    assert outcome_of(Report("a", plan, True, kept="why"), H100).kept == "why"
+
+
 def test_graphs_out_of_a_cache() -> None:
     assert summary([], cached=1, ranks=True, again=False) == (
         "overlap_sched: 1 graph out of torch's caches, in the order that was cached",

@@ -107,12 +107,11 @@ def test_graphs_that_did_not_come_to_us() -> None:
 
 
 def test_launches_that_were_kept() -> None:
-    kept = Outcome(
-        True, True, "", 10.0, 5.0, H100, "the ranks differ in problem: rank 0 against rank 1. Launches stay."
-    )
+    differ = "the ranks differ in operators: rank 0 against rank 1; launch order kept"
+    kept = Outcome(True, True, "", 10.0, 5.0, H100, f"{differ}. All is well.")
     assert line(kept) == (
-        "overlap_sched: 1 graph, 1 with collectives, 1 reordered (exposed 10.0 -> 5.0 us predicted for H100; 1 with the "
-        "launch order kept: the ranks differ in problem: rank 0 against rank 1)" + DETAILS
+        "overlap_sched: 1 graph, 1 with collectives, 1 reordered "
+        f"(exposed 10.0 -> 5.0 us predicted for H100; 1 of them: {differ})" + DETAILS
     )
     plan = overlap_sched.schedule(overlap_sched.EXAMPLE)
     assert outcome_of(Report("a", plan, True, kept="why"), H100).kept == "why"

@@ -12,7 +12,7 @@ from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.options import Options
-from overlap_sched.report.causes import why_no_better
+from overlap_sched.report.kept import why_no_better
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule

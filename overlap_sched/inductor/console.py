@@ -25,8 +25,9 @@ def say(message: str, level: int = logging.INFO) -> None:
         if log.hasHandlers():
             log.log(level, "%s", message)
             return
-        asked = log.level != logging.NOTSET or logging.root.level != logging.WARNING  # which is where it starts
-        if level <= logging.root.manager.disable or (asked and not log.isEnabledFor(level)):
+        manager = log.manager
+        asked = log.level != logging.NOTSET or manager.root.level != logging.WARNING  # which is where it starts
+        if level <= manager.disable or (asked and not log.isEnabledFor(level)):
             return
         record = log.makeRecord(log.name, level, __file__, 0, "%s", (message,), None)
         logging.StreamHandler().handle(record)

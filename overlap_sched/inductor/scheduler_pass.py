@@ -20,7 +20,7 @@ from overlap_sched.inductor.launches import kernel_launches
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
-from overlap_sched.report.causes import why_no_better
+from overlap_sched.report.kept import why_no_better
 from overlap_sched.scheduler.pipeline import schedule
 
 if TYPE_CHECKING:

@@ -79,12 +79,14 @@ _sessions = _Sessions()
 
 def listen() -> None:
     """Be told by Dynamo; again and again is as good as once."""
-    for register, callbacks, own in (
-        (callback_handler.register_start_callback, callback_handler.start_callbacks, _sessions.start),
-        (callback_handler.register_end_callback, callback_handler.end_callbacks, _sessions.end),
-    ):
-        if own not in callbacks:
-            register(own)
+    if not listening():
+        callback_handler.register_start_callback(_sessions.start)
+        callback_handler.register_end_callback(_sessions.end)
+
+
+def listening() -> bool:
+    """Are we told? Not after ``torch._dynamo.reset``."""
+    return _sessions.end in callback_handler.end_callbacks
 
 
 def observe(observer: Callable[[Session], None]) -> Callable[[], None]:

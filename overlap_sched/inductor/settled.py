@@ -51,6 +51,7 @@ class Settled:
         self._timer = None
         self._outcomes: list[Outcome] = []
         self._passed_by: list[str] = []
+        self._cached = 0
         self._compiling = False
         self._lines = 0
         self._ranks = False
@@ -73,6 +74,14 @@ class Settled:
                 self._passed_by += [why] * graphs
                 self._wait()
 
+    def from_cache(self, graphs: int) -> None:
+        """Torch found graphs in its caches, where they have our order."""
+        with self._lock:
+            self.seen += graphs
+            if self._speaks():
+                self._cached += graphs
+                self._wait()
+
     def compiling(self, now: bool) -> None:
         """Whether torch compiles: while it does, nothing is settled."""
         with self._lock:
@@ -83,13 +92,13 @@ class Settled:
         """Say it now, if there is anything to say. Never raises."""
         try:
             with self._lock:
-                outcomes, passed_by = self._outcomes, self._passed_by
-                self._outcomes, self._passed_by = [], []
+                outcomes, passed_by, cached = self._outcomes, self._passed_by, self._cached
+                self._outcomes, self._passed_by, self._cached = [], [], 0
                 self._wait()
-                if not outcomes and not passed_by:
+                if not (outcomes or passed_by or cached):
                     return
                 again, self._lines = bool(self._lines), self._lines + 1
-            line = summary(outcomes, passed_by, self._ranks, again)
+            line = summary(outcomes, passed_by, cached, ranks=self._ranks, again=again)
             say(line.text, line.level)
         except Exception:  # words for people must not end a job
             return
@@ -104,7 +113,7 @@ class Settled:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if (self._outcomes or self._passed_by) and not self._compiling:
+        if (self._outcomes or self._passed_by or self._cached) and not self._compiling:
             seconds = min(QUIET_S * 2**self._lines, LONGEST_QUIET_S)
             self._timer = self._make_timer(seconds, self.say)
 

@@ -28,7 +28,7 @@ from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWat
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
-from overlap_sched.inductor.sessions import observe, sessions_ended
+from overlap_sched.inductor.sessions import listening, observe, sessions_ended
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.versions import knows_torch, refusal
@@ -91,7 +91,7 @@ def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None
     depth, before = len(_on), sessions_ended()
     try:
         yield
-        if sessions_ended() == before and not settled.seen and rank() == 0:
+        if listening() and sessions_ended() == before and not settled.seen and rank() == 0:
             say(NOTHING_COMPILED)
     finally:
         while len(_on) >= depth:

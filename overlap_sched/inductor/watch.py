@@ -23,11 +23,13 @@ POST_GRAD = "post_grad_custom_post_pass"
 
 def look(session: Session, settings: Settings) -> None:
     """Look at what was compiled while we are on with these settings."""
-    if not session.graphs or session.ours or session.cached:
+    if not session.graphs or session.ours:
         return
     found = in_the_way(settings)
     if found is not None:
         tell_of(found, session.graphs)
+    elif session.cached:
+        settled.from_cache(session.graphs)
     elif session.backend is not None and not lowers(session.backend):
         why = (
             f"backend {backend_name(session.backend)!r} never calls it: use torch.compile's default backend, or "

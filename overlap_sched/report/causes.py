@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind
-from overlap_sched.report.units import count, duration
+from overlap_sched.report.units import duration
 from overlap_sched.scheduler.result import Schedule
 
 TAIL = "tail"
@@ -21,17 +21,6 @@ _WORDS = {
     "choice": "launched where the order has it, although an earlier launch was possible",
     "nothing": "rounding",
 }
-_BECAUSE = {
-    TAIL: "no compute is left at the end of the step to run meanwhile",
-    "dependency": "what is sent was ready too late for an earlier launch",
-    "stream": "another collective was still on the stream",
-    "memory": "an earlier launch would not have fitted into the memory budget",
-    "start": "what is launched at the start of the graph is waited for too soon",
-    "choice": "an earlier launch would not have made the step shorter",
-    "nothing": "of rounding",
-}
-_SHOWN = 2
-"""So many causes are named in one line."""
 _ROUNDING = 1e-9
 """Relative to the step: stall time below this comes from adding up floating-point numbers."""
 
@@ -82,19 +71,3 @@ def causes_text(found: tuple[Cause, ...]) -> str:
     widths = [max(len(row[k]) for row in rows) for k in range(2)]
     head = "Exposed time by cause, and of how many collectives:"
     return "\n".join([head, *(f"  {us:>{widths[0]}}  {n:>{widths[1]}}  {words}" for us, n, words in rows)])
-
-
-def why_no_better(schedule: Schedule) -> str:
-    """Why a schedule has the original order, in one line: what exposes it, the two most expensive causes."""
-    if schedule.fell_back is not None:
-        return schedule.fell_back
-    if schedule.options.effort == 0:
-        return "no other order was looked for (effort=0)"
-    found = [cause for cause in causes(schedule) if cause.collectives]
-    if not found:
-        return "no better order was found: nothing is exposed"
-    parts = [f"because {_BECAUSE[cause.name]} ({count(cause.collectives, 'collective')})" for cause in found[:_SHOWN]]
-    if len(found) > 1:
-        parts = [f"{duration(cause.exposed_us)} {part}" for cause, part in zip(found, parts, strict=False)]
-    all_of_it = duration(schedule.scheduled.exposed_us)
-    return f"no better order was found: {all_of_it} stay exposed{', ' if len(found) > 1 else ' '}{', '.join(parts)}"

@@ -86,7 +86,8 @@ def test_before_an_order_is_settled(where: str, plain: Compiled, monkeypatch: py
     compiled, warned = run(Options(headroom="20%"))
     assert all(map(torch.equal, plain.results, compiled.results))
     assert [r.report.changed for r in compiled.reports] == [False, False]
-    assert len(warned) == 2  # one for each graph
+    unnamed = where in ("version", "name")
+    assert len(warned) == (1 if unnamed else 2)  # one for each graph, but the same sentence once
     assert all(message.startswith("overlap_sched leaves ") for message in warned)
     assert all(re.search("injected|the order has", str(r.report.reason)) for r in compiled.reports)
 
@@ -99,7 +100,7 @@ def test_after_it_is_settled(where: str, ours: Compiled, monkeypatch: pytest.Mon
     compiled, warned = run(Options(headroom="20%"))
     logging.getLogger("overlap_sched").setLevel(logging.NOTSET)
     assert all(map(torch.equal, ours.results, compiled.results))
-    assert len(warned) == 2
+    assert len(warned) == (1 if where == "planner" else 2)
     if where != "planner":  # whose sizes decide how memory is reused
         assert [code_of(code) for code in compiled.code] == [code_of(code) for code in ours.code]
 

@@ -20,7 +20,7 @@ DETAILS = ". Details: overlap_sched.reports()"
 
 
 def line(*outcomes: Outcome, passed_by: tuple[str, ...] = (), ranks: bool = True, again: bool = False) -> str:
-    return summary(outcomes, passed_by, ranks, again).text
+    return summary(outcomes, passed_by, ranks=ranks, again=again).text
 
 
 def test_some_of_each() -> None:
@@ -31,7 +31,7 @@ def test_some_of_each() -> None:
 
 
 def test_all_is_well() -> None:
-    found = summary([DONE], (), True, False)
+    found = summary([DONE], (), ranks=True, again=False)
     assert found.text == (
         "overlap_sched: 1 graph, 1 with collectives, 1 reordered (exposed 7.05 ms -> 400.0 us predicted for H100)"
         + DETAILS
@@ -40,7 +40,7 @@ def test_all_is_well() -> None:
 
 
 def test_none_is_better() -> None:
-    found = summary([HIDDEN, HIDDEN], (), True, False)
+    found = summary([HIDDEN, HIDDEN], (), ranks=True, again=False)
     assert found.text == (
         "overlap_sched: 2 graphs, 2 with collectives, none reordered: no better order was found: nothing is exposed"
         + DETAILS
@@ -77,7 +77,7 @@ def test_several_devices() -> None:
 
 
 def test_no_collectives_on_several_ranks_says_where_they_went() -> None:
-    found = summary([NONE, NONE], (), True, False)
+    found = summary([NONE, NONE], (), ranks=True, again=False)
     assert found.text == (
         "overlap_sched: 2 graphs, none with collectives; nothing to reorder. fully_shard (FSDP2), DDP and other hooks "
         "launch their collectives outside of the graph, where they cannot be moved. Instead of fully_shard use "
@@ -89,21 +89,40 @@ def test_no_collectives_on_several_ranks_says_where_they_went() -> None:
 
 
 def test_no_collectives_on_one_rank() -> None:
-    assert summary([NONE], (), False, False) == (
+    assert summary([NONE], (), ranks=False, again=False) == (
         "overlap_sched: 1 graph, none with collectives" + DETAILS,
         logging.INFO,
     )
 
 
 def test_graphs_that_did_not_come_to_us() -> None:
-    found = summary([], ("backend 'aot_eager' never calls it",) * 2, True, False)
+    found = summary([], ("backend 'aot_eager' never calls it",) * 2, ranks=True, again=False)
     assert found == (
         "overlap_sched: no graph reached it; 2 graphs compiled without it, as backend 'aot_eager' never calls it",
         logging.WARNING,
     )
-    found = summary([DONE], ("backend 'aot_eager' never calls it",), True, False)
+    found = summary([DONE], ("backend 'aot_eager' never calls it",), ranks=True, again=False)
     assert found.text.endswith("H100); 1 graph compiled without it, as backend 'aot_eager' never calls it" + DETAILS)
     assert found.level == logging.INFO
+
+
+def test_launches_that_were_kept() -> None:
+    differ = "the ranks differ in operators: rank 0 against rank 1; launch order kept"
+    kept = Outcome(True, True, "", 10.0, 5.0, H100, f"{differ}. All is well.")
+    assert line(kept) == (
+        "overlap_sched: 1 graph, 1 with collectives, 1 reordered "
+        f"(exposed 10.0 -> 5.0 us predicted for H100; 1 of them: {differ})" + DETAILS
+    )
+    plan = overlap_sched.schedule(overlap_sched.EXAMPLE)
+    assert outcome_of(Report("a", plan, True, kept="why"), H100).kept == "why"
+
+
+def test_graphs_out_of_a_cache() -> None:
+    assert summary([], cached=1, ranks=True, again=False) == (
+        "overlap_sched: 1 graph out of torch's caches, in the order that was cached",
+        logging.INFO,
+    )
+    assert "; 2 graphs out of torch's caches, in" in summary([DONE], cached=2, ranks=True, again=False).text
 
 
 def test_further_lines() -> None:
@@ -116,7 +135,7 @@ def test_further_lines() -> None:
     [(DONE, logging.INFO), (HIDDEN, logging.INFO), (NONE, logging.INFO), (DIFFER, logging.WARNING)],
 )
 def test_what_is_to_be_mended_is_a_warning(outcome: Outcome, level: int) -> None:
-    assert summary([DONE, outcome], (), True, False).level == level
+    assert summary([DONE, outcome], (), ranks=True, again=False).level == level
 
 
 def test_what_is_kept_of_a_report() -> None:

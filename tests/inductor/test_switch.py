@@ -11,10 +11,11 @@ from torch._inductor import config
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.cost import Roofline
+from overlap_sched.cost import A100, Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, TorchVersionError
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.inductor.versions import knows_torch
 from tests.support.inductor.models import SIMPLE_OVERLAP, routed, unroute
@@ -147,8 +148,8 @@ def test_a_version_that_is_not_known_leaves_torch_as_it_is(monkeypatch: pytest.M
     before = all_settings()
     with pytest.warns(OverlapSchedWarning) as warned:
         assert overlap_sched.inductor_options() == {}
-        with overlap_sched.enabled():  # the same is not said again
-            assert all_settings() == before
+    with overlap_sched.enabled():  # the same is not said again
+        assert all_settings() == before
     assert [str(w.message) for w in warned] == [REFUSED]
     with pytest.raises(TorchVersionError) as caught:
         overlap_sched.enable(Options(strict=True))
@@ -220,6 +221,28 @@ def test_the_tracker_model_does_not_run_after_fusion() -> None:
 def test_stages_have_two_names() -> None:
     with pytest.raises(OptionsError, match=re.escape("stage is 'fx'. It must be 'inductor' or 'post_grad'.")):
         overlap_sched.inductor_options(stage="fx")  # type: ignore[arg-type]
+
+
+class Slow:
+    """A model without a name."""
+
+    def compute_us(self, work: object) -> float:
+        return 1.0
+
+    def collective_us(self, work: object) -> float:
+        return 1.0
+
+
+class Named(Slow):
+    name = "this CPU over gloo"
+
+
+def test_for_which_device_times_are_predicted() -> None:
+    assert Settings().priced_for == "H100"
+    assert Settings(model=Roofline(A100)).priced_for == "A100"
+    assert Settings(model=Slow()).priced_for == "Slow"
+    assert Settings(model=Named()).priced_for == "this CPU over gloo"
+    assert Settings(cost=lambda node: None).priced_for == "H100 and your costs"
 
 
 def test_a_cost_model_goes_along() -> None:

@@ -1,12 +1,15 @@
 import pytest
 
-from overlap_sched.report.units import between, change, duration, printable, size
+from overlap_sched.report.units import between, change, count, duration, from_to, printable, size
 
 
 @pytest.mark.parametrize(
     ("us", "text"),
     [
         (0.0, "0.0 us"),
+        (0.03, "30.0 ns"),
+        (0.06, "0.1 us"),
+        (3.0, "3.0 us"),
         (999.0, "999.0 us"),
         (1000.0, "1.00 ms"),
         (46_660.0, "46.66 ms"),
@@ -35,6 +38,25 @@ def test_changes_have_a_sign_and_survive_zero() -> None:
 def test_a_common_unit_is_written_once() -> None:
     assert between("190.0 us", "120.0 us") == "190.0 → 120.0 us"
     assert between("1.00 ms", "120.0 us") == "1.00 ms → 120.0 us"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ("14.10 ms", "0.80 ms", "14.10 -> 0.80 ms"),
+        ("14.10 ms", "800.0 us", "14.10 ms -> 800.0 us"),
+        ("14.10 ms", "0.0 us", "14.10 -> 0 ms"),
+        ("0.0 us", "0.0 us", "0 -> 0 us"),
+        ("52.0 MiB", "52.0 MiB", "52.0 -> 52.0 MiB"),
+        ("0 B", "12 B", "0 -> 12 B"),
+    ],
+)
+def test_from_one_quantity_to_another_in_a_log(before: str, after: str, text: str) -> None:
+    assert from_to(before, after) == text
+
+
+def test_one_is_no_plural() -> None:
+    assert [count(number, "graph") for number in (0, 1, 2, 2000)] == ["0 graphs", "1 graph", "2 graphs", "2,000 graphs"]
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:

@@ -1,0 +1,65 @@
+"""Why the original order was kept, word by word."""
+
+from dataclasses import replace
+
+from overlap_sched import EXAMPLE, Options, schedule
+from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.report.kept import why_no_better
+from overlap_sched.scheduler.result import Schedule
+
+
+def tight(headroom: int = 0, effort: int = 4) -> Schedule:
+    """A gather that could hide, if the original order left room for it."""
+    nodes = (
+        Node("first", Kind.COMPUTE, (), (0,), (), 10.0),
+        Node("second", Kind.COMPUTE, (0,), (1,), (0,), 10.0),
+        Node("gather", Kind.COLLECTIVE, (), (2,), (), 5.0, "all_gather", "fsdp"),
+        Node("wait", Kind.WAIT, (2,), (), (2,), collective=2),
+        Node("last", Kind.COMPUTE, (1, 3), (), (1, 2), 10.0),
+    )
+    storages = (Storage(100), Storage(1), Storage(99))
+    return schedule(Problem("tight", nodes, storages, EXAMPLE.groups), Options(headroom=headroom, effort=effort))
+
+
+def test_why_the_original_order_was_kept() -> None:
+    assert why_no_better(tight()) == (
+        "no better order was found: 5.0 us stay exposed because an earlier launch would not have fitted into the "
+        "memory budget (1 collective)"
+    )
+    assert tight(headroom=100).scheduled.exposed_us == 0
+    assert why_no_better(tight(effort=0)) == "no other order was looked for (effort=0)"
+    assert why_no_better(replace(tight(), fell_back="it is broken")) == "it is broken"
+
+
+def test_why_in_one_line_names_the_two_most_expensive_causes() -> None:
+    kept = replace(schedule(EXAMPLE, Options(effort=0)), options=Options())
+    assert why_no_better(kept) == (
+        "no better order was found: 80.0 us stay exposed, 40.0 us because what is launched at the start of the graph "
+        "is waited for too soon (1 collective), 40.0 us because no compute is left at the end of the step to run "
+        "meanwhile (1 collective)"
+    )
+
+
+def test_nothing_exposed_is_a_reason() -> None:
+    alone = schedule(Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), ()))
+    assert why_no_better(alone) == "no better order was found: nothing is exposed"
+
+
+def test_views_that_prepare_a_launch_move_with_it() -> None:
+    """Else what memory would say of the launch alone is of no interest: it stays where the view is."""
+    plain = tight()
+    nodes = list(plain.problem.nodes)
+    nodes[2:2] = [Node("view", Kind.COMPUTE)]
+    nodes[3] = nodes[3]._replace(deps=(2,))
+    nodes[4] = nodes[4]._replace(deps=(3,), collective=3)
+    nodes[5] = nodes[5]._replace(deps=(1, 4))
+    problem = replace(plain.problem, nodes=tuple(nodes))
+    assert why_no_better(schedule(problem)) == why_no_better(plain)
+
+
+def test_an_earlier_launch_that_fits_is_not_refused() -> None:
+    roomy = schedule(tight().problem, Options(headroom=100, effort=0))
+    assert why_no_better(replace(roomy, options=Options(headroom=100))) == (
+        "no better order was found: 5.0 us stay exposed because an earlier launch would not have made the step "
+        "shorter (1 collective)"
+    )

@@ -1,0 +1,96 @@
+"""The table of ``docs/modes.md``: every row is run, its outcome and what is said are as written."""
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.cost import H100, Link, Network, Roofline
+from overlap_sched.errors import OverlapSchedWarning
+from tests.support.inductor.modes import MODES, RANKS, Mode
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "modes.md"
+SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
+"""So that the collectives of small models are worth hiding."""
+
+
+class Row(NamedTuple):
+    """What the document says of a mode."""
+
+    mode: str
+    outcome: str
+    notes: str
+    said: str
+
+
+def table() -> list[Row]:
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return [Row(*row) for row in cells[2:]]
+
+
+@contextmanager
+def world(mode: str) -> Iterator[None]:
+    """DDP's reducer needs a group that computes; the others need one that stands for several ranks."""
+    if mode.startswith("DDP"):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def run(mode: Mode) -> list[torch.Tensor]:
+    torch._dynamo.reset()
+    overlap_sched.clear_reports()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", OverlapSchedWarning)
+        return mode.step()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
+    torch._dynamo.reset()
+    overlap_sched.clear_reports()
+
+
+def test_every_mode_has_its_row() -> None:
+    rows = table()
+    assert [row.mode for row in rows] == list(MODES)
+    assert {row.outcome for row in rows} == {"works", "works with", "nothing"}
+    assert all(re.findall("`([^`]+)`", row.said) for row in rows)
+    assert all("`torch._dynamo.config." in row.notes for row in rows if row.outcome == "works with")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.mode.replace("`", ""))
+def test_what_the_row_says(row: Row) -> None:
+    mode = MODES[row.mode]
+    with world(row.mode):
+        expected = run(mode)
+        with overlap_sched.enabled(Options(headroom="50%", strict=True), model=SLOW_NETWORK, **mode.how):
+            results = run(mode)
+    assert len(results) == len(expected) > 0
+    assert all(map(torch.equal, results, expected))
+    reports = overlap_sched.reports()
+    assert any(report.report.changed for report in reports) == (row.outcome != "nothing")
+    said = {"reordered" if report.report.changed else str(report.report.reason) for report in reports}
+    said.update(setting for report in reports for setting in report.settings)
+    assert said >= set(re.findall("`([^`]+)`", row.said))
+    if row.outcome == "nothing":
+        assert said == set(re.findall("`([^`]+)`", row.said))

@@ -94,7 +94,8 @@ def options_somewhere() -> frozenset[str]:
     """Options of the command, of the scripts, and of the few tools that documents call."""
     places = [*ROOT.glob("overlap_sched/cli/*.py"), *ROOT.glob("scripts/*"), *ROOT.glob("llama_repro/**/*.py")]
     text = "\n".join(path.read_text() for path in places if path.is_file())
-    others = {"--help", "--nproc-per-node", "--no-deps", "--fix"}  # argparse, torchrun, pip, ruff
+    # argparse, torchrun, pip, ruff, torchtitan
+    others = {"--help", "--nproc-per-node", "--no-deps", "--fix", "--compile"}
     return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | others
 
 

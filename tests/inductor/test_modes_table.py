@@ -10,12 +10,14 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import H100, Link, Network, Roofline
 from overlap_sched.errors import OverlapSchedWarning
+from tests.support.inductor.generated import matmuls_under_way
 from tests.support.inductor.modes import MODES, RANKS, Mode
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "modes.md"
@@ -51,14 +53,16 @@ def world(mode: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def run(mode: Mode) -> list[torch.Tensor]:
+def run(mode: Mode) -> tuple[list[torch.Tensor], list[str]]:
+    """Results, and the code of all graphs."""
     torch._dynamo.reset()
     overlap_sched.clear_reports()
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", OverlapSchedWarning)
-        return mode.step()
+        results, code = run_and_get_code(mode.step)
+        return results, code
 
 
 @pytest.fixture(autouse=True)
@@ -82,11 +86,12 @@ def test_every_mode_has_its_row() -> None:
 def test_what_the_row_says(row: Row) -> None:
     mode = MODES[row.mode]
     with world(row.mode):
-        expected = run(mode)
+        expected, alone = run(mode)
         with overlap_sched.enabled(Options(headroom="50%", strict=True), model=SLOW_NETWORK, **mode.how):
-            results = run(mode)
+            results, ours = run(mode)
     assert len(results) == len(expected) > 0
     assert all(map(torch.equal, results, expected))
+    assert matmuls_under_way(ours) >= matmuls_under_way(alone)
     reports = overlap_sched.reports()
     assert any(report.report.schedule is not None for report in reports) == (row.outcome != "nothing")
     became = {"reordered" if report.report.changed else str(report.report.reason) for report in reports}

@@ -57,7 +57,7 @@ def members(node: Any) -> Sequence[Any]:
 
 
 def simple_overlap(snodes: list[Any]) -> list[Any]:
-    """The nodes after torch's own pass of that name, which is there from 2.15 on."""
+    """The nodes after torch's own pass of that name, which is there from 2.14 on."""
     from torch._inductor import comms
 
     return list(comms.simple_overlap(snodes))

@@ -10,7 +10,7 @@ from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node
-from tests.support.fx_graphs import ATEN, C10D, RANKS, gather, trace, wait_for_all
+from tests.support.fx_graphs import ATEN, C10D, RANKS, gather, trace, wait, wait_for_all
 
 
 def two_outputs(x: Tensor, y: Tensor) -> Any:
@@ -55,6 +55,29 @@ def test_a_wait_of_two_collectives_becomes_a_wait_of_each() -> None:
     timeline = replay(lifted.problem, lifted.problem.original_order)
     assert sum(timeline.stall_us) == 40.0  # until the last of them has finished, not until one has
     assert timeline.step_us == 40.0 + 2 * 30.0
+
+
+def test_the_program_waits_where_the_last_of_the_waits_is() -> None:
+    lifted = lift(trace(two_groups, (4, 4), (4, 4)))
+    names = [node.name for node in lifted.problem.nodes]
+    mm, last = names.index("mm"), names.index("wait_tensors")
+    order = [v for v in lifted.problem.original_order if v != mm]
+    order.insert(order.index(last), mm)  # between the two waits
+    program = [node.name for node in lifted.reordered(order)]
+    assert program.index("mm") == program.index("wait_tensors") - 1
+
+
+def test_what_has_been_waited_for_before_is_not_waited_for_again() -> None:
+    def f(x: Tensor, y: Tensor) -> Any:
+        one, other = gather(x * 2, "fast"), gather(y * 2, "slow")
+        done = wait(other)
+        return wait_for_all(one, done)
+
+    problem = lift(trace(f, (4, 4), (4, 4))).problem
+    fast, slow = problem.collectives
+    assert [len(problem.waits[launch]) for launch in (fast, slow)] == [1, 1]
+    (last,) = problem.waits[fast]
+    assert not {*problem.nodes[slow].use} & {*problem.nodes[last].use}
 
 
 def test_a_wait_of_two_collectives_is_deferred_as_a_whole() -> None:

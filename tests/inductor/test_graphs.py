@@ -17,7 +17,7 @@ from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor.reporting import GraphReport
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.scheduler.pipeline import schedule
-from tests.support.inductor.generated import events
+from tests.support.inductor.generated import events, matmuls_under_way
 from tests.support.inductor.models import RANKS, SIMPLE_OVERLAP
 from tests.support.oracle import random_order
 
@@ -42,6 +42,17 @@ def gathers_several_at_once(x: torch.Tensor, w: torch.Tensor) -> Any:
     a, b = comm.all_gather_into_tensor_coalesced([x, w], RANKS, group())
     other = torch.sin(x) @ w
     return comm.wait_tensor(a).sum() + other.sum(), comm.wait_tensor(b) @ w[:, :8]
+
+
+def waits_for_several_at_once(x: torch.Tensor, w: torch.Tensor) -> Any:
+    a, b = comm.wait_tensors(comm.all_gather_into_tensor_coalesced([x, w], RANKS, group()))
+    return a.sum() + (torch.sin(x) @ w).sum(), b @ w[:, :8]
+
+
+def waits_for_two_collectives(x: torch.Tensor, w: torch.Tensor) -> Any:
+    launched = [comm.all_gather_into_tensor(x, RANKS, group()), comm.reduce_scatter_tensor(w, "sum", RANKS, group())]
+    a, b = comm.wait_tensors(launched)
+    return a @ w, b @ torch.sin(x) @ w
 
 
 def writes_its_input(x: torch.Tensor, w: torch.Tensor) -> Any:
@@ -99,7 +110,7 @@ def branches(x: torch.Tensor, w: torch.Tensor) -> Any:
     return full @ w, chosen @ w
 
 
-FUNCTIONS = (
+FUNCTIONS: tuple[Function, ...] = (
     reduces,
     gathers_several_at_once,
     writes_its_input,
@@ -112,6 +123,8 @@ FUNCTIONS = (
     waits_for_an_input,
     branches,
 )
+if hasattr(comm, "wait_tensors"):  # torch 2.15
+    FUNCTIONS = (*FUNCTIONS, waits_for_several_at_once, waits_for_two_collectives)
 each = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -146,10 +159,11 @@ def problem_of(function: Function) -> Problem:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.slow
 def test_scheduled_it_gives_the_same(function: Function, dynamic: bool) -> None:
-    expected, _ = run(function, {}, dynamic)
-    results, _ = run(function, overlap_sched.inductor_options(Options(strict=True, headroom="50%")), dynamic)
+    expected, alone = run(function, {}, dynamic)
+    results, code = run(function, overlap_sched.inductor_options(Options(strict=True, headroom="50%")), dynamic)
     assert main_report().report.schedule is not None
     assert same(results, expected)
+    assert matmuls_under_way([code]) >= matmuls_under_way([alone])
 
 
 @each
@@ -186,6 +200,17 @@ def test_several_gathered_at_once_have_one_launch_and_a_wait_each() -> None:
     assert sorted(problem.storages[s].bytes for s in problem.nodes[launch].alloc) == [2048, 2048]
 
 
+@pytest.mark.skipif(not hasattr(comm, "wait_tensors"), reason="torch has wait_tensors from 2.15 on")
+def test_one_wait_of_two_collectives_is_a_wait_of_each() -> None:
+    problem = problem_of(waits_for_two_collectives)
+    waits = [problem.waits[launch] for launch in problem.collectives]
+    assert [len(of_one) for of_one in waits] == [1, 1]
+    last = max(v for (v,) in waits)
+    for launch in problem.collectives:
+        assert {*problem.nodes[launch].use, *problem.nodes[launch].alloc} <= set(problem.nodes[last].use)
+    assert main_report().report.notes.get("collective_without_wait") is None
+
+
 def test_a_concatenation_is_one_storage() -> None:
     problem = problem_of(concatenates)
     matmuls = [node for node in problem.nodes if "mm" in node.op]
@@ -205,6 +230,35 @@ def test_a_wait_for_an_input_waits_for_nothing_in_the_graph() -> None:
 def test_without_collectives_nothing_is_lifted() -> None:
     run(lambda x, w: x @ w, overlap_sched.inductor_options(Options(strict=True)))
     assert main_report().report.reason == "the graph has no collectives"
+
+
+def grouping_matmuls(snodes: list[Any]) -> list[Any]:
+    """Somebody else's pass: two nodes that compute, one behind the other, stay together."""
+    from torch._inductor.scheduler import GroupedSchedulerNode
+    from torch._inductor.utils import contains_collective, contains_wait
+
+    compute = [not contains_collective(snode) and not contains_wait(snode) for snode in snodes]
+    at = next(i for i in range(len(snodes) - 1) if compute[i] and compute[i + 1])
+    return [*snodes[:at], GroupedSchedulerNode.create(snodes[at : at + 2]), *snodes[at + 2 :]]
+
+
+def test_a_group_of_nodes_that_compute_is_one_node() -> None:
+    theirs: dict[str, Any] = {
+        "reorder_for_compute_comm_overlap": True,
+        "reorder_for_compute_comm_overlap_passes": [grouping_matmuls],
+    }
+    if SIMPLE_OVERLAP in torch._inductor.config.get_config_copy():
+        theirs[SIMPLE_OVERLAP] = False  # torch's own pass does not know such groups
+    expected, _ = run(concatenates, {})
+    with torch._inductor.config.patch(theirs):
+        settings = overlap_sched.inductor_options(Options(strict=True, headroom="50%"))
+    results, _ = run(concatenates, settings)
+    assert same(results, expected)
+    plan = main_report().report.schedule
+    assert plan is not None
+    grouped = len(plan.problem.nodes)
+    overlap_sched.clear_reports()
+    assert grouped == len(problem_of(concatenates).nodes) - 1
 
 
 def grouping(snodes: list[Any]) -> list[Any]:

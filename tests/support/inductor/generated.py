@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from overlap_sched.problem import Kind, Order, Problem
@@ -9,8 +10,11 @@ from overlap_sched.problem import Kind, Order, Problem
 ITEM_BYTES = 4
 """All tensors of the test models are float32."""
 
+_CALL = "def call(self, args):"
 _LAUNCH = re.compile(r"(\w+) = torch\.ops\._c10d_functional\.(\w+)\.default\(")
-_WAIT = re.compile(r"torch\.ops\._c10d_functional\.wait_tensor\.default\((\w+)\)")
+_LAUNCH_INTO = re.compile(r"torch\.ops\._c10d_functional\.\w+\.default\((?:.*out=)?(\w+)")
+_WAIT = re.compile(r"torch\.ops\._c10d_functional\.wait_tensors?\.default\(\[?(\w+)")
+_PART = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)(?:\[\d+\]|, \(|;)")
 _MATMUL = re.compile(r"extern_kernels\.\w+\(")
 _KERNEL = re.compile(r"cpp_fused_\w+\(")
 _ALLOCATION = re.compile(r"(\w+) = empty_strided_cpu\(\((.*?),?\), \(.*\), torch\.float32\)")
@@ -28,7 +32,7 @@ class Event(NamedTuple):
 
 def body(code: str) -> list[str]:
     """The lines of the generated ``call``."""
-    lines = code[code.index("def call(self, args):") :].split("\n")
+    lines = code[code.index(_CALL) :].split("\n")
     end = next(at for at, line in enumerate(lines) if line.strip().startswith("return ("))
     return [line.strip() for line in lines[: end + 1]]
 
@@ -36,11 +40,16 @@ def body(code: str) -> list[str]:
 def events(code: str) -> list[Event]:
     """What the program does, in order."""
     found = []
+    whole: dict[str, str] = {}  # of parts, views and buffers that live on under another name
     for line in body(code):
         if match := _LAUNCH.match(line):
             found.append(Event("launch", match[1]))
         elif match := _WAIT.match(line):
-            found.append(Event("wait", match[1]))
+            found.append(Event("wait", whole.get(match[1], match[1])))
+        elif match := _LAUNCH_INTO.match(line):
+            found.append(Event("launch", whole.get(match[1], match[1])))
+        elif match := _PART.match(line):
+            whole[match[1]] = whole.get(match[2], match[2])
         elif _MATMUL.match(line):
             found.append(Event("matmul"))
         elif _KERNEL.match(line):
@@ -69,13 +78,19 @@ def numbered(program: list[Event]) -> list[Event]:
 
 
 def matmuls_under(program: list[Event]) -> list[int]:
-    """Per collective, in the order of launches, how many matmuls run between its launch and its wait."""
+    """Per collective, in the order of launches, how many matmuls run between its launch and its wait (or the end)."""
     counts = []
     for at, event in enumerate(program):
         if event.kind == "launch":
-            until = program.index(Event("wait", event.buffer))
+            wait = Event("wait", event.buffer)
+            until = program.index(wait, at) if wait in program[at:] else len(program)
             counts.append(sum(e.kind == "matmul" for e in program[at:until]))
     return counts
+
+
+def matmuls_under_way(codes: Iterable[str]) -> int:
+    """Matmuls between launch and wait, added up over collectives and over programs; C++ programs are not read."""
+    return sum(sum(matmuls_under(events(code))) for code in codes if _CALL in code)
 
 
 def peak_bytes(code: str, problem: Problem) -> int:

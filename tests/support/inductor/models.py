@@ -17,7 +17,7 @@ RANKS = 2
 
 SIMPLE_OVERLAP = "aten_distributed_optimizations.enable_simple_overlap"
 FORWARD_GAINS = SIMPLE_OVERLAP not in config.get_config_copy()
-"""From torch 2.15 on its own pass, on by default, leaves nothing to gain in the small forward graphs of the tests."""
+"""From torch 2.14 on its own pass, on by default, leaves nothing to gain in the small forward graphs of the tests."""
 
 
 @contextmanager

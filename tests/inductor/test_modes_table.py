@@ -1,0 +1,101 @@
+"""The table of ``docs/modes.md``: every row is run, its outcome and what is said are as written."""
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._inductor.utils import run_and_get_code
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.cost import H100, Link, Network, Roofline
+from overlap_sched.errors import OverlapSchedWarning
+from tests.support.inductor.generated import matmuls_under_way
+from tests.support.inductor.modes import MODES, RANKS, Mode
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "modes.md"
+SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
+"""So that the collectives of small models are worth hiding."""
+
+
+class Row(NamedTuple):
+    """What the document says of a mode."""
+
+    mode: str
+    outcome: str
+    notes: str
+    said: str
+
+
+def table() -> list[Row]:
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return [Row(*row) for row in cells[2:]]
+
+
+@contextmanager
+def world(mode: str) -> Iterator[None]:
+    """DDP's reducer needs a group that computes; the others need one that stands for several ranks."""
+    if mode.startswith("DDP"):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def run(mode: Mode) -> tuple[list[torch.Tensor], list[str]]:
+    """Results, and the code of all graphs."""
+    torch._dynamo.reset()
+    overlap_sched.clear_reports()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", OverlapSchedWarning)
+        results, code = run_and_get_code(mode.step)
+        return results, code
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
+    torch._dynamo.reset()
+    overlap_sched.clear_reports()
+
+
+def test_every_mode_has_its_row() -> None:
+    rows = table()
+    assert [row.mode for row in rows] == list(MODES)
+    assert {row.outcome for row in rows} == {"works", "works with", "nothing"}
+    assert all(re.findall("`([^`]+)`", row.said) for row in rows)
+    assert all("`torch._dynamo.config." in row.notes for row in rows if row.outcome == "works with")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.mode.replace("`", ""))
+def test_what_the_row_says(row: Row) -> None:
+    mode = MODES[row.mode]
+    with world(row.mode):
+        expected, alone = run(mode)
+        with overlap_sched.enabled(Options(headroom="50%", strict=True), model=SLOW_NETWORK, **mode.how):
+            results, ours = run(mode)
+    assert len(results) == len(expected) > 0
+    assert all(map(torch.equal, results, expected))
+    assert matmuls_under_way(ours) >= matmuls_under_way(alone)
+    reports = overlap_sched.reports()
+    assert any(report.report.schedule is not None for report in reports) == (row.outcome != "nothing")
+    became = {"reordered" if report.report.changed else str(report.report.reason) for report in reports}
+    said = became.union(*(report.settings for report in reports))
+    written = [set(re.findall("`([^`]+)`", either)) for either in row.said.split(" or ")]
+    assert any(phrases <= said for phrases in written)
+    assert row.outcome != "nothing" or became in written

@@ -57,7 +57,9 @@ class Attempt:
         if agreement is None or agreement.agreed:  # from here on nothing may fail: the others use the order
             return report
         reason = str(agreement.reason)
-        if agreement.verdict.launches_alike and report.schedule is not None:
+        if agreement.verdict.launches_alike:
+            if report.schedule is None:  # this rank has nothing to use, and nobody needs it to
+                return report
             if agreement.verdict.to_mend:
                 warn(f"overlap_sched keeps the launch order of {report.name!r}: {reason}")
             return self._kept(report, plan, reason)

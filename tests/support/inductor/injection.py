@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from torch import fx
+from torch._inductor.utils import contains_collective
+
 import overlap_sched
 from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
 from overlap_sched.inductor import eager, fx_stage
@@ -40,37 +43,43 @@ class Watch:
     """Sees the package's functions begin while torch is inside one of its entries, and lets one of them fail.
 
     Attributes:
-        fails: The function that fails the first time it is entered: ``"inductor/lifting.py:lift_kernels"``.
+        fails: The function that fails: ``"inductor/lifting.py:lift_kernels"``.
         error: With what.
-        seen: The functions that have begun, by first time.
+        entry: Which time that it is entered, counted from 1.
+        seen: The functions that have begun, by first time, and how often.
         orders: Per graph, the names of its nodes as the plug-in left them.
+        launches: Per graph, those of them that launch a collective.
         struck: Whether the function has failed.
     """
 
     fails: str = ""
     error: type[BaseException] = RuntimeError
-    seen: dict[str, None] = field(default_factory=dict)
+    entry: int = 1
+    seen: dict[str, int] = field(default_factory=dict)
     orders: list[tuple[str, ...]] = field(default_factory=list)
+    launches: list[tuple[str, ...]] = field(default_factory=list)
     struck: bool = False
 
     def _trace(self, frame: Any, event: str, arg: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(str(PACKAGE)) and code.co_qualname not in ENTRIES:
             place = f"{Path(code.co_filename).relative_to(PACKAGE)}:{code.co_qualname}"
-            self.seen[place] = None
-            if place == self.fails and not self.struck:
+            self.seen[place] = self.seen.get(place, 0) + 1
+            if place == self.fails and self.seen[place] == self.entry:
                 self.struck = True
                 raise self.error("injected")
 
-    def _inside(self, entry: Callable[..., Any], names: Callable[..., tuple[str, ...]] | None) -> Callable[..., Any]:
+    def _inside(self, entry: Callable[..., Any], nodes: Callable[..., list[Any]] | None) -> Callable[..., Any]:
         def watched(*arguments: Any, **more: Any) -> Any:
             sys.settrace(self._trace)
             try:
                 result = entry(*arguments, **more)
             finally:
                 sys.settrace(None)
-            if names is not None:
-                self.orders.append(names(arguments, result))
+            if nodes is not None:
+                left = nodes(arguments, result)
+                self.orders.append(tuple(_name(node) for node in left))
+                self.launches.append(tuple(_name(node) for node in left if _launches(node)))
             return result
 
         return watched
@@ -89,12 +98,23 @@ class Watch:
             yield
 
 
-def _scheduler_nodes(arguments: Any, result: Any) -> tuple[str, ...]:
-    return tuple(node.get_name() for node in result)
+def _scheduler_nodes(arguments: Any, result: Any) -> list[Any]:
+    return list(result)
 
 
-def _fx_nodes(arguments: Any, result: Any) -> tuple[str, ...]:
-    return tuple(node.name for node in arguments[0].graph.nodes)
+def _fx_nodes(arguments: Any, result: Any) -> list[Any]:
+    return list(arguments[0].graph.nodes)
+
+
+def _name(node: Any) -> str:
+    return str(node.name) if isinstance(node, fx.Node) else str(node.get_name())
+
+
+def _launches(node: Any) -> bool:
+    """By torch's own means, not ours."""
+    if isinstance(node, fx.Node):
+        return str(node.target).startswith("_c10d_functional.") and "wait_tensor" not in str(node.target)
+    return bool(contains_collective(node))
 
 
 @dataclass

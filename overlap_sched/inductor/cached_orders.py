@@ -16,6 +16,7 @@ from threading import local
 from typing import Any
 
 from overlap_sched.distributed import Agreement, Digest
+from overlap_sched.errors import AgreementError
 from overlap_sched.inductor.agree import ask, asks
 from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
@@ -111,14 +112,22 @@ def may_load(settings: Settings, source: str, traced: bool) -> tuple[bool, bool]
     agreement = ask(cached.digest, settings)
     if agreement is None:
         return False, False
-    name = cached.digest.name
-    if agreement.agreed == cached.agreed:
-        log.info("%s (inductor): its order comes from torch's cache; %s", name, agreement.reason or "all ranks agree")
-        return True, False
-    if not agreement.agreed:  # others have planned by now: they will not be asked a second time
+    use = agreement.agreed == cached.agreed
+    if not use and not agreement.agreed:  # others have planned by now: they will not be asked a second time
         decisions.keep(cached.digest.key, agreement)
-        warn(f"overlap_sched has torch compile {name!r} again, which it found in a cache: {agreement.reason}")
-    return False, True  # if all have agreed on an order that only keeps launches, they look for a better one together
+    _tell(cached.digest.name, use, agreement)
+    return use, not use  # if all have agreed on an order that only keeps launches, they look for a better one together
+
+
+def _tell(name: str, use: bool, agreement: Agreement) -> None:
+    """What became of code in a cache; it is settled, whatever fails here."""
+    try:
+        if use:
+            log.info("%s (inductor): order from torch's cache; %s", name, agreement.reason or "all ranks agree on it")
+        elif not agreement.agreed:
+            warn(f"overlap_sched has torch compile {name!r} again, which it found in a cache: {agreement.reason}")
+    except Exception as error:
+        warn(f"overlap_sched could not report on {name!r}: {type(error).__name__}: {error}")
 
 
 def may_save(settings: Settings, source: str) -> bool:
@@ -136,7 +145,13 @@ def watched(settings: Settings) -> bool:
 
 
 def _may_load(owner: Any, source: str, traced: bool) -> tuple[bool, bool]:
-    return may_load(owner.settings, source, traced)
+    try:
+        return may_load(owner.settings, source, traced)
+    except Exception as error:  # compiled instead: the pass asks the others
+        if owner.settings.options.strict and isinstance(error, AgreementError):
+            raise
+        warn(f"overlap_sched leaves a graph in torch's cache: {type(error).__name__}: {error}")
+        return False, False
 
 
 def _may_save(owner: Any, source: str) -> bool:

@@ -5,11 +5,13 @@ run to ``FOLDER/rank<r>.json``. ``COUNT`` 0: each fault there is, once.
 """
 
 import json
+import os
+import shutil
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ from overlap_sched.distributed import agreement, membership
 from tests.support.inductor.injection import ERRORS, FaultyStore, Watch
 from tests.support.inductor.models import Swapped, step
 
-WAYS = ("backend", "inductor")
+CACHED = "inductor, found in a cache"
+WAYS = ("backend", "inductor", CACHED)
 DIFFERENT = ", ranks differ"
 """After a way: rank 1 has other options, so all keep their launches and plan a second time."""
 WIDTH = 8
@@ -109,7 +112,8 @@ LIES = ("backwards", "a node short", "a node twice", "no numbers", "empty", "bey
 class Runner:
     """Compiles and runs one step after the other; every run has a store of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.caches = folder / f"cache{dist.get_rank()}", folder / f"copy{dist.get_rank()}"
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.model = Swapped(WIDTH, self.ranks)
         self.shared = membership.membership_of(None, None, None)
@@ -122,8 +126,12 @@ class Runner:
         """Results without us; the orders of the graphs as they were, from a pass that leaves all as it was."""
         torch._dynamo.reset()
         results = step(self.model, torch.compile(self.model, backend=_backend_of(way, plain=True)), WIDTH)
-        outcome, _, _ = self.run(Fault(way, "none", "", "", None), Options(effort=0), results)
-        assert outcome.equal
+        with mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(self.caches[1])}):
+            outcome, _, _ = self.run(Fault(way, "none", "", "", None), Options(effort=0), results)
+            assert outcome.equal
+            if way == CACHED:  # what all other runs find
+                self.run(Fault(way, "none", "", "", None), None, results)
+                shutil.copytree(self.caches[1], self.caches[0])
         return results, outcome
 
     def run(
@@ -154,6 +162,7 @@ class Runner:
             headroom = "49%" if fault.differ and self.rank else "50%"
             how = options or Options(headroom=headroom, effort=1)
             stack.enter_context(overlap_sched.enabled(how, timeout_s=LIMIT_S))
+            stack.enter_context(self._caches(fault.way))
             try:
                 results = self._step(fault.way)
             except KeyboardInterrupt:
@@ -179,6 +188,21 @@ class Runner:
         torch._dynamo.reset()
         return step(self.model, torch.compile(self.model, backend=_backend_of(way)), WIDTH)
 
+    @contextmanager
+    def _caches(self, way: str) -> Iterator[None]:
+        """torch's caches as the first run has left them, or none."""
+        found = way.removesuffix(DIFFERENT) == CACHED
+        here, copy = self.caches
+        if found and here.exists():
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(here, copy)
+        with (
+            mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(copy)} if found else {}),
+            torch._inductor.config.patch(fx_graph_cache=found),
+            torch._functorch.config.patch(enable_autograd_cache=found),
+        ):
+            yield
+
     def _store(self, fault: Fault | None) -> FaultyStore:
         self.runs += 1
         own = dist.PrefixStore(f"run {self.runs}", self.shared.store)  # type: ignore[union-attr]
@@ -186,7 +210,7 @@ class Runner:
 
 
 def _backend_of(way: str, plain: bool = False) -> str | Callable[..., Any]:
-    if way.removesuffix(DIFFERENT) == "inductor":
+    if way.removesuffix(DIFFERENT) in ("inductor", CACHED):
         return "inductor"
     return "aot_eager" if plain else overlap_sched.backend
 
@@ -216,7 +240,8 @@ def faults(runner: Runner) -> Iterator[Fault]:
                 yield from (Fault(way, "store", str(at), how, rank) for how in hows)
         stands = min(each[2] for each in seen)  # from there on nothing helps: one may have read what the other cannot
         yield from (Fault(way, "store", str(at), "for good", None) for at in range(1, stands))
-        yield from (Fault(way, "lie", lie, "", on) for lie in LIES for on in (0, 1, None))
+        if way != CACHED:  # where the scheduler is not asked
+            yield from (Fault(way, "lie", lie, "", on) for lie in LIES for on in (0, 1, None))
 
 
 def picked(every: list[Fault], count: int) -> list[Fault]:
@@ -231,7 +256,7 @@ def main() -> None:
     count, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    runner = Runner()
+    runner = Runner(folder)
     every = list(faults(runner))
     chosen = every if not count else picked(every, count)
     done = []

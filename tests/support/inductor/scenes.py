@@ -221,6 +221,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    torch._inductor.config.fx_graph_cache = False  # every scene compiles
     torch._functorch.config.enable_autograd_cache = False  # ranks on one CPU: it serves another rank's uneven shards
     stage = Stage()
     found = dict(run_scenes(stage, sys.argv[2:]))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch._inductor import config as inductor_config
 from torch._inductor import metrics
 
 import overlap_sched
@@ -86,6 +87,7 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
     on_gpu = world.device.type == "cuda"
     seen: Profiled | None = None
     with (
+        inductor_config.patch(fx_graph_cache=False),  # what is found there is not scheduled again, and so not reported
         slow_network(model) if arguments.slow_network is not None and model else nullcontext() as traffic,
         scheduling(arguments.scheduler, arguments.options, model, on_gpu=on_gpu, predict=arguments.predict),
         _shown(first, arguments.steps, console) as show,

@@ -36,7 +36,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.verdict import Verdict, absent, gone, in_different_orders, judge
+from overlap_sched.distributed.verdict import Verdict, absent, elsewhere, gone, judge
 
 
 class Step(NamedTuple):
@@ -141,7 +141,7 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
         digests[r] = Digest.from_json((yield Step("get", (key,))))
     verdict = judge(digests)
     if len(different) > 1 and verdict.agreed:  # the same digest in different rounds: they have not met before
-        verdict = in_different_orders(digests)
+        verdict = elsewhere(digests)
     for round_key in different:
         yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
 

@@ -79,8 +79,14 @@ def judge(digests: Mapping[int, Digest]) -> Verdict:
     return _not_agreed("; ".join(said), digests, differs)
 
 
-def in_different_orders(digests: Mapping[int, Digest]) -> Verdict:
-    """The verdict on digests that are equal, but stand in different rounds: the ranks have not met there before."""
+def elsewhere(digests: Mapping[int, Digest]) -> Verdict:
+    """The verdict on digests that are equal but stand under different keys, or in different rounds of one key.
+
+    Graphs with other operators may become one graph after fusion; still, those ranks have not met before.
+    """
+    sides = _sides_of({rank: digest.key for rank, digest in digests.items()})
+    if len(sides) > 1:
+        return _not_agreed(f"the ranks differ in operators: {_sides(sides)}", digests, {"operators": sides})
     return _not_agreed("the ranks compile this graph in different orders", digests, {})
 
 
@@ -108,14 +114,20 @@ def differences(digests: Mapping[int, Digest]) -> dict[str, Sides]:
     """Per part that differs, the ranks that are alike; only causes: costs of different graphs are not compared."""
     found: dict[str, Sides] = {}
     for part in PARTS:
-        sides: dict[str, list[int]] = {}
-        for rank in sorted(digests):
-            sides.setdefault(getattr(digests[rank], part), []).append(rank)
+        sides = _sides_of({rank: getattr(digest, part) for rank, digest in digests.items()})
         graph_differs = "operators" in found or "sizes" in found
         explained = {"order": bool(found), "costs": graph_differs, "sizes": graph_differs}.get(part, False)
         if len(sides) > 1 and not explained:
-            found[part] = tuple(tuple(side) for side in sorted(sides.values(), key=lambda side: (-len(side), side[0])))
+            found[part] = sides
     return found
+
+
+def _sides_of(values: Mapping[int, str]) -> Sides:
+    """Ranks with the same value together, the largest side first."""
+    sides: dict[str, list[int]] = {}
+    for rank in sorted(values):
+        sides.setdefault(values[rank], []).append(rank)
+    return tuple(tuple(side) for side in sorted(sides.values(), key=lambda side: (-len(side), side[0])))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -1,6 +1,7 @@
 """The one place where a plug-in asks the other ranks before it uses an order."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +52,18 @@ def shown(report: Report, problem: Problem | None, settings: Settings, key: str,
     sequence = "" if launches is None else launch_digest(launches)
     if problem is None:
         return Digest.of_failure(str(report.reason), key, sequence, report.name)
-    plan = report.schedule
-    order = plan.order if plan is not None and report.changed else problem.original_order
+    order = _order(report, problem)
     return replace(digest_of(problem, settings.options, order), key=key, launches=sequence)
+
+
+def order_digest(report: Report, problem: Problem) -> str:
+    """A digest of the order that a report leaves a graph in."""
+    return hashlib.sha256(repr(tuple(map(int, _order(report, problem)))).encode()).hexdigest()
+
+
+def _order(report: Report, problem: Problem) -> Sequence[int]:
+    plan = report.schedule
+    return plan.order if plan is not None and report.changed else problem.original_order
 
 
 def graph_key(graph: fx.Graph, stage: str) -> str:

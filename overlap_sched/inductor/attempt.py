@@ -12,10 +12,11 @@ Where the launches are kept, that order is the original one, and any rank may fa
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from overlap_sched.distributed import Digest
+from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import ask, shown
+from overlap_sched.inductor.agree import order_digest, shown
+from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
 from overlap_sched.inductor.launches import Launches
 from overlap_sched.inductor.reporting import GraphReport, record, warn
 from overlap_sched.inductor.settings import Settings
@@ -34,6 +35,7 @@ class Attempt:
         problem: What was scheduled.
         launches: The original launch sequence; ``None``: not known.
         planned: The launch sequence of the order that was planned; ``None``: there is no such order.
+        cached: What the code carries into torch's cache; ``None``: it must not be cached, or need not be agreed on.
     """
 
     settings: Settings
@@ -42,6 +44,7 @@ class Attempt:
     problem: Problem | None = None
     launches: Launches | None = None
     planned: Launches | None = None
+    cached: CachedOrder | None = None
 
     def decided(self, plan: Callable[["Attempt"], Report]) -> Report:
         """Plan, then ask the other ranks: launches move only where they move alike on every rank.
@@ -53,14 +56,23 @@ class Attempt:
         if self.key is None:
             return report
         report, mine = self._shown(report, self.key)
-        agreement = ask(mine, self.settings)
-        if agreement is None or agreement.agreed:  # from here on nothing may fail: the others use the order
+        agreement = decided(mine, self.settings)
+        if agreement is None:
             return report
+        if not agreement.agreed:
+            report = self._not_agreed(report, plan, agreement)
+        self._cache(mine, agreement, report)  # does not fail: the others use the order
+        return report
+
+    def _not_agreed(self, report: Report, plan: Callable[["Attempt"], Report], agreement: Agreement) -> Report:
+        """The report with all launches in their original order: whatever fails from here on may fail on one rank."""
         reason = str(agreement.reason)
-        if agreement.verdict.launches_alike and report.schedule is not None:
+        if agreement.verdict.launches_alike:
+            if report.schedule is None:  # this rank has nothing to use, and nobody needs it to
+                return report
             if agreement.verdict.to_mend:
                 warn(f"overlap_sched keeps the launch order of {report.name!r}: {reason}")
-            return self._kept(report, plan, reason)
+            return self._launches_kept(report, plan, reason)
         if report.reason is not None and not report.changed:
             reason = f"{report.reason}; {reason}"
         warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")
@@ -80,8 +92,8 @@ class Attempt:
             failure = f"{type(error).__name__}: {error}"
             return replace(report, changed=False, reason=failure), Digest.of_failure(failure, key, name=report.name)
 
-    def _kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
-        """The report with all launches in their original order: whatever fails from here on may fail on one rank."""
+    def _launches_kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
+        """The report of an order that moves no launch."""
         if report.changed and self.planned != self.launches:
             options = replace(self.settings.options, preserve_collective_order="all")
             self.settings, self.planned = replace(self.settings, options=options), None
@@ -89,6 +101,14 @@ class Attempt:
             if report.changed and self.planned != self.launches:
                 report = self.failed(NotUnderstoodError("the order moves a launch though all are to be kept"))
         return replace(report, kept=reason)
+
+    def _cache(self, mine: Digest, agreement: Agreement, report: Report) -> None:
+        """Note what the code is to carry into torch's cache; where that fails it is not cached."""
+        try:
+            kept_order = "" if self.problem is None else order_digest(report, self.problem)
+            self.cached = order_of(mine, agreement, kept_order)
+        except Exception as error:
+            warn(f"overlap_sched keeps {self.name!r} out of torch's cache: {type(error).__name__}: {error}")
 
     def failed(self, error: Exception) -> Report:
         """The report of a failure, with a warning.

@@ -12,23 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import overlap_sched
-from overlap_sched.inductor.reporting import several_ranks
+from overlap_sched.inductor.agree import asks
 from overlap_sched.inductor.settings import Settings
 
 
 def settings_key(settings: Settings) -> str | None:
     """The cache key of the settings and of this package's code; ``None``: there is none, and nothing may be cached.
 
-    Functions and models have no key unless they offer ``uuid()`` themselves; of dataclasses it is their fields. Nor is
-    there one with several ranks that must agree: a rank with a cache hit would not ask the others.
+    Functions and models have no key unless they offer ``uuid()`` themselves; of dataclasses it is their fields. Where
+    ranks must agree, what is cached depends on that, see :mod:`overlap_sched.inductor.cached_orders`.
     """
     try:
-        if several_ranks() and settings.options.agreement != "none":
-            return None
         parts = [_package(), torch.__version__, repr(settings.options), str(settings.ranks_per_node)]
-        parts.append(str(settings.simple_overlap))
+        parts += [str(settings.simple_overlap), _ranks(settings)]
         keys = [_part_key(part) for part in (settings.cost, settings.model)]
         if None in keys:
             return None
@@ -43,6 +42,11 @@ def key_after(before: Any, own: str | None) -> str | None:
         return own
     first = before.uuid() if hasattr(before, "uuid") else None
     return None if first is None else f"{first} {own}"
+
+
+def _ranks(settings: Settings) -> str:
+    """Who must agree; ``""``: nobody."""
+    return f"{dist.get_world_size()} ranks, {settings.ranks} agree" if asks(settings) else ""
 
 
 def _part_key(part: Any) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from overlap_sched.inductor.agree import asks
 from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.fx_stage import schedule_fx
 from overlap_sched.inductor.settings import Settings
@@ -34,5 +35,10 @@ class PostGradPass(CustomGraphPass):
         schedule_fx(graph, self.settings)
 
     def uuid(self) -> str | None:
-        """Name of this package's version and of all settings, for torch's caches; ``None``: compile without them."""
+        """Name of this package's version and of all settings, for torch's caches; ``None``: compile without them.
+
+        So it is where ranks must agree: nothing tells, of code in a cache, in which order this pass had left its graph.
+        """
+        if asks(self.settings):
+            return None
         return key_after(self.before, settings_key(self.settings))

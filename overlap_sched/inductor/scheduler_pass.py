@@ -16,6 +16,7 @@ from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.cached_orders import watched
 from overlap_sched.inductor.launches import kernel_launches
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
@@ -50,6 +51,7 @@ class SchedulerPass:
         except Exception as error:  # on this rank alone, before it could agree
             report = attempt.failed(error)
         ordered = planned.ordered if report.changed else original
+        _annotate(attempt)
         try:
             attempt.record(report)
             if report.changed:
@@ -80,7 +82,7 @@ class SchedulerPass:
             TypeError: It has none; torch then compiles without its caches.
         """
         try:
-            name = settings_key(self.settings)
+            name = settings_key(self.settings) if watched(self.settings) else None
         except Exception:  # torch goes on without its caches on a TypeError alone
             name = None
         if name is None:
@@ -143,6 +145,17 @@ def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequenc
             "It must hold the same nodes, each once."
         )
     return ordered
+
+
+def _annotate(attempt: Attempt) -> None:
+    """Have the code carry its order into torch's cache; code that communicates and carries none is not cached."""
+    try:
+        if attempt.cached is not None:
+            from overlap_sched.inductor import private
+
+            private.annotate(attempt.cached.line)
+    except Exception as error:  # the order is settled
+        warn(f"overlap_sched keeps {attempt.name!r} out of torch's cache: {type(error).__name__}: {error}")
 
 
 def _tell_planner(planned: _Planned) -> None:

@@ -11,20 +11,31 @@ from overlap_sched.distributed.protocol import Step, agreement_steps
 from overlap_sched.distributed.verdict import Verdict, judge
 from tests.support.interleavings import Checker, End, Fault, StuckError
 
-A, B, C = (Digest(operators=name, sizes="s", options="o", costs="c", order="r", key=name, name=name) for name in "ABC")
+A, B, C = (
+    Digest(operators=name, sizes="s", options="o", costs="c", order="r", key=name, launches="l", name=name)
+    for name in "ABC"
+)
+OTHER_LAUNCHES = replace(A, options="other", launches="m")
 OTHER_OPTIONS, OTHER_COSTS = replace(A, options="other"), replace(A, costs="other")
 
 
 def alike(graphs: Sequence[Sequence[Digest]], end: End) -> bool:
-    """For each graph, one decision on all ranks that finished; agreed only if all ranks have that graph."""
-    decided: dict[Digest, set[bool]] = {}
+    """For each graph, one decision on all ranks that finished; agreed only if all ranks have that graph.
+
+    Launches are alike only if each rank has a graph that launches so. Not every rank must hear that they are: who keeps
+    its launches and who its original order launches in one sequence.
+    """
+    decided: dict[Digest, set[tuple[bool, bool]]] = {}
     for mine, verdicts in zip(graphs, end.verdicts, strict=True):
         for graph, verdict in zip(mine, verdicts or (), strict=False):
-            decided.setdefault(graph, set()).add(verdict.agreed)
+            decided.setdefault(graph, set()).add((verdict.agreed, verdict.launches_alike))
     everywhere = [all(graph in mine for mine in graphs) for graph in decided]
+    possible = [all(any(g.launches == graph.launches for g in mine) for mine in graphs) for graph in decided]
     return all(
-        len(values) == 1 and (common or True not in values)
-        for values, common in zip(decided.values(), everywhere, strict=True)
+        len({agreed for agreed, _ in values}) == 1
+        and (common or (True, False) not in values)
+        and (like or (False, True) not in values)
+        for values, common, like in zip(decided.values(), everywhere, possible, strict=True)
     )
 
 
@@ -85,6 +96,13 @@ def test_three_ranks_whatever_the_timing(graphs: list[list[Digest]], deaths: int
 def test_equal_digests_always_agree_when_nobody_is_late(ranks: int) -> None:
     for end in ends([[A]] * ranks, limit_passes=False):
         assert end.verdicts == ((Verdict(agreed=True),),) * ranks
+
+
+def test_ranks_that_launch_otherwise_never_keep_their_launches_by_agreement() -> None:
+    for end in ends([[A], [OTHER_LAUNCHES]]):
+        assert not any(v.agreed or v.launches_alike for verdicts in end.verdicts for v in verdicts or ())
+    for end in ends([[A], [OTHER_OPTIONS]], limit_passes=False):
+        assert all(v.launches_alike for verdicts in end.verdicts for v in verdicts or ())
 
 
 @pytest.mark.parametrize(

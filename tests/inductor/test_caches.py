@@ -15,8 +15,10 @@ from torch._inductor.utils import run_and_get_code
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Compute, Roofline
-from overlap_sched.inductor import cache_key
+from overlap_sched.inductor import agree, cache_key, private
 from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.post_grad import PostGradPass
+from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from tests.support.inductor.generated import events, numbered
 from tests.support.inductor.models import Net, step
@@ -80,10 +82,34 @@ def test_what_has_no_name_is_not_cached() -> None:
     assert settings_key(Settings(Options(), model=PlainModel())) is None
 
 
-def test_ranks_that_must_agree_do_not_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_key, "several_ranks", lambda: True)
-    assert settings_key(Settings(Options())) is None
-    assert settings_key(Settings(Options(agreement="none"))) is not None
+def test_who_must_agree_is_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that ranks had to agree on is for them alone, and none of it is for a rank that asks nobody."""
+    names = [settings_key(Settings())]
+    monkeypatch.setattr(agree, "several_ranks", lambda: True)
+    monkeypatch.setattr(cache_key.dist, "get_world_size", lambda: 4)
+    names += [settings_key(Settings()), settings_key(Settings(ranks=[0, 1]))]
+    monkeypatch.setattr(cache_key.dist, "get_world_size", lambda: 2)
+    names += [settings_key(Settings())]
+    assert None not in names
+    assert len(set(names)) == len(names)
+    assert PostGradPass(Settings(stage="post_grad")).uuid() is None
+
+
+def test_ranks_that_must_agree_do_not_cache_with_a_torch_that_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agree, "several_ranks", lambda: True)
+    monkeypatch.setattr(cache_key.dist, "get_world_size", lambda: 2)
+    assert pickle.dumps(SchedulerPass(Settings()))
+    monkeypatch.setattr(private, "watch_cache", lambda *_: False)
+    with pytest.raises(TypeError, match="no stable cache key"):
+        pickle.dumps(SchedulerPass(Settings()))
+    monkeypatch.setattr(private, "watch_cache", fails)
+    with pytest.raises(TypeError, match="no stable cache key"):
+        pickle.dumps(SchedulerPass(Settings()))
+    assert pickle.dumps(SchedulerPass(Settings(Options(agreement="none"))))
+
+
+def fails(*_: object) -> bool:
+    raise KeyError("injected")
 
 
 def test_a_pass_is_hashed_by_its_name() -> None:

@@ -5,11 +5,13 @@ run to ``FOLDER/rank<r>.json``. ``COUNT`` 0: each fault there is, once.
 """
 
 import json
+import os
+import shutil
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,12 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import agreement, membership
 from tests.support.inductor.injection import ERRORS, FaultyStore, Watch
-from tests.support.inductor.models import Pair, step
+from tests.support.inductor.models import Swapped, step
 
-WAYS = ("backend", "inductor")
+CACHED = "inductor, found in a cache"
+WAYS = ("backend", "inductor", CACHED)
+DIFFERENT = ", ranks differ"
+"""After a way: rank 1 has other options, so all keep their launches and plan a second time."""
 WIDTH = 8
 LIMIT_S = 1.0
 """How long a rank waits for one that cannot be heard; a test's backoff, not a user's."""
@@ -45,6 +50,7 @@ class Fault:
         where: Which function, operation or lie.
         how: Which error, or in which way.
         on: The rank on which it happens; ``None``: on both.
+        entry: Which time that the function is entered.
     """
 
     way: str
@@ -52,6 +58,12 @@ class Fault:
     where: str
     how: str
     on: int | None
+    entry: int = 1
+
+    @property
+    def differ(self) -> bool:
+        """Whether the ranks differ without any fault."""
+        return self.way.endswith(DIFFERENT)
 
 
 @dataclass
@@ -62,6 +74,8 @@ class Outcome:
         equal: Loss and gradients are bitwise those without us.
         struck: The fault has happened here.
         orders: Per graph, the names of its nodes in the order in which they ran.
+        launches: Per graph, those that launch a collective.
+        moved: Per graph, whether it launches in another order than without us.
         reordered: Graphs that have another order than without us.
         interrupted: Ctrl-C came through.
         warned: Warnings of ours.
@@ -70,6 +84,8 @@ class Outcome:
     equal: bool
     struck: bool
     orders: list[tuple[str, ...]]
+    launches: list[tuple[str, ...]]
+    moved: list[bool]
     reordered: int
     interrupted: bool
     warned: int
@@ -96,21 +112,27 @@ LIES = ("backwards", "a node short", "a node twice", "no numbers", "empty", "bey
 class Runner:
     """Compiles and runs one step after the other; every run has a store of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.caches = folder / f"cache{dist.get_rank()}", folder / f"copy{dist.get_rank()}"
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.model = Pair(WIDTH, self.ranks)
+        self.model = Swapped(WIDTH, self.ranks)
         self.shared = membership.membership_of(None, None, None)
         assert self.shared is not None
         self.runs = 0
         self.plain = {way: self._plain(way) for way in WAYS}
+        self.plain |= {way + DIFFERENT: plain for way, plain in self.plain.items()}
 
-    def _plain(self, way: str) -> tuple[list[torch.Tensor], list[tuple[str, ...]]]:
+    def _plain(self, way: str) -> tuple[list[torch.Tensor], Outcome]:
         """Results without us; the orders of the graphs as they were, from a pass that leaves all as it was."""
         torch._dynamo.reset()
         results = step(self.model, torch.compile(self.model, backend=_backend_of(way, plain=True)), WIDTH)
-        outcome, _, _ = self.run(Fault(way, "none", "", "", None), Options(effort=0), results)
-        assert outcome.equal
-        return results, outcome.orders
+        with mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(self.caches[1])}):
+            outcome, _, _ = self.run(Fault(way, "none", "", "", None), Options(effort=0), results)
+            assert outcome.equal
+            if way == CACHED:  # what all other runs find
+                self.run(Fault(way, "none", "", "", None), None, results)
+                shutil.copytree(self.caches[1], self.caches[0])
+        return results, outcome
 
     def run(
         self, fault: Fault, options: Options | None = None, plain: Any = None
@@ -119,7 +141,8 @@ class Runner:
         here = fault.on in (None, self.rank)
         watch, store = Watch(), self._store(fault if here and fault.kind == "store" else None)
         if here and fault.kind in ("function", "interrupt"):
-            watch = Watch(fault.where, next(e for e in (*ERRORS, KeyboardInterrupt) if e.__name__ == fault.how))
+            error = next(e for e in (*ERRORS, KeyboardInterrupt) if e.__name__ == fault.how)
+            watch = Watch(fault.where, error, fault.entry)
         if plain is None:
             plain = self.plain[fault.way][0]
         overlap_sched.clear_reports()
@@ -136,21 +159,26 @@ class Runner:
                 lied = mock.patch.object(module, "_best_order", lambda *a: wrong(right(*a), fault.where, self.rank))
                 stack.enter_context(lied)
                 watch.struck = True
-            how = options or Options(headroom="50%", effort=1)
+            headroom = "49%" if fault.differ and self.rank else "50%"
+            how = options or Options(headroom=headroom, effort=1)
             stack.enter_context(overlap_sched.enabled(how, timeout_s=LIMIT_S))
+            stack.enter_context(self._caches(fault.way))
             try:
                 results = self._step(fault.way)
             except KeyboardInterrupt:
                 interrupted = True
                 watch.orders.clear()
+                watch.launches.clear()
                 results = self._step(fault.way)
         ours = [w for w in caught if issubclass(w.category, overlap_sched.errors.OverlapSchedWarning)]
-        known = self.plain[fault.way][1] if hasattr(self, "plain") else watch.orders
+        known = self.plain[fault.way][1] if hasattr(self, "plain") else watch
         outcome = Outcome(
             equal=len(results) == len(plain) and all(map(torch.equal, results, plain)),
             struck=watch.struck or 0 < store.at <= store.calls,
             orders=watch.orders,
-            reordered=sum(a != b for a, b in zip(watch.orders, known, strict=False)),
+            launches=watch.launches,
+            moved=[a != b for a, b in zip(watch.launches, known.launches, strict=False)],
+            reordered=sum(a != b for a, b in zip(watch.orders, known.orders, strict=False)),
             interrupted=interrupted,
             warned=len(ours),
         )
@@ -160,6 +188,21 @@ class Runner:
         torch._dynamo.reset()
         return step(self.model, torch.compile(self.model, backend=_backend_of(way)), WIDTH)
 
+    @contextmanager
+    def _caches(self, way: str) -> Iterator[None]:
+        """torch's caches as the first run has left them, or none."""
+        found = way.removesuffix(DIFFERENT) == CACHED
+        here, copy = self.caches
+        if found and here.exists():
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(here, copy)
+        with (
+            mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(copy)} if found else {}),
+            torch._inductor.config.patch(fx_graph_cache=found),
+            torch._functorch.config.patch(enable_autograd_cache=found),
+        ):
+            yield
+
     def _store(self, fault: Fault | None) -> FaultyStore:
         self.runs += 1
         own = dist.PrefixStore(f"run {self.runs}", self.shared.store)  # type: ignore[union-attr]
@@ -167,7 +210,7 @@ class Runner:
 
 
 def _backend_of(way: str, plain: bool = False) -> str | Callable[..., Any]:
-    if way == "inductor":
+    if way.removesuffix(DIFFERENT) in ("inductor", CACHED):
         return "inductor"
     return "aot_eager" if plain else overlap_sched.backend
 
@@ -175,14 +218,17 @@ def _backend_of(way: str, plain: bool = False) -> str | Callable[..., Any]:
 def faults(runner: Runner) -> Iterator[Fault]:
     """Every fault there is; which functions and operations there are, a run without faults shows (on any rank)."""
     turn = 0
-    for way in WAYS:
+    for way in (*WAYS, *(way + DIFFERENT for way in WAYS)):
         _, watch, store = runner.run(Fault(way, "none", "", "", None))
         seen: list[Any] = [None] * runner.ranks
-        dist.all_gather_object(seen, (list(watch.seen), store.calls, store.standing))
+        dist.all_gather_object(seen, (watch.seen, store.calls, store.standing))
         functions = list(dict.fromkeys(f for each in seen for f in each[0] if "<" not in f))  # no parts of functions
         for where in functions:
             turn += 1
-            yield Fault(way, "function", where, ERRORS[turn % len(ERRORS)].__name__, (0, 1, None)[turn % 3])
+            error, on = ERRORS[turn % len(ERRORS)].__name__, (0, 1, None)[turn % 3]
+            yield Fault(way, "function", where, error, on)
+            if way.endswith(DIFFERENT) and min(each[0].get(where, 0) for each in seen) > 1:
+                yield Fault(way, "function", where, error, on, 2)  # while it plans for the second time
         # Ctrl-C ends a rank's step: only where both ranks are at the same place whatever the clock says, not where one
         # of them happens to see first that both wait, and the other goes on with a step that nobody else is in
         steady = [f for f in functions if not f.startswith("distributed/")]
@@ -194,7 +240,8 @@ def faults(runner: Runner) -> Iterator[Fault]:
                 yield from (Fault(way, "store", str(at), how, rank) for how in hows)
         stands = min(each[2] for each in seen)  # from there on nothing helps: one may have read what the other cannot
         yield from (Fault(way, "store", str(at), "for good", None) for at in range(1, stands))
-        yield from (Fault(way, "lie", lie, "", on) for lie in LIES for on in (0, 1, None))
+        if way != CACHED:  # where the scheduler is not asked
+            yield from (Fault(way, "lie", lie, "", on) for lie in LIES for on in (0, 1, None))
 
 
 def picked(every: list[Fault], count: int) -> list[Fault]:
@@ -209,7 +256,7 @@ def main() -> None:
     count, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    runner = Runner()
+    runner = Runner(folder)
     every = list(faults(runner))
     chosen = every if not count else picked(every, count)
     done = []

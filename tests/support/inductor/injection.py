@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from torch import fx
+from torch._inductor.graph import GraphLowering
+
 import overlap_sched
 from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
-from overlap_sched.inductor import eager, fx_stage
+from overlap_sched.inductor import cached_orders, eager, fx_stage
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
+from tests.support.inductor.generated import events
 
 PACKAGE = Path(overlap_sched.__file__).parent
 ERRORS: tuple[type[BaseException], ...] = (
@@ -31,7 +35,7 @@ ERRORS: tuple[type[BaseException], ...] = (
     VerificationError,
     AgreementError,
 )
-ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.__reduce__", "schedule_fx"}
+ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.__reduce__", "schedule_fx", "_may_load", "_may_save"}
 """What torch calls. A fault before they have begun is torch's."""
 
 
@@ -40,61 +44,77 @@ class Watch:
     """Sees the package's functions begin while torch is inside one of its entries, and lets one of them fail.
 
     Attributes:
-        fails: The function that fails the first time it is entered: ``"inductor/lifting.py:lift_kernels"``.
+        fails: The function that fails: ``"inductor/lifting.py:lift_kernels"``.
         error: With what.
-        seen: The functions that have begun, by first time.
-        orders: Per graph, the names of its nodes as the plug-in left them.
+        entry: Which time that it is entered, counted from 1.
+        seen: The functions that have begun, by first time, and how often.
+        orders: Per graph, what it runs in order: its nodes as the plug-in left them, or the events of generated code.
+        launches: Per graph, those of them that launch a collective.
         struck: Whether the function has failed.
     """
 
     fails: str = ""
     error: type[BaseException] = RuntimeError
-    seen: dict[str, None] = field(default_factory=dict)
+    entry: int = 1
+    seen: dict[str, int] = field(default_factory=dict)
     orders: list[tuple[str, ...]] = field(default_factory=list)
+    launches: list[tuple[str, ...]] = field(default_factory=list)
     struck: bool = False
 
     def _trace(self, frame: Any, event: str, arg: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(str(PACKAGE)) and code.co_qualname not in ENTRIES:
             place = f"{Path(code.co_filename).relative_to(PACKAGE)}:{code.co_qualname}"
-            self.seen[place] = None
-            if place == self.fails and not self.struck:
+            self.seen[place] = self.seen.get(place, 0) + 1
+            if place == self.fails and self.seen[place] == self.entry:
                 self.struck = True
                 raise self.error("injected")
 
-    def _inside(self, entry: Callable[..., Any], names: Callable[..., tuple[str, ...]] | None) -> Callable[..., Any]:
+    def _inside(self, entry: Callable[..., Any], nodes: Callable[..., list[Any]] | None) -> Callable[..., Any]:
         def watched(*arguments: Any, **more: Any) -> Any:
             sys.settrace(self._trace)
             try:
                 result = entry(*arguments, **more)
             finally:
                 sys.settrace(None)
-            if names is not None:
-                self.orders.append(names(arguments, result))
+            if nodes is not None:
+                left = nodes(arguments, result)
+                self.orders.append(tuple(node.name for node in left))
+                self.launches.append(tuple(node.name for node in left if _launches(node)))
             return result
 
         return watched
 
+    def _code(self, code: str) -> None:
+        """What torch is going to run: just generated, or from a cache."""
+        program = events(code)
+        self.orders.append(tuple(f"{event.kind} {event.buffer}" for event in program))
+        self.launches.append(tuple(event.buffer for event in program if event.kind == "launch"))
+
     @contextmanager
     def on(self) -> Iterator[None]:
         """While it is on, torch enters the package through us."""
-        scheduled = self._inside(SchedulerPass.__call__, _scheduler_nodes)
+        scheduled = self._inside(SchedulerPass.__call__, None)
         reduced = self._inside(SchedulerPass.__reduce__, None)
         before_lowering = self._inside(fx_stage.schedule_fx, _fx_nodes)
         with (
             mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: scheduled(self, nodes)),
             mock.patch.object(SchedulerPass, "__reduce__", lambda self: reduced(self)),
             mock.patch.object(eager, "schedule_fx", before_lowering),
+            mock.patch.object(cached_orders, "_may_load", self._inside(cached_orders._may_load, None)),
+            mock.patch.object(cached_orders, "_may_save", self._inside(cached_orders._may_save, None)),
+            mock.patch.object(GraphLowering, "save_output_code", self._code),
         ):
             yield
 
 
-def _scheduler_nodes(arguments: Any, result: Any) -> tuple[str, ...]:
-    return tuple(node.get_name() for node in result)
+def _fx_nodes(arguments: Any, result: Any) -> list[Any]:
+    return list(arguments[0].graph.nodes)
 
 
-def _fx_nodes(arguments: Any, result: Any) -> tuple[str, ...]:
-    return tuple(node.name for node in arguments[0].graph.nodes)
+def _launches(node: fx.Node) -> bool:
+    """By its name, and not by what we make of it."""
+    return str(node.target).startswith("_c10d_functional.") and "wait_tensor" not in str(node.target)
 
 
 @dataclass

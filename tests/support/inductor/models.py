@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._inductor import config
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
@@ -105,6 +108,15 @@ class Pair(nn.Module):
         return (hidden @ gathered(self.second, self.group, self.ranks)).sum()
 
 
+class Swapped(Pair):
+    """The matrix that is needed last is gathered first: a better order launches in another."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        second = gathered(self.second, self.group, self.ranks)
+        hidden = x @ gathered(self.first, self.group, self.ranks)
+        return (hidden.sin().cos() @ second).sum()
+
+
 class Net(nn.Module):
     """Blocks whose gathered weights are gathered again in the backward."""
 
@@ -126,3 +138,47 @@ def step(model: nn.Module, compiled: Any, width: int = 32) -> list[torch.Tensor]
     loss = compiled(x)
     loss.backward()
     return [loss.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+
+class Uneven(nn.Module):
+    """A DTensor whose rows do not divide by the ranks, as a vocabulary of 50257: the last ranks pad, others do not."""
+
+    def __init__(self, width: int, ranks: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        mesh = init_device_mesh("cpu", (ranks,))
+        sizes = [(width, width), (2 * ranks + 1, width), (2 * ranks + 1, width)]
+        self.weights = nn.ParameterList(distribute_tensor(torch.randn(size), mesh, [Shard(0)]) for size in sizes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = (
+            weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+            for weight in self.weights
+        )
+        hidden = torch.nn.functional.silu(x @ first)
+        return (hidden @ second.T + hidden.sin() @ third.T).sum()
+
+
+class Experts(nn.Module):
+    """Tokens go to other ranks by what they hold: only the data knows the sizes of the all_to_alls."""
+
+    def __init__(self, width: int, ranks: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.ranks, self.group = ranks, dist.group.WORLD.group_name
+        self.expert = nn.Parameter(torch.randn(width, width))
+        self.shard = nn.Parameter(torch.randn(width // ranks, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x @ gathered(self.shard, self.group, self.ranks)
+        where = (x.detach()[:, 0].abs() * 7 + dist.get_rank()).long() % self.ranks
+        counts = torch.stack([(where == rank).sum() for rank in range(self.ranks)])
+        theirs = torch.ops._c10d_functional.wait_tensor(
+            torch.ops._c10d_functional.all_to_all_single(counts, [1] * self.ranks, [1] * self.ranks, self.group)
+        )
+        send, receive = counts.tolist(), theirs.tolist()
+        tokens = hidden[where.argsort(stable=True)]
+        sent = all_to_all_single_autograd(tokens, receive, send, self.group)
+        done = torch.nn.functional.silu(sent @ self.expert)
+        back = all_to_all_single_autograd(done, send, receive, self.group)
+        return (back + hidden.cos()).sum()

@@ -1,4 +1,4 @@
-"""What each of several gloo ranks does: ``python -m tests.support.inductor.scenes FOLDER``, under torchrun or like it.
+"""What each of several gloo ranks does: ``python -m tests.support.inductor.scenes FOLDER [SCENE...]``.
 
 Scenes of training steps that are compiled and run, each with a store of its own, in which the last rank is the odd one.
 Writes ``FOLDER/rank<r>.pt``: per scene the results, the reports, and what the same step gives without us.
@@ -8,8 +8,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -25,7 +26,9 @@ with warnings.catch_warnings():
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import agreement, broadcast_costs, membership
-from tests.support.inductor.models import Pair, step
+from overlap_sched.fx.apply import Report
+from overlap_sched.problem import Kind
+from tests.support.inductor.models import Experts, Pair, Swapped, Uneven, step
 
 WIDTH = 16
 ROOMY = Options(headroom="50%")
@@ -61,18 +64,20 @@ class Stage:
         """With the same parameters each time."""
         return kind(WIDTH, self.ranks)
 
-    def plain(self, model: Pair, backend: str = "aot_eager") -> list[torch.Tensor]:
+    def plain(self, model: nn.Module, backend: str = "aot_eager", width: int = WIDTH) -> list[torch.Tensor]:
         """Results without us."""
         torch._dynamo.reset()
-        return step(model, torch.compile(model, backend=backend, fullgraph=True), WIDTH)
+        return step(model, torch.compile(model, backend=backend, fullgraph=True), width)
 
-    def step(self, model: Pair, options: Options = ROOMY, *, backend: Any = None, **how: Any) -> dict[str, Any]:
+    def step(
+        self, model: nn.Module, options: Options = ROOMY, *, backend: Any = None, width: int = WIDTH, **how: Any
+    ) -> dict[str, Any]:
         """One step, compiled anew with us, next to one without us."""
         backend = backend or overlap_sched.backend
-        expected = self.plain(model, backend if isinstance(backend, str) else "aot_eager")
+        expected = self.plain(model, backend if isinstance(backend, str) else "aot_eager", width)
         torch._dynamo.reset()
         with overlap_sched.enabled(options, **how):
-            results = step(model, torch.compile(model, backend=backend, fullgraph=True), WIDTH)
+            results = step(model, torch.compile(model, backend=backend, fullgraph=True), width)
         return self.found(results, expected)
 
     def found(self, results: list[torch.Tensor], expected: list[torch.Tensor]) -> dict[str, Any]:
@@ -82,7 +87,20 @@ class Stage:
             "equal": len(results) == len(expected) and all(map(torch.equal, results, expected)),
             "changed": [report.changed for report in reports],
             "reasons": [report.reason for report in reports],
+            "kept": [report.kept for report in reports],
+            "moved": [_launches(report, moved=True) != _launches(report, moved=False) for report in reports],
+            "launches": [_launches(report, moved=True) for report in reports],
         }
+
+
+def _launches(report: Report, moved: bool) -> list[str]:
+    """The operators of a graph's launches, in the order in which they run, or as it was, with their position there."""
+    plan = report.schedule
+    if plan is None:
+        return []
+    order = plan.order if moved and report.changed else plan.problem.original_order
+    launched = [v for v in order if plan.problem.nodes[v].kind is Kind.COLLECTIVE]
+    return [f"{sorted(launched).index(v)} {plan.problem.nodes[v].op}" for v in launched]
 
 
 def graphs_in_different_order(stage: Stage) -> dict[str, Any]:
@@ -135,6 +153,13 @@ def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
     return stage.step(kind(WIDTH, size, groups[mine].group_name), ranks=halves[mine])
 
 
+def one_rank_fails(stage: Stage) -> dict[str, Any]:
+    """The odd rank cannot lift its graphs: it runs them as they are, the others keep their launches."""
+    model = stage.model()
+    with mock.patch("overlap_sched.fx.apply.lift", side_effect=KeyError("mm")) if stage.odd else nullcontext():
+        return stage.step(model)
+
+
 def a_rank_dies(stage: Stage) -> dict[str, Any]:
     """The others compile; what they run then ends with an error of gloo, which is not ours to prevent."""
     torch._dynamo.reset()
@@ -149,8 +174,8 @@ def a_rank_dies(stage: Stage) -> dict[str, Any]:
     return {**stage.found([], [torch.ones(1)]), "error": error, "waited_s": time.monotonic() - began}
 
 
-def run_scenes(stage: Stage) -> Iterator[tuple[str, Any]]:
-    """Each scene with its name."""
+def run_scenes(stage: Stage, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Each scene with its name; ``only``: those, or all."""
     other = Options(headroom="49%")
     slower = {"cost": lambda node: 3.0}
     scenes: dict[str, Callable[[], Any]] = {
@@ -165,11 +190,27 @@ def run_scenes(stage: Stage) -> Iterator[tuple[str, Any]]:
         "different order": lambda: graphs_in_different_order(stage),
         "hit and miss": lambda: a_hit_and_misses(stage),
         "pipeline": lambda: stages_of_a_pipeline(stage),
+        "uneven": lambda: stage.step(Uneven(WIDTH, stage.ranks)),
+        "uneven, in generated code": lambda: stage.step(Uneven(WIDTH, stage.ranks), backend="inductor"),
+        "experts": lambda: stage.step(Experts(WIDTH, stage.ranks)),
+        "experts, in generated code": lambda: stage.step(Experts(WIDTH, stage.ranks), backend="inductor"),
+        "graph, in generated code": lambda: stage.step(stage.model(Other if stage.odd else Pair), backend="inductor"),
+        "moves": lambda: stage.step(stage.model(Swapped)),
+        "moves, one rank with other options": lambda: stage.step(stage.model(Swapped), other if stage.odd else ROOMY),
+        "moves, in generated code": lambda: stage.step(stage.model(Swapped), backend="inductor"),
+        "moves, one rank with other options, in generated code": lambda: stage.step(
+            stage.model(Swapped), other if stage.odd else ROOMY, backend="inductor"
+        ),
+        "one rank fails": lambda: one_rank_fails(stage),
     }
     for name, scene in scenes.items():
+        if only and name not in only:
+            continue
         with stage.scene(name):
             dist.barrier()
             yield name, scene()
+    if only:
+        return
     with stage.scene("costs of rank 0"):
         measured = broadcast_costs({"us": 5.0 + stage.rank})["us"]  # no two ranks measure the same
         yield "costs of rank 0", stage.step(stage.model(), cost=lambda node: measured)
@@ -180,9 +221,15 @@ def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    torch._inductor.config.fx_graph_cache = False  # every scene compiles
+    torch._functorch.config.enable_autograd_cache = False  # ranks on one CPU: it serves another rank's uneven shards
     stage = Stage()
-    found = dict(run_scenes(stage))
+    found = dict(run_scenes(stage, sys.argv[2:]))
     dist.barrier()
+    if sys.argv[2:]:
+        torch.save(found, folder / f"rank{stage.rank}.pt")
+        dist.barrier()
+        os._exit(0)
     if stage.odd:
         torch.save(found, folder / f"rank{stage.rank}.pt")
         os._exit(0)

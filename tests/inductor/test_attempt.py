@@ -1,0 +1,95 @@
+"""What one rank does with the answer of all: a second plan with its launches kept, and no launch moved after all."""
+
+from typing import Any
+
+import pytest
+from torch import fx
+
+from overlap_sched import EXAMPLE, Options, schedule
+from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.errors import OverlapSchedWarning, VerificationError
+from overlap_sched.fx.apply import Report
+from overlap_sched.inductor import attempt
+from overlap_sched.inductor.attempt import Attempt
+from overlap_sched.inductor.settings import Settings
+
+A, B = (fx.Graph().placeholder(name) for name in "ab")
+REASON = "the ranks differ in tensor sizes: rank 0 against rank 1; launch order kept."
+ALIKE = Agreement(False, Verdict(False, REASON, True, {"sizes": ((0,), (1,))}))
+MEND = Agreement(False, Verdict(False, "the ranks differ in options.", True, {"options": ((0,), (1,))}))
+NOT_ALIKE = Agreement(False, Verdict(False, "others launch otherwise.", False, {"sizes": ((0,), (1,))}))
+
+
+def decided(
+    monkeypatch: pytest.MonkeyPatch, answer: Agreement, *plans: Any, options: Options | None = None
+) -> tuple[Report, Attempt, list[str]]:
+    """What becomes of a graph whose plans launch as given, one after the other: a sequence, or an error."""
+    monkeypatch.setattr(attempt, "decided", lambda mine, settings: answer)
+    monkeypatch.setattr(attempt, "shown", lambda *_: Digest("p", "s", "o", "c", "r", "key", "l"))
+    made, preserved = Attempt(Settings(options or Options())), []
+
+    def plan(known: Attempt) -> Report:
+        preserved.append(known.settings.options.preserve_collective_order)
+        known.key, known.problem, known.launches = "key", EXAMPLE, (A, B)
+        found = plans[len(preserved) - 1]
+        if isinstance(found, Exception):
+            raise found
+        known.planned = found
+        return Report("g", schedule(EXAMPLE), changed=True)
+
+    return made.decided(plan), made, preserved
+
+
+def test_a_plan_that_moves_launches_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, made, preserved = decided(monkeypatch, ALIKE, (B, A), (A, B))
+    assert (report.changed, report.kept, report.reason) == (True, REASON, None)
+    assert preserved == ["none", "all"]
+    assert made.cached is not None
+    assert not made.cached.agreed
+
+
+def test_a_plan_that_moves_none_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, _, preserved = decided(monkeypatch, ALIKE, (A, B))
+    assert (report.changed, report.kept) == (True, REASON)
+    assert preserved == ["none"]
+
+
+def test_a_second_plan_that_moves_launches_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(OverlapSchedWarning, match="moves a launch"):
+        report, _, _ = decided(monkeypatch, ALIKE, (B, A), (B, A))
+    assert not report.changed
+    assert report.reason == "NotUnderstoodError: the order moves a launch though all are to be kept"
+
+
+def test_a_second_plan_that_fails_leaves_the_graph_on_this_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(OverlapSchedWarning, match="KeyError"):
+        report, _, _ = decided(monkeypatch, ALIKE, (B, A), KeyError("mm"))
+    assert not report.changed
+    with pytest.raises(VerificationError, match="KeyError"):
+        decided(monkeypatch, ALIKE, (B, A), KeyError("mm"), options=Options(strict=True))
+
+
+def test_a_warning_only_where_somebody_can_mend_it(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    decided(monkeypatch, ALIKE, (A, B))
+    assert len(recwarn) == 0
+    decided(monkeypatch, MEND, (A, B))
+    assert [str(w.message) for w in recwarn] == [
+        "overlap_sched keeps the launch order of 'g': the ranks differ in options."
+    ]
+
+
+def test_launches_that_are_not_alike_leave_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(OverlapSchedWarning, match="leaves 'g' as it was: others launch otherwise"):
+        report, _, preserved = decided(monkeypatch, NOT_ALIKE, (A, B))
+    assert (report.changed, report.kept, report.reason) == (False, None, "others launch otherwise.")
+    assert preserved == ["none"]
+
+
+def test_where_all_agree_nothing_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, made, preserved = decided(monkeypatch, Agreement(True, Verdict(agreed=True)), (B, A))
+    assert (report.changed, report.kept) == (True, None)
+    assert preserved == ["none"]
+    assert made.cached is not None
+    assert made.cached.agreed

@@ -1,0 +1,219 @@
+"""A cache hit is as good as a compile: the same order again, and all ranks have agreed before it runs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.inductor import agree, cached_orders, private
+from overlap_sched.inductor.cached_orders import CachedOrder, may_load, may_save, order_in, order_of
+from overlap_sched.inductor.settings import Settings
+from tests.support.ranks import run_ranks
+
+MINE = Digest("p", "s", "o", "c", "r", "key", launches="l", name="backward 0/0", nodes=7)
+AGREED = Agreement(True, Verdict(agreed=True))
+DIFFER = Agreement(False, Verdict(False, "the ranks differ", True, {"sizes": ((0,), (1,))}))
+LATE = Agreement(False, Verdict(False, "rank 1 did not publish", missing=(1,)))
+CODE = "import torch\n{}\ndef call(args):\n    torch.ops._c10d_functional.wait_tensor.default(buf0)\n"
+LOCAL = "import torch\ndef call(args):\n    extern_kernels.mm(buf0)\n"
+
+
+def carrying(*orders: CachedOrder) -> str:
+    return CODE.format("\n".join(f"# {order.line}" for order in orders))
+
+
+def test_an_order_in_code_and_back() -> None:
+    order = CachedOrder(replace(MINE, name='it\'s "odd"\n\\'), agreed=True)
+    assert order_in(carrying(order)) == order
+    assert order_in(CODE) is None
+    assert order_in(carrying(order, CachedOrder(MINE, agreed=False))) is None
+
+
+def test_what_code_carries() -> None:
+    assert order_of(MINE, AGREED, "k") == CachedOrder(MINE, agreed=True)
+    kept = order_of(MINE, DIFFER, "k")
+    assert kept == CachedOrder(replace(MINE, order="launches kept: k"), agreed=False)
+    assert kept.digest.order != MINE.order  # a rank that shows it promises no other order
+    assert order_of(MINE, LATE, "k") is None
+    assert order_of(Digest.of_failure("KeyError", "key"), DIFFER, "") is None
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What the others are shown; the last entry is their answer."""
+    shown: list[Any] = [AGREED]
+
+    def ask(mine: Digest, settings: Settings) -> Agreement:
+        shown.insert(0, mine)
+        return shown[-1]
+
+    monkeypatch.setattr(agree, "several_ranks", lambda: True)
+    monkeypatch.setattr(cached_orders, "ask", ask)
+    yield shown
+    assert cached_orders.decisions.take(MINE.key) is None
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+@pytest.mark.parametrize("answer", [AGREED, DIFFER, LATE], ids=["agreed", "differ", "late"])
+def test_code_is_used_where_the_ranks_decide_as_when_it_was_compiled(
+    asked: list[Any], agreed: bool, answer: Agreement, recwarn: pytest.WarningsRecorder
+) -> None:
+    asked[-1] = answer
+    same = answer.agreed == agreed
+    assert may_load(Settings(), carrying(CachedOrder(MINE, agreed)), traced=True) == (same, not same)
+    assert asked[:-1] == [MINE]
+    decided = cached_orders.decisions.take(MINE.key)
+    assert decided is (answer if agreed and not same else None)  # they will not answer a second time
+    assert len(recwarn) == (decided is not None)
+
+
+def test_what_was_decided_about_code_holds_for_the_compilation_that_follows(asked: list[Any]) -> None:
+    cached_orders.decisions.keep(MINE.key, DIFFER)
+    assert cached_orders.decided(MINE, Settings()) is DIFFER
+    assert asked == [AGREED]
+    assert cached_orders.decided(MINE, Settings()) is AGREED
+    assert asked == [MINE, AGREED]
+
+
+def test_code_that_is_used_without_asking(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert may_load(Settings(), LOCAL, traced=False) == (True, False)
+    assert may_save(Settings(), LOCAL)
+    monkeypatch.setattr(agree, "several_ranks", lambda: False)
+    assert may_load(Settings(), CODE, traced=False) == (True, False)
+    assert may_save(Settings(), CODE)
+    assert asked == [AGREED]
+
+
+def test_code_that_is_not_used_and_not_saved(asked: list[Any]) -> None:
+    order = CachedOrder(MINE, agreed=True)
+    assert may_load(Settings(), carrying(order), traced=False) == (False, False)
+    for code in (CODE, carrying(order, order)):
+        assert may_load(Settings(), code, traced=True) == (False, False)
+        assert not may_save(Settings(), code)
+    assert may_save(Settings(), carrying(order))
+    assert asked == [AGREED]
+
+
+def test_this_torch_asks() -> None:
+    """Else nothing that communicates is cached."""
+    from torch._inductor.codecache import FxGraphCache
+
+    before = FxGraphCache.cache_hit_post_compile
+    assert private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+    after = FxGraphCache.cache_hit_post_compile
+    assert private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+    assert FxGraphCache.cache_hit_post_compile is after  # once
+    assert before.__name__ in ("cache_hit_post_compile", "loaded")
+
+
+def test_caches_that_load_without_asking_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._functorch.config, "bundled_autograd_cache", True)
+    assert not private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+
+
+def test_another_torch_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_watching", [])
+    monkeypatch.setitem(private._CACHE, "_save_graph", ["key", "something_else"])
+    assert not private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+
+
+RANKS = 2
+Found = list[dict[str, dict[str, Any]]]
+SECOND = ["again", "again, wiped", "again, version", "again, version on all", "again, options on all", "mega"]
+HEALING = ["options, odd", "options, odd again", "healing", "healing again", "healed"]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Two jobs, one after the other: what each rank found in each step."""
+    folder: Path = tmp_path_factory.mktemp("cached")
+    found: Found = [{} for _ in range(RANKS)]
+    for job, steps in {"first": ["torch alone", "first"], "second": [*SECOND, *HEALING]}.items():
+        run_ranks("tests.support.inductor.cached_runs", folder, job, *steps, ranks=RANKS, limit_s=400)
+        for rank in range(RANKS):
+            found[rank] |= torch.load(folder / f"{job}{rank}.pt")
+    return found
+
+
+def of(found: Found, step: str, what: str) -> list[Any]:
+    """What a step gave on each rank."""
+    return [rank[step][what] for rank in found]
+
+
+@pytest.mark.slow
+def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jobs: Found) -> None:
+    for step in ("first", *SECOND, *HEALING):
+        launches = []
+        for rank in jobs:
+            assert all(map(torch.equal, rank[step]["results"], rank["torch alone"]["results"])), step
+            assert rank[step]["alone is equal"]
+            assert rank[step]["bypassed"] == 0
+            launches.append([[event for event in graph if event[0] == "launch"] for graph in rank[step]["events"]])
+        assert launches[0] == launches[1], step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["again", "mega", "healed"])
+def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None:
+    assert of(jobs, step, "hits") == [2, 2]
+    assert of(jobs, step, "changed") == [[], []]  # the pass is not called
+    assert of(jobs, step, "asked") == [2, 2]
+    assert of(jobs, step, "events") == of(jobs, "first", "events")
+    assert of(jobs, "first", "events") != of(jobs, "torch alone", "events")
+    assert of(jobs, step, "warned") == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["again", "mega"])
+def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found, step: str) -> None:
+    for rank in jobs:
+        hit = {"hits": 1, "misses": 0, "bypassed": 0, "autograd hits": 1, "autograd misses": 0}
+        assert rank[step]["alone"] == hit
+        assert rank["first"]["alone"] == rank["torch alone"]["alone"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["again, wiped", "again, version"])
+def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found, step: str) -> None:
+    assert of(jobs, step, "hits") == [2, 0]
+    assert of(jobs, step, "asked") == [2, 2]
+    assert of(jobs, step, "changed") == [[], [True, True]]
+    assert of(jobs, step, "events") == of(jobs, "first", "events")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["again, version on all", "again, options on all"])
+def test_another_version_and_other_options_do_not_hit(jobs: Found, step: str) -> None:
+    assert of(jobs, step, "hits") == [0, 0]
+    assert of(jobs, step, "misses") == [2, 2]
+    assert of(jobs, step, "changed") == [[True, True]] * 2
+
+
+@pytest.mark.slow
+def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> None:
+    """Both hit, with other options: what they found is compiled again, and that is what they find the next time."""
+    assert of(jobs, "options, odd", "hits") == [0, 0]
+    assert of(jobs, "options, odd", "asked") == [2, 2]
+    for rank in jobs:
+        assert rank["options, odd"]["kept"][0].startswith("the ranks differ in options: rank 0 against rank 1; launch")
+        assert rank["options, odd"]["warned"][0].startswith(
+            "overlap_sched has torch compile 'forward 0/0' again, which it found in a cache: the ranks differ in"
+        )
+        alone, kept = (rank[step]["events"] for step in ("torch alone", "options, odd"))
+        for before, after in zip(alone, kept, strict=True):
+            assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
+    assert of(jobs, "options, odd again", "hits") == [2, 2]
+    assert of(jobs, "options, odd again", "events") == of(jobs, "options, odd", "events")
+
+
+@pytest.mark.slow
+def test_ranks_that_are_alike_again_come_back_to_the_better_order(jobs: Found) -> None:
+    """First one rank drops its order that moves launches, then both drop the ones that do not."""
+    assert of(jobs, "healing", "hits") == [2, 0]
+    assert of(jobs, "healing again", "hits") == [0, 0]
+    assert of(jobs, "healing again", "asked") == [4, 4]
+    assert of(jobs, "healing again", "events") == of(jobs, "first", "events")

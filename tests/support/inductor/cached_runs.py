@@ -1,0 +1,119 @@
+"""What each rank of a job does: ``python -m tests.support.inductor.cached_runs FOLDER JOB STEP...``.
+
+Each step compiles and runs a training step and a function that does not communicate, with torch's caches in
+``FOLDER/cache<rank>`` unless the step has others. Writes ``FOLDER/JOB<rank>.pt``: per step what came of it.
+"""
+
+import os
+import sys
+import warnings
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch._inductor.compile_fx
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.distributed import agreement, membership
+from overlap_sched.inductor import agree, cache_key
+from tests.support.inductor.generated import events
+from tests.support.inductor.models import Swapped, step
+
+WIDTH = 8
+
+
+def alone(x: torch.Tensor) -> torch.Tensor:
+    """It does not communicate."""
+    return x.sin().cos() + 1
+
+
+def run(name: str, folder: Path) -> dict[str, Any]:
+    """One step: its name says how the ranks, or the last one, differ from the first job."""
+    odd = dist.get_rank() == dist.get_world_size() - 1
+    here = odd or "on all" in name
+    with ExitStack() as stack:
+        caught = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("always")
+        known = membership.membership_of(None, None, None)
+        assert known is not None
+        own = replace(known, store=dist.PrefixStore(name, known.store))
+        stack.enter_context(mock.patch.object(agreement, "membership_of", return_value=own))
+        asked = stack.enter_context(mock.patch.object(agree, "agree", side_effect=agreement.agree))
+        cache = folder / ("wiped" if "wiped" in name and here else f"cache{dist.get_rank()}")
+        if "mega" in name:
+            cache = folder / f"mega{dist.get_rank()}"
+        stack.enter_context(mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(cache)}))
+        if "version" in name and here:
+            stack.enter_context(mock.patch.object(cache_key, "_package", return_value=name))
+        if "mega" in name:
+            torch.compiler.load_cache_artifacts((folder / f"artifacts{dist.get_rank()}").read_bytes())
+        headroom = "49%" if "options" in name and here else "50%"
+        model = Swapped(WIDTH, dist.get_world_size())
+        torch._dynamo.reset()
+        torch._inductor.codecache.PyCodeCache.cache_clear()
+        counters.clear()
+        overlap_sched.clear_reports()
+        dist.barrier()
+        how = Options(headroom=headroom)
+        if "torch alone" not in name:
+            stack.enter_context(overlap_sched.enabled(how, timeout_s=30))
+        x = torch.linspace(-1, 1, 64)
+        single = torch.compile(alone)(x)
+        found: dict[str, Any] = {"alone": _counted(), "alone is equal": torch.allclose(single, alone(x))}
+        counters.clear()
+        results, code = run_and_get_code(step, model, torch.compile(model, fullgraph=True), WIDTH)
+        found |= {
+            **_counted(),
+            "results": results,
+            "events": [[tuple(event) for event in events(text)] for text in code],
+            "asked": asked.call_count,
+            "changed": [one.report.changed for one in overlap_sched.reports() if one.report.schedule is not None],
+            "kept": [one.report.kept for one in overlap_sched.reports() if one.report.schedule is not None],
+            "warned": [
+                str(w.message) for w in caught if issubclass(w.category, overlap_sched.errors.OverlapSchedWarning)
+            ],
+        }
+    return found
+
+
+def _counted() -> dict[str, int]:
+    """Hits and misses of torch's caches."""
+    inductor, autograd = counters["inductor"], counters["aot_autograd"]
+    return {
+        "hits": inductor["fxgraph_cache_hit"],
+        "misses": inductor["fxgraph_cache_miss"],
+        "bypassed": inductor["fxgraph_cache_bypass"],
+        "autograd hits": autograd["autograd_cache_hit"],
+        "autograd misses": autograd["autograd_cache_miss"],
+    }
+
+
+def main() -> None:
+    """See the module."""
+    folder, job = Path(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    for name in sys.argv[3:]:
+        found[name] = run(name, folder)
+        if name == "first":
+            saved = torch.compiler.save_cache_artifacts()
+            assert saved is not None
+            (folder / f"artifacts{dist.get_rank()}").write_bytes(saved[0])
+    torch.save(found, folder / f"{job}{dist.get_rank()}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -158,7 +158,7 @@ class Rules:
         self._frees, self._reference_order = state.memory.reference.frees, state.memory.order
         self._lead_us = policy.lead * state.priorities.total_us
         self._slack_us = policy.slack * state.priorities.total_us
-        self._window = policy.window
+        self._window, self._keeps_busy = policy.window, policy.keeps_busy
 
     def choose(self) -> tuple[int, Reason]:
         """The next node, by the first rule that finds one, and why."""
@@ -229,7 +229,9 @@ class Rules:
 
     def _delays_more_urgent(self, v: NodeId, end_us: float) -> bool:
         state = self._state
-        return state.nodes[v].kind is Kind.COLLECTIVE and state.streams.delays_more_urgent(v, state.clock_us, end_us)
+        return state.nodes[v].kind is Kind.COLLECTIVE and state.streams.delays_more_urgent(
+            v, state.clock_us, end_us, self._keeps_busy
+        )
 
     def _becomes_late(self, compute: int, end_us: float) -> NodeId | None:
         """The most urgent node that would make the end later if ``compute`` went first, and that this can wait for."""

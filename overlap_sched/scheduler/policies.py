@@ -16,12 +16,15 @@ class Policy:
         slack: How much earlier than its latest start a node of the critical path is moved ahead; negative: later.
         window: How many positions ahead of the first open node compute is looked for.
         prepares: Is cheap compute moved to prepare launches? Else it fills stalls, and launches follow.
+        keeps_busy: Does a launch never leave its stream idle for a more urgent one, where the stream has more to do
+            than there is time for?
     """
 
     lead: float
     slack: float
     window: float = math.inf
     prepares: bool = True
+    keeps_busy: bool = False
 
 
 FAR, NEAR, NEXT = 8_000, 1_000, 250
@@ -49,6 +52,13 @@ NETWORK_BINDS = (
     COMPUTE_BINDS[0],
     *LAST,
 )
+INTERLEAVED = (
+    Policy(0.005, -1.0, FAR, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
+    Policy(0.02, -0.03, NEAR, keeps_busy=True),
+    Policy(1.0, -0.03, FAR, keeps_busy=True),  # every collective as soon as memory allows
+    Policy(0.005, 0.12, FAR, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
+)
+"""For runs from an order of several chains (:mod:`overlap_sched.scheduler.interleave`)."""
 
 
 def policies_for(compute_binds: bool) -> tuple[Policy, ...]:

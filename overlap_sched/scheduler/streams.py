@@ -75,12 +75,16 @@ class Streams:
         self._nodes, self._before = problem.nodes, problem.predecessors
         self._level_us, self._has_run = priorities.bottom_level_us, has_run
         self._times: StreamTimes = SharedStreams(problem) if problem.contention else FifoStreams(problem)
+        self._left_us = dict.fromkeys(problem.groups, 0.0)  # per group, the time of what has not been launched
+        for v in problem.collectives:
+            self._left_us[problem.nodes[v].group or ""] += problem.nodes[v].time_us
         # per group, what has not been launched, by latest start; a linked list, so that its front is always near
         self._to_launch = {group: OrderedDict.fromkeys(ids) for group, ids in priorities.by_latest_start.items()}
 
     def launch(self, v: NodeId, clock_us: float) -> None:
         """Collective v is launched now."""
         self._times.launch(v, clock_us)
+        self._left_us[self._nodes[v].group or ""] -= self._nodes[v].time_us
         del self._to_launch[self._nodes[v].group][v]
 
     def start_us(self, v: NodeId, clock_us: float) -> float:
@@ -108,17 +112,19 @@ class Streams:
         collective = self._nodes[wait].collective
         return 0.0 if collective is None else self._times.completes_us(collective)
 
-    def delays_more_urgent(self, v: NodeId, clock_us: float, end_us: float) -> bool:
+    def delays_more_urgent(self, v: NodeId, clock_us: float, end_us: float, keeps_busy: bool = False) -> bool:
         """Would launching v now delay a more urgent u by more than launching u first would delay v?
 
         Args:
             v: A collective that could be launched.
             clock_us: Now.
             end_us: When the step is expected to end: a node with a longer path than what is left is late.
+            keeps_busy: Does the stream's own work count as such a path? It is delayed while the stream is idle for u.
         """
         start_us = self.start_us(v, clock_us)
         finish_us = start_us + self._nodes[v].time_us
         latest_us = end_us - self._level_us[v]
+        stream_us = self._left_us[self._nodes[v].group or ""] if keeps_busy else 0.0
         for u in self._more_urgent(v):
             late_us = finish_us - (end_us - self._level_us[u])
             if late_us <= 0:
@@ -127,7 +133,8 @@ class Streams:
             if ready_us >= finish_us:
                 continue
             behind = max(ready_us - (end_us - self._level_us[u]), ready_us + self._nodes[u].time_us - latest_us)
-            if behind < max(start_us - latest_us, late_us):
+            idle_us, busy_us = ready_us + stream_us - end_us, start_us + stream_us - end_us
+            if max(behind, idle_us) < max(start_us - latest_us, late_us, busy_us):
                 return True
         return False
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
-from overlap_sched.scheduler.interleave import has_chains, interleaved
+from overlap_sched.scheduler.chains import has_chains
+from overlap_sched.scheduler.interleave import interleaved
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import INTERLEAVED, Policy, policies_for
 from overlap_sched.scheduler.priority import Priorities

@@ -32,7 +32,13 @@ def test_halves_share_the_gathers_and_halve_all_else() -> None:
     whole = forward(3)
     made = halves(whole).problem
     of_kind = Counter(node.kind for node in made.nodes)
-    assert of_kind == {Kind.INPUT: 4, Kind.COLLECTIVE: 3 + 2 * 3, Kind.WAIT: 3 + 2 * 3, Kind.COMPUTE: 2 * 6, Kind.OUTPUT: 1}
+    assert of_kind == {
+        Kind.INPUT: 4,
+        Kind.COLLECTIVE: 3 + 2 * 3,
+        Kind.WAIT: 3 + 2 * 3,
+        Kind.COMPUTE: 2 * 6,
+        Kind.OUTPUT: 1,
+    }
     assert times_us(made, Kind.COMPUTE) == pytest.approx(times_us(whole, Kind.COMPUTE))
     assert times_us(made, Kind.COLLECTIVE) == pytest.approx(times_us(whole, Kind.COLLECTIVE))
     by_name = {node.name: node for node in made.nodes}
@@ -45,7 +51,14 @@ def test_halves_share_the_gathers_and_halve_all_else() -> None:
 def test_parts_may_gather_for_themselves() -> None:
     made = halves(forward(2), 3, gathers_shared=False).problem
     gathers = [node for node in made.nodes if node.op == "gather"]
-    assert [node.name for node in gathers] == ["gather0.0", "gather1.0", "gather0.1", "gather1.1", "gather0.2", "gather1.2"]
+    assert [node.name for node in gathers] == [
+        "gather0.0",
+        "gather1.0",
+        "gather0.1",
+        "gather1.1",
+        "gather0.2",
+        "gather1.2",
+    ]
     assert {node.time_us for node in gathers} == {10.0}
 
 

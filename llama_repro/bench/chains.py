@@ -90,7 +90,8 @@ def rows(made: Mapping[str, Callable[[], Chains]], networks: Sequence[float]) ->
                 row = measured(slower_network(listed(chains), network), bound_us)
                 yield (
                     f"| {name} x{network:g} | {listing} "
-                    f"| {row.original_us / 1e3:,.1f} ms | {row.step_us / 1e3:,.1f} ms | {row.step_us / bound_us - 1:.2%} "
+                    f"| {row.original_us / 1e3:,.1f} ms | {row.step_us / 1e3:,.1f} ms "
+                    f"| {row.step_us / bound_us - 1:.2%} "
                     f"| {row.original_bytes / 2**30:.3f} | {row.peak_bytes / 2**30:.3f} "
                     f"| {row.runs} | {row.cpu_s:.2f} s |"
                 )

@@ -116,7 +116,7 @@ def test_the_table_has_a_row_per_listing_and_network() -> None:
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| two x1"] * 7 + ["| two x4"] * 7
     cells = lines[2].strip("| ").split(" | ")
     assert cells[1:3] == ["one by one", "2.9 ms"]  # 60 times gather, half a product, half a sum, half a norm
-    assert all(float(line.split(" | ")[4].rstrip("%")) < 1.5 for line in lines[2:9])
+    assert all(float(line.split(" | ")[4].rstrip("%")) < 4.0 for line in lines[2:9])
 
 
 def test_the_table_is_of_the_committed_graphs() -> None:

@@ -115,6 +115,13 @@ def test_a_chain_that_never_waits_lets_the_other_on() -> None:
     assert place["wgrad5.0"] < place["dgrad10.0"]  # what frees memory does not wait for the end
 
 
+def test_waits_let_go_of_memory_as_soon_as_they_can() -> None:
+    problem = beside(forward(40), layers(40)).lock_step()
+    task, reference = task_of(problem, Options(headroom=10**6))
+    order = interleaved(task, reference)
+    assert max(peak_by_definition(problem, list(order))) < task.base_bytes
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_graph_within_any_budget(data: st.DataObject) -> None:

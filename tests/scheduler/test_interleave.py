@@ -115,7 +115,7 @@ def test_a_chain_that_never_waits_lets_the_other_on() -> None:
     assert place["wgrad5.0"] < place["dgrad10.0"]  # what frees memory does not wait for the end
 
 
-def test_waits_let_go_of_memory_as_soon_as_they_can() -> None:
+def test_taking_turns_takes_less_memory_than_lock_step() -> None:
     problem = beside(forward(40), layers(40)).lock_step()
     task, reference = task_of(problem, Options(headroom=10**6))
     order = interleaved(task, reference)

@@ -26,10 +26,10 @@ SHARED = -1
 
 @dataclass(frozen=True)
 class Chains:
-    """Several chains as one problem.
+    """Several chains as one problem; in every listing of it the inputs come first.
 
     Attributes:
-        problem: Its nodes are listed one chain after the other; what is shared comes where it is first needed.
+        problem: Its nodes are listed one chain after the other, inputs too; what is shared where it is first needed.
         chain: Per node id which chain it belongs to, or :data:`SHARED`.
         rank: Per node id its position in the graph that its chain is a copy of.
         stage: Per node id how many collectives that carry activations are launched before it in that graph.
@@ -42,7 +42,7 @@ class Chains:
 
     def one_by_one(self) -> Problem:
         """The first chain, then the second."""
-        return self.problem
+        return self._listed(lambda v: (v,))
 
     def lock_step(self) -> Problem:
         """A node of the first chain, a node of the second, and so on."""
@@ -100,7 +100,7 @@ def halves(problem: Problem, parts: int = 2, *, gathers_shared: bool = True) -> 
     """
     whole = _of_one_input(problem)
     part = _scaled(problem, whole, 1 / parts)
-    shared = [w and gathers_shared or node.kind is Kind.INPUT for w, node in zip(whole, problem.nodes, strict=True)]
+    shared = [(w and gathers_shared) or node.kind is Kind.INPUT for w, node in zip(whole, problem.nodes, strict=True)]
     return _joined(f"{problem.name}_{parts}_parts", [part] * parts, [shared] * parts)
 
 

@@ -54,9 +54,9 @@ NETWORK_BINDS = (
 )
 INTERLEAVED = (
     Policy(0.005, -1.0, FAR, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
-    Policy(0.0, -0.03, FAR, keeps_busy=True),  # launches at their latest start: memory binds
-    Policy(1.0, -0.03, FAR, keeps_busy=True),  # every collective as soon as memory allows
     Policy(0.02, -0.03, NEAR, keeps_busy=True),
+    Policy(1.0, -0.03, FAR, keeps_busy=True),  # every collective as soon as memory allows
+    Policy(0.005, 0.12, FAR, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
 )
 """For runs from an order of several chains (:mod:`overlap_sched.scheduler.interleave`)."""
 

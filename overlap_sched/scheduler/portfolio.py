@@ -2,9 +2,10 @@
 
 A run is fast and greedy, and which policy suits a graph is known only afterwards. So: runs from the order given, one
 per policy (:mod:`overlap_sched.scheduler.policies`); with more effort, runs from the order with the lowest peak, then
-again and again from the best so far (both are valid references within the budget). Where that is not enough on a graph
-of several chains, runs from an order that goes from chain to chain (:mod:`overlap_sched.scheduler.interleave`). How much
-is counted, never timed: every rank gets the same order.
+again and again from the best so far (both are valid references within the budget). Where one run is not enough on a
+graph of several chains, the next ones start from an order that goes from chain to chain
+(:mod:`overlap_sched.scheduler.interleave`), as many again. How much is counted, never timed: every rank gets the same
+order.
 """
 
 from dataclasses import replace
@@ -12,7 +13,8 @@ from dataclasses import replace
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
-from overlap_sched.scheduler.interleave import has_chains, interleaved
+from overlap_sched.scheduler.chains import has_chains
+from overlap_sched.scheduler.interleave import interleaved
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import INTERLEAVED, Policy, policies_for
 from overlap_sched.scheduler.priority import Priorities
@@ -36,24 +38,31 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
     policies = policies_for(compute_binds=compute_us >= stream_us)
     bound_us = simple_bound_us(problem, reference.priorities(policies[0].prepares))
     enough_us, count = bound_us * close_enough(task), runs(options.effort, len(problem.nodes))
-    start, given = reference, best
-    best = replace(best, work=NO_WORK)
+    start, best = reference, replace(best, work=NO_WORK)
     for k in range(count):
         # an original order is left alone only at the bound itself
         if best.step_us <= (enough_us if k else bound_us):
             break
+        if k == 1 and has_chains(problem):
+            best = _of_chains(task, reference, best, count, enough_us)
+            if best.step_us <= enough_us:
+                break
         if k == len(policies) and options.base == "original" and options.budget == "peak":
             start = Reference(problem, lowest_peak(task).order, reference.live_ranges)
         elif k > len(policies) and k % len(policies) == 0 and best.reasons:
             start = Reference(problem, best.order, reference.live_ranges)
         best = _run(task, start, policies[k % len(policies)], best)
-    if count > 1 and best.step_us > enough_us and has_chains(problem):
-        start = Reference(problem, interleaved(task, reference), reference.live_ranges)
-        for policy in INTERLEAVED[:count]:
-            best = _run(task, start, policy, best)
-            if best.step_us <= enough_us:
-                break
-    return best if best.work.runs else given
+    return best
+
+
+def _of_chains(task: Task, reference: Reference, best: Candidate, most: int, enough_us: float) -> Candidate:
+    """The best of at most so many runs from an order that goes from chain to chain, until a step is short enough."""
+    start = Reference(task.problem, interleaved(task, reference), reference.live_ranges)
+    for policy in INTERLEAVED[:most]:
+        best = _run(task, start, policy, best)
+        if best.step_us <= enough_us:
+            break
+    return best
 
 
 def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> Candidate:

@@ -24,6 +24,7 @@ POLICIES = st.builds(
     slack=st.sampled_from([-1.0, -0.03, 0.0, 0.12, 1.0]),
     window=st.sampled_from([1, 2, 5, math.inf]),
     prepares=st.booleans(),
+    keeps_busy=st.booleans(),
 )
 
 

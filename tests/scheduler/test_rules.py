@@ -133,6 +133,20 @@ def test_a_launch_lets_a_more_urgent_one_go_first() -> None:
         assert graph.run(early) == ("long chain urgent w.long w.urgent mm end", 110.0)
 
 
+@pytest.mark.parametrize(("keeps_busy", "step_us"), [(False, 90.0), (True, 80.0)])
+def test_a_stream_that_binds_is_not_left_idle_for_a_more_urgent_launch(keeps_busy: bool, step_us: float) -> None:
+    """The stream has 80 us to do, the longest path 70: 10 us without work are 10 us more."""
+    graph = Graph()
+    graph.gather("short", 20.0)
+    graph.compute("chain", 10.0)
+    graph.gather("urgent", 20.0, "chain")
+    graph.gather("last", 40.0, "chain")
+    graph.compute("mm", 40.0, "w.urgent")
+    order, found_us = graph.run(Policy(lead=1.0, slack=0.0, keeps_busy=keeps_busy))
+    assert order.split()[0] == ("short" if keeps_busy else "chain")
+    assert found_us == step_us
+
+
 @pytest.mark.parametrize(("lead", "first"), [(0.0, "mm"), (1.0, "gather")])
 def test_lead_is_how_much_sooner_than_at_its_latest_start(lead: float, first: str) -> None:
     graph = Graph()

@@ -44,6 +44,14 @@ def annotated(text: str, device: torch.device, size_of: Callable[[str], int | No
         return None
 
 
+def contradicts(text: str, value: Any) -> bool:
+    """Whether an annotation without symbols gives a tensor another shape or type than it has."""
+    match = _TENSOR.match(text)
+    if match is None or match[1] not in _DTYPES or not isinstance(value, torch.Tensor):
+        return False
+    return _sizes(match[2], lambda _: None) != list(value.shape) or _DTYPES[match[1]] is not value.dtype
+
+
 def depends_on_symbols(text: str) -> bool:
     """Whether an annotation has sizes with names in them."""
     match = _TENSOR.match(text)

@@ -153,6 +153,9 @@ class Values:
         fixed = text is not None and not guess.depends_on_symbols(text)
         if reason is not None and self._strict and node in self._guessed and not fixed:
             raise MisfitError([n for tensor in tensors for n in tensor.shape])
+        if text is not None and fixed and _may_change(node.target) and guess.contradicts(text, value):
+            value = self._printed(node, tensors)
+            self.note("results whose shape is another in this torch: taken from the printed annotation")
         if value is NotImplemented:
             value = self._guess(node, args, tensors, reason[0] if reason else missing(node))
         value, count = guess.concrete(value, node.target, tensors, self._size_for(node, value))
@@ -227,6 +230,11 @@ class Values:
         if all(isinstance(key, int) for key in parts):
             return tuple([parts.get(i) for i in range(max(key for key in parts if isinstance(key, int)) + 1)])
         return parts
+
+
+def _may_change(target: Any) -> bool:
+    """Whether an operator may give other shapes in another torch than that which wrote the file; ATen's do not."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
 
 
 def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:

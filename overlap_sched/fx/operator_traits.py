@@ -31,7 +31,7 @@ class OperatorTraits:
         comm: Set for collectives and waits.
         known: Whether we know it; unknown ones are barriers and are counted.
         writes: Arguments that it writes.
-        returns: Per return value, the argument that it is (``Tensor(a!)``), or ``None``.
+        returns: Per return value, the argument that it is (``Tensor(a!)``) or looks at (``Tensor(a)``), or ``None``.
         writes_all: It may write any of its tensors.
         writes_aliased: Aliasing that its schema does not declare means that it writes there (not so for views).
         dropout: Argument that, when 0, makes it draw no random numbers.

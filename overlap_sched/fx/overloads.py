@@ -64,7 +64,7 @@ class _Schema:
     Attributes:
         arguments: Where the operator takes them, by name.
         writes: Those that it writes.
-        returns: Per return value, the argument that it is, or ``None``.
+        returns: Per return value, the argument that it is or looks at, or ``None``.
         writes_unnamed: It writes, but not which arguments.
         writes_out: It writes an argument that is given by name only: ``out=``.
     """
@@ -75,13 +75,23 @@ class _Schema:
         written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         freed = _FREED.get(schema.name)
         self.writes = tuple(self.arguments[name] for name in (*(a.name for a in written), freed) if name is not None)
-        alias = {name: self.arguments[a.name] for a in written for name in a.alias_info.before_set}
+        aliased = [a for a in schema.arguments if a.alias_info] if _always_a_view(op) else written
+        alias = {name: self.arguments[a.name] for a in aliased for name in a.alias_info.before_set}
+        parts = next(iter(alias.values())) if len(alias) == 1 and not written else None
         self.returns = tuple(
-            next((alias[name] for name in r.alias_info.before_set if name in alias), None) if r.alias_info else None
-            for r in schema.returns
+            next((alias[name] for name in r.alias_info.before_set if name in alias), parts) if r.alias_info else None
+            for r in schema.returns  # a list of views (``Tensor(a)[]``) has an empty set
         )
         self.writes_unnamed = schema.is_mutable and not self.writes
         self.writes_out = any(position == -1 for position, _ in self.writes)
+
+
+def _always_a_view(op: OpOverload) -> bool:
+    """Whether what its schema calls a view is one: those put together from other operators (``reshape``) may copy."""
+    try:
+        return not op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    except RuntimeError:  # of TorchScript alone (``aten::add_.t``): not in the dispatcher
+        return False
 
 
 def _ordering_of(op: OpOverload, returns_nothing: bool) -> Ordering:

@@ -101,7 +101,10 @@ class _Reader:
         return _MISSING
 
     def _join_with_arguments(self, node: fx.Node, traits: OperatorTraits, val: Any, fresh: tuple[int, ...]) -> None:
-        """What returns its argument has its argument's storage, whatever its fake kernel says."""
+        """What returns its argument, or a view of it, has its storage, whatever ``val`` says.
+
+        Fake kernels of collectives allocate anew; passes that replace the argument of a view leave the view's value.
+        """
         storages, pairs = self.reading.storages, []
         if traits.comm is not None and traits.comm.role is Role.WAIT:
             pairs.append((val, node.args[0] if node.args else next(iter(node.kwargs.values()), None)))
@@ -111,7 +114,7 @@ class _Reader:
             pairs += [(val[i], a.of(node.args, node.kwargs)) for i, a in enumerate(traits.returns) if a is not None]
         for value, argument in pairs:
             values = value if isinstance(value, list | tuple) else [value]
-            arguments = argument if isinstance(argument, list | tuple) else [argument]
+            arguments = argument if isinstance(argument, list | tuple) else [argument] * len(values)
             for one, source in zip(values, arguments, strict=False):
                 raw, _ = storages.of_value(one)
                 of = self.reading.outs[self.index[source]] if isinstance(source, fx.Node) else ()

@@ -205,6 +205,24 @@ return [left, right, proj]
     assert dump.notes == {"results whose shape was taken from the printed annotation": 2}
 
 
+def test_where_this_torch_gives_another_shape_or_type_the_file_is_right(tmp_path: Path) -> None:
+    """torch's own bucketing operators take other arguments in 2.15 than in 2.13: a dump is of the torch that wrote it."""
+    with torch.library._scoped_library("overlap_sched_test", "FRAGMENT") as library:
+        library.define("twin(Tensor x) -> Tensor")
+        library.impl("twin", torch.empty_like, "Meta")
+        body = """
+same: "bf16[8, 4]cpu" = torch.ops.overlap_sched_test.twin.default(x)
+wider: "f32[8, 4]cpu" = torch.ops.overlap_sched_test.twin.default(x)
+longer: "bf16[16, 4]cpu" = torch.ops.overlap_sched_test.twin.default(x);  x = None
+return [same, wider, longer]
+"""
+        dump = load(tmp_path, handwritten(body, [("x", "bfloat16 8 4")]))
+    val = values(dump)
+    assert (val["wider"].dtype, val["longer"].shape) == (torch.float32, (16, 4))
+    assert (val["same"].dtype, val["same"].shape) == (torch.bfloat16, (8, 4))
+    assert dump.notes == {"results whose shape is another in this torch: taken from the printed annotation": 2}
+
+
 def test_a_wait_of_several_is_one_whatever_torch_reads_it(tmp_path: Path) -> None:
     """``wait_tensors`` is new in torch 2.15; dumps that hold it are read by all versions."""
     body = """

@@ -12,6 +12,7 @@ from torch._inductor.fx_passes.memory_estimator import MemoryTracker
 from llama_repro.capture.configs import find_config
 from llama_repro.capture.trace import captured
 from overlap_sched.fx import Lifted, lift, schedule_graph
+from overlap_sched.fx.operators import traits_of
 from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.problem import Order, Problem
 from tests.fx.test_fx_orders import GRAPHS, random_program
@@ -203,3 +204,26 @@ def test_which_inputs_stay() -> None:
     assert pinned(lift(named("a", "b"), donated=lambda node: True, parameters=["b"])) == ["b"]
     assert pinned(lift(backward, parameters=lambda node: node.name == "mm")) == ["primals_1", "mm"]
     assert pinned(lift(named("a", "written", "tangents_1"))) == ["written"]
+
+
+def test_a_view_has_the_storage_of_what_it_looks_at_whatever_its_value_shows() -> None:
+    """A pass that joins gathers leaves the values of views as they were: on storages that no other node shows."""
+
+    def program(x: Tensor) -> Any:
+        y = x + 1
+        return y.t() + 1, [part + 1 for part in y.split(4)]
+
+    assert traits_of(torch.ops.aten.t.default).returns
+    assert not traits_of(torch.ops.aten.reshape.default).returns  # it may copy
+    gm = trace(program, (8, 4))
+    before = lift(gm).problem
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.aten.split.Tensor:
+            parts = node.meta["val"] = [torch.empty_like(part) for part in node.meta["val"]]
+            for user in node.users:
+                user.meta["val"] = parts[user.args[1]]
+        elif node.target is torch.ops.aten.t.default:
+            node.meta["val"] = torch.empty_like(node.meta["val"])
+    after = lift(gm).problem
+    assert [(n.alloc, n.time_us) for n in after.nodes] == [(n.alloc, n.time_us) for n in before.nodes]
+    assert after.storages == before.storages

@@ -110,9 +110,9 @@ def test_this_torch_asks() -> None:
     assert before.__name__ in ("cache_hit_post_compile", "loaded")
 
 
-def test_caches_that_load_without_asking_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._functorch.config, "bundled_autograd_cache", True)
-    assert not private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+def test_caches_that_load_without_asking_are_not_used() -> None:
+    with torch._functorch.config.patch(bundled_autograd_cache=True):
+        assert not private.watch_cache(cached_orders._may_load, cached_orders._may_save)
 
 
 def test_another_torch_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:

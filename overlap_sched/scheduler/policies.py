@@ -41,17 +41,16 @@ COMPUTE_BINDS = (
     Policy(0.005, 0.12, FAR),  # the critical path far ahead, weight gradients behind it
     Policy(0.02, -0.03, NEAR),  # the critical path only when it is late: memory binds
     Policy(0.0, -0.03, FAR),  # the same, launches at their latest start: memory binds more
-    Policy(0.1, 0.02, FAR),  # launches very early: whole steps, whose collectives are few and large
+    Policy(0.01, -0.03, NEAR),
     *LAST,
 )
 NETWORK_BINDS = (
     Policy(0.02, -0.03, NEAR, prepares=False),  # compute stalls often enough to prepare launches meanwhile
     Policy(-0.02, -0.03, NEXT, prepares=False),  # launches late, next to nothing far ahead: memory binds too
     Policy(0.1, -0.03, FAR),  # launches very early
-    LAST[0],
     Policy(0.02, -0.03, NEAR),
     COMPUTE_BINDS[0],
-    *LAST[1:],
+    *LAST,
 )
 INTERLEAVED = (
     Policy(0.005, -1.0, FAR, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already

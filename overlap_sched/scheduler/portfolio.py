@@ -21,7 +21,7 @@ from overlap_sched.scheduler.priority import Priorities
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import NO_WORK, Work
 
-RUN_NODES = 22_000
+RUN_NODES = 15_000
 """A unit of effort is one run on a graph of up to so many nodes, less on a larger one."""
 
 GOAL_PERCENT = 1.5

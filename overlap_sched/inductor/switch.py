@@ -38,7 +38,7 @@ from overlap_sched.options import Options
 COMPETING = "aten_distributed_optimizations.enable_overlap_scheduling"
 """A reorderer of torch that runs before us: it makes fusion worse by the dependencies that it inserts."""
 SIMPLE_OVERLAP = "aten_distributed_optimizations.enable_simple_overlap"
-"""Another, from 2.15 on and on by default, that would run behind us and undo our order: we run it before us."""
+"""Another, on by default from 2.14 on, that would run behind us and undo our order: we run it before us."""
 
 NOTHING_COMPILED = (
     "overlap_sched: nothing was compiled inside of enabled(). torch compiles when a function is called first, and its "

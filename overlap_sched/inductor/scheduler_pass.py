@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import graph_key
+from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.cache_key import settings_key
 from overlap_sched.inductor.cached_orders import watched
@@ -117,8 +117,8 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     attempt.name = private.graph_name()
     if not any(private.contains_collective(snode) for snode in snodes):
         return no_collectives(attempt.name)
-    attempt.key = graph_key(private.V.graph.graph, settings.stage)
-    attempt.launches = kernel_launches(snodes)
+    if asks(settings):
+        attempt.key, attempt.launches = graph_key(private.V.graph.graph, settings.stage), kernel_launches(snodes)
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
     lift_s = time.perf_counter() - began
@@ -128,7 +128,8 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
         return Report(problem.name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
     planned.ordered = _put_in_order(snodes, lifted, plan.order)
-    attempt.planned = kernel_launches(planned.ordered)
+    if attempt.key is not None:
+        attempt.planned = kernel_launches(planned.ordered)
     return Report(problem.name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
 
 

@@ -230,8 +230,8 @@ def faults(runner: Runner) -> Iterator[Fault]:
             if way.endswith(DIFFERENT) and min(each[0].get(where, 0) for each in seen) > 1:
                 yield Fault(way, "function", where, error, on, 2)  # while it plans for the second time
         # Ctrl-C ends a rank's step: only where both ranks are at the same place whatever the clock says, not where one
-        # of them happens to see first that both wait, or only rank 0 logs, and the other goes on with a step that nobody
-        # else is in
+        # of them happens to see first that both wait, or logs what rank 0 alone logs, and the other goes on with a step
+        # that nobody else is in
         steady = [f for f in functions if not f.startswith("distributed/") and all(f in each[0] for each in seen)]
         for turn, where in enumerate(steady[:: max(1, len(steady) // 8)]):
             yield Fault(way, "interrupt", where, "KeyboardInterrupt", (0, 1, None)[turn % 3])

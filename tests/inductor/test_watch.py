@@ -32,8 +32,9 @@ BACKEND = (
 
 
 @pytest.fixture
-def nothing_said(clean: None) -> Iterator[None]:
-    """What other tests have compiled is said."""
+def nothing_said(clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What other tests have compiled is said; nothing is said while a slow machine compiles."""
+    monkeypatch.setattr(settled, "QUIET_S", settled.LONGEST_QUIET_S)
     settled.forget()
     yield
     settled.forget()

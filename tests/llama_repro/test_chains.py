@@ -9,16 +9,8 @@ from llama_repro.bench import chains as bench
 from llama_repro.generate.chains import SHARED, Chains, beside, halves
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
-from tests.support.chains import SIZE, forward
+from tests.support.chains import LISTINGS, SIZE, forward
 from tests.support.layers import layers
-
-LISTINGS: dict[str, Callable[[Chains], Problem]] = {
-    "one by one": Chains.one_by_one,
-    "lock-step": Chains.lock_step,
-    "stage by stage": Chains.stage_by_stage,
-    "merged": lambda chains: chains.merged(1),
-    "shuffled": lambda chains: chains.shuffled(1),
-}
 
 
 def names(problem: Problem) -> list[str]:

@@ -17,18 +17,11 @@ from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.chains import chains, has_chains
 from overlap_sched.scheduler.interleave import interleaved
 from overlap_sched.scheduler.reference import Reference
-from tests.support.chains import forward
+from tests.support.chains import LISTINGS, forward
 from tests.support.graphs import problems
 from tests.support.layers import layers
 from tests.support.oracle import INSTANCES, peak_by_definition
 
-LISTINGS: dict[str, Callable[[Chains], Problem]] = {
-    "one by one": Chains.one_by_one,
-    "lock-step": Chains.lock_step,
-    "stage by stage": Chains.stage_by_stage,
-    "merged": lambda chains: chains.merged(1),
-    "shuffled": lambda chains: chains.shuffled(1),
-}
 listings = pytest.mark.parametrize("listed", LISTINGS.values(), ids=list(LISTINGS))
 
 

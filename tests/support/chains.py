@@ -1,8 +1,19 @@
-"""Small forward passes with tensor parallelism, to be listed side by side."""
+"""Small forward passes with tensor parallelism, to be listed side by side, and all ways to list them."""
 
+from collections.abc import Callable
+
+from llama_repro.generate.chains import Chains
 from overlap_sched import Group, Kind, Node, Problem, Storage
 
 SIZE = 4
+
+LISTINGS: dict[str, Callable[[Chains], Problem]] = {
+    "one by one": Chains.one_by_one,
+    "lock-step": Chains.lock_step,
+    "stage by stage": Chains.stage_by_stage,
+    "merged": lambda chains: chains.merged(1),
+    "shuffled": lambda chains: chains.shuffled(1),
+}
 
 
 def forward(layers: int, compute_us: float = 50.0, tp_us: float = 20.0, gather_us: float = 10.0) -> Problem:

@@ -5,7 +5,7 @@ from torch import fx
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.inductor import names
-from overlap_sched.inductor.agree import graph_key
+from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.reporting import no_collectives, warn
@@ -48,13 +48,15 @@ def _plan(gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt
     if list(graph.nodes) != before:  # planned already, in another way
         reorder(gm, before)
     name = attempt.name = graph_name(graph, kind)
-    attempt.key, attempt.launches = graph_key(graph, settings.stage), launches_in(before)
+    if asks(settings):
+        attempt.key, attempt.launches = graph_key(graph, settings.stage), launches_in(before)
     report = schedule_graph(gm, settings.options, name=name, **settings.costs)
     if report.schedule is None and report.reason == NO_COLLECTIVES:
         attempt.key = None
         return no_collectives(name)
     attempt.problem = None if report.schedule is None else report.schedule.problem
-    attempt.planned = launches_in(graph.nodes)
+    if attempt.key is not None:
+        attempt.planned = launches_in(graph.nodes)
     return report
 
 

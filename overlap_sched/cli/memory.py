@@ -15,9 +15,9 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
-from overlap_sched.peak_memory.caching_allocator import Reservation, replay_allocator
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak
+from overlap_sched.peak_memory.reserved import Reservation, replay_allocator
 from overlap_sched.problem import Problem
 from overlap_sched.problem.quantities import shown
 from overlap_sched.report.files import write_file

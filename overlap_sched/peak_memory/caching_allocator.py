@@ -1,147 +1,223 @@
-"""What torch's CUDA caching allocator would reserve for an order: a replay of its rules, without a GPU.
+"""torch's CUDA caching allocator, replayed without a GPU: what it reserves, and when it runs out.
 
-The rules and their defaults, from ``c10/core/AllocatorConfig.h`` and ``c10/cuda/CUDACachingAllocator.cpp``
-(torch 2.13)::
+The rules and their defaults, from ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` (torch 2.13
+to 2.15)::
 
-    round     a request is rounded up to a multiple of 512 bytes (kMinBlockSize), 512 at least
+    round     a request is rounded up to a multiple of 512 bytes (round_size), 512 at least
     pools     up to 1 MiB (kSmallSize): small; above: large. Blocks never change pools
     best fit  the smallest free block of the pool that is large enough; of equal ones the lowest address
-    grow      none: a segment from cudaMalloc: 2 MiB (kSmallBuffer) for small requests; 20 MiB (large_segment_size)
-              below 10 MiB (kMinLargeAlloc); above, the request rounded up to 2 MiB (kRoundLarge)
-    split     a block's rest becomes a free block: small pool: from 512 bytes on; large pool: above 1 MiB
-    merge     a freed block joins its free neighbours in the segment; segments are never given back
+    grow      none fits: a segment from cudaMalloc (get_allocation_size): 2 MiB for small requests; 20 MiB below 10 MiB;
+              above, the request rounded up to 2 MiB
+    pressure  the device has no more: every segment that is wholly free goes back to it (release_cached_blocks: this
+              stops the GPU, a *retry*), then once more. Still nothing: out of memory
+    split     a block's rest becomes a free block (should_split): small pool: from 512 bytes on; large: above 1 MiB
+    merge     a freed block joins its free neighbours in the segment (try_merge_blocks)
 
-Not modelled: ``expandable_segments``, ``max_split_size``, ``roundup_power2_divisions`` and garbage collection (all off
-by default); several streams, which have blocks of their own; and running out of memory, when cached segments are
-given back. Segments lie in the order in which they were made, while cudaMalloc promises nothing: that decides ties.
+With ``expandable_segments:True`` a pool has one segment that grows, in a range of addresses without end::
+
+    | block | free | block | free      | - - - not mapped - - - ->
+    |<- pages of 20 MiB (large pool) or 2 MiB (small) ->|
+
+    best fit  the size of a free block before what is not mapped is that to which it can grow (expandable_size)
+    grow      the lowest place with so much free or unmapped room: pages are mapped there (find_expandable_block)
+    pressure  all pages that are wholly free are unmapped (release_blocks, unmap_block)
+    split     from 512 bytes on, in both pools
+
+Not replayed: several streams (collectives in a graph take their memory on the compute stream, and from torch 2.8 on
+hold it until their wait, which is in the live ranges, instead of ``record_stream``); ``garbage_collection_threshold``;
+private pools of CUDA graphs. Segments lie in the order in which they were made, while cudaMalloc promises nothing:
+that decides ties.
 """
 
 import bisect
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import Problem
+from overlap_sched.peak_memory.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
-MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, 2**20, 2 * 2**20
-LARGE_BUFFER, MIN_LARGE_ALLOC, ROUND_LARGE = 20 * 2**20, 10 * 2**20, 2 * 2**20
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """What a replay found.
-
-    Attributes:
-        reserved_bytes: All segments together: ``torch.cuda.max_memory_reserved()``.
-        allocated_bytes: The most in use at once, rounded: ``torch.cuda.max_memory_allocated()``.
-        segments: How many there are: calls of cudaMalloc.
-    """
-
-    reserved_bytes: int
-    allocated_bytes: int
-    segments: int
+MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, MIB, 2 * MIB
+MIN_LARGE_ALLOC, ROUND_LARGE = 10 * MIB, 2 * MIB
 
 
-@dataclass
-class _Block:
+class OutOfDeviceMemoryError(Exception):
+    """A request that the capacity does not hold, after all that is cached was given back."""
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A range of addresses, in use or free; ``before`` and ``after`` are its neighbours in the segment."""
+
     address: int
     size: int
     small: bool
     free: bool = True
-    before: "_Block | None" = None
-    after: "_Block | None" = None
+    mapped: bool = True
+    before: "Block | None" = None
+    after: "Block | None" = None
 
 
 class CachingAllocator:
-    """The allocator on one stream.
+    """The allocator on one stream, with segments from cudaMalloc.
 
     Attributes:
-        reserved_bytes, allocated_bytes: Now. peak_allocated_bytes: the most of it so far. segments: how many.
+        settings: How it is set up. capacity: bytes that the device has for it.
+        reserved_bytes, allocated_bytes: Now. peak_reserved_bytes, peak_allocated_bytes: the most so far.
+        segments: How many it has asked for. retries: how often cached memory was given back under pressure.
     """
 
-    def __init__(self) -> None:
-        self.reserved_bytes = self.allocated_bytes = self.peak_allocated_bytes = self.segments = 0
-        self._pools: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address) of free blocks, sorted
-        self._blocks: dict[int, _Block] = {}
+    def __init__(self, settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> None:
+        self.settings, self.capacity = settings, capacity
+        self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = 0
+        self.peak_reserved_bytes = self.peak_allocated_bytes = 0
+        self._pools: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}  # free: (size, address, block)
+        self._next_address = 0
 
-    def allocate(self, count: int) -> int:
-        """Address of a block for so many bytes; 0 bytes take nothing and are at -1."""
+    def allocate(self, count: int) -> Block | None:
+        """A block for so many bytes; none for 0.
+
+        Raises:
+            OutOfDeviceMemoryError: The capacity does not suffice.
+        """
         if count == 0:
-            return -1
-        size = max(-(-count // MIN_BLOCK) * MIN_BLOCK, MIN_BLOCK)
-        pool = self._pools[size <= SMALL_SIZE]
-        at = bisect.bisect_left(pool, (size, -1))
-        block = self._blocks[pool.pop(at)[1]] if at < len(pool) else self._new_segment(size)
+            return None
+        size = rounded(count, self.settings)
+        block = self._best_fit(size) or self._grown(size)
         self._split(block, size)
         block.free = False
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        return block.address
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        return block
 
-    def free(self, address: int) -> None:
+    def free(self, block: Block | None) -> None:
         """Give a block back."""
-        if address < 0:
+        if block is None:
             return
-        block = self._blocks[address]
         self.allocated_bytes -= block.size
         block.free = True
-        if block.before is not None and block.before.free:
-            self._take(block.before)
-            block = self._join(block.before, block)
-        if block.after is not None and block.after.free:
-            self._take(block.after)
-            self._join(block, block.after)
-        bisect.insort(self._pools[block.small], (block.size, block.address))
+        self._put(self._merged(block))
 
-    def _take(self, block: _Block) -> None:
+    def _best_fit(self, size: int) -> Block | None:
+        pool, limit = self._pools[size <= SMALL_SIZE], self.settings.max_split_size_bytes
+        at = bisect.bisect_left(pool, (size, -1))
+        if at == len(pool):
+            return None
+        have = pool[at][0]
+        if size < limit <= have or (size >= limit and have >= size + self.settings.max_non_split_rounding_bytes):
+            return None
+        return pool.pop(at)[2]
+
+    def _grown(self, size: int) -> Block:
+        """A block from the device, after a retry where it has no more."""
+        block = self._from_device(size)
+        if block is None and self._released_one(size):
+            block = self._from_device(size)
+        if block is None:
+            self.retries += 1
+            self._release()
+            block = self._from_device(size)
+        if block is None:
+            raise OutOfDeviceMemoryError
+        return block
+
+    def _from_device(self, size: int) -> Block | None:
+        if size <= SMALL_SIZE:
+            segment = SMALL_BUFFER
+        elif size < MIN_LARGE_ALLOC:
+            segment = self.settings.large_segment_size_bytes
+        else:
+            segment = -(-size // ROUND_LARGE) * ROUND_LARGE
+        if self.reserved_bytes + segment > self.capacity:
+            return None
+        block = Block(self._next_address, segment, size <= SMALL_SIZE)
+        self._next_address += segment
+        self.segments += 1
+        self._reserve(segment)
+        return block
+
+    def _released_one(self, size: int) -> bool:
+        """Give back blocks that are not split, as many as serve the request (``release_available_cached_blocks``)."""
+        limit = self.settings.max_split_size_bytes
+        if limit == NO_LIMIT:
+            return False
+        pool, wanted = self._pools[size <= SMALL_SIZE], max(size, limit)
+        at = bisect.bisect_left(pool, (wanted, -1))
+        if at < len(pool):
+            self._give_back(pool, at)
+            return True
+        released = 0
+        while pool and released < wanted and pool[-1][0] >= limit:
+            released += pool[-1][0]
+            self._give_back(pool, len(pool) - 1)
+        return released >= wanted
+
+    def _release(self) -> None:
+        """Give back every segment that is wholly free."""
+        for pool in self._pools.values():
+            for at in reversed(range(len(pool))):
+                if pool[at][2].before is None and pool[at][2].after is None:
+                    self._give_back(pool, at)
+
+    def _give_back(self, pool: list[tuple[int, int, Block]], at: int) -> None:
+        self._reserve(-pool.pop(at)[0])
+
+    def _reserve(self, count: int) -> None:
+        self.reserved_bytes += count
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes
+
+    def _should_split(self, block: Block, size: int) -> bool:
+        left = block.size - size
+        if block.small:
+            return left >= MIN_BLOCK
+        return left > SMALL_SIZE and size < self.settings.max_split_size_bytes
+
+    def _split(self, block: Block, size: int) -> None:
+        if not self._should_split(block, size):
+            return
+        rest = Block(block.address + size, block.size - size, block.small, before=block, after=block.after)
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+        self._put(rest)
+
+    def _put(self, block: Block) -> None:
+        bisect.insort(self._pools[block.small], (block.size, block.address, block))
+
+    def _take(self, block: Block) -> None:
         """Out of the free blocks."""
         pool = self._pools[block.small]
         pool.pop(bisect.bisect_left(pool, (block.size, block.address)))
 
-    def _join(self, left: _Block, right: _Block) -> _Block:
-        left.size += right.size
-        left.after = right.after
-        if right.after is not None:
-            right.after.before = left
-        del self._blocks[right.address]
-        return left
-
-    def _new_segment(self, size: int) -> _Block:
-        if size <= SMALL_SIZE:
-            segment = SMALL_BUFFER
-        elif size < MIN_LARGE_ALLOC:
-            segment = LARGE_BUFFER
-        else:
-            segment = -(-size // ROUND_LARGE) * ROUND_LARGE
-        block = _Block(self.reserved_bytes, segment, size <= SMALL_SIZE)
-        self._blocks[block.address] = block
-        self.reserved_bytes += segment
-        self.segments += 1
+    def _merged(self, block: Block) -> Block:
+        """The block, which is in no pool, joined with its free neighbours that are mapped as it is."""
+        before, after = block.before, block.after
+        if before is not None and before.free and before.mapped == block.mapped:
+            self._take(before)
+            before.size += block.size
+            before.after = after
+            if after is not None:
+                after.before = before
+            block = before
+        if after is not None and after.free and after.mapped == block.mapped:
+            self._take(after)
+            block.size += after.size
+            block.after = after.after
+            if after.after is not None:
+                after.after.before = block
         return block
 
-    def _split(self, block: _Block, size: int) -> None:
-        left = block.size - size
-        if left >= MIN_BLOCK if block.small else left > SMALL_SIZE:
-            rest = _Block(block.address + size, left, block.small, True, block, block.after)
-            if block.after is not None:
-                block.after.before = rest
-            block.after, block.size = rest, size
-            self._blocks[rest.address] = rest
-            bisect.insort(self._pools[rest.small], (left, rest.address))
 
-
-def replay_allocator(problem: Problem, order: Sequence[int]) -> Reservation:
-    """Run an order through the allocator: first the inputs, then what each step makes; what dies is freed behind it."""
-    made: list[list[tuple[int, int]]] = [[] for _ in order]
-    dead: list[list[int]] = [[] for _ in order]
-    for span in LiveRanges(problem).of(order):
-        made[span.first].append((span.storage, span.bytes))
-        dead[span.last].append(span.storage)
-    allocator = CachingAllocator()
-    address: dict[int, int] = {}
-    for born, gone in zip(made, dead, strict=True):
-        for s, count in born:
-            address[s] = allocator.allocate(count)
-        for s in gone:
-            allocator.free(address[s])
-    return Reservation(allocator.reserved_bytes, allocator.peak_allocated_bytes, allocator.segments)
+def rounded(count: int, settings: AllocatorSettings = PLAIN) -> int:
+    """Bytes that a request takes (``round_size``, ``roundup_power2_next_division``)."""
+    if count < MIN_BLOCK:
+        return MIN_BLOCK
+    divisions = settings.divisions(count)
+    if divisions > 1 and count > MIN_BLOCK * divisions:
+        if count & (count - 1) == 0:
+            return count
+        floor = 1 << (count.bit_length() - 1)
+        step = floor >> (divisions.bit_length() - 1)
+        return floor << 1 if step == 0 else -(-count // step) * step
+    if divisions == 1 and count > MIN_BLOCK:
+        return count
+    return -(-count // MIN_BLOCK) * MIN_BLOCK

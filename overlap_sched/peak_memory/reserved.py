@@ -1,0 +1,122 @@
+"""What the caching allocator makes of an order: reserved, the smallest capacity, retries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlap_sched.peak_memory.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from overlap_sched.peak_memory.caching_allocator import Block, CachingAllocator, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.expandable_segments import ExpandableAllocator
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.problem import Kind, Problem
+
+CAPACITY_STEP = 8 * MIB
+"""The smallest capacity is found to within this."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What a replay without a limit found.
+
+    Attributes:
+        reserved_bytes: The most of all segments together: ``torch.cuda.max_memory_reserved()``.
+        allocated_bytes: The most in use at once, rounded: ``torch.cuda.max_memory_allocated()``.
+        segments: Calls of cudaMalloc (with expandable segments: how often pages were mapped).
+    """
+
+    reserved_bytes: int
+    allocated_bytes: int
+    segments: int
+
+
+def allocator(settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingAllocator:
+    """An allocator as the settings want it."""
+    kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
+    return kind(settings, capacity)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What an order asks of the allocator, in turn: storage ``s`` to allocate it, ``~s`` to free it.
+
+    Attributes:
+        events: Inputs first, then step by step what is made, then what dies behind it.
+        sizes: Per storage, bytes.
+        live_bytes: The most in use at once, as asked for.
+    """
+
+    events: tuple[int, ...]
+    sizes: tuple[int, ...]
+    live_bytes: int
+
+    def fits(self, capacity: int, settings: AllocatorSettings) -> bool:
+        """Does the order run in so many bytes?"""
+        return self.retries(capacity, settings) is not None
+
+    def retries(self, capacity: int, settings: AllocatorSettings) -> int | None:
+        """How often cached memory is given back in so many bytes; None: it runs out of memory."""
+        try:
+            return self.replayed(settings, capacity).retries
+        except OutOfDeviceMemoryError:
+            return None
+
+    def replayed(self, settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingAllocator:
+        """The allocator behind the order's end.
+
+        Raises:
+            OutOfDeviceMemoryError: The capacity does not suffice.
+        """
+        found = allocator(settings, capacity)
+        held: dict[int, Block | None] = {}
+        allocate, free, sizes = found.allocate, found.free, self.sizes
+        for event in self.events:
+            if event >= 0:
+                held[event] = allocate(sizes[event])
+            else:
+                free(held.pop(~event))
+        return found
+
+    def smallest_capacity(self, settings: AllocatorSettings, enough: int) -> int:
+        """The least in which the order runs, to :data:`CAPACITY_STEP`, by bisection: a lucky smaller one may exist.
+
+        Args:
+            settings: Of the allocator.
+            enough: A capacity in which it runs: what it reserves without a limit.
+        """
+        low, high = self.live_bytes, enough
+        while high - low > CAPACITY_STEP:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(middle, settings) else (middle, high)
+        return high
+
+
+def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
+    """What a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
+    problem = live_ranges.problem
+    nodes, storages = problem.nodes, problem.storages
+    left = [len(users) for users in live_ranges.users]
+    events = [s for node in nodes if node.kind is Kind.INPUT for s in node.alloc]
+    live = peak = sum(storages[s].bytes for s in events)
+    for v in order:
+        node = nodes[v]
+        kind = node.kind
+        if kind is not Kind.INPUT:
+            events += node.alloc
+            live += live_ranges.alloc_bytes[v]
+            peak = max(peak, live)
+        for s in node.use:
+            left[s] -= 1
+            if left[s] == 0 and not storages[s].pinned:
+                events.append(~s)
+                live -= storages[s].bytes
+        if kind is not Kind.INPUT and kind is not Kind.OUTPUT:
+            for s in node.alloc:
+                if not live_ranges.users[s]:
+                    events.append(~s)
+                    live -= storages[s].bytes
+    return Requests(tuple(events), tuple(storage.bytes for storage in storages), peak)
+
+
+def replay_allocator(problem: Problem, order: Sequence[int], settings: AllocatorSettings = PLAIN) -> Reservation:
+    """Run a valid order through the allocator, on a device without a limit."""
+    found = requests_of(LiveRanges(problem), order).replayed(settings)
+    return Reservation(found.peak_reserved_bytes, found.peak_allocated_bytes, found.segments)

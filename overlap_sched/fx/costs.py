@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from overlap_sched.cost import Collective, Compute, CostModel
+from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
 from overlap_sched.errors import CostError
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import FlopCounter
@@ -19,11 +19,11 @@ Cost = Callable[[fx.Node], float | None]
 
 
 class Costs(NamedTuple):
-    """Per node: operations, bytes, time (microseconds)."""
+    """Per node: operations, bytes, price."""
 
     flops: list[int]
     bytes: list[int]
-    time_us: list[float]
+    prices: list[Price]
 
 
 def costs_of(
@@ -38,7 +38,8 @@ def costs_of(
         CostError: ``cost`` returned something that is not a finite time of 0 or more.
     """
     n = len(reading.nodes)
-    result = Costs([0] * n, [0] * n, [0.0] * n)
+    result = Costs([0] * n, [0] * n, [FREE] * n)
+    pricer = Pricer(model)
     counter = FlopCounter(reading.storages.hint, reading.notes)
     for v, traits in enumerate(reading.traits):
         comm = traits.comm
@@ -47,15 +48,15 @@ def costs_of(
         if comm is not None:
             takes = sum([reading.value_bytes[u] for u in reading.inputs[v]])
             result.bytes[v] = max(takes - reading.overwritten_bytes.get(v, 0), reading.value_bytes[v])
-            us = model.collective_us(Collective(comm.op, result.bytes[v], groups[name_of[v]]))
+            price = pricer.collective(Collective(comm.op, result.bytes[v], groups[name_of[v]]))
         elif _is_free(reading, v):
-            us = 0.0
+            price = FREE
         else:
             flops = result.flops[v] = _flops(reading, v, counter)
             nbytes = result.bytes[v] = _bytes_moved(reading, v)
-            us = model.compute_us(Compute(traits.op, flops, nbytes))
+            price = pricer.compute(Compute(traits.op, flops, nbytes))
         given = None if cost is None else cost(reading.nodes[v])
-        result.time_us[v] = us if given is None else _checked(given, reading.nodes[v])
+        result.prices[v] = price if given is None else Price(_checked(given, reading.nodes[v]), "user")
     return result
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from overlap_sched.cost import CostModel, Roofline
+from overlap_sched.cost import CostModel, Price, Roofline
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
@@ -40,11 +40,13 @@ class Lifted:
             - ``wait_outside``: a wait for a collective that this graph does not launch;
               ``collective_without_wait``; ``group_size_guessed``;
               ``point_to_point``: sends and receives and who shares their group, which keep their order.
+        prices: Per problem id, its time, where that comes from, and what limits it.
     """
 
     problem: Problem
     nodes: tuple[fx.Node, ...]
     notes: Mapping[str, int]
+    prices: tuple[Price, ...]
 
     def reordered(self, order: Sequence[int]) -> list[fx.Node]:
         """The FX nodes in an order of the problem, each once: where the last of its ids is."""
@@ -103,7 +105,8 @@ def lift(
     )
     _count(reading, after)
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
-    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told)
+    prices = tuple([costs.prices[v] for v in stands_for])
+    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told, prices)
 
 
 def _nodes(
@@ -125,7 +128,7 @@ def _nodes(
                 deps=tuple(sorted({*inputs, *after[v]})) if v in after else inputs,
                 alloc=memory.alloc[v],
                 use=memory.use[v],
-                time_us=costs.time_us[v],
+                time_us=costs.prices[v].time_us,
                 op=reading.traits[v].op if comm is None else comm.op,
                 group=None if comm is None else group_of[v],
                 collective=reading.launch_of.get(v),

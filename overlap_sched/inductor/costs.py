@@ -76,7 +76,7 @@ class KernelCosts:
             )
         v = found[0]
         comm = self._reading.traits[v].comm
-        return KernelCost(comm.op if comm else "", 0, self._fx.bytes[v], self._fx.time_us[v], v)
+        return KernelCost(comm.op if comm else "", 0, self._fx.bytes[v], self._fx.prices[v].time_us, v)
 
     def of_compute(self, snode: Any) -> KernelCost:
         """The cost of a scheduler node that computes."""
@@ -94,10 +94,10 @@ class KernelCosts:
         return KernelCost(op, flops, nbytes, us)
 
     def _of_extern(self, op: str, part: Any, origins: Sequence[int]) -> KernelCost:
-        exact = [v for v in self._exact([part]) if self._fx.time_us[v] > 0.0] or list(origins)
+        exact = [v for v in self._exact([part]) if self._fx.prices[v].time_us > 0.0] or list(origins)
         chosen = [v for v in exact if self._role(v) in (None, Role.BLOCKING)]
         flops, nbytes = sum(self._fx.flops[v] for v in chosen), sum(self._fx.bytes[v] for v in chosen)
-        return KernelCost(op, flops, nbytes, sum(self._fx.time_us[v] for v in chosen))
+        return KernelCost(op, flops, nbytes, sum(self._fx.prices[v].time_us for v in chosen))
 
     def _exact(self, parts: Sequence[Any]) -> list[int]:
         """The FX node that each part computes, where torch says so."""

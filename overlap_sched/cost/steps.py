@@ -65,6 +65,8 @@ class Rules:
             [``unroll_reductions_threshold``].
         both_ways: A reduction along rows and one along columns of the same large matrix become one kernel
             [``triton.mix_order_reduction``].
+        adds_by_index: ``scatter_add`` and its like are loops; else they are called as they are
+            [``cpp.fallback_scatter_reduce_sum``].
         size: Loop nests in one kernel, at most [``max_fusion_size``].
     """
 
@@ -74,11 +76,12 @@ class Rules:
     store_slow: bool = False
     unrolled: int = 8
     both_ways: bool = True
+    adds_by_index: bool = True
     size: int = 64
 
 
 TRITON = Rules()
 """GPUs."""
 
-CPP = Rules(reads=12, ops=50, store_slow=True, both_ways=False)
+CPP = Rules(reads=12, ops=50, store_slow=True, both_ways=False, adds_by_index=False)
 """CPUs [``realize_cpu_acc_reads_threshold``, ``realize_cpu_opcount_threshold``]."""

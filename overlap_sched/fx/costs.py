@@ -89,7 +89,8 @@ def costs_of(
             price = Price(_checked(us, reading.nodes[v]), "user")
         result.prices[v] = price
     if fusion == "inductor":
-        parts = parts_of_kernels(steps_of(reading, free, after or {}), rules_for(reading))
+        rules = rules_for(reading)
+        parts = parts_of_kernels(steps_of(reading, free, after or {}, rules), rules)
         _fuse(reading, result, parts, pricer, given)
     return result
 

@@ -9,7 +9,9 @@ import torch
 from torch import fx
 
 from overlap_sched.cost.steps import CPP, TRITON, Read, Rules, Step
-from overlap_sched.fx.loops import Loop, is_slow, loop_of
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.flops import formula
+from overlap_sched.fx.loops import Loop, is_slow, is_sum_by_index, loop_of
 from overlap_sched.fx.operator_traits import NO_CALL
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading
@@ -29,20 +31,29 @@ def rules_for(reading: Reading) -> Rules:
     return CPP if all(device == "cpu" for device in reading.storages.device) else TRITON
 
 
-def steps_of(reading: Reading, free: Collection[int], after: Mapping[int, set[int]]) -> list[Step | None]:
+def steps_of(reading: Reading, free: Collection[int], after: Mapping[int, set[int]], rules: Rules) -> list[Step | None]:
     """The steps of a graph; ``None`` for inputs, the output and views.
 
     Args:
         reading: Of the graph.
         free: Nodes that compute nothing.
-        after: Dependencies that are not data, see :func:`overlap_sched.fx.graph_hazards.graph_hazards`.
+        after: Dependencies that are not data, see :func:`overlap_sched.fx.graph_hazards.graph_hazards`. Besides, a
+            collective comes after the one before it and what waited for that by then: Inductor merges loops before
+            anything is reordered (``comms.py: decide_global_ordering_of_comms``).
+        rules: Of the back end.
     """
     steps: list[Step | None] = []
     look = _Look([], [], [])
+    copied = _copied(reading)
+    communication: list[int] = []  # the last launch and the waits behind it
     for v in range(len(reading.nodes)):
-        is_step = reading.traits[v] is not NO_CALL and v not in free
+        comm = reading.traits[v].comm
+        is_step = v in copied or (reading.traits[v] is not NO_CALL and v not in free)
         _append_look(reading, look, v, is_step)
-        steps.append(_step(reading, look, v, after.get(v, ())) if is_step else None)
+        before = [*after.get(v, ()), *(communication if comm is not None and comm.role is not Role.WAIT else ())]
+        steps.append(_step(reading, look, v, before, rules) if is_step else None)
+        if comm is not None:
+            communication = [*communication, v] if comm.role is Role.WAIT else [v]
     for v, node in enumerate(reading.nodes):
         if node.op == "output":
             for u in reading.inputs[v]:
@@ -52,13 +63,27 @@ def steps_of(reading: Reading, free: Collection[int], after: Mapping[int, set[in
     return steps
 
 
+def _copied(r: Reading) -> set[int]:
+    """Broadcast views that matmuls and their like read: they take tensors as they lie in memory."""
+    found = set()
+    for v, node in enumerate(r.nodes):
+        if node.target is torch.ops.aten.expand.default and r.value_bytes[v] > r.value_bytes[r.inputs[v][0]]:
+            users = list(node.users)
+            for user in users:  # grows
+                if loop_of(user.target) is Loop.RESHAPE:
+                    users.extend(user.users)
+            if any(user.op == "call_function" and formula(user.target) is not None for user in users):
+                found.add(v)
+    return found
+
+
 def _append_look(r: Reading, look: _Look, v: int, is_step: bool) -> None:
     """A view is looked through to what computes its first input with the same storage."""
     source = None if is_step else next((u for u in r.inputs[v] if not set(r.outs[u]).isdisjoint(r.outs[v])), None)
     if source is None:
         look.value.append(v)
         look.window.append(v)
-        look.aligned.append(True)
+        look.aligned.append(loop_of(r.nodes[v].target) is not Loop.SCATTERS)
         return
     value, node = look.value[source], r.nodes[v]
     part = r.traits[v].selects and source == value and len(r.raw_outs[source]) > 1  # one result of several
@@ -68,8 +93,8 @@ def _append_look(r: Reading, look: _Look, v: int, is_step: bool) -> None:
     look.aligned.append(look.aligned[source] and straight)
 
 
-def _step(r: Reading, look: _Look, v: int, after: Collection[int]) -> Step:
-    node, loop = r.nodes[v], _loop(r, v)
+def _step(r: Reading, look: _Look, v: int, after: Collection[int], rules: Rules) -> Step:
+    node, loop = r.nodes[v], _loop(r, v, rules)
     reads = []
     for u in r.inputs[v]:
         value = look.value[u]
@@ -87,6 +112,9 @@ def _step(r: Reading, look: _Look, v: int, after: Collection[int]) -> Step:
         return Step("pointwise", sources, nbytes, _elements(r, v), stored=True, kept=True, after=before)
     if loop is Loop.REDUCTION:
         return _reduction(r, v, tuple(reads), before)
+    if loop is Loop.SCATTERS:  # what is written into the copy is as much as what is read for it
+        nbytes = r.value_bytes[v] + (reads[-1].bytes if len(reads) > 1 else 0)
+        return Step("pointwise", tuple(reads), nbytes, _elements(r, v), stored=True, after=before)
     ops = 1 + sum([isinstance(a, int | float) for a in node.args])
     stored, slow = loop is Loop.STORED, is_slow(node.target)
     return Step(
@@ -126,11 +154,15 @@ def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
     return {d % rank for d in dims} if rank else set()
 
 
-def _loop(r: Reading, v: int) -> Loop | None:
+def _loop(r: Reading, v: int, rules: Rules) -> Loop | None:
     """What loops a node becomes; ``None`` for all that is called as it is."""
     node, traits = r.nodes[v], r.traits[v]
     loop = loop_of(node.target)
-    if loop is None or loop is Loop.RESHAPE or traits.comm is not None or v in r.syncs:
+    if traits.comm is not None or v in r.syncs:
+        return None
+    if loop is Loop.RESHAPE:  # a step only where it is a copy
+        return Loop.STORED
+    if loop is None or (not rules.adds_by_index and is_sum_by_index(node.target)):
         return None
     if r.ordering.get(v, Ordering.NONE) > Ordering.RANDOM:
         return None

@@ -17,6 +17,8 @@ class Loop(Enum):
     """Pointwise; takes from its first argument no more elements than the result has."""
     STORED = "stored"
     """Pointwise, and always written to memory."""
+    SCATTERS = "scatters"
+    """A copy of its first argument, then loops over its last one that write into it."""
     REDUCTION = "reduction"
     """Fewer elements than it reads, or as many where it reduces along a dimension and goes on from there."""
     RESHAPE = "reshape"
@@ -32,6 +34,10 @@ _ATEN: dict[Loop, tuple[str, ...]] = {
     ),
     Loop.PICKS: ("index", "_unsafe_index", "gather", "embedding", "index_select"),
     Loop.STORED: ("cat", "copy_"),
+    Loop.SCATTERS: (
+        *("scatter", "scatter_add", "scatter_reduce", "index_put", "index_add", "_unsafe_index_put"),
+        "_unsafe_masked_index_put_accumulate",
+    ),
     Loop.REDUCTION: (
         *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod", "logsumexp"),
         *("var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm"),
@@ -68,6 +74,12 @@ def loop_of(target: Any) -> Loop | None:
 def is_slow(target: Any) -> bool:
     """Whether an elementwise operator computes a slow function."""
     return isinstance(target, OpOverload) and _is_one_of(target, torch.ops.aten, _SLOW)
+
+
+@cache
+def is_sum_by_index(target: Any) -> bool:
+    """Whether an operator adds to places that an index names, by ``scatter``."""
+    return isinstance(target, OpOverload) and _is_one_of(target, torch.ops.aten, ("scatter_add", "scatter_reduce"))
 
 
 def _is_one_of(target: OpOverload, namespace: Any, names: tuple[str, ...]) -> bool:

@@ -158,7 +158,7 @@ def _loop(r: Reading, v: int, rules: Rules) -> Loop | None:
     """What loops a node becomes; ``None`` for all that is called as it is."""
     node, traits = r.nodes[v], r.traits[v]
     loop = loop_of(node.target)
-    if traits.comm is not None or v in r.syncs:
+    if traits.comm is not None or (v in r.syncs and loop is not Loop.PICKS):
         return None
     if loop is Loop.RESHAPE:  # a step only where it is a copy
         return Loop.STORED
@@ -169,6 +169,8 @@ def _loop(r: Reading, v: int, rules: Rules) -> Loop | None:
     values = [node.meta.get("val"), *(r.nodes[u].meta.get("val") for u in r.inputs[v])]
     if any(isinstance(value, torch.Tensor) and value.dtype.is_complex for value in values):
         return None  # Inductor has no complex numbers
+    if loop is Loop.PICKS and any(getattr(value, "dtype", None) is torch.bool for value in values[2:]):
+        return None  # a mask: how many it picks only the data knows
     if loop is Loop.REDUCTION and not (r.inputs[v] and isinstance(values[1], torch.Tensor)):
         return None
     return loop

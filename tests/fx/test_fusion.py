@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift
@@ -123,8 +125,15 @@ def test_lookups_read_the_rows_that_they_pick() -> None:
     def f(table: Tensor, x: Tensor) -> Tensor:
         return table[x.argmax(1)] * 2
 
-    found = fused(f, (10_000, WIDTH), (ROWS, 7))
-    assert kernels(found)["mul"] == 2 * FULL + 8 * ROWS
+    assert kernels(fused(f, (10_000, WIDTH), (ROWS, 7)))["mul"] == 2 * FULL + 4 * 7 * ROWS
+
+
+def test_masks_pick_what_only_the_data_knows() -> None:
+    env = ShapeEnv(allow_dynamic_output_shape_ops=True)
+    with torch._subclasses.FakeTensorMode(shape_env=env):
+        x = torch.empty(ROWS, WIDTH)
+        gm = make_fx(lambda x: x[x > 0] * 2)(x)
+    assert set(kernels(lift(gm, fusion="inductor"))) == {"gt", "index", "mul"}
 
 
 def test_concatenations_are_written() -> None:
@@ -201,6 +210,10 @@ def test_it_is_asked_for_by_name() -> None:
     assert str(error.value) == "fusion is 'triton'; it is 'none' or 'inductor'."
 
 
+def doubled(reduction: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: reduction(x) * 2
+
+
 def test_reductions_name_their_dimensions_in_many_ways() -> None:
     ways: list[tuple[Callable[[Tensor], Tensor], int]] = [
         (lambda x: x.sum(), 1),
@@ -211,11 +224,8 @@ def test_reductions_name_their_dimensions_in_many_ways() -> None:
         (lambda x: x.max(1)[0], ROWS),
     ]
     for reduction, points in ways:  # squares of the result join only where there is one for each point
-
-        def f(x: Tensor, reduction: Callable[[Tensor], Tensor] = reduction) -> Tensor:
-            return reduction(x) * 2
-
-        assert len(kernels(fused(f, (ROWS, WIDTH)))) == 1, points
+        assert len(kernels(fused(doubled(reduction), (ROWS, WIDTH)))) == 1, points
+        assert len(kernels(fused(doubled(reduction), (ROWS + 1, WIDTH + 1)))) == 1, points
 
 
 def test_normalized_rows_and_columns_differ() -> None:

@@ -6,12 +6,14 @@
 """
 
 from overlap_sched.cost.device import A100, DEVICES, H100, H200, XEON_8480, Device, device_named
-from overlap_sched.cost.model import Collective, Compute, CostModel, Roofline
+from overlap_sched.cost.model import Collective, Compute, CostModel, ExplainingModel, Pricer, Roofline
 from overlap_sched.cost.network import HGX, Link, Network
+from overlap_sched.cost.price import FREE, Price, Source
 
 __all__ = [
     "A100",
     "DEVICES",
+    "FREE",
     "H100",
     "H200",
     "HGX",
@@ -20,8 +22,12 @@ __all__ = [
     "Compute",
     "CostModel",
     "Device",
+    "ExplainingModel",
     "Link",
     "Network",
+    "Price",
+    "Pricer",
     "Roofline",
+    "Source",
     "device_named",
 ]

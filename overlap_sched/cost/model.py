@@ -1,10 +1,11 @@
 """The small protocol behind which cost models stand, and the first of them: a roofline."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from overlap_sched.cost.device import H100, Device
 from overlap_sched.cost.network import HGX, Network
+from overlap_sched.cost.price import FREE, Price
 from overlap_sched.problem import Group
 
 
@@ -45,6 +46,43 @@ class CostModel(Protocol):
         """Time on the group's communication stream."""
 
 
+@runtime_checkable
+class ExplainingModel(CostModel, Protocol):
+    """A cost model that can also say where a time comes from and what limits it: same facts, same times."""
+
+    def compute_price(self, work: Compute) -> Price:
+        """:meth:`CostModel.compute_us`, explained."""
+
+    def collective_price(self, work: Collective) -> Price:
+        """:meth:`CostModel.collective_us`, explained."""
+
+
+class Pricer:
+    """Prices by any cost model: its own where it explains itself, else its times as the user's.
+
+    ``compute_us`` and ``collective_us`` decide. An explanation of another time than theirs is not one (a subclass that
+    has its own ``compute_us`` inherits the explanation of its parent's), and the price is the user's then, too.
+    """
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._explaining = model if isinstance(model, ExplainingModel) else None
+
+    def compute(self, work: Compute) -> Price:
+        """Price on the compute stream."""
+        us = self._model.compute_us(work)
+        return _explained(us, None if self._explaining is None else self._explaining.compute_price(work))
+
+    def collective(self, work: Collective) -> Price:
+        """Price on the group's communication stream."""
+        us = self._model.collective_us(work)
+        return _explained(us, None if self._explaining is None else self._explaining.collective_price(work))
+
+
+def _explained(us: float, price: Price | None) -> Price:
+    return price if price is not None and price.time_us == us else Price(us, "user")
+
+
 @dataclass(frozen=True)
 class Roofline:
     """Compute runs at the device's rate or its bandwidth, whichever is slower; collectives by latency and bandwidth.
@@ -60,13 +98,27 @@ class Roofline:
 
     def compute_us(self, work: Compute) -> float:
         """See the class."""
-        if not work.flops and not work.bytes:
-            return 0.0
-        device = self.device
-        return max(work.flops / device.flops_per_s * 1e6, work.bytes / device.bytes_per_s * 1e6, device.kernel_us)
+        return self.compute_price(work).time_us
 
     def collective_us(self, work: Collective) -> float:
         """See the class."""
+        return self.collective_price(work).time_us
+
+    def compute_price(self, work: Compute) -> Price:
+        """Bound by ``flops``, ``bytes`` or ``kernel``, whichever takes longest."""
+        if not work.flops and not work.bytes:
+            return FREE
+        device = self.device
+        flops_us = work.flops / device.flops_per_s * 1e6
+        bytes_us = work.bytes / device.bytes_per_s * 1e6
+        us = max(flops_us, bytes_us, device.kernel_us)
+        bound = "flops" if us == flops_us else "bytes" if us == bytes_us else "kernel"
+        return Price(us, "roofline", bound)
+
+    def collective_price(self, work: Collective) -> Price:
+        """Bound by ``latency`` or ``bandwidth``, whichever takes longer."""
         link, ranks = self.network.link(work.group), work.group.size
         rounds = 2 if work.op.startswith(("all_reduce", "allreduce")) else 1
-        return link.latency_us + rounds * work.bytes * (ranks - 1) / ranks / link.bytes_per_s * 1e6
+        sending_us = rounds * work.bytes * (ranks - 1) / ranks / link.bytes_per_s * 1e6
+        bound = "latency" if link.latency_us > sending_us else "bandwidth"
+        return Price(link.latency_us + sending_us, "roofline", bound)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from overlap_sched.cost import CostModel, Roofline
+from overlap_sched.cost import CostModel, Price, Roofline
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.costs import Cost, Costs, costs_of
+from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_groups, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
@@ -40,11 +40,13 @@ class Lifted:
             - ``wait_outside``: a wait for a collective that this graph does not launch;
               ``collective_without_wait``; ``group_size_guessed``;
               ``point_to_point``: sends and receives and who shares their group, which keep their order.
+        prices: Per problem id, its time, where that comes from, and what limits it.
     """
 
     problem: Problem
     nodes: tuple[fx.Node, ...]
     notes: Mapping[str, int]
+    prices: tuple[Price, ...]
 
     def reordered(self, order: Sequence[int]) -> list[fx.Node]:
         """The FX nodes in an order of the problem, each once: where the last of its ids is."""
@@ -63,6 +65,7 @@ def lift(
     groups: Mapping[str, Group] | None = None,
     ranks_per_node: int = 8,
     device_filter: DeviceFilter | None = None,
+    fusion: Fusion = "none",
 ) -> Lifted:
     """Lift a graph whose nodes have ``meta["val"]``. The graph is only read.
 
@@ -79,9 +82,11 @@ def lift(
             carries its own.)
         ranks_per_node: Consecutive ranks that share a node.
         device_filter: Which storages count, by device type; by default all that are not on a CPU, or all where all are.
+        fusion: ``"inductor"`` where TorchInductor will compile the graph: nodes are priced by the kernels that it would
+            make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion`.
 
     Raises:
-        InputNameError, CostError, ProblemError: The arguments do not fit the graph.
+        InputNameError, CostError, OptionsError, ProblemError: The arguments do not fit the graph.
     """
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     reading = read_graph(graph)
@@ -91,7 +96,7 @@ def lift(
     name_of, group_table = groups_of(reading, comms, given, ranks_per_node)
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
-    costs = costs_of(reading, model or Roofline(), cost, name_of, group_table)
+    costs = costs_of(reading, model or Roofline(), cost, name_of, group_table, fusion, after)
     nodes, stands_for = one_collective_each(_nodes(reading, after, memory, costs, name_of), reading.ends)
     used = {node.group for node in nodes if node.group is not None}
     problem = Problem(
@@ -103,7 +108,8 @@ def lift(
     )
     _count(reading, after)
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
-    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told)
+    prices = tuple([costs.prices[v] for v in stands_for])
+    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told, prices)
 
 
 def _nodes(
@@ -125,7 +131,7 @@ def _nodes(
                 deps=tuple(sorted({*inputs, *after[v]})) if v in after else inputs,
                 alloc=memory.alloc[v],
                 use=memory.use[v],
-                time_us=costs.time_us[v],
+                time_us=costs.prices[v].time_us,
                 op=reading.traits[v].op if comm is None else comm.op,
                 group=None if comm is None else group_of[v],
                 collective=reading.launch_of.get(v),

@@ -1,0 +1,46 @@
+"""The smallest arena that a limited search finds: the peak if it can be had, else halving what lies between.
+
+Work is what bounds it: half for the peak, the rest for targets between the lowest that is still open and the best that
+was found, an eighth each.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from overlap_sched.peak_memory.address_boxes import sectioned
+from overlap_sched.peak_memory.address_restarts import fit_below
+from overlap_sched.peak_memory.live_ranges import LiveRange
+
+MOST_CELLS = 1_000_000
+"""Boxes times sections: above, one step of this search costs too much, and memory grows with the square of boxes."""
+NOT_WORTH = 1000
+"""An arena above the peak by less than one in so many is left as it is."""
+
+
+def smallest_arena(ranges: Sequence[LiveRange], least: int, arena: int, most_work: int) -> list[int] | None:
+    """Offsets, one per lifetime, with an arena below ``arena``; ``None`` where none were found.
+
+    Args:
+        ranges: What is to be placed, each larger than 0 bytes.
+        least: Their peak: no arena is smaller.
+        arena: Bytes that are needed without this search.
+        most_work: See :func:`fit_below`.
+    """
+    boxes = sectioned(ranges)
+    if len(ranges) * boxes.sections > MOST_CELLS:
+        return None
+    unit = int(np.gcd.reduce(boxes.bytes))
+    boxes = boxes.in_units_of(unit)
+    low, high, work = least // unit, arena // unit, most_work // 2
+    target, best = low, None
+    spent = 0
+    while low < high and (high - low) * NOT_WORTH > low and spent < most_work:
+        found, _ = fit_below(boxes, target, work)
+        spent += work
+        if found is None:
+            low = target + 1
+        else:
+            best, high = found, int((found + boxes.bytes).max())
+        target, work = (low + high) // 2, most_work // 8
+    return None if best is None else [int(at) * unit for at in best]

@@ -26,14 +26,12 @@ class Sectioned:
     Attributes:
         bytes: Per box, its height, in any unit (n).
         begin, end: Per box, its first section and the one after its last (n).
-        steps: Per box, the steps that it lives (n).
         sections: How many.
     """
 
     bytes: Ints
     begin: Ints
     end: Ints
-    steps: Ints
     sections: int
 
     @cached_property
@@ -67,13 +65,11 @@ class Sectioned:
 
     def part(self, boxes: Ints, first: int, last: int) -> "Sectioned":
         """Some boxes, in this order, all of them within sections ``first`` to ``last - 1``."""
-        return Sectioned(
-            self.bytes[boxes], self.begin[boxes] - first, self.end[boxes] - first, self.steps[boxes], last - first
-        )
+        return Sectioned(self.bytes[boxes], self.begin[boxes] - first, self.end[boxes] - first, last - first)
 
     def in_units_of(self, unit: int) -> "Sectioned":
         """The same with smaller numbers; ``unit`` divides all sizes."""
-        return Sectioned(self.bytes // unit, self.begin, self.end, self.steps, self.sections)
+        return Sectioned(self.bytes // unit, self.begin, self.end, self.sections)
 
 
 def sectioned(ranges: Sequence[LiveRange]) -> Sectioned:
@@ -87,6 +83,5 @@ def sectioned(ranges: Sequence[LiveRange]) -> Sectioned:
         np.array([span.bytes for span in ranges], np.int64),
         np.searchsorted(moments, first),
         np.searchsorted(moments, last, side="right"),
-        last - first + 1,
         len(moments),
     )

@@ -9,12 +9,12 @@ clock and no chance: the same boxes give the same offsets.
 
 from collections.abc import Iterator
 from itertools import cycle, product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from overlap_sched.peak_memory.address_boxes import Floats, Ints, Sectioned
-from overlap_sched.peak_memory.address_search import OutOfWork, Rule, Search
+from overlap_sched.peak_memory.address_search import OutOfWorkError, Rule, Search
 
 FIRST_RUN, GROWTH, FORGETTING = 2, 1.05, 0.9
 """Work of the first search per box; by how much it grows from one to the next; what is left of blame after each."""
@@ -22,12 +22,14 @@ BLAME_WEIGHTS = (0.3, 1.0, 3.0)
 """Of blame, beside what a box is by itself: each is good for some problems; one per round of all rules."""
 
 Key = Literal["crowd-width", "crowd-area", "area"]
-Width = Literal["steps", "sections"]
+Width = Literal["neighbours", "sections"]
 RULES: tuple[tuple[Key, Width], ...] = (
-    ("crowd-width", "steps"),
+    ("crowd-width", "neighbours"),
     ("area", "sections"),
     ("crowd-width", "sections"),
+    ("area", "neighbours"),
     ("crowd-area", "sections"),
+    ("crowd-area", "neighbours"),
 )
 
 
@@ -38,12 +40,12 @@ def rule_of(key: Key, width: Width, weight: float) -> Rule:
         key: ``crowd-``: what is live where most is live and most has failed; ties by ``width`` and then area, or by
             ``area`` and then width (MiniMalloc's preorderings TWA and TAW, with blame). ``area``: what is largest on
             a logarithmic scale, or is live where most has failed.
-        width: How the length of a box is counted: in steps or in sections.
+        width: How long a box lives: in sections, or in others that live meanwhile.
         weight: Of blame.
     """
 
     def order(boxes: Sectioned, blame: Floats) -> Ints:
-        widths = boxes.steps if width == "steps" else boxes.end - boxes.begin
+        widths = boxes.together.sum(axis=1) + 1 if width == "neighbours" else boxes.end - boxes.begin
         areas = widths * boxes.bytes
         blamed = weight * _highest(boxes, blame)
         if key == "area":
@@ -57,29 +59,44 @@ def rule_of(key: Key, width: Width, weight: float) -> Rule:
     return order
 
 
-def fit_below(boxes: Sectioned, limit: int, most_work: int) -> tuple[Ints | None, bool]:
-    """Offsets with no end above the limit, if any were found, and whether the search came to its end.
+class Fit(NamedTuple):
+    """What came of looking for offsets below a limit.
 
-    ``(None, True)``: there are none. ``(None, False)``: none found within the work.
+    Attributes:
+        offsets: Per box, in the unit of the boxes; ``None`` where none were found.
+        ended: Whether the search came to its end: then there are none that it has not found.
+        work: What it spent, in the unit of :class:`Search`.
+    """
+
+    offsets: Ints | None
+    ended: bool
+    work: int
+
+
+def fit_below(boxes: Sectioned, limit: int, most_work: int) -> Fit:
+    """Offsets with no end above the limit.
 
     Args:
         boxes: What is to be placed.
         limit: In the unit of the boxes.
-        most_work: Give up after so much, in the unit of :class:`Search`.
+        most_work: Give up after so much.
     """
     blame = np.zeros(boxes.sections)
-    run = float(FIRST_RUN * len(boxes.bytes))
+    run, spent = float(FIRST_RUN * len(boxes.bytes)), 0
     for rule in _rules():
-        search = Search(limit, min(int(run), most_work), blame, rule)
+        allowed = min(int(run), most_work - spent)
+        search = Search(limit, allowed, blame, rule)
         try:
-            return search.offsets(boxes), True
-        except OutOfWork:
-            most_work -= int(run)
-        if most_work <= 0:
+            offsets = search.offsets(boxes)
+        except OutOfWorkError:
+            spent += allowed
+        else:
+            return Fit(offsets, True, spent + allowed - search.work_left)
+        if spent >= most_work:
             break
         blame *= FORGETTING
         run *= GROWTH
-    return None, False
+    return Fit(None, False, spent)
 
 
 def _rules() -> Iterator[Rule]:

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from overlap_sched.peak_memory.address_boxes import Floats, Ints, Sectioned
 from overlap_sched.peak_memory.address_bounds import NEVER, Standing, failing_section
+from overlap_sched.peak_memory.address_boxes import Floats, Ints, Sectioned
 
 Rule = Callable[[Sectioned, Floats], Ints]
 """From boxes and blame per section: the boxes by falling preference."""
 
 
-class OutOfWork(Exception):
+class OutOfWorkError(Exception):
     """The search ended before it knew."""
 
 
@@ -50,7 +50,7 @@ class Search:
         """Offsets of all boxes; ``None``: there are none.
 
         Raises:
-            OutOfWork: Neither is known.
+            OutOfWorkError: Neither is known.
         """
         n = len(boxes.bytes)
         start = Standing(
@@ -143,7 +143,7 @@ class Search:
 
     def _holds(self, boxes: Sectioned, now: Standing, first: int, last: int, at: int) -> bool:
         if not self.work_left:
-            raise OutOfWork
+            raise OutOfWorkError
         self.work_left -= 1
         failing = failing_section(boxes, now, self.limit, first, last)
         if failing is not None:

@@ -1,7 +1,7 @@
 """The smallest arena that a limited search finds: the peak if it can be had, else halving what lies between.
 
-Work is what bounds it: half for the peak, the rest for targets between the lowest that is still open and the best that
-was found, an eighth each.
+Work is what bounds it: three quarters for the peak, the rest for targets between the lowest that is still open and the
+best that was found, a sixteenth for each at most.
 """
 
 from collections.abc import Sequence
@@ -32,15 +32,14 @@ def smallest_arena(ranges: Sequence[LiveRange], least: int, arena: int, most_wor
         return None
     unit = int(np.gcd.reduce(boxes.bytes))
     boxes = boxes.in_units_of(unit)
-    low, high, work = least // unit, arena // unit, most_work // 2
-    target, best = low, None
-    spent = 0
-    while low < high and (high - low) * NOT_WORTH > low and spent < most_work:
-        found, _ = fit_below(boxes, target, work)
-        spent += work
-        if found is None:
+    low, high, best = least // unit, arena // unit, None
+    target, share, step = low, 3 * most_work // 4, max(most_work // 16, 1)
+    while low < high and (high - low) * NOT_WORTH > low and most_work > 0:
+        fit = fit_below(boxes, target, min(share, most_work))
+        most_work -= fit.work
+        if fit.offsets is None:
             low = target + 1
         else:
-            best, high = found, int((found + boxes.bytes).max())
-        target, work = (low + high) // 2, most_work // 8
+            best, high = fit.offsets, int((fit.offsets + boxes.bytes).max())
+        target, share = (low + high) // 2, step
     return None if best is None else [int(at) * unit for at in best]

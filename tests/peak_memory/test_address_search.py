@@ -1,0 +1,155 @@
+"""The search for offsets: exact on small problems, and MiniMalloc's hard ones within their capacity."""
+
+import csv
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap_sched.peak_memory.address_bounds import Standing, failing_section
+from overlap_sched.peak_memory.address_boxes import Ints, sectioned
+from overlap_sched.peak_memory.address_check import address_violation
+from overlap_sched.peak_memory.address_restarts import RULES, fit_below, rule_of
+from overlap_sched.peak_memory.address_search import OutOfWorkError, Search
+from overlap_sched.peak_memory.address_targets import smallest_arena
+from overlap_sched.peak_memory.addresses import plan_addresses
+from overlap_sched.peak_memory.live_ranges import LiveRange
+from overlap_sched.problem import Kind, Node, Problem, Storage
+from tests.peak_memory.test_addresses import lives_of, overlapping
+from tests.peak_memory.test_addresses import smallest_arena as smallest_of_all
+
+BOXES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=6).map(
+    lives_of
+)
+
+
+@settings(max_examples=60)
+@given(BOXES, st.sampled_from(RULES), st.sampled_from((0.0, 1.0)))
+def test_one_search_is_exact(ranges: list[LiveRange], rule: tuple[str, str], weight: float) -> None:
+    smallest = smallest_of_all(ranges)
+    boxes = sectioned(ranges)
+    search = Search(smallest, 10**6, np.zeros(boxes.sections), rule_of(*rule, weight))  # type: ignore[arg-type]
+    found = search.offsets(boxes)
+    assert found is not None
+    assert overlapping(ranges, list(found)) == []
+    assert (found + boxes.bytes).max() <= smallest
+    assert fit_below(boxes, smallest - 1, 10**6)[:2] == (None, True)
+
+
+@settings(max_examples=40)
+@given(BOXES)
+def test_targets_end_at_the_smallest_arena(ranges: list[LiveRange]) -> None:
+    smallest = smallest_of_all(ranges)
+    peak = max(sum(span.bytes for span in ranges if span.first <= at <= span.last) for at in range(11))
+    most = sum(span.bytes for span in ranges)
+    found = smallest_arena(ranges, peak, most, 10**6)
+    if found is None:
+        assert smallest == most
+    else:
+        assert overlapping(ranges, found) == []
+        assert max(at + span.bytes for at, span in zip(found, ranges, strict=True)) == smallest
+
+
+def test_sections_are_the_moments_at_which_most_is_live() -> None:
+    boxes = sectioned(lives_of([(2, 0, 3), (1, 1, 0), (3, 2, 0), (4, 3, 4), (5, 6, 1)]))
+    assert boxes.sections == 4
+    assert (list(boxes.begin), list(boxes.end)) == ([0, 0, 1, 2, 3], [3, 1, 2, 4, 4])
+    assert list(boxes.live_bytes) == [3, 5, 6, 9]
+    assert list(boxes.crossings) == [1, 1, 1, 0]
+    assert boxes.together[0].tolist() == [False, True, True, True, False]
+
+
+def bounds(spans: list[tuple[int, int, int]], least: list[int], low: list[int], limit: int) -> tuple[int | None, Ints]:
+    """Where it cannot hold, and what is known of the lowest offsets, of boxes that are all open."""
+    boxes = sectioned(lives_of(spans))
+    now = Standing(
+        np.ones(len(spans), np.bool_), np.array(least), np.array(low), boxes.live_bytes.copy(), boxes.crossings
+    )
+    return failing_section(boxes, now, limit, 0, boxes.sections), now.low
+
+
+def test_who_is_blocked_lies_above_what_blocks_it() -> None:
+    assert bounds([(3, 0, 1), (2, 0, 0), (4, 1, 0)], [0, 0, 0], [1, 0, 0], 20)[1].tolist() == [2, 0, 0]
+    failing, _ = bounds([(3, 0, 1), (2, 0, 0), (4, 5, 0)], [0, 3, 0], [1, 3, 0], 20)
+    assert failing == 0  # box 1 begins at the top of box 0 where that lies lowest: nothing keeps it from there
+
+
+def test_who_leaves_no_room_above_is_not_first() -> None:
+    failing, low = bounds([(3, 0, 0), (2, 0, 0), (4, 0, 0)], [0, 0, 2], [0, 0, 2], 10)
+    assert (failing, low.tolist()) == (None, [0, 0, 2])
+    failing, low = bounds([(3, 0, 0), (2, 0, 0), (4, 0, 0)], [0, 0, 2], [0, 0, 2], 9)
+    assert (failing, low.tolist()) == (None, [0, 0, 2])
+    assert bounds([(3, 0, 0), (2, 0, 0), (4, 0, 0)], [0, 0, 1], [0, 0, 1], 9)[1].tolist() == [0, 0, 2]
+    assert bounds([(3, 0, 1), (2, 2, 0), (4, 2, 1)], [0, 1, 1], [0, 1, 1], 6)[0] == 1
+
+
+def test_what_lies_high_needs_its_bytes_above() -> None:
+    spans, least = [(2, 0, 0), (3, 0, 0), (3, 0, 0)], [0, 4, 4]
+    assert bounds(spans, least, least, 10)[0] is None
+    assert bounds(spans, least, least, 9)[0] == 0
+
+
+def test_work_ends_a_search_and_is_counted() -> None:
+    boxes = sectioned(lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0), (1, 1, 4), (2, 2, 3), (3, 5, 1), (1, 4, 2)]))
+    search = Search(8, 2, np.zeros(boxes.sections), rule_of("area", "sections", 1.0))
+    with pytest.raises(OutOfWorkError):
+        search.offsets(boxes)
+    assert search.work_left == 0
+    assert fit_below(boxes, 8, 2) == (None, False, 2)
+    assert 2 < fit_below(boxes, 8, 1000).work < 1000
+    once, again = fit_below(boxes, 8, 1000).offsets, fit_below(boxes, 8, 1000).offsets
+    assert once is not None
+    assert again is not None
+    assert once.tolist() == again.tolist()
+
+
+def test_blame_comes_before_what_a_box_is_by_itself() -> None:
+    boxes = sectioned(lives_of([(9, 0, 0), (1, 1, 0), (1, 1, 1), (8, 2, 0)]))
+    nothing, last = np.zeros(3), np.array([0.0, 0.0, 5.0])
+    assert rule_of("crowd-width", "sections", 1.0)(boxes, nothing).tolist() == [2, 0, 3, 1]
+    assert rule_of("crowd-area", "sections", 1.0)(boxes, nothing).tolist() == [0, 3, 2, 1]
+    assert rule_of("crowd-width", "sections", 1.0)(boxes, last).tolist() == [2, 3, 0, 1]
+    assert rule_of("area", "sections", 1.0)(boxes, nothing).tolist() == [0, 3, 2, 1]
+    assert rule_of("area", "sections", 3.0)(boxes, last).tolist() == [3, 2, 0, 1]
+    assert rule_of("area", "neighbours", 0.0)(boxes, nothing).tolist() == [3, 0, 2, 1]
+
+
+def test_too_many_cells_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0)])
+    assert smallest_arena(ranges, 5, 6, 100) is not None
+    monkeypatch.setattr("overlap_sched.peak_memory.address_targets.MOST_CELLS", 5)
+    assert smallest_arena(ranges, 5, 6, 100) is None
+
+
+HARD = Path(__file__).parents[1] / "data" / "minimalloc"
+CAPACITY = 2**20
+
+
+def hard_problem(letter: str) -> Problem:
+    """Of one of the files: a chain with a node per time at which something begins or ends."""
+    with (HARD / f"{letter}.{CAPACITY}.csv").open(newline="") as file:
+        rows = [{key: int(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    times = sorted({row[key] for row in rows for key in ("lower", "upper")})
+    nodes = [
+        Node(
+            f"t{at}",
+            Kind.COMPUTE,
+            deps=(at - 1,) if at else (),
+            alloc=tuple(s for s, row in enumerate(rows) if row["lower"] == time),
+            use=tuple(s for s, row in enumerate(rows) if row["upper"] == until and row["lower"] < time),
+        )
+        for at, (time, until) in enumerate(itertools.pairwise(times))
+    ]
+    return Problem(letter, tuple(nodes), tuple(Storage(row["size"], False) for row in rows))
+
+
+@pytest.mark.parametrize("letter", [*"FGH", *(pytest.param(letter, marks=pytest.mark.slow) for letter in "ABCDEIJK")])
+def test_hard_problems_fit_into_their_capacity(letter: str) -> None:
+    problem = hard_problem(letter)
+    order = problem.original_order
+    plan = plan_addresses(problem, order)
+    assert address_violation(problem, order, plan.offsets, 512) is None
+    assert plan.arena_bytes <= CAPACITY

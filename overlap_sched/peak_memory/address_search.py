@@ -25,6 +25,10 @@ Rule = Callable[[Sectioned, Floats], Ints]
 """From boxes and blame per section: the boxes by falling preference."""
 
 
+CELLS_PER_WORK = 2**15
+"""Boxes times sections that are looked at within one unit of work, beside what any look costs."""
+
+
 class OutOfWorkError(Exception):
     """The search ended before it knew."""
 
@@ -35,7 +39,7 @@ class Search:
 
     Attributes:
         limit: No box ends above it, in the unit of the boxes.
-        work_left: Partial placements that may still be looked at.
+        work_left: Partial placements that may still be looked at; a large one counts as several.
         blame: Per section of the whole problem, how often it could not hold.
         rule: Preference among boxes at one offset.
     """
@@ -142,9 +146,9 @@ class Search:
         return self._holds(boxes, now, int(boxes.begin[i]), int(boxes.end[i]), at)
 
     def _holds(self, boxes: Sectioned, now: Standing, first: int, last: int, at: int) -> bool:
-        if not self.work_left:
+        if self.work_left <= 0:
             raise OutOfWorkError
-        self.work_left -= 1
+        self.work_left -= 1 + len(boxes.bytes) * (last - first) // CELLS_PER_WORK
         failing = failing_section(boxes, now, self.limit, first, last)
         if failing is not None:
             self.blame[at + failing] += 1

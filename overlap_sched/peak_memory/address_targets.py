@@ -1,7 +1,7 @@
 """The smallest arena that a limited search finds: the peak if it can be had, else halving what lies between.
 
-Work is what bounds it: three quarters for the peak, the rest for targets between the lowest that is still open and the
-best that was found, a sixteenth for each at most.
+Work is what bounds it: three fifths for the peak, the rest for targets between the lowest that is still open and the
+best that was found, a tenth for each at most.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def smallest_arena(ranges: Sequence[LiveRange], least: int, arena: int, most_wor
     unit = int(np.gcd.reduce(boxes.bytes))
     boxes = boxes.in_units_of(unit)
     low, high, best = least // unit, arena // unit, None
-    target, share, step = low, 3 * most_work // 4, max(most_work // 16, 1)
+    target, share, step = low, 3 * most_work // 5, max(most_work // 10, 1)
     while low < high and (high - low) * NOT_WORTH > low and most_work > 0:
         fit = fit_below(boxes, target, min(share, most_work))
         most_work -= fit.work

@@ -28,7 +28,7 @@ from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.sweep import fit_within
 from overlap_sched.problem import Problem
 
-MOST_CLIMBS, CLIMB_BOXES, SWEEP_BOXES, SEARCH_WORK = 40, 30_000, 300_000, 100_000
+MOST_CLIMBS, CLIMB_BOXES, SWEEP_BOXES, SEARCH_WORK = 40, 30_000, 300_000, 130_000
 """Per unit of effort: placements of all boxes while climbing, and boxes placed in these; boxes that the sweep looks at;
 partial placements that the search looks at."""
 

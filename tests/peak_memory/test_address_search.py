@@ -1,7 +1,5 @@
 """The search for offsets: exact on small problems, and MiniMalloc's hard ones within their capacity."""
 
-import csv
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llama_repro.zoo.hard import CAPACITY, LETTERS, hard_problem, hard_row
 from overlap_sched.peak_memory.address_bounds import Standing, failing_section
 from overlap_sched.peak_memory.address_boxes import Ints, sectioned
 from overlap_sched.peak_memory.address_check import address_violation
@@ -17,7 +16,6 @@ from overlap_sched.peak_memory.address_search import OutOfWorkError, Search
 from overlap_sched.peak_memory.address_targets import smallest_arena
 from overlap_sched.peak_memory.addresses import plan_addresses
 from overlap_sched.peak_memory.live_ranges import LiveRange
-from overlap_sched.problem import Kind, Node, Problem, Storage
 from tests.peak_memory.test_addresses import lives_of, overlapping
 from tests.peak_memory.test_addresses import smallest_arena as smallest_of_all
 
@@ -125,31 +123,20 @@ def test_too_many_cells_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 HARD = Path(__file__).parents[1] / "data" / "minimalloc"
-CAPACITY = 2**20
 
 
-def hard_problem(letter: str) -> Problem:
-    """Of one of the files: a chain with a node per time at which something begins or ends."""
-    with (HARD / f"{letter}.{CAPACITY}.csv").open(newline="") as file:
-        rows = [{key: int(value) for key, value in row.items()} for row in csv.DictReader(file)]
-    times = sorted({row[key] for row in rows for key in ("lower", "upper")})
-    nodes = [
-        Node(
-            f"t{at}",
-            Kind.COMPUTE,
-            deps=(at - 1,) if at else (),
-            alloc=tuple(s for s, row in enumerate(rows) if row["lower"] == time),
-            use=tuple(s for s, row in enumerate(rows) if row["upper"] == until and row["lower"] < time),
-        )
-        for at, (time, until) in enumerate(itertools.pairwise(times))
-    ]
-    return Problem(letter, tuple(nodes), tuple(Storage(row["size"], False) for row in rows))
-
-
-@pytest.mark.parametrize("letter", [*"FGH", *(pytest.param(letter, marks=pytest.mark.slow) for letter in "ABCDEIJK")])
+@pytest.mark.parametrize(
+    "letter", [*"FGH", *(pytest.param(letter, marks=pytest.mark.slow) for letter in LETTERS if letter not in "FGH")]
+)
 def test_hard_problems_fit_into_their_capacity(letter: str) -> None:
-    problem = hard_problem(letter)
+    problem = hard_problem(HARD, letter)
     order = problem.original_order
     plan = plan_addresses(problem, order)
     assert address_violation(problem, order, plan.offsets, 512) is None
     assert plan.arena_bytes <= CAPACITY
+
+
+def test_a_row_of_the_table() -> None:
+    row = hard_row(hard_problem(HARD, "G"))
+    assert (row.problem, row.buffers, row.peak_bytes, row.arena_bytes) == ("G", 308, CAPACITY, CAPACITY)
+    assert row.found_by == "search"

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from llama_repro.zoo.hard import CAPACITY, LETTERS, hard_problem, hard_row
 from overlap_sched.peak_memory.address_bounds import Standing, failing_section
-from overlap_sched.peak_memory.address_boxes import Ints, sectioned
+from overlap_sched.peak_memory.address_boxes import Ints, Sectioned, sectioned
 from overlap_sched.peak_memory.address_check import address_violation
-from overlap_sched.peak_memory.address_restarts import RULES, fit_below, rule_of
+from overlap_sched.peak_memory.address_restarts import RULES, Fit, fit_below, rule_of
 from overlap_sched.peak_memory.address_search import OutOfWorkError, Search
 from overlap_sched.peak_memory.address_targets import smallest_arena
 from overlap_sched.peak_memory.addresses import plan_addresses
-from overlap_sched.peak_memory.live_ranges import LiveRange
+from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from tests.peak_memory.test_addresses import lives_of, overlapping
 from tests.peak_memory.test_addresses import smallest_arena as smallest_of_all
 
@@ -110,6 +110,63 @@ def test_a_box_stays_above_the_higher_of_two() -> None:
     found = search.offsets(boxes)
     assert found is not None
     assert found.tolist() == [0, 0, 20, 10]
+
+
+def test_who_waits_lies_as_low_as_what_comes_under_it() -> None:
+    spans = [(3, 5, 1), (5, 4, 1), (1, 2, 0), (4, 1, 3), (2, 5, 0), (4, 0, 3), (1, 3, 1)]
+    boxes = sectioned(lives_of(spans))
+    found = Search(10, 100, np.zeros(boxes.sections), rule_of("area", "sections", 1.0)).offsets(boxes)
+    assert found is not None
+    assert found.tolist() == [0, 5, 4, 0, 3, 5, 4]
+
+
+def test_blame_is_where_it_failed_also_behind_another_piece() -> None:
+    problem = hard_problem(HARD, "E")
+    ranges = LiveRanges(problem).of(problem.original_order)
+    later = [span._replace(first=span.first + 2, last=span.last + 2) for span in ranges]
+    blames = []
+    for spans, work in ((ranges, 300), ([*later, LiveRange(len(ranges), 1, 0, 1)], 301)):
+        boxes = sectioned(spans)
+        search = Search(CAPACITY, work, np.zeros(boxes.sections), rule_of("area", "sections", 1.0))
+        with pytest.raises(OutOfWorkError):
+            search.offsets(boxes)
+        blames.append(search.blame)
+    assert 0 < blames[0].sum() < 300
+    assert blames[1].tolist() == [0.0, *blames[0].tolist()]
+
+
+def test_runs_grow_and_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    blamed: list[float] = []
+
+    def gives_up(search: Search, boxes: Sectioned) -> None:
+        runs.append(search.work_left)
+        blamed.append(float(search.blame[0]))
+        search.blame[0] += 10
+        raise OutOfWorkError
+
+    monkeypatch.setattr(Search, "offsets", gives_up)
+    assert fit_below(sectioned(lives_of([(1, 0, 0)] * 100)), 200, 700) == (None, False, 700)
+    assert runs == [200, 210, 220, 70]
+    assert blamed == pytest.approx([0, 9, 17.1, 24.39])
+
+
+def test_targets_halve_what_lies_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def fits_from_120(boxes: Sectioned, limit: int, most_work: int) -> Fit:
+        asked.append((limit, most_work))
+        return Fit(np.array([0, limit - 3]) if limit >= 120 else None, False, 10)
+
+    monkeypatch.setattr("overlap_sched.peak_memory.address_targets.fit_below", fits_from_120)
+    ranges = lives_of([(4, 0, 0), (6, 1, 0)])
+    assert smallest_arena(ranges, 200, 400, 100) == [0, 234]
+    assert asked == [(100, 60), (150, 10), (125, 10), (113, 10), (119, 10), (122, 10), (121, 10), (120, 10)]
+    asked.clear()
+    assert smallest_arena(ranges, 4000, 4004, 100) is None
+    assert asked == []
+    assert smallest_arena(ranges, 200, 400, 30) == [0, 244]
+    assert asked == [(100, 18), (150, 3), (125, 3)]
 
 
 def test_blame_comes_before_what_a_box_is_by_itself() -> None:

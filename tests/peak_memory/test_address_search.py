@@ -105,11 +105,11 @@ def test_work_ends_a_search_and_is_counted() -> None:
 
 
 def test_a_box_stays_above_the_higher_of_two() -> None:
-    boxes = sectioned(lives_of([(20, 0, 0), (10, 1, 1), (5, 0, 1), (1, 2, 0)]))
+    boxes = sectioned(lives_of([(20, 0, 0), (9, 1, 1), (5, 0, 1), (1, 2, 0)]))
     search = Search(25, 100, np.zeros(boxes.sections), rule_of("area", "sections", 0.0))
     found = search.offsets(boxes)
     assert found is not None
-    assert found.tolist() == [0, 0, 20, 10]
+    assert found.tolist() == [0, 0, 20, 9]
 
 
 def test_who_waits_lies_as_low_as_what_comes_under_it() -> None:

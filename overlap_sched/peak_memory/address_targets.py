@@ -30,6 +30,16 @@ def smallest_arena(ranges: Sequence[LiveRange], least: int, arena: int, most_wor
     boxes = sectioned(ranges)
     if len(ranges) * boxes.sections > MOST_CELLS:
         return None
+    always = boxes.end - boxes.begin == boxes.sections
+    if always.any() and not always.all():  # at the bottom: whatever is below such a box may as well lie above it
+        below = int(boxes.bytes[always].sum())
+        others = [span for span, stays in zip(ranges, always, strict=True) if not stays]
+        found = smallest_arena(others, least - below, arena - below, most_work)
+        if found is None:
+            return None
+        bottom = np.where(always, np.cumsum(boxes.bytes * always) - boxes.bytes, 0)
+        bottom[~always] = np.array(found) + below
+        return [int(at) for at in bottom]
     unit = int(np.gcd.reduce(boxes.bytes))
     boxes = boxes.in_units_of(unit)
     low, high, best = least // unit, arena // unit, None

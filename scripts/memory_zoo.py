@@ -5,10 +5,11 @@
     scripts/memory_zoo.py AlexNet BERT          only models whose names contain one of these
     scripts/memory_zoo.py --collectives         the benchmark's graphs instead: lowest peak, bound, overlap
     scripts/memory_zoo.py --solvers             CP-SAT beside HiGHS on windows of a few models
+    scripts/memory_zoo.py --hard tests/data/minimalloc   addresses of MiniMalloc's hard problems, within their capacity
     ... --json record.json                      also a dated record with hardware and versions
 
 All peaks and steps are simulated; seconds are processor time of one thread. Exit status 1 where an order is above the
-original peak, or a model has not the parameters that it should have.
+original peak, a model has not the parameters that it should have, or a hard problem does not fit.
 """
 
 import argparse
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is n
 from llama_repro.bench.cases import cases
 from llama_repro.harness.record import provenance, write_record
 from llama_repro.zoo import tables
+from llama_repro.zoo.hard import CAPACITY, LETTERS, hard_problem, hard_row, hard_table
 from llama_repro.zoo.models import ENTRIES, Entry
 from llama_repro.zoo.published import TORCH_RATIOS
 from llama_repro.zoo.rows import CollectiveRow, SolverRow, ZooRow, collective_row, solver_rows, zoo_row
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="only models whose names contain one of these")
     parser.add_argument("--collectives", action="store_true", help="the graphs with collectives instead")
     parser.add_argument("--solvers", action="store_true", help="CP-SAT beside HiGHS instead")
+    parser.add_argument("--hard", type=Path, metavar="FOLDER", help="MiniMalloc's hard problems instead")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write a record")
     options = parser.parse_args(arguments)
     rows: list[Any] = []
@@ -48,6 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif options.solvers:
         rows = list(_solver_rows())
         shown, broken = tables.solver_table(rows), []
+    elif options.hard:
+        rows = [hard_row(hard_problem(options.hard, letter)) for letter in LETTERS]
+        shown = hard_table(rows)
+        broken = [f"{row.problem} does not fit" for row in rows if row.arena_bytes > CAPACITY]
     else:
         broken = []
         for entry in ENTRIES:

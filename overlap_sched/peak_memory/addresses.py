@@ -10,7 +10,8 @@ offset where it fits among those placed before, in an order that decides everyth
     area        bytes times steps
 
 The best of the four is improved by hill climbing: what lies at the top of the arena goes to the front of the order.
-Where that leaves fragmentation, :mod:`overlap_sched.peak_memory.sweep` looks for offsets within the peak exactly.
+Where that leaves fragmentation, :mod:`overlap_sched.peak_memory.sweep` looks for offsets within the peak, at little
+cost per step; then :mod:`overlap_sched.peak_memory.address_targets`, a stronger search for up to some hundred storages.
 Work is counted, not timed. Time of one placement of n storages: n vector operations on those placed.
 """
 
@@ -22,13 +23,14 @@ import numpy.typing as npt
 
 from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.peak_memory.address_check import address_violation
+from overlap_sched.peak_memory.address_targets import smallest_arena
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.sweep import fit_within
 from overlap_sched.problem import Problem
 
-MOST_CLIMBS, CLIMB_BOXES, SWEEP_BOXES = 40, 30_000, 300_000
-"""Per unit of effort: placements of all boxes while climbing, and boxes placed in these; boxes that the exact search
-looks at."""
+MOST_CLIMBS, CLIMB_BOXES, SWEEP_BOXES, SEARCH_WORK = 40, 30_000, 300_000, 130_000
+"""Per unit of effort: placements of all boxes while climbing, and boxes placed in these; boxes that the sweep looks at;
+partial placements that the search looks at."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -42,7 +44,7 @@ class AddressPlan:
         arena_bytes: The end of the highest.
         peak_bytes: The most live at once, each storage rounded up to ``align_bytes``: no arena is smaller.
         align_bytes: Offsets and sizes are multiples of it.
-        found_by: ``size``, ``conflicts``, ``longest``, ``area``, ``climbing`` or ``sweep``.
+        found_by: ``size``, ``conflicts``, ``longest``, ``area``, ``climbing``, ``sweep`` or ``search``.
     """
 
     offsets: Mapping[int, int]
@@ -135,6 +137,9 @@ def _place_moving(ranges: Sequence[LiveRange], steps: int, effort: int) -> tuple
         swept = fit_within(ranges, least, SWEEP_BOXES * effort)
         if swept is not None:
             return swept, "sweep"
+        searched = smallest_arena(ranges, least, arena, SEARCH_WORK * effort)
+        if searched is not None:
+            return searched, "search"
     return [int(at) for at in offsets], found_by
 
 

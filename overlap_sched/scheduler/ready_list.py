@@ -88,9 +88,9 @@ class ReadyList:
         self.paths.add(self._path_keys[v])
         if not self._launches[v]:
             self.compute.add(self._position[v])
-        group = self._stream[v]
-        if group is not None:
-            self.launches[group].add(self._launch_keys[v])
+        group, key = self._stream[v], self._launch_keys[v]
+        if group is not None and key is not None:
+            self.launches[group].add(key)
 
     def remove(self, v: NodeId) -> None:
         """Undo ``add``: node v runs, or is refused; one from ``free`` has been taken out already."""
@@ -99,9 +99,9 @@ class ReadyList:
         self.paths.remove(self._path_keys[v])
         if not self._launches[v]:
             self.compute.remove(self._position[v])
-        group = self._stream[v]
-        if group is not None:
-            self.launches[group].remove(self._launch_keys[v])
+        group, key = self._stream[v], self._launch_keys[v]
+        if group is not None and key is not None:
+            self.launches[group].remove(key)
 
     def add_in_flight(self, v: NodeId, completed_us: float) -> None:
         """Wait v is ready but would stall: its collective completes later."""

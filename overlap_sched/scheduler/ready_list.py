@@ -25,12 +25,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sortedcontainers import SortedList
-
 from overlap_sched.problem import NodeId, Position
 from overlap_sched.scheduler.admission import THIS_STEP, CompletionProfile
 from overlap_sched.scheduler.priority import LaunchKey, PathKey, Priorities
 from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.sorted_keys import SortedKeys, sorted_keys
 
 
 class InFlightKey(NamedTuple):
@@ -68,12 +67,13 @@ class ReadyList:
     def __init__(self, reference: Reference, priorities: Priorities, memory: CompletionProfile) -> None:
         """Start empty."""
         self.free: deque[int] = deque()
-        self.compute: SortedList[int] = SortedList()
-        self.launches: dict[str, SortedList[LaunchKey]] = {group: SortedList() for group in reference.problem.groups}
-        self.paths: SortedList[PathKey] = SortedList()
-        self.in_flight: SortedList[InFlightKey] = SortedList()
-        self.blocked: SortedList[BlockedKey] = SortedList()
-        self.blocked_now: SortedList[TooLargeKey] = SortedList()
+        most = len(reference.order)
+        self.compute: SortedKeys[Position] = sorted_keys(most)
+        self.launches: dict[str, SortedKeys[LaunchKey]] = {g: sorted_keys(most) for g in reference.problem.groups}
+        self.paths: SortedKeys[PathKey] = sorted_keys(most)
+        self.in_flight: SortedKeys[InFlightKey] = sorted_keys(most)
+        self.blocked: SortedKeys[BlockedKey] = sorted_keys(most)
+        self.blocked_now: SortedKeys[TooLargeKey] = sorted_keys(most)
         self.rescored = 0  # nodes put into sets so far: the work done, for tests and benchmarks
         self._memory, self._position = memory, memory.position
         self._launch_keys, self._path_keys = priorities.launch_keys, priorities.path_keys
@@ -88,9 +88,9 @@ class ReadyList:
         self.paths.add(self._path_keys[v])
         if not self._launches[v]:
             self.compute.add(self._position[v])
-        group = self._stream[v]
-        if group is not None:
-            self.launches[group].add(self._launch_keys[v])
+        group, key = self._stream[v], self._launch_keys[v]
+        if group is not None and key is not None:
+            self.launches[group].add(key)
 
     def remove(self, v: NodeId) -> None:
         """Undo ``add``: node v runs, or is refused; one from ``free`` has been taken out already."""
@@ -99,9 +99,9 @@ class ReadyList:
         self.paths.remove(self._path_keys[v])
         if not self._launches[v]:
             self.compute.remove(self._position[v])
-        group = self._stream[v]
-        if group is not None:
-            self.launches[group].remove(self._launch_keys[v])
+        group, key = self._stream[v], self._launch_keys[v]
+        if group is not None and key is not None:
+            self.launches[group].remove(key)
 
     def add_in_flight(self, v: NodeId, completed_us: float) -> None:
         """Wait v is ready but would stall: its collective completes later."""

@@ -140,6 +140,14 @@ class CostError(OverlapSchedError, ValueError):
     """A cost callable returned something that is not a time."""
 
 
+class TableError(OverlapSchedError, ValueError):
+    """Measured times have none of what is asked for, or hold what is no time."""
+
+
+class CalibrationError(OverlapSchedError, RuntimeError):
+    """A machine cannot be measured as asked for, or two measurements are not of one machine."""
+
+
 class TorchVersionError(OverlapSchedError, RuntimeError):
     """This torch is none of those whose private names we know."""
 

@@ -14,7 +14,7 @@ smallest, a large one grows in proportion::
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -115,19 +115,23 @@ def curve_of(points: Iterable[tuple[float, float]]) -> Curve:
     for size, time_us in points:
         if not (0 < size < math.inf and 0 < time_us < math.inf):
             raise TableError(f"a measured size of {size} took {time_us} us; both are finite and above 0.")
-        by_size.setdefault(size, []).append(math.log(time_us))
+        by_size.setdefault(size, []).append(time_us)
     if not by_size:
         raise TableError("a curve needs one measured point at least.")
-    pools: list[tuple[float, list[float]]] = []  # mean of logarithms, sizes
-    for size, logs in sorted(by_size.items()):
-        mean, members = sum(logs) / len(logs), [size]
-        while pools and pools[-1][0] > mean:
-            before, earlier = pools.pop()
-            mean = (mean * len(members) + before * len(earlier)) / (len(members) + len(earlier))
-            members = earlier + members
-        pools.append((mean, members))
-    flat = [(size, math.exp(mean)) for mean, members in pools for size in members]
+    pools: list[tuple[list[float], list[float]]] = []  # sizes, the time of each
+    for size, times_us in sorted(by_size.items()):
+        sizes, times = [size], [geometric_mean(times_us)]
+        while pools and geometric_mean(pools[-1][1]) > geometric_mean(times):
+            earlier_sizes, earlier_times = pools.pop()
+            sizes, times = earlier_sizes + sizes, earlier_times + times
+        pools.append((sizes, times))
+    flat = [(size, geometric_mean(times)) for sizes, times in pools for size in sizes]
     return Curve(tuple(size for size, _ in flat), tuple(time_us for _, time_us in flat))
+
+
+def geometric_mean(times_us: Sequence[float]) -> float:
+    """Of one it is that one, to the last bit."""
+    return times_us[0] if len(times_us) == 1 else math.exp(sum(map(math.log, times_us)) / len(times_us))
 
 
 @dataclass(frozen=True)

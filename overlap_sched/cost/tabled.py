@@ -1,6 +1,5 @@
 """A cost model that knows what was measured, and asks another one for the rest."""
 
-import math
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import NamedTuple
 
 from overlap_sched.cost.model import Collective, Compute, ExplainingModel, Roofline
 from overlap_sched.cost.price import FREE, Price
-from overlap_sched.cost.table import Curve, Tables, curve_of, kind_of, placed
+from overlap_sched.cost.table import Curve, Tables, curve_of, geometric_mean, kind_of, placed
 from overlap_sched.errors import OverlapSchedWarning, TableError
 
 COPY = "aten.clone.default"
@@ -105,10 +104,10 @@ class TableModel:
         known = {}
         for op, ones in self.tables.kernels_of.items():
             asked = [(self.otherwise.compute_us(Compute(op, one.flops, one.bytes)), one.time_us) for one in ones]
-            logs: dict[tuple[int, int], list[float]] = {}
+            same: dict[tuple[int, int], list[float]] = {}
             for one in ones:
-                logs.setdefault((one.flops, one.bytes), []).append(math.log(one.time_us))
-            exact = {work: math.exp(sum(each) / len(each)) for work, each in logs.items()}
+                same.setdefault((one.flops, one.bytes), []).append(one.time_us)
+            exact = {work: geometric_mean(times_us) for work, times_us in same.items()}
             known[op] = _Known(exact, curve_of(asked))
         return known
 

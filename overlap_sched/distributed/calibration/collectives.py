@@ -40,7 +40,7 @@ class Division(NamedTuple):
         if self.size < 1 or self.stride < 1 or world % block:
             raise CalibrationError(
                 f"{world} ranks cannot be divided into groups of {self.size} with stride {self.stride}: "
-                f"{world} is not a multiple of {block}. Give a size that divides the ranks (--group SIZE or SIZE/STRIDE)."
+                f"{world} is not a multiple of {block}. Give another --group SIZE or SIZE/STRIDE."
             )
         starts = (first + offset for first in range(0, world, block) for offset in range(self.stride))
         return [list(range(start, start + block, self.stride)) for start in starts]

@@ -21,8 +21,6 @@ from overlap_sched.distributed.calibration.stopwatch import side_by_side
 from overlap_sched.fx import lift
 from overlap_sched.problem import Kind
 
-Limit = Callable[[int], bool]
-
 
 class KernelCall(NamedTuple):
     """An operator with arguments that are not made yet.
@@ -55,14 +53,26 @@ class Grid(NamedTuple):
     copies: tuple[int, ...]
 
 
+def _squares(smallest: int, largest: int) -> list[tuple[int, int, int]]:
+    """By powers of 2."""
+    sides = (2**k for k in range(smallest.bit_length() - 1, largest.bit_length()))
+    return [(side, side, side) for side in sides]
+
+
 CPU_GRID = Grid(
-    tuple((n, n, n) for n in (64, 128, 256, 512, 1024)) + ((256, 512, 2048), (2048, 512, 256), (1024, 1024, 256)),
+    (*_squares(64, 1024), (256, 512, 2048), (2048, 512, 256), (1024, 1024, 256)),
     ((1, 8, 128, 64), (1, 8, 256, 64), (2, 8, 512, 64)),
     tuple(2**k for k in range(12, 27, 2)),
 )
 GPU_GRID = Grid(
-    tuple((n, n, n) for n in (256, 512, 1024, 2048, 4096, 8192))
-    + ((8192, 4096, 1024), (8192, 4096, 14336), (8192, 14336, 4096), (4096, 8192, 14336), (2048, 4096, 128256)),
+    (
+        *_squares(256, 8192),
+        (8192, 4096, 1024),
+        (8192, 4096, 14336),
+        (8192, 14336, 4096),
+        (4096, 8192, 14336),
+        (2048, 4096, 128256),
+    ),
     ((1, 32, 2048, 128), (1, 32, 4096, 128), (1, 32, 8192, 128)),
     tuple(2**k for k in range(12, 31, 2)),
 )

@@ -66,7 +66,7 @@ def wishes_of(
 def collectives_of(problem: Problem, divisions: Sequence[Division]) -> list[Wanted]:
     """The collectives of a problem whose groups are as large as those of a division, each size once."""
     of_size = {division.size: division for division in reversed(divisions)}
-    found = {}
+    found: dict[Wanted, None] = {}
     for node in problem.nodes:
         if node.kind is Kind.COLLECTIVE and node.group is not None:
             division, kind = of_size.get(problem.groups[node.group].size), kind_of(node.op)

@@ -55,7 +55,7 @@ def timed_slowdown(machine: Machine, groups: Groups, kind: str, division: Divisi
 
 
 def slowdown_of(kind: str, alone_us: float, compute: Timing, both: Timing, launch_us: float) -> SlowdownFactor:
-    """The factor, from the time of the collective alone, of compute alone, and of both; its spread is that of ``both``."""
+    """The factor, from the times of the collective alone, of compute alone, of both; its spread is that of ``both``."""
 
     def factor(both_us: float) -> float:
         lost = (both_us - launch_us - compute.time_us) / alone_us

@@ -13,7 +13,13 @@ from overlap_sched.cost.table import Tables, merged
 from overlap_sched.errors import MissingExtraError, OptionsError
 from overlap_sched.options import size_bytes
 from overlap_sched.report.calibration_text import calibration_text
-from overlap_sched.report.files import check_writable
+from overlap_sched.report.files import check_writable, write_file
+
+if TYPE_CHECKING:
+    from overlap_sched.distributed.calibration.machine import Machine
+    from overlap_sched.distributed.calibration.measuring import Wishes
+    from overlap_sched.fx import Lifted
+    from overlap_sched.problem import Problem
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _LARGEST = {"cpu": 2**26, "cuda": 2**30}
@@ -128,47 +134,75 @@ def is_first_rank() -> bool:
 
 
 def _merge(request: Request) -> str:
-    raise NotImplementedError
+    clusters = [read_cluster(path) for path in request.merge]
+    whole = functools.reduce(put_together, clusters)
+    write_file(request.out, cluster_text(whole).encode())
+    return calibration_text(whole.tables, (), request.out)
 
 
 def _measure(request: Request, tell: Callable[[str], object]) -> str:
     try:
         import torch
 
-        from overlap_sched.distributed.calibration import collectives, kernels, machine, measuring
+        from overlap_sched.distributed.calibration import machine, measuring
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
         raise MissingExtraError(
             "calibrate needs torch: pip install 'overlap_sched[torch]' (--merge does without)."
         ) from None
-    known = Tables()
     with machine.joined(request.device) as here:
-        divisions = [collectives.Division(*group) for group in request.groups]
-        divisions = divisions or collectives.default_divisions(here.size, here.ranks_per_node)
-        for division in divisions:
-            division.groups(here.size)
-        dtype = getattr(torch, request.dtype)
-        grid = kernels.GPU_GRID if here.device.type == "cuda" else kernels.CPU_GRID
-        calls, more = [], []
-        for path in request.graphs:
-            tell(f"reading {path}")
-            found, problem = _graph(path)
-            calls += found
-            more += measuring.collectives_of(problem, divisions)
-        if request.graphs:
-            grid = grid._replace(matmuls=(), attentions=())
-        calls += kernels.calls_in_grid(grid, dtype, here.device)
-        smallest, largest = request.sizes or (_SMALLEST, _LARGEST[here.device.type])
-        sizes = collectives.sizes_between(smallest, largest)
-        wishes = measuring.wishes_of(divisions, sizes, calls, more)
-        tables, failed = measuring.measure(here, wishes, known, lambda tables: None, tell)
-        return calibration_text(tables, failed, request.out) if here.rank == 0 else ""
+        source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
+        begun = read_cluster(request.out) if os.path.exists(request.out) else None
+        if begun is not None:
+            check_same(begun, here.name, here.ranks_per_node)
+        basis = begun or calibrated(here.name, here.ranks_per_node, Tables(), source)
+
+        def save(tables: Tables) -> None:
+            write_file(request.out, cluster_text(with_tables(basis, tables, source)).encode())
+
+        wishes = _wishes(request, here, tell)
+        tables, failed = measuring.measure(here, wishes, basis.tables, save, tell)
+        if here.rank:
+            return ""
+        save(tables)
+        return calibration_text(tables, failed, request.out)
 
 
-def _graph(path: str) -> tuple[Sequence[Any], Any]:
-    """The kernels of a dump and its problem; of a problem file no kernels, because it has no shapes."""
-    raise NotImplementedError
+def _wishes(request: Request, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
+    """What is measured; the same on every rank."""
+    import torch
+
+    from overlap_sched.distributed.calibration import collectives, kernels, measuring
+
+    divisions = [collectives.Division(*group) for group in request.groups]
+    divisions = divisions or collectives.default_divisions(here.size, here.ranks_per_node)
+    for division in divisions:
+        division.groups(here.size)  # where it does not fit, now and not after minutes
+    calls: list[kernels.KernelCall] = []
+    more: list[measuring.Wanted] = []
+    for path in request.graphs:
+        tell(f"reading {path}")
+        problem, lifted = _graph(path)
+        calls += [] if lifted is None else kernels.calls_in(lifted)
+        more += measuring.collectives_of(problem, divisions)
+    grid = kernels.GPU_GRID if here.device.type == "cuda" else kernels.CPU_GRID
+    if request.graphs:
+        grid = grid._replace(matmuls=(), attentions=())
+    calls += kernels.calls_in_grid(grid, getattr(torch, request.dtype), here.device)
+    smallest, largest = request.sizes or (_SMALLEST, _LARGEST[here.device.type])
+    return measuring.wishes_of(divisions, collectives.sizes_between(smallest, largest), calls, more)
+
+
+def _graph(path: str) -> "tuple[Problem, Lifted | None]":
+    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes."""
+    from overlap_sched.dump import load_dump
+    from overlap_sched.fx import lift
+
+    if not is_dump(path):
+        return load(Source(path), lambda text: None).problem, None
+    lifted = lift(load_dump(path).gm)
+    return lifted.problem, lifted
 
 
 def _group(text: str) -> tuple[int, int]:

@@ -49,7 +49,7 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     Raises:
         OverlapSchedError: One of its subclasses: nothing to read, not understood, or options that do not fit.
     """
-    loaded = _load_dump(source, tell) if _is_dump(source.path) else _load_problem(source)
+    loaded = _load_dump(source, tell) if is_dump(source.path) else _load_problem(source)
     problem = with_contention(loaded.problem, source.contention, source.path)
     return Loaded(problem, (*loaded.notes, *notes_on(problem, source.contention)))
 
@@ -63,8 +63,14 @@ def _load_problem(source: Source) -> Loaded:
     return Loaded(read_problem(source.path, source.comm_scale, source.limits))
 
 
-def _is_dump(path: str) -> bool:
-    """By name where that is clear, else by content: a problem starts with ``{``, compressed or not."""
+def is_dump(path: str) -> bool:
+    """Whether a path is a dump: by name where that is clear, else by content.
+
+    A problem starts with ``{``, compressed or not.
+
+    Raises:
+        ProblemFileError: It is neither, or cannot be read.
+    """
     name = path.lower().removesuffix(".gz")
     if name.endswith(".json"):
         return False

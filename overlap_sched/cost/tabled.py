@@ -27,11 +27,13 @@ class TableModel:
     Attributes:
         tables: What was measured.
         otherwise: The formulas.
+        on_host: Whether the thread that launches collectives computes, too: on a CPU, not on a GPU.
         beyond: What was asked of each table beyond its ends, and how often; the first time there is a warning.
     """
 
     tables: Tables
     otherwise: ExplainingModel = field(default_factory=Roofline)
+    on_host: bool = False
     beyond: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
 
     def compute_us(self, work: Compute) -> float:
@@ -66,12 +68,13 @@ class TableModel:
         return self._along(curve, work.bytes, placed(kind, work.group.size, nodes))
 
     def launch_us(self, work: Collective) -> float:
-        """What starting a collective takes of the thread that does it; 0.0 where that was not measured."""
+        """What starting a collective takes of the compute stream; 0.0 where that was not measured, or not of it."""
         kind = kind_of(work.op)
         try:
-            return self.tables.launch(kind, work.group.size, self.tables.nodes_of(kind, work.group)).at(work.bytes)
+            curve = self.tables.launch(kind, work.group.size, self.tables.nodes_of(kind, work.group))
         except TableError:
             return 0.0
+        return curve.at(work.bytes) if self.on_host else 0.0
 
     def _copied(self, work: Compute, formula: Price) -> Price:
         if work.flops or self._copies is None:

@@ -11,6 +11,7 @@ from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_groups, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
+from overlap_sched.fx.launches import LAUNCH, launch_times, with_launches
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
@@ -94,7 +95,9 @@ def lift(
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
     costs = costs_of(reading, model or Roofline(), cost, name_of, group_table)
-    nodes, stands_for = one_collective_each(_nodes(reading, after, memory, costs, name_of), reading.ends)
+    listed, waiting = one_collective_each(_nodes(reading, after, memory, costs, name_of), reading.ends)
+    nodes, launching = with_launches(listed, launch_times(listed, group_table, model))
+    stands_for = [waiting[v] for v in launching]
     used = {node.group for node in nodes if node.group is not None}
     problem = Problem(
         name or _name(gm),
@@ -105,7 +108,8 @@ def lift(
     )
     _count(reading, after)
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
-    prices = tuple([costs.prices[v] for v in stands_for])
+    priced = zip(nodes, stands_for, strict=True)
+    prices = tuple([costs.prices[v] if node.op != LAUNCH else Price(node.time_us, "table") for node, v in priced])
     return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told, prices)
 
 

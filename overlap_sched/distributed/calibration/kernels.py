@@ -18,7 +18,7 @@ from overlap_sched.cost.table import KernelTime
 from overlap_sched.cost.tabled import COPY
 from overlap_sched.distributed.calibration.machine import Machine
 from overlap_sched.distributed.calibration.stopwatch import side_by_side
-from overlap_sched.fx import lift
+from overlap_sched.fx import Lifted, lift
 from overlap_sched.problem import Kind
 
 
@@ -79,9 +79,9 @@ GPU_GRID = Grid(
 """Squares; a layer of Llama-3-8B at 8,192 tokens, forward and for its weights' gradients."""
 
 
-def calls_in_graph(gm: fx.GraphModule) -> list[KernelCall]:
-    """What computes by matrix products in a graph whose nodes have ``meta["val"]``; each operator and shape once."""
-    return _calls(gm, lambda op, flops: flops > 0)
+def calls_in(lifted: Lifted) -> list[KernelCall]:
+    """What computes by matrix products in a graph; each operator and shape once."""
+    return _calls(lifted, lambda op, flops: flops > 0)
 
 
 def calls_in_grid(grid: Grid, dtype: torch.dtype, device: torch.device) -> list[KernelCall]:
@@ -94,13 +94,12 @@ def calls_in_grid(grid: Grid, dtype: torch.dtype, device: torch.device) -> list[
             outs += torch.autograd.grad(out, (query, key, value), torch.ones_like(out))
         return [*outs, *(torch.ops.aten.clone.default(x) for x in copies)]
 
-    with FakeTensorMode() as mode:
+    with FakeTensorMode():
         matmuls = [(_empty(device, dtype, m, k), _empty(device, dtype, k, n)) for m, k, n in grid.matmuls]
         attentions = [[_empty(device, dtype, *shape).requires_grad_() for _ in range(3)] for shape in grid.attentions]
         copies = [_empty(device, torch.uint8, nbytes) for nbytes in grid.copies]
         gm = make_fx(step, tracing_mode="real")(matmuls, attentions, copies)
-    del mode
-    return _calls(gm, lambda op, flops: flops > 0 or op == COPY)
+    return _calls(lift(gm), lambda op, flops: flops > 0 or op == COPY)
 
 
 def timed_kernel(machine: Machine, call: KernelCall) -> KernelTime:
@@ -116,8 +115,7 @@ def run_of(call: KernelCall, device: torch.device) -> Callable[[], object]:
     return lambda: call.target(*args, **kwargs)
 
 
-def _calls(gm: fx.GraphModule, wanted: Callable[[str, int], bool]) -> list[KernelCall]:
-    lifted = lift(gm)
+def _calls(lifted: Lifted, wanted: Callable[[str, int], bool]) -> list[KernelCall]:
     found: dict[tuple[str, str], KernelCall] = {}
     for node, at in zip(lifted.problem.nodes, lifted.nodes, strict=True):
         if node.kind is Kind.COMPUTE and at.op == "call_function" and wanted(node.op, node.flops):

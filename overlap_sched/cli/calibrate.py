@@ -4,12 +4,18 @@ Measuring needs torch and several processes (torchrun); putting files together n
 """
 
 import argparse
+import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from datetime import date
+from typing import TYPE_CHECKING, Any
 
-from overlap_sched.cost.table import Tables, merged
+from overlap_sched.cli.input import is_dump, load
+from overlap_sched.cli.source import Source
+from overlap_sched.cost.calibrated import calibrated, check_same, put_together, with_tables
+from overlap_sched.cost.cluster_file import cluster_text, read_cluster
+from overlap_sched.cost.table import Tables
 from overlap_sched.errors import MissingExtraError, OptionsError
 from overlap_sched.options import size_bytes
 from overlap_sched.report.calibration_text import calibration_text

@@ -28,12 +28,14 @@ class TableModel:
         tables: What was measured.
         otherwise: The formulas.
         on_host: Whether the thread that launches collectives computes, too: on a CPU, not on a GPU.
+        name: For people.
         beyond: What was asked of each table beyond its ends, and how often; the first time there is a warning.
     """
 
     tables: Tables
     otherwise: ExplainingModel = field(default_factory=Roofline)
     on_host: bool = False
+    name: str = "measured"
     beyond: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
 
     def compute_us(self, work: Compute) -> float:

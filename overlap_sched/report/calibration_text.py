@@ -24,7 +24,9 @@ def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
         f"  compute beside {one.kind}: {one.factor:.2f} times as long (spread {one.spread:.2f})"
         for one in tables.slowdowns
     ]
-    noisy = sum(one.spread_us > NOISY * one.time_us for one in (*tables.collectives, *tables.kernels))
+    spreads = [one.spread_us / one.time_us for one in tables.collectives]
+    spreads += [one.spread_us / one.time_us for one in tables.kernels]
+    noisy = sum(spread > NOISY for spread in spreads)
     if noisy:
         lines.append(
             f"  noisy: {noisy}, whose quartiles lie more than {NOISY:.0%} of the median apart. Is the machine busy?"

@@ -73,7 +73,7 @@ def joined(choice: DeviceChoice) -> Iterator[Machine]:
         CalibrationError: torchrun has not started this process, or there are fewer GPUs than local ranks.
     """
     if dist.is_initialized():
-        yield _machine(_device(choice))
+        yield machine_on(_device(choice))
         return
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         raise CalibrationError(
@@ -88,12 +88,13 @@ def joined(choice: DeviceChoice) -> Iterator[Machine]:
     else:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     try:
-        yield _machine(device)
+        yield machine_on(device)
     finally:
         dist.destroy_process_group()
 
 
-def _machine(device: torch.device) -> Machine:
+def machine_on(device: torch.device) -> Machine:
+    """This process and the others of its process group, which is up; all ranks call this."""
     size = dist.get_world_size()
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     return Machine(dist.get_rank(), size, per_node, device, dist.new_group(backend="gloo", timeout=_TIMEOUT))

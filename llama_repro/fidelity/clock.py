@@ -1,0 +1,71 @@
+"""How long compiled graphs take, and how long they stand still at waits.
+
+No profiler: it would make every kernel longer. One clock is read when a graph is entered and left, another when one of
+its waits is.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from overlap_sched.inductor.gloo import safe_gathers
+
+_FUNCTIONAL = torch.ops._c10d_functional
+
+
+@dataclass
+class GraphClock:
+    """Microseconds since the last :meth:`taken`: inside graphs, and of those at waits."""
+
+    graphs_us: float = 0.0
+    waits_us: float = 0.0
+
+    def taken(self) -> tuple[float, float]:
+        """Both, which start again at zero."""
+        figures = (self.graphs_us, self.waits_us)
+        self.graphs_us = self.waits_us = 0.0
+        return figures
+
+    def inside(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, whose time counts as that of a graph."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.graphs_us += (time.perf_counter() - began) * 1e6
+
+        return timed
+
+
+@contextmanager
+def clocked() -> Iterator[GraphClock]:
+    """Graphs that Inductor compiles inside are timed when they are called, and waits of CPU tensors.
+
+    Gathers over gloo take the way that does not damage memory (:mod:`overlap_sched.inductor.gloo`).
+    """
+    from torch._inductor.output_code import CompiledFxGraph
+
+    clock = GraphClock()
+    library = torch.library.Library("_c10d_functional", "IMPL")
+
+    def wait(tensor: Tensor) -> Tensor:
+        began = time.perf_counter()
+        operator: Any = _FUNCTIONAL.wait_tensor.default
+        result: Tensor = operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, tensor)
+        clock.waits_us += (time.perf_counter() - began) * 1e6
+        return result
+
+    with safe_gathers(), mock.patch.object(CompiledFxGraph, "__call__", clock.inside(CompiledFxGraph.__call__)):
+        library.impl("wait_tensor", wait, "CPU")
+        try:
+            yield clock
+        finally:
+            library._destroy()

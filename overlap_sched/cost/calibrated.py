@@ -1,10 +1,9 @@
 """The cluster that measurements describe: rates of its device and links, for what no table covers."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from overlap_sched.cost.cluster import Across, Cluster, Inside
+from overlap_sched.cost.cluster import Across, Cluster, Fabric, Inside
 from overlap_sched.cost.device import H100, XEON_8480, Device
 from overlap_sched.cost.table import CollectiveTime, KernelTime, Tables, merged
 from overlap_sched.cost.tabled import COPY
@@ -26,7 +25,7 @@ def calibrated(device: str, ranks_per_node: int, tables: Tables, source: str) ->
     on_cpu = device == "cpu"
     link = _link([one for one in tables.collectives if one.nodes == 1])
     bytes_per_s, latency_us = link or (_device(device, tables).peak_bytes_per_s, 0.0)
-    fabric = "memory" if on_cpu else "nvlink" if bytes_per_s > _PCIE_BYTES_PER_S else "pcie"
+    fabric: Fabric = "memory" if on_cpu else "nvlink" if bytes_per_s > _PCIE_BYTES_PER_S else "pcie"
     return Cluster(
         name=_name(device),
         device=_device(device, tables),
@@ -82,13 +81,13 @@ def _name(device: str) -> str:
 def _device(name: str, tables: Tables) -> Device:
     basis = XEON_8480 if name == "cpu" else H100
     copies = [one for one in tables.kernels if one.op == COPY]
-    flops = _best((one for one in tables.kernels if one.flops), lambda one: one.flops / one.time_us * 1e6)
+    flops = _best((one for one in tables.kernels if one.flops), lambda one: round(one.flops / one.time_us * 1e6))
     # the largest copy: smaller ones stay in caches
     largest = max(copies, key=lambda one: one.bytes, default=None)
     return Device(
         name,
         flops or basis.peak_flops_per_s,
-        basis.peak_bytes_per_s if largest is None else largest.bytes / largest.time_us * 1e6,
+        basis.peak_bytes_per_s if largest is None else round(largest.bytes / largest.time_us * 1e6),
         flops_efficiency=1.0 if flops else basis.flops_efficiency,
         bytes_efficiency=basis.bytes_efficiency if largest is None else 1.0,
         kernel_us=min((one.time_us for one in copies), default=basis.kernel_us),
@@ -119,5 +118,4 @@ def _link(ones: Iterable[CollectiveTime]) -> tuple[float, float] | None:
         return None
     (least, least_us), (most, most_us) = sizes[0], sizes[-1]
     sent = (most - least) * (ranks - 1) / ranks
-    rate = sent / max(most_us - least_us, 1e-3) * 1e6
-    return (rate, least_us) if math.isfinite(rate) and rate > 0 else None
+    return round(sent / max(most_us - least_us, 1e-3) * 1e6), least_us

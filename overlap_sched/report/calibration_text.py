@@ -26,6 +26,7 @@ def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
     ]
     spreads = [one.spread_us / one.time_us for one in tables.collectives]
     spreads += [one.spread_us / one.time_us for one in tables.kernels]
+    spreads += [one.spread / one.factor for one in tables.slowdowns]
     noisy = sum(spread > NOISY for spread in spreads)
     if noisy:
         lines.append(

@@ -18,7 +18,7 @@ import torch
 from overlap_sched.cost.table import SlowdownFactor
 from overlap_sched.distributed.calibration.collectives import Division, Groups, launch_of
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, together
+from overlap_sched.distributed.calibration.stopwatch import Timing, rounded, side_by_side, together
 
 _FUNCTIONAL = torch.ops._c10d_functional
 LARGEST = 20.0
@@ -62,4 +62,5 @@ def slowdown_of(kind: str, alone_us: float, compute: Timing, both: Timing, launc
         return 1 / (1 - min(max(lost, 0.0), 1 - 1 / LARGEST))
 
     half_us = both.spread_us / 2
-    return SlowdownFactor(kind, factor(both.time_us), factor(both.time_us + half_us) - factor(both.time_us - half_us))
+    spread = factor(both.time_us + half_us) - factor(both.time_us - half_us)
+    return SlowdownFactor(kind, rounded(factor(both.time_us)), rounded(spread))

@@ -66,7 +66,12 @@ def side_by_side(machine: Machine, run: Callable[[], object], *, meet: bool = Fa
 
 def _timing(times_us: Sequence[float], launches_us: Sequence[float]) -> Timing:
     low, middle, high = statistics.quantiles(times_us, n=4)
-    return Timing(middle, high - low, statistics.median(launches_us))
+    return Timing(rounded(middle), rounded(high - low), rounded(statistics.median(launches_us)))
+
+
+def rounded(value: float) -> float:
+    """Six significant digits: no measurement has more."""
+    return float(f"{value:.6g}")
 
 
 def _repeated(machine: Machine, begin: Begin, end: End, *, meet: bool) -> list[_Once]:

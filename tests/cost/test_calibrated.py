@@ -103,6 +103,4 @@ def test_files_put_together():
 def test_files_of_two_machines(other, said):
     with pytest.raises(CalibrationError) as error:
         put_together(calibrated("cpu", 8, TABLES, ""), other)
-    assert str(error.value) == (
-        f"measurements of two machines cannot be put together: {said}. Keep a file for each."
-    )
+    assert str(error.value) == (f"measurements of two machines cannot be put together: {said}. Keep a file for each.")

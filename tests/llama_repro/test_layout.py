@@ -15,6 +15,7 @@ ABOVE = {
     "bench": {"capture", "harness", "generate", "titan"},
     "zoo": {"harness"},
     "gpu": {"capture", "harness", "training"},
+    "fidelity": {"harness", "training"},
 }
 
 

@@ -1,0 +1,93 @@
+"""Rounds of predictions and measurements as rows, a table, and what misses its aim."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+STEP_AIM, EXPOSED_AIM = 0.15, 0.20
+"""How far a prediction may be from the measurement, as a part of it."""
+
+
+class Row(NamedTuple):
+    """One case and order; microseconds, medians over the rounds, each round calibrated anew.
+
+    Attributes:
+        case: See ``CASES``. order: ``"original"`` or ``"ours"``.
+        step_us, exposed_us: Measured: inside the graphs of a step, and of that at waits.
+        predicted_step_us, predicted_exposed_us: By the calibration of the same round.
+        launch_us: Of the predicted step, what launches take.
+        errors: Per round, predicted / measured - 1 of the step. exposed_errors: of the exposed time.
+    """
+
+    case: str
+    order: str
+    step_us: float
+    predicted_step_us: float
+    exposed_us: float
+    predicted_exposed_us: float
+    launch_us: float
+    errors: tuple[float, ...]
+    exposed_errors: tuple[float, ...]
+
+    @property
+    def step_error(self) -> float:
+        """The median round's."""
+        return statistics.median(self.errors)
+
+    @property
+    def exposed_error(self) -> float:
+        """The median round's."""
+        return statistics.median(self.exposed_errors)
+
+
+def rows_of(case: str, found: Mapping[str, Any]) -> list[Row]:
+    """A row per order of what a rank wrote."""
+    rounds: Sequence[Mapping[str, Any]] = found["rounds"]
+    return [_row(case, order, [one[order] for one in rounds]) for order in rounds[0]]
+
+
+def fidelity_table(rows: Iterable[Row]) -> Table:
+    """Predicted beside measured, in milliseconds."""
+    table = Table(title="Predicted and measured (ms; medians of rounds that are each calibrated anew)")
+    for name in ("case", "order"):
+        table.add_column(name)
+    for name in ("step", "predicted", "error", "exposed", "predicted", "error", "launches"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        times = (row.step_us, row.predicted_step_us, row.exposed_us, row.predicted_exposed_us, row.launch_us)
+        step, predicted, exposed, predicted_exposed, launch = (f"{us / 1e3:,.1f}" for us in times)
+        errors = [f"{100 * error:+.0f} %" for error in (row.step_error, row.exposed_error)]
+        table.add_row(row.case, row.order, step, predicted, errors[0], exposed, predicted_exposed, errors[1], launch)
+    return table
+
+
+def failures(rows: Iterable[Row]) -> list[str]:
+    """What is further off than it should be."""
+    found = []
+    for row in rows:
+        for what, error, aim in (("step", row.step_error, STEP_AIM), ("exposed", row.exposed_error, EXPOSED_AIM)):
+            if abs(error) > aim:
+                found.append(f"{row.case}, {row.order}: {what} is predicted {100 * error:+.0f} % off; aim {aim:.0%}")
+    return found
+
+
+def _row(case: str, order: str, rounds: Sequence[Mapping[str, Any]]) -> Row:
+    def median(of: str, figure: str) -> float:
+        return statistics.median(one[of][figure] for one in rounds)
+
+    def errors(figure: str) -> tuple[float, ...]:
+        return tuple(one["predicted"][figure] / max(one["measured"][figure], 1e-3) - 1 for one in rounds)
+
+    return Row(
+        case,
+        order,
+        median("measured", "step_us"),
+        median("predicted", "step_us"),
+        median("measured", "exposed_us"),
+        median("predicted", "exposed_us"),
+        median("predicted", "launch_us"),
+        errors("step_us"),
+        errors("exposed_us"),
+    )

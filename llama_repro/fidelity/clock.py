@@ -4,8 +4,9 @@ No profiler: it would make every kernel longer. One clock is read when a graph i
 its waits is.
 """
 
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,28 +22,43 @@ _FUNCTIONAL = torch.ops._c10d_functional
 
 @dataclass
 class GraphClock:
-    """Microseconds since the last :meth:`taken`: inside graphs, and of those at waits."""
+    """Microseconds since the last :meth:`taken`.
+
+    Attributes:
+        graphs_us: Inside graphs. waits_us: of that, at waits.
+        processor_us: Inside graphs but not at waits, that the thread had a processor: on a busy machine less than the
+            rest of ``graphs_us``.
+    """
 
     graphs_us: float = 0.0
     waits_us: float = 0.0
+    processor_us: float = 0.0
 
-    def taken(self) -> tuple[float, float]:
-        """Both, which start again at zero."""
-        figures = (self.graphs_us, self.waits_us)
-        self.graphs_us = self.waits_us = 0.0
+    def taken(self) -> tuple[float, float, float]:
+        """All three, which start again at zero."""
+        figures = (self.graphs_us, self.waits_us, self.processor_us)
+        self.graphs_us = self.waits_us = self.processor_us = 0.0
         return figures
 
     def inside(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, whose time counts as that of a graph."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
+            began, processor = time.perf_counter(), time.thread_time()
             try:
                 return run(*args, **kwargs)
             finally:
                 self.graphs_us += (time.perf_counter() - began) * 1e6
+                self.processor_us += (time.thread_time() - processor) * 1e6
 
         return timed
+
+
+def medians(taken: Sequence[tuple[float, ...]]) -> dict[str, float]:
+    """Of several steps' :meth:`GraphClock.taken`, by name."""
+    return dict(
+        zip(("step_us", "exposed_us", "processor_us"), map(statistics.median, zip(*taken, strict=True)), strict=True)
+    )
 
 
 @contextmanager
@@ -57,10 +73,11 @@ def clocked() -> Iterator[GraphClock]:
     library = torch.library.Library("_c10d_functional", "IMPL")
 
     def wait(tensor: Tensor) -> Tensor:
-        began = time.perf_counter()
+        began, processor = time.perf_counter(), time.thread_time()
         operator: Any = _FUNCTIONAL.wait_tensor.default
         result: Tensor = operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, tensor)
         clock.waits_us += (time.perf_counter() - began) * 1e6
+        clock.processor_us -= (time.thread_time() - processor) * 1e6
         return result
 
     with safe_gathers(), mock.patch.object(CompiledFxGraph, "__call__", clock.inside(CompiledFxGraph.__call__)):

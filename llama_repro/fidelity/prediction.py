@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from overlap_sched.cost import Collective, Compute
 from overlap_sched.cost.tabled import TableModel
-from overlap_sched.fx.launches import LAUNCH
+from overlap_sched.fx.launches import LAUNCH, launch_times, with_launches
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Node, Order, Problem
 from overlap_sched.problem.contention import Contention
@@ -21,11 +21,17 @@ class Predicted(NamedTuple):
     collective_us: float
 
 
-def repriced(problem: Problem, model: TableModel) -> Problem:
-    """The same graph with times by ``model``, and the contention that was measured with it."""
-    nodes = tuple(_repriced(problem, v, node, model) for v, node in enumerate(problem.nodes))
+def repriced(problem: Problem, order: Order, model: TableModel) -> tuple[Problem, Order]:
+    """The same graph and order with times by ``model``, launch nodes, and the contention that was measured with it."""
+    nodes = [_repriced(problem, v, node, model) for v, node in enumerate(problem.nodes)]
+    known = any(node.op == LAUNCH for node in nodes)
+    with_them, stands_for = with_launches(nodes, {} if known else launch_times(nodes, problem.groups, model))
+    ids: list[list[int]] = [[] for _ in nodes]
+    for new, old in enumerate(stands_for):
+        ids[old].append(new)
     slowdown = {one.kind: one.factor for one in model.tables.slowdowns}
-    return replace(problem, nodes=nodes, contention=Contention(slowdown))
+    priced = replace(problem, nodes=with_them, contention=Contention(slowdown))
+    return priced, tuple(new for v in order for new in ids[v])
 
 
 def predicted(problem: Problem, order: Order) -> Predicted:

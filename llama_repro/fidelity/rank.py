@@ -7,7 +7,6 @@ turns. Rank 0 writes ``OUT.json``: per round and order what was predicted and wh
 """
 
 import json
-import statistics
 import sys
 import warnings
 from dataclasses import replace
@@ -18,28 +17,19 @@ import torch
 from torch._inductor import config as inductor_config
 
 import overlap_sched
-from llama_repro.fidelity.clock import GraphClock, clocked
+from llama_repro.fidelity.clock import GraphClock, clocked, medians
 from llama_repro.fidelity.prediction import Predicted, predicted, repriced, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
 from llama_repro.training.arguments import Arguments, parse
 from llama_repro.training.calibrate import model_of
 from llama_repro.training.trainer import Trainer, make_trainer
 from llama_repro.training.world import World, world_of
-from overlap_sched.cost import Collective, Roofline
 from overlap_sched.cost.tabled import TableModel
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import GraphReport
 from overlap_sched.options import Options
 
 ROUNDS, STEPS = 3, 9
-
-
-class _Launching(Roofline):
-    """The first model, before there are measurements: each collective gets a launch node, which is priced later."""
-
-    def launch_us(self, work: Collective) -> float:
-        """One."""
-        return 1.0
 
 
 def main() -> None:
@@ -58,7 +48,7 @@ def compared(arguments: Arguments, world: World, clock: GraphClock) -> dict[str,
     """Rounds of predictions and measurements; all ranks call this."""
     shapes = Shapes()
     kept = Options(effort=0, agreement="none")
-    original, reports = _compiled(arguments, world, kept, cost=shapes, model=_Launching())
+    original, reports = _compiled(arguments, world, kept, cost=shapes)
     problems = [plan.problem for one in reports if (plan := one.report.schedule) is not None]
     wishes = wishes_for(shapes.calls.values(), problems, world.size)
     model = model_of(world, wishes)
@@ -94,19 +84,13 @@ def _compiled(
 
 def _measured(trainers: dict[str, Trainer], clock: GraphClock) -> dict[str, dict[str, float]]:
     """Medians over steps of each trainer, by turns."""
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in trainers}
+    seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in trainers}
     for step in range(1, STEPS + 2):
         for name, trainer in trainers.items():
             clock.taken()
             trainer.step(step)
             seen[name].append(clock.taken())
-    return {
-        name: {
-            "step_us": statistics.median(a for a, _ in ones[1:]),
-            "exposed_us": statistics.median(b for _, b in ones[1:]),
-        }
-        for name, ones in seen.items()
-    }
+    return {name: medians(ones[1:]) for name, ones in seen.items()}
 
 
 def _predicted(reports: tuple[GraphReport, ...], model: TableModel) -> Predicted:
@@ -116,7 +100,7 @@ def _predicted(reports: tuple[GraphReport, ...], model: TableModel) -> Predicted
         if plan is None:
             raise RuntimeError(f"{one.name} was not read: {one.report.reason}")
         order = plan.order if one.report.changed else plan.problem.original_order
-        parts.append(predicted(repriced(plan.problem, model), order))
+        parts.append(predicted(*repriced(plan.problem, order, model)))
     return total(parts)
 
 

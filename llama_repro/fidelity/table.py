@@ -18,6 +18,9 @@ class Row(NamedTuple):
         step_us, exposed_us: Measured: inside the graphs of a step, and of that at waits.
         predicted_step_us, predicted_exposed_us: By the calibration of the same round.
         launch_us: Of the predicted step, what launches take.
+        processor_us: Measured: inside graphs, not at waits, that the thread had a processor. Less than step minus
+            exposed where others use the machine.
+        busy_us: Predicted: step minus exposed, which is what the thread computes and launches.
         errors: Per round, predicted / measured - 1 of the step. exposed_errors: of the exposed time.
     """
 
@@ -28,6 +31,8 @@ class Row(NamedTuple):
     exposed_us: float
     predicted_exposed_us: float
     launch_us: float
+    processor_us: float
+    busy_us: float
     errors: tuple[float, ...]
     exposed_errors: tuple[float, ...]
 
@@ -53,13 +58,16 @@ def fidelity_table(rows: Iterable[Row]) -> Table:
     table = Table(title="Predicted and measured (ms; medians of rounds that are each calibrated anew)")
     for name in ("case", "order"):
         table.add_column(name)
-    for name in ("step", "predicted", "error", "exposed", "predicted", "error", "launches"):
+    for name in ("step", "predicted", "error", "exposed", "predicted", "error", "processor", "predicted"):
         table.add_column(name, justify="right")
     for row in rows:
-        times = (row.step_us, row.predicted_step_us, row.exposed_us, row.predicted_exposed_us, row.launch_us)
-        step, predicted, exposed, predicted_exposed, launch = (f"{us / 1e3:,.1f}" for us in times)
+        times = (row.step_us, row.predicted_step_us, row.exposed_us, row.predicted_exposed_us)
+        step, predicted, exposed, predicted_exposed = (f"{us / 1e3:,.1f}" for us in times)
+        processor = [f"{us / 1e3:,.1f}" for us in (row.processor_us, row.busy_us)]
         errors = [f"{100 * error:+.0f} %" for error in (row.step_error, row.exposed_error)]
-        table.add_row(row.case, row.order, step, predicted, errors[0], exposed, predicted_exposed, errors[1], launch)
+        table.add_row(
+            row.case, row.order, step, predicted, errors[0], exposed, predicted_exposed, errors[1], *processor
+        )
     return table
 
 
@@ -88,6 +96,8 @@ def _row(case: str, order: str, rounds: Sequence[Mapping[str, Any]]) -> Row:
         median("measured", "exposed_us"),
         median("predicted", "exposed_us"),
         median("predicted", "launch_us"),
+        median("measured", "processor_us"),
+        statistics.median(one["predicted"]["step_us"] - one["predicted"]["exposed_us"] for one in rounds),
         errors("step_us"),
         errors("exposed_us"),
     )

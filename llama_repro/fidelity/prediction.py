@@ -57,7 +57,8 @@ def _repriced(problem: Problem, v: int, node: Node, model: TableModel) -> Node:
     if node.op == LAUNCH:  # its collective stands behind it
         return node._replace(time_us=model.launch_us(_work(problem, problem.nodes[v + 1])))
     if node.kind is Kind.COMPUTE:
-        return node._replace(time_us=model.compute_us(Compute(node.op, node.flops, node.bytes)))
+        op = node.op.rpartition("+")[2] if node.flops else node.op  # of an extern kernel's origins the last is itself
+        return node._replace(time_us=model.compute_us(Compute(op, node.flops, node.bytes)))
     return node
 
 

@@ -17,7 +17,7 @@ import torch
 from torch._inductor import config as inductor_config
 
 import overlap_sched
-from llama_repro.fidelity.clock import GraphClock, clocked, medians
+from llama_repro.fidelity.clock import GraphClock, clocked, everyone, medians, step_figures
 from llama_repro.fidelity.prediction import Predicted, predicted, repriced, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
 from llama_repro.training.arguments import Arguments, parse
@@ -84,12 +84,12 @@ def _compiled(
 
 def _measured(trainers: dict[str, Trainer], clock: GraphClock) -> dict[str, dict[str, float]]:
     """Medians over steps of each trainer, by turns."""
-    seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in trainers}
+    seen: dict[str, list[dict[str, float]]] = {name: [] for name in trainers}
     for step in range(1, STEPS + 2):
         for name, trainer in trainers.items():
             clock.taken()
             trainer.step(step)
-            seen[name].append(clock.taken())
+            seen[name].append(step_figures(everyone(clock.taken()), trainer.world.rank))
     return {name: medians(ones[1:]) for name, ones in seen.items()}
 
 

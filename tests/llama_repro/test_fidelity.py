@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from llama_repro.fidelity.clock import GraphClock, medians
+from llama_repro.fidelity.clock import GraphClock, Taken, medians, step_figures
 from llama_repro.fidelity.compare import main
 from llama_repro.fidelity.prediction import Predicted, predicted, repriced, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
@@ -79,51 +79,50 @@ def test_a_clock_of_graphs():
     clock = GraphClock()
     run = clock.inside(lambda n: sum(range(n)))
     assert run(10) == 45
-    inside, waits, processor = clock.taken()
-    assert inside > 0 == waits
-    assert processor >= 0
-    assert clock.taken() == (0.0, 0.0, 0.0)
+    taken = clock.taken()
+    assert taken.graphs_us > 0
+    assert taken.processor_us >= 0
+    assert clock.taken() == (0.0, (), 0.0)
     failing = clock.inside(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         failing()
     assert clock.graphs_us > 0
-    assert medians([(1.0, 5.0, 2.0), (3.0, 4.0, 9.0), (2.0, 6.0, 1.0)]) == {
-        "step_us": 2.0,
-        "exposed_us": 5.0,
-        "processor_us": 2.0,
-    }
 
 
-def figures(step_us, exposed_us, measured_step_us=1000.0, measured_exposed_us=100.0):
-    return {
-        "predicted": {"step_us": step_us, "exposed_us": exposed_us, "launch_us": 10.0},
-        "measured": {"step_us": measured_step_us, "exposed_us": measured_exposed_us, "processor_us": 800.0},
-    }
+def test_skew_is_what_other_ranks_did_not_wait():
+    ranks = [Taken(1000.0, (50.0, 10.0, 5.0), 700.0), Taken(990.0, (20.0, 30.0, 5.0), 800.0)]
+    first, second = (step_figures(ranks, rank) for rank in range(2))
+    assert first == {"step_us": 1000.0, "exposed_us": 65.0, "skew_us": 30.0, "processor_us": 700.0}
+    assert second == {"step_us": 990.0, "exposed_us": 55.0, "skew_us": 20.0, "processor_us": 800.0}
+    assert step_figures(ranks[:1], 0)["skew_us"] == 0.0
+    assert medians([first, second, second])["skew_us"] == 20.0
+
+
+def figures(step_us, exposed_us, measured_step_us=1100.0, measured_exposed_us=200.0, skew_us=100.0):
+    measured = {"step_us": measured_step_us, "exposed_us": measured_exposed_us, "skew_us": skew_us}
+    predicted = {"step_us": step_us, "exposed_us": exposed_us, "launch_us": 10.0}
+    return {"predicted": predicted, "measured": {**measured, "processor_us": 800.0}}
 
 
 def test_rows_and_what_misses_its_aim():
-    rounds = [
-        {"original": figures(900.0, 110.0)},
-        {"original": figures(840.0, 70.0)},
-        {"original": figures(500.0, 79.0)},
-    ]
+    rounds = [{"original": figures(*one)} for one in ((900.0, 110.0), (840.0, 70.0), (500.0, 79.0))]
     (row,) = rows_of("fsdp", {"rounds": rounds})
-    assert row.errors == pytest.approx((-0.1, -0.16, -0.5))
+    assert row.errors == pytest.approx((-0.1, -0.16, -0.5))  # of 1,000 us without skew
     assert row.step_error == pytest.approx(-0.16)
     assert row.exposed_error == pytest.approx(-0.21)
-    assert (row.step_us, row.predicted_step_us, row.exposed_us, row.predicted_exposed_us) == (
-        1000.0,
-        840.0,
-        100.0,
-        79.0,
-    )
+    assert (row.step_us, row.exposed_us, row.skew_us) == (1100.0, 200.0, 100.0)
+    assert (row.predicted_step_us, row.predicted_exposed_us, row.launch_us) == (840.0, 79.0, 10.0)
+    assert (row.processor_us, row.busy_us) == (800.0, 770.0)
     assert failures([row]) == [
         "fsdp, original: step is predicted -16 % off; aim 15%",
         "fsdp, original: exposed is predicted -21 % off; aim 20%",
     ]
     assert failures([row._replace(errors=(0.15,), exposed_errors=(-0.2,))]) == []
-    assert [len(column._cells) for column in fidelity_table([row]).columns] == [1] * 10
-    still = rows_of("x", {"rounds": [{"ours": figures(1.0, 0.0, 1.0, 0.0)}]})[0]
+    cells = [list(column.cells) for column in fidelity_table([row]).columns]
+    assert [cell for (cell,) in cells] == [
+        *("fsdp", "original", "1.1", "0.1", "1.0", "0.8", "-16 %", "0.1", "0.1", "-21 %", "0.8", "0.8"),
+    ]
+    still = rows_of("x", {"rounds": [{"ours": figures(1.0, 0.0, 1.0, 0.0, 0.0)}]})[0]
     assert still.exposed_error == -1.0  # nothing exposed at all is no division by zero
 
 

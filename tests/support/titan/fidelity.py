@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from llama_repro.fidelity.clock import GraphClock, clocked, medians
+from llama_repro.fidelity.clock import GraphClock, clocked, everyone, medians, step_figures
 from llama_repro.fidelity.prediction import predicted, repriced
 from llama_repro.fidelity.shapes import wishes_for
 from llama_repro.training.calibrate import model_of
@@ -93,7 +93,7 @@ def _trained(
 
     overlap_sched.clear_reports()
     torch._dynamo.reset()
-    taken: list[tuple[float, ...]] = []
+    steps: list[dict[str, float]] = []
     graphs: list[fx.GraphModule] = []
     run = clock.inside(graph_trainer.run_traced)
 
@@ -101,7 +101,7 @@ def _trained(
         graphs[:] = [traced.gm]
         clock.taken()
         result = run(traced, **how)
-        taken.append(clock.taken())
+        steps.append(step_figures(everyone(clock.taken()), dist.get_rank()))
         return result
 
     with (
@@ -114,7 +114,7 @@ def _trained(
         calls.setdefault((call.op, call.shapes), call)
     plans = [one.report.schedule for one in overlap_sched.reports() if one.report.schedule is not None]
     found = (plans[0].problem, plans[0].order) if plans else (None, None)
-    return medians(taken[2:]), *found
+    return medians(steps[2:]), *found
 
 
 if __name__ == "__main__":

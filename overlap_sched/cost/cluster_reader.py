@@ -105,9 +105,7 @@ def _mesh(own: TomlTable) -> tuple[MeshDimension, ...]:
 def _beside(own: TomlTable) -> Beside:
     slowdown = own.table("slowdown") if "slowdown" in own else None
     beside = Beside(
-        {}
-        if slowdown is None
-        else {("" if kind == "any" else kind): slowdown.number(kind) for kind in slowdown.keys},
+        {} if slowdown is None else {("" if kind == "any" else kind): slowdown.number(kind) for kind in slowdown.keys},
         own.flag("shared_links", True),
         own.text("source", ""),
     )

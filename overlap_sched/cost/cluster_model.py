@@ -56,9 +56,14 @@ def nodes_of(cluster: Cluster, group: Group) -> int:
 
 
 def model_of(cluster: Cluster) -> ExplainingModel:
-    """The cost model of a cluster: what was measured goes before all else."""
+    """The cost model of a cluster: what was measured goes before all else.
+
+    In one machine without GPUs (fabric ``memory``) the thread that computes launches collectives, too.
+    """
     formulas = ClusterModel(cluster)
-    return TableModel(cluster.tables, formulas) if cluster.tables else formulas
+    if not cluster.tables:
+        return formulas
+    return TableModel(cluster.tables, formulas, on_host=cluster.inside.fabric == "memory")
 
 
 def _formula(cluster: Cluster, work: Collective, nodes: int) -> tuple[float, float]:

@@ -171,12 +171,9 @@ class Tables:
         return found
 
     def nodes_of(self, kind: str, group: Group) -> int:
-        """On how many nodes a group's ranks are: 1, or the fewest above 1 that were measured of such groups.
-
-        A problem says of a group across nodes only that it is (``Group.intra_node``).
-        """
-        if group.intra_node:
-            return 1
+        """On how many nodes a group's ranks are; where it does not say, the fewest above 1 that were measured."""
+        if group.intra_node or group.nodes:
+            return 1 if group.intra_node else group.nodes
         return min(
             (nodes for of, ranks, nodes in self._grouped if (of, ranks) == (kind, group.size) and nodes > 1), default=2
         )

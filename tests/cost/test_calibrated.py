@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from overlap_sched.cost import H100, XEON_8480
+from overlap_sched.cost import H100, XEON_8480, Collective, Price
 from overlap_sched.cost.calibrated import calibrated, put_together, with_tables
 from overlap_sched.cost.cluster import Across, Inside
 from overlap_sched.cost.cluster_file import parse_cluster
+from overlap_sched.cost.cluster_model import model_of
 from overlap_sched.cost.cluster_writer import cluster_text
 from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables, merged
-from overlap_sched.cost.tabled import COPY
+from overlap_sched.cost.tabled import COPY, TableModel
 from overlap_sched.errors import CalibrationError
+from overlap_sched.problem import Group
 
 KERNELS = (
     KernelTime("aten.mm.default", "large", 2 * 10**12, 10**9, 4000.0, 1.0),
@@ -104,3 +106,13 @@ def test_files_of_two_machines(other, said):
     with pytest.raises(CalibrationError) as error:
         put_together(calibrated("cpu", 8, TABLES, ""), other)
     assert str(error.value) == (f"measurements of two machines cannot be put together: {said}. Keep a file for each.")
+
+
+def test_the_model_of_a_measured_file_knows_launches_on_a_cpu_alone():
+    gather = Collective("all_gather_into_tensor", 8_000, Group(8, True))
+    for device, launch_us in (("cpu", 5.0), ("GPU", 0.0)):
+        model = model_of(calibrated(device, 8, TABLES, ""))
+        assert isinstance(model, TableModel)
+        assert model.launch_us(gather) == launch_us
+        assert model.collective_price(gather) == Price(20.0, "table")
+        assert model.collective_price(gather._replace(op="broadcast")).source == "roofline"

@@ -115,6 +115,9 @@ def test_a_collective_is_looked_up_by_kind_ranks_and_nodes():
     assert model.collective_us(gather) == model.collective_price(gather).time_us
     with pytest.warns(OverlapSchedWarning):
         assert model.collective_us(Collective("all_gather_into_tensor", 999, ACROSS)) == 20.0  # fewest nodes above 1
+    fresh = TableModel(TABLES)
+    with pytest.warns(OverlapSchedWarning):
+        assert fresh.collective_us(Collective("all_gather_into_tensor", 999, Group(2, False, 4))) == 40.0
     for other in (Collective("broadcast", 10, PAIR), Collective("all_gather_into_tensor", 10, Group(4, True))):
         assert model.collective_price(other) == Roofline().collective_price(other)
     assert model.launch_us(gather) == 0.0  # a GPU's stream does not wait for the host

@@ -54,16 +54,18 @@ def compared(arguments: Arguments, world: World, clock: GraphClock) -> dict[str,
     model = model_of(world, wishes)
     ours, our_reports = _compiled(arguments, world, arguments.options, model=model)
     rounds = []
+    losses: dict[str, list[float]] = {"original": [], "ours": []}
     for _ in range(ROUNDS):
         model = model_of(world, wishes)
-        measured = _measured({"original": original, "ours": ours}, clock)
+        measured = _measured({"original": original, "ours": ours}, clock, losses)
         rounds.append(
             {
                 name: {"predicted": _predicted(which, model)._asdict(), "measured": measured[name]}
                 for name, which in (("original", reports), ("ours", our_reports))
             }
         )
-    return {"rounds": rounds, "slowdown": {one.kind: one.factor for one in model.tables.slowdowns}}
+    slowdown = {one.kind: one.factor for one in model.tables.slowdowns}
+    return {"rounds": rounds, "slowdown": slowdown, "same_losses": losses["original"] == losses["ours"]}
 
 
 def _compiled(
@@ -82,13 +84,15 @@ def _compiled(
     return trainer, overlap_sched.reports()
 
 
-def _measured(trainers: dict[str, Trainer], clock: GraphClock) -> dict[str, dict[str, float]]:
-    """Medians over steps of each trainer, by turns."""
+def _measured(
+    trainers: dict[str, Trainer], clock: GraphClock, losses: dict[str, list[float]]
+) -> dict[str, dict[str, float]]:
+    """Medians over steps of each trainer, by turns; their losses are added to ``losses``."""
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in trainers}
     for step in range(1, STEPS + 2):
         for name, trainer in trainers.items():
             clock.taken()
-            trainer.step(step)
+            losses[name].append(trainer.step(step))
             seen[name].append(step_figures(everyone(clock.taken()), trainer.world.rank))
     return {name: medians(ones[1:]) for name, ones in seen.items()}
 

@@ -1,5 +1,7 @@
 """Predictions beside measurements: a graph priced anew, clocks, rows, and what misses its aim."""
 
+import json
+
 import pytest
 
 pytest.importorskip("torch")
@@ -14,6 +16,7 @@ from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor,
 from overlap_sched.cost.tabled import COPY, TableModel
 from overlap_sched.distributed.calibration.collectives import Division
 from tests.support.fx_graphs import gather, trace, wait
+from tests.support.ranks import run_ranks
 
 MIB = 2**20
 TABLES = Tables(
@@ -129,3 +132,17 @@ def test_rows_and_what_misses_its_aim():
 def test_a_case_that_is_none(capsys):
     assert main(["no-such"]) == 2
     assert capsys.readouterr().err == "fidelity: no case is named 'no-such'; there are fsdp, tp, 2d, titan.\n"
+
+
+@pytest.mark.slow
+def test_a_round_on_two_ranks(tmp_path):
+    run_ranks("tests.support.fidelity_ranks", tmp_path / "out.json", "--model", "tiny", ranks=2, limit_s=400)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["same_losses"]
+    assert set(found["slowdown"]) == {"all_gather", "reduce_scatter"}
+    original, ours = rows_of("tiny", found)
+    for row in (original, ours):
+        assert 0 < row.launch_us < row.busy_us < row.predicted_step_us
+        assert 0 <= row.skew_us < row.exposed_us < row.step_us
+        assert row.processor_us > 0
+    assert original.predicted_step_us != ours.predicted_step_us  # another order

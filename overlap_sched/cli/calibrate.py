@@ -167,7 +167,7 @@ def _measure(request: Request, tell: Callable[[str], object]) -> str:
         def save(tables: Tables) -> None:
             write_file(request.out, cluster_text(with_tables(basis, tables, source)).encode())
 
-        wishes = _wishes(request, here, tell)
+        wishes = wishes_of(request, here, tell)
         tables, failed = measuring.measure(here, wishes, basis.tables, save, tell)
         if here.rank:
             return ""
@@ -175,8 +175,12 @@ def _measure(request: Request, tell: Callable[[str], object]) -> str:
         return calibration_text(tables, failed, request.out)
 
 
-def _wishes(request: Request, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
-    """What is measured; the same on every rank."""
+def wishes_of(request: Request, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
+    """What is measured; the same on every rank.
+
+    Raises:
+        OverlapSchedError: One of its subclasses: a group that does not fit the ranks, a graph that cannot be read.
+    """
     import torch
 
     from overlap_sched.distributed.calibration import collectives, kernels, measuring

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,22 @@ pytest.importorskip("torch")
 import torch
 
 from overlap_sched import EXAMPLE, write_problem
+from overlap_sched.cli import calibrate
+from overlap_sched.cli.calibrate import Request
 from overlap_sched.cli.command import main
 from overlap_sched.cost.calibrated import calibrated
 from overlap_sched.cost.cluster_file import read_cluster, write_cluster
 from overlap_sched.cost.table import KINDS, CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.cost.tabled import COPY
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
-from overlap_sched.distributed.calibration.kernels import Grid, calls_in, calls_in_grid, run_of
+from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
 from overlap_sched.distributed.calibration.machine import Machine
 from overlap_sched.distributed.calibration.measuring import Wanted, Wishes, collectives_of, measure, wishes_of
 from overlap_sched.distributed.calibration.slowdown import LARGEST, slowdown_of
 from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, together
 from overlap_sched.errors import CalibrationError
 from overlap_sched.fx import lift
+from tests.cli.test_dump import DUMP
 from tests.support.fx_graphs import gather, trace, wait
 from tests.support.ranks import run_ranks
 
@@ -275,6 +279,30 @@ def test_files_are_put_together_without_torch(tmp_path, capsys):
     write_cluster(calibrated("GPU", 8, Tables(), "test"), tmp_path / "b.toml")
     assert main(command) == 2
     assert "measurements of two machines cannot be put together: device is cpu in one" in capsys.readouterr().err
+
+
+def test_a_dump_has_shapes_and_a_problem_file_has_sizes_alone(alone, tmp_path):
+    dump, problem = tmp_path / "layer.py", tmp_path / "problem.json"
+    dump.write_text(DUMP)
+    write_problem(EXAMPLE, problem)
+    eight = replace(alone, rank=0, size=8, ranks_per_node=8)
+
+    def wishes(*graphs, **more):
+        request = Request("c.toml", (), tuple(map(str, graphs)), (), (4096, 4096), "bfloat16", "cpu", **more)
+        return calibrate.wishes_of(request, eight, lambda text: None)
+
+    copies = len(CPU_GRID.copies)
+    ops = [(call.op, call.shapes) for call in wishes(dump).calls]
+    assert ops[:2] == [
+        ("aten.mm.default", "float32[8192,4096] float32[4096,4096](1,4096)"),
+        ("aten.mm.default", "float32[4096,8192](1,4096) float32[8192,4096]"),
+    ]
+    assert len(ops) == 2 + copies
+    assert {one.bytes for one in wishes(dump).collectives} == {4096}  # its groups have 64 ranks
+    of_problem = wishes(problem)
+    assert {one.bytes for one in of_problem.collectives} == {4096, 8 * 2**20}
+    assert len(of_problem.calls) == copies
+    assert len(wishes().calls) > 2 * copies  # the grid
 
 
 @pytest.mark.slow

@@ -130,6 +130,10 @@ def test_a_kernel_that_was_measured():
     model = TableModel(TABLES)
     assert model.compute_price(Compute("aten.mm.default", 10**12, 10**9)) == Price(pytest.approx(3000.0), "table")
     assert model.compute_us(Compute("aten.mm.default", 10**10, 10**7)) == pytest.approx(40.0)
+    odd = Tables(
+        kernels=(MATMULS[0]._replace(time_us=10.0), MATMULS[1])
+    )  # the curve never falls, what was measured may
+    assert TableModel(odd).compute_us(Compute("aten.mm.default", 10**12, 10**9)) == 10.0
     twice = Tables(kernels=(*MATMULS, MATMULS[0]._replace(shapes="transposed", time_us=12000.0)))
     assert TableModel(twice).compute_us(Compute("aten.mm.default", 10**12, 10**9)) == pytest.approx(6000.0)
 

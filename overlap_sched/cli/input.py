@@ -11,6 +11,8 @@ from dataclasses import replace
 
 from overlap_sched.cli.contention import notes_on, with_contention
 from overlap_sched.cli.source import Loaded, Source
+from overlap_sched.cost import FREE, Price
+from overlap_sched.cost.plausible import doubt
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
 from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.problem.file import problem_bytes, read_problem
@@ -51,16 +53,22 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     """
     loaded = _load_dump(source, tell) if _is_dump(source.path) else _load_problem(source)
     problem = with_contention(loaded.problem, source.contention, source.path)
-    return Loaded(problem, (*loaded.notes, *notes_on(problem, source.contention)))
+    asked = doubt(problem)
+    return Loaded(
+        problem,
+        loaded.prices,
+        (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked])),
+    )
 
 
 def _load_problem(source: Source) -> Loaded:
-    if source.groups or source.device or source.sizes or source.packages:
+    if source.groups or source.device or source.fusion or source.sizes or source.packages:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own groups, sizes and times. "
-            "Leave --group, --size, --import and --device out."
+            "Leave --group, --size, --import, --device and --fusion out."
         )
-    return Loaded(read_problem(source.path, source.comm_scale, source.limits))
+    problem = read_problem(source.path, source.comm_scale, source.limits)
+    return Loaded(problem, tuple([Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]))
 
 
 def _is_dump(path: str) -> bool:
@@ -122,10 +130,11 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         memory_model=source.memory_model or "runtime",
         model=Roofline() if source.device is None else Roofline(device_named(source.device)),
         groups={name: _placed(group.size, group.ranks) for name, group in dump.groups.items()},
+        fusion=source.fusion or "inductor",
     )
     notes = [f"{count} x {what}" for what, count in dump.notes.items()]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
-    return Loaded(_scaled(lifted.problem, source.comm_scale), tuple(notes))
+    return Loaded(_scaled(lifted.problem, source.comm_scale), lifted.prices, tuple(notes))
 
 
 def _import(package: str) -> None:

@@ -4,8 +4,10 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from overlap_sched.cli.contention import contention_given
+from overlap_sched.cost import Price
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
@@ -25,6 +27,8 @@ class Source:
         sizes: Of a dump, the values of data-dependent sizes, by symbol or node.
         packages: Of a dump, Python packages to import first: they register operators that the graph uses.
         device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
+        fusion: Of a dump, whether nodes are priced by the kernels that TorchInductor would make of them (``inductor``,
+            the default) or one by one (``none``).
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
     """
@@ -36,15 +40,23 @@ class Source:
     sizes: Mapping[str, int] | None = None
     packages: Sequence[str] = ()
     device: str | None = None
+    fusion: Literal["none", "inductor"] | None = None
     contention: Contention = NO_CONTENTION
     limits: Limits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A problem, and what a reader of its figures should know about how it was made."""
+    """A problem, and what a reader of its figures should know about how it was made.
+
+    Attributes:
+        problem: What was read.
+        prices: Per node, its time and where that comes from.
+        notes: What was guessed, and what looks wrong.
+    """
 
     problem: Problem
+    prices: tuple[Price, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -62,6 +74,7 @@ def source_of(options: argparse.Namespace) -> Source:
         sizes=dict(options.size),
         packages=tuple(options.packages),
         device=options.device,
+        fusion=options.fusion,
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
     )

@@ -20,14 +20,11 @@ class Facts(NamedTuple):
     Attributes:
         size: Its number of ranks.
         ranks: Which; empty: not known.
-        dimension: The dimension of the mesh that it is, or several that are neighbours joined by ``+``; ``""``: not
-            said.
         shards: Whether its collectives gather parameters and reduce gradients, not activations: a data dimension.
     """
 
     size: int
     ranks: tuple[int, ...] = ()
-    dimension: str = ""
     shards: bool = False
 
 
@@ -70,10 +67,10 @@ def place(groups: Mapping[str, Facts], on: Nodes) -> dict[str, Placement]:
                 "Choose a cluster with several (--cluster), or give [across] in its file."
             )
     strides = {} if on.mesh else _strides(groups)
-    return {name: _placed(name, facts, groups, on, strides) for name, facts in groups.items()}
+    return {name: _placed(name, facts, on, strides) for name, facts in groups.items()}
 
 
-def _placed(name: str, facts: Facts, groups: Mapping[str, Facts], on: Nodes, strides: Mapping[str, int]) -> Placement:
+def _placed(name: str, facts: Facts, on: Nodes, strides: Mapping[str, int]) -> Placement:
     size = facts.size
     if facts.ranks:
         _check_ranks(name, facts, on)
@@ -81,13 +78,13 @@ def _placed(name: str, facts: Facts, groups: Mapping[str, Facts], on: Nodes, str
     if on.single or size == 1:
         return _on(size, 1)
     if on.mesh:
-        return _in_mesh(name, facts, groups, on)
+        return _in_mesh(name, facts, on)
     nodes = _spanned(size, strides[name], on.ranks_per_node)
     return _on(size, nodes, _assumption(name, size, nodes, strides[name], on))
 
 
 def _on(size: int, nodes: int, assumed: str = "") -> Placement:
-    return Placement(Group(size, nodes == 1, nodes), assumed)
+    return Placement(Group(size, True) if nodes == 1 else Group(size, False, nodes), assumed)
 
 
 def _spanned(size: int, stride: int, ranks_per_node: int) -> int:
@@ -111,33 +108,42 @@ def _check_ranks(name: str, facts: Facts, on: Nodes) -> None:
         )
 
 
-def _in_mesh(name: str, facts: Facts, groups: Mapping[str, Facts], on: Nodes) -> Placement:
-    runs = {"+".join(d.name for d in on.mesh[i:j]): (i, j) for j in range(len(on.mesh) + 1) for i in range(j)}
+def ranks_along(mesh: Sequence[MeshDimension], dimension: str) -> tuple[int, ...]:
+    """Ranks of rank 0's group along a dimension of a mesh, or along neighbours joined by ``+``: ``"fsdp+tp"``.
+
+    Raises:
+        PlacementError: The mesh has no such dimension.
+    """
+    runs = _runs(mesh)
+    if dimension not in runs:
+        shown = ", ".join(f"{one.name}={one.size}" for one in mesh) or "not given (--mesh NAME=SIZE,...)"
+        raise PlacementError(
+            f"the mesh is {shown}: it has no {dimension!r}. Name a dimension, or neighbours joined by +, outermost first."
+        )
+    first, end = runs[dimension]
+    stride = math.prod(one.size for one in mesh[end:])
+    return tuple(range(0, stride * math.prod(one.size for one in mesh[first:end]), stride))
+
+
+def _runs(mesh: Sequence[MeshDimension]) -> dict[str, tuple[int, int]]:
+    return {"+".join(d.name for d in mesh[i:j]): (i, j) for j in range(len(mesh) + 1) for i in range(j)}
+
+
+def _in_mesh(name: str, facts: Facts, on: Nodes) -> Placement:
+    runs = _runs(on.mesh)
     fits = {run: at for run, at in runs.items() if math.prod(d.size for d in on.mesh[slice(*at)]) == facts.size}
     shown = ", ".join(f"{dimension.name}={dimension.size}" for dimension in on.mesh)
-    if facts.dimension and facts.dimension not in runs:
-        raise PlacementError(
-            f"process group {name!r} is given as {facts.dimension!r}, but the mesh is {shown}: name a dimension, or "
-            "neighbours joined by +, outermost first."
-        )
-    if facts.dimension and facts.dimension not in fits:
-        raise PlacementError(
-            f"process group {name!r} has {facts.size} ranks, but {facts.dimension!r} of {shown} has not."
-        )
     if not fits:
         raise PlacementError(
             f"process group {name!r} has {facts.size} ranks, but no dimension of the mesh {shown}, nor neighbours "
             f"together, has as many. Correct --mesh, or give its ranks: --group {name}=RANK,RANK,..."
         )
-    if facts.dimension:
-        chosen = facts.dimension
-    else:
-        short = sorted(fits, key=lambda run: (fits[run][1] - fits[run][0], fits[run][0]))
-        like = [run for run in short if run.count("+") == short[0].count("+")]
-        chosen = like[0] if facts.shards else like[-1]
+    short = sorted(fits, key=lambda run: (fits[run][1] - fits[run][0], fits[run][0]))
+    like = [run for run in short if run.count("+") == short[0].count("+")]
+    chosen = like[0] if facts.shards else like[-1]
     stride = math.prod(d.size for d in on.mesh[fits[chosen][1] :])
     nodes = _spanned(facts.size, stride, on.ranks_per_node)
-    if facts.dimension or len(fits) == 1:
+    if len(fits) == 1:
         return _on(facts.size, nodes)
     return _on(
         facts.size,
@@ -162,7 +168,7 @@ def _strides(groups: Mapping[str, Facts]) -> dict[str, int]:
 
 
 def _number(name: str, otherwise: int) -> int:
-    """torch names groups by a counter; others keep their order of first use."""
+    """Torch names groups by a counter; others keep their order of first use."""
     return int(name) if name.isdecimal() and len(name) < 19 else otherwise
 
 
@@ -184,8 +190,8 @@ def _assumption(name: str, size: int, nodes: int, stride: int, on: Nodes) -> str
     else:
         reason = f"taken as neighbours, {on.ranks_per_node} to a node"
     return (
-        f"process group {name!r} ({size} ranks): its ranks are not known, assumed {_where(size, nodes)} ({reason}); say "
-        f"otherwise with --group {name}=RANK,RANK,... or --mesh NAME=SIZE,..."
+        f"process group {name!r} ({size} ranks): its ranks are not known, assumed {_where(size, nodes)} ({reason}); "
+        f"say otherwise with --group {name}=RANK,RANK,... or --mesh NAME=SIZE,..."
     )
 
 

@@ -148,6 +148,10 @@ class ClusterFileError(ClusterError):
     """A cluster file is not there, cannot be read, or is not TOML."""
 
 
+class PlacementError(OverlapSchedError, ValueError):
+    """A process group does not fit the ranks: of the cluster, or of the device mesh."""
+
+
 class TableError(OverlapSchedError, ValueError):
     """Measured times have none of what is asked for, or hold what is no time."""
 

@@ -47,6 +47,11 @@ def read_cluster(file_or_name: str | Path) -> Cluster:
     return parse_cluster(content, str(path))
 
 
+def cluster_given(cluster: Cluster | str | Path) -> Cluster:
+    """A cluster itself, or the one of a file or name; raises as :func:`read_cluster` does."""
+    return cluster if isinstance(cluster, Cluster) else read_cluster(cluster)
+
+
 def parse_cluster(text: str, where: str) -> Cluster:
     """The cluster in a text; ``where``: how errors name it. Raises as :func:`read_cluster` does."""
     try:

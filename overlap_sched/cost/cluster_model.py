@@ -1,4 +1,4 @@
-"""The cost model of a cluster: compute by its device, collectives by what was measured, by NCCL's tuning, or a formula."""
+"""The cost model of a cluster: compute by its device, collectives as measured, by NCCL's tuning, or by a formula."""
 
 from dataclasses import dataclass
 

@@ -13,7 +13,7 @@ from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.wrapper import can_match_buffer_size
 from torch._inductor.comms import is_async_collective
-from torch._inductor.dependencies import WeakDep
+from torch._inductor.dependencies import MemoryDep, WeakDep
 from torch._inductor.scheduler import (
     FusedSchedulerNode,
     GroupedSchedulerNode,
@@ -21,7 +21,14 @@ from torch._inductor.scheduler import (
     OutputNode,
     SchedulerNode,
 )
-from torch._inductor.utils import contains_collective, contains_wait, is_collective, is_nonfreeable_buffers, is_wait
+from torch._inductor.utils import (
+    contains_collective,
+    contains_wait,
+    is_collective,
+    is_nonfreeable_buffers,
+    is_wait,
+    sympy_product,
+)
 from torch._inductor.virtualized import V
 
 from overlap_sched.inductor import names
@@ -31,6 +38,7 @@ __all__ = [
     "BackendFeature",
     "FusedSchedulerNode",
     "GroupedSchedulerNode",
+    "MemoryDep",
     "NopKernelSchedulerNode",
     "OutputNode",
     "SchedulerNode",
@@ -49,6 +57,7 @@ __all__ = [
     "is_wait",
     "members",
     "simple_overlap",
+    "sympy_product",
     "watch_cache",
 ]
 

@@ -1,6 +1,7 @@
 """Read and write problems as ``overlap-problem/1`` (with contention: ``/2``): JSON, plain or gzipped.
 
-``name``; ``groups``: {name: {``size``, ``intra_node``, ``nodes`` where known}}; ``storages``: list of {``bytes``, ``pinned``}; ``nodes``
+``name``; ``groups``: {name: {``size``, ``intra_node``, where known ``nodes``}};
+``storages``: list of {``bytes``, ``pinned``}; ``nodes``
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
 absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
 Version 2 adds ``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, see

@@ -39,7 +39,7 @@ class Storage(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A process group: how many ranks, whether they sit in one node, and on how many nodes (0: not known)."""
+    """A process group: how many ranks, whether they sit in one node, and if not, on how many nodes (0: not known)."""
 
     size: int
     intra_node: bool

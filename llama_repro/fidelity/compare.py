@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llama_repro import ROOT
-from llama_repro.fidelity.table import Row, failures, fidelity_table, rows_of
+from llama_repro.fidelity.table import STEP_AIM, Row, failures, fidelity_table, rows_of
 from llama_repro.harness.console import guarded, verdict, wide_console
 from llama_repro.harness.record import provenance, write_record
 from overlap_sched.errors import OptionsError
@@ -49,6 +49,8 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     check_cases(options.cases)
+    if options.gpu:
+        return _gpu()
     if options.record is not None:
         check_writable(options.record)
     console = wide_console()
@@ -65,8 +67,29 @@ def _run(options: argparse.Namespace) -> int:
                 failed += [] if found.get("same_losses", True) else [f"{name}: losses differ between the two orders"]
     console.print(fidelity_table(rows))
     if options.record is not None:
-        write_record(options.record, {**provenance("scripts/fidelity.py"), "rows": [row._asdict() for row in rows]})
+        write_record(options.record, {**provenance(_command(options)), "rows": [row._asdict() for row in rows]})
     return verdict(console, (), [*failed, *failures(rows)])
+
+
+def _command(options: argparse.Namespace) -> str:
+    return " ".join(["scripts/fidelity.py", *options.cases])
+
+
+def _gpu() -> int:
+    """A Llama layer on this machine's GPU; says so where there is none."""
+    import torch  # the other cases leave it to their ranks
+
+    from llama_repro.capture.configs import find_config
+    from llama_repro.fidelity.gpu import layer_lines, layer_rows, misses
+
+    console = wide_console()
+    if not torch.cuda.is_available():
+        console.print("no GPU: nothing measured")
+        return 0
+    with progress() as tell:
+        rows, failed = layer_rows(find_config("llama3-8b"), torch.device("cuda", 0), tell)
+    lines = [*layer_lines(rows), *(f"not timed: {what}" for what in failed)]
+    return verdict(console, lines, misses(rows, STEP_AIM))
 
 
 def _ranks(case: Case, out: Path, limit_s: int) -> Any:
@@ -90,6 +113,7 @@ def _ranks(case: Case, out: Path, limit_s: int) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("fidelity.py", description="Predictions beside measurements, on CPU ranks.")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all but titan)")
+    parser.add_argument("--gpu", action="store_true", help="instead: a layer of Llama-3-8B on one GPU, step and memory")
     parser.add_argument("--record", type=Path, metavar="OUT.json", help="write the figures, when and on what")
     parser.add_argument("--limit", type=int, default=1800, metavar="S", help="seconds a case may take (default: 1800)")
     return parser

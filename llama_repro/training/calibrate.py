@@ -4,6 +4,8 @@ All ranks measure at the same time, as they will compute at the same time; and a
 equal. What is measured, and how, is :mod:`overlap_sched.distributed.calibration`.
 """
 
+from collections.abc import Iterable
+
 import torch
 
 from llama_repro.training.world import World
@@ -12,8 +14,8 @@ from overlap_sched.cost.calibrated import calibrated
 from overlap_sched.cost.table import Tables
 from overlap_sched.cost.tabled import TableModel
 from overlap_sched.distributed.calibration.collectives import Division
-from overlap_sched.distributed.calibration.kernels import Grid, calls_in_grid
-from overlap_sched.distributed.calibration.machine import machine_on
+from overlap_sched.distributed.calibration.kernels import Grid, KernelCall, calls_in_grid
+from overlap_sched.distributed.calibration.machine import alone_on, machine_on
 from overlap_sched.distributed.calibration.measuring import Wanted, Wishes, measure
 
 _GRID = Grid(
@@ -37,6 +39,12 @@ def model_of(world: World, wishes: Wishes) -> TableModel:
     cluster = calibrated(world.device.type, world.size, tables, "")
     link = Link(cluster.inside.latency_us, cluster.inside.bytes_per_s)
     return TableModel(tables, Roofline(cluster.device, Network(link, link)), on_host=world.device.type == "cpu")
+
+
+def kernels_model(device: torch.device, calls: Iterable[KernelCall]) -> tuple[TableModel, list[str]]:
+    """A cost model of one device by these kernels, collectives as on nodes of eight H100; and what was not measured."""
+    tables, failed = measure(alone_on(device), Wishes(calls=tuple(calls)), Tables(), lambda t: None, lambda text: None)
+    return TableModel(tables, Roofline(calibrated(device.type, 1, tables, "").device)), failed
 
 
 def device_of(model: Roofline | TableModel) -> Device:

@@ -22,7 +22,7 @@ from overlap_sched.cost.table import KINDS, CollectiveTime, KernelTime, Slowdown
 from overlap_sched.cost.tabled import COPY
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
 from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
-from overlap_sched.distributed.calibration.machine import Machine
+from overlap_sched.distributed.calibration.machine import Machine, alone_on
 from overlap_sched.distributed.calibration.measuring import Wanted, Wishes, collectives_of, measure, wishes_of
 from overlap_sched.distributed.calibration.slowdown import LARGEST, slowdown_of
 from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, together
@@ -36,22 +36,9 @@ CPU = torch.device("cpu")
 SMALL = Grid(((8, 16, 32),), ((1, 2, 8, 4),), (4096,))
 
 
-class Alone(Machine):
-    """One rank that speaks with itself."""
-
-    def everyone(self, own):
-        return [own]
-
-    def from_first(self, own):
-        return own
-
-    def meet(self):
-        pass
-
-
 @pytest.fixture
 def alone() -> Machine:
-    return Alone(0, 1, 1, CPU, None)
+    return alone_on(CPU)
 
 
 class TestDivisions:
@@ -147,12 +134,15 @@ class TestSlowdown:
 
 class TestStopwatch:
     def test_the_last_rank_to_come_counts(self):
-        class TwoRanks(Alone):
+        class TwoRanks(Machine):
             def everyone(self, own):
                 if isinstance(own, float):
                     return [own, own]
                 patterns = ((5.0, 9.0, 2.0) * 99, (4.0, 9.5, 7.0) * 99)
                 return [[x._replace(time_us=us) for x, us in zip(own, each, strict=False)] for each in patterns]
+
+            def meet(self):
+                pass
 
         seen = []
         machine = TwoRanks(0, 2, 2, CPU, None)
@@ -236,7 +226,7 @@ def test_gpus_that_are_not_there(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the clock of a GPU needs one")
 def test_the_clock_of_a_gpu():
-    machine = Alone(0, 1, 1, torch.device("cuda", 0), None)
+    machine = alone_on(torch.device("cuda", 0))
     for call in calls_in_grid(SMALL, torch.bfloat16, machine.device):
         timing = side_by_side(machine, run_of(call, machine.device))
         assert timing.time_us > 0

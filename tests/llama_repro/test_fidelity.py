@@ -6,8 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
+from llama_repro.capture.configs import CONFIGS
 from llama_repro.fidelity.clock import GraphClock, Taken, medians, step_figures
 from llama_repro.fidelity.compare import main
+from llama_repro.fidelity.gpu import layer_lines, layer_rows, misses
 from llama_repro.fidelity.prediction import Predicted, predicted, repriced, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
 from llama_repro.fidelity.table import failures, fidelity_table, rows_of
@@ -132,6 +136,28 @@ def test_rows_and_what_misses_its_aim():
 def test_a_case_that_is_none(capsys):
     assert main(["no-such"]) == 2
     assert capsys.readouterr().err == "fidelity: no case is named 'no-such'; there are fsdp, tp, 2d, titan.\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*beyond the sizes:overlap_sched.errors.OverlapSchedWarning")
+def test_a_layer_without_a_gpu_runs_and_is_not_measured():
+    rows, failed = layer_rows(CONFIGS["tiny"], torch.device("cpu"), lambda text: None)
+    assert [(row.graph, row.order) for row in rows] == [
+        (graph, order) for graph in ("forward", "backward") for order in ("original", "ours")
+    ]
+    for row in rows:
+        assert row.predicted_us > 0 < row.predicted_bytes
+        assert row.step_us is row.allocated_bytes is None
+    assert rows[1].predicted_us <= rows[0].predicted_us
+    assert [one.split()[0] for one in failed] == [
+        f"aten._scaled_dot_product_flash_attention{which}.default" for which in ("", "_backward")
+    ]
+    assert misses(rows, 0.15) == []
+    assert layer_lines(rows)[0].startswith("forward, original: step not measured, predicted ")
+    off = rows[0]._replace(predicted_us=80.0, step_us=100.0, predicted_bytes=99, allocated_bytes=100)
+    assert misses([off], 0.15) == ["forward, original: step is predicted -20.0 % off; aim 15%"]
+    assert misses([off._replace(predicted_us=86.0, predicted_bytes=97)], 0.15) == [
+        "forward, original: allocator's peak is predicted -3.0 % off; aim 2%"
+    ]
 
 
 @pytest.mark.slow

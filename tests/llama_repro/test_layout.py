@@ -15,7 +15,7 @@ ABOVE = {
     "bench": {"capture", "harness", "generate", "titan"},
     "zoo": {"harness"},
     "gpu": {"capture", "harness", "training"},
-    "fidelity": {"harness", "training"},
+    "fidelity": {"capture", "harness", "training", "gpu"},
 }
 
 

@@ -30,7 +30,7 @@ class Machine:
         rank, size: Its number, and how many there are.
         ranks_per_node: How many of them are on one machine.
         device: What is measured.
-        control: The gloo group of all ranks over which they speak.
+        control: The gloo group of all ranks over which they speak; of a rank alone nothing asks for it.
     """
 
     rank: int
@@ -41,12 +41,16 @@ class Machine:
 
     def everyone(self, own: _Seen) -> list[_Seen]:
         """What each rank has, on every rank."""
+        if self.size == 1:
+            return [own]
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, own, group=self.control)
         return every
 
     def from_first(self, own: _Seen) -> _Seen:
         """What rank 0 has, on every rank."""
+        if self.size == 1:
+            return own
         box: list[Any] = [own]
         dist.broadcast_object_list(box, src=0, group=self.control)
         found: _Seen = box[0]
@@ -54,12 +58,18 @@ class Machine:
 
     def meet(self) -> None:
         """Return when all ranks are here."""
-        dist.barrier(group=self.control)
+        if self.size > 1:
+            dist.barrier(group=self.control)
 
     @property
     def name(self) -> str:
         """Of the device."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+
+def alone_on(device: torch.device) -> Machine:
+    """A rank alone, without a process group: it measures kernels."""
+    return Machine(0, 1, 1, device, None)
 
 
 @contextmanager

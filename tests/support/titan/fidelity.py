@@ -95,14 +95,19 @@ def _trained(
     torch._dynamo.reset()
     steps: list[dict[str, float]] = []
     graphs: list[fx.GraphModule] = []
-    run = clock.inside(graph_trainer.run_traced)
+    run_traced = graph_trainer.run_traced
 
     def timed(traced: Any, **how: Any) -> Any:
         graphs[:] = [traced.gm]
-        clock.taken()
-        result = run(traced, **how)
-        steps.append(step_figures(everyone(clock.taken()), dist.get_rank()))
-        return result
+        run = clock.inside(run_traced(traced, **how))
+
+        def step(*inputs: Any) -> Any:
+            clock.taken()
+            result = run(*inputs)
+            steps.append(step_figures(everyone(clock.taken()), dist.get_rank()))
+            return result
+
+        return step
 
     with (
         mock.patch.object(sys, "argv", ["train", *arguments]),

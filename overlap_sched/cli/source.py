@@ -113,12 +113,10 @@ def check_input(options: argparse.Namespace) -> None:
         raise OptionsError(f"--comm-scale is {source.comm_scale}; it is a factor, 0 or more.")
     if source.cluster is not None and source.device is not None:
         raise OptionsError(
-            f"--device {source.device}: cluster {source.cluster} has its own device. Leave one of the two out, or write a "
-            "cluster file with another device."
+            f"--device {source.device}: cluster {source.cluster} has its own device. Leave one of the two out, or "
+            "write a cluster file with another device."
         )
     if options.no_contention and source.cluster is None:
-        raise OptionsError(
-            "--no-contention switches off what a cluster file says: give --cluster, too, or leave it out."
-        )
+        raise OptionsError("--no-contention switches off what a cluster says: give --cluster, too, or leave it out.")
     if options.redact and options.save_problem is None:
         raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")

@@ -6,7 +6,7 @@ from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.device import Device
 from overlap_sched.cost.model import Collective, Compute, ExplainingModel, Roofline
 from overlap_sched.cost.nccl import nccl_us, setting
-from overlap_sched.cost.price import FREE, Price
+from overlap_sched.cost.price import FREE, Price, Source
 from overlap_sched.cost.tabled import TableModel
 from overlap_sched.problem import Group
 
@@ -44,7 +44,7 @@ class ClusterModel:
         else:
             latency_us, sending_us = _formula(self.cluster, work, nodes)
         bound = "latency" if latency_us > sending_us else "bandwidth"
-        source = "nccl" if self.cluster.library == "nccl" else "roofline"
+        source: Source = "nccl" if self.cluster.library == "nccl" else "roofline"
         return Price(latency_us + sending_us, source, bound)
 
 

@@ -118,7 +118,8 @@ def ranks_along(mesh: Sequence[MeshDimension], dimension: str) -> tuple[int, ...
     if dimension not in runs:
         shown = ", ".join(f"{one.name}={one.size}" for one in mesh) or "not given (--mesh NAME=SIZE,...)"
         raise PlacementError(
-            f"the mesh is {shown}: it has no {dimension!r}. Name a dimension, or neighbours joined by +, outermost first."
+            f"the mesh is {shown}: it has no {dimension!r}. Name a dimension, or neighbours joined by +, outermost "
+            "first."
         )
     first, end = runs[dimension]
     stride = math.prod(one.size for one in mesh[end:])

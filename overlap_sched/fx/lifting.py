@@ -104,7 +104,8 @@ def lift(
             make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion`.
 
     Raises:
-        InputNameError, CostError, OptionsError, ClusterError, PlacementError, ProblemError: The arguments do not fit the graph.
+        InputNameError, CostError, OptionsError, ProblemError: The arguments do not fit the graph.
+        ClusterError, PlacementError: The cluster is none, or a process group does not fit it.
     """
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     reading = read_graph(graph)

@@ -140,6 +140,26 @@ class CostError(OverlapSchedError, ValueError):
     """A cost callable returned something that is not a time."""
 
 
+class ClusterError(OverlapSchedError, ValueError):
+    """A cluster is not one: an unknown key, a number without its unit or out of its range, parts that do not fit."""
+
+
+class ClusterFileError(ClusterError):
+    """A cluster file is not there, cannot be read, or is not TOML."""
+
+
+class PlacementError(OverlapSchedError, ValueError):
+    """A process group does not fit the ranks: of the cluster, or of the device mesh."""
+
+
+class TableError(OverlapSchedError, ValueError):
+    """Measured times have none of what is asked for, or hold what is no time."""
+
+
+class CalibrationError(OverlapSchedError, RuntimeError):
+    """A machine cannot be measured as asked for, or two measurements are not of one machine."""
+
+
 class TorchVersionError(OverlapSchedError, RuntimeError):
     """This torch is none of those whose private names we know."""
 

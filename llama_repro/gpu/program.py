@@ -16,6 +16,7 @@ from overlap_sched.fx import Lifted
 from overlap_sched.problem import Kind, Order
 
 _ATEN = torch.ops.aten
+_FLASH = _ATEN._scaled_dot_product_flash_attention.default
 _FLASH_BACKWARD = _ATEN._scaled_dot_product_flash_attention_backward.default
 
 Observe = Callable[[fx.Node, dict[fx.Node, Any]], None]
@@ -117,8 +118,19 @@ def _evaluated(node: fx.Node, env: dict[fx.Node, Any], device: torch.device) -> 
         kwargs = {**kwargs, "device": device}
     if device.type == "cpu" and node.target is _FLASH_BACKWARD:
         return _attention_backward_on_cpu(node, args)
+    if device.type == "cpu" and node.target is _FLASH:
+        return _attention_on_cpu(node, args)
     target: Any = node.target
     return target(*args, **kwargs)
+
+
+def _attention_on_cpu(node: fx.Node, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The CPU's own operator; its results laid out as the GPU's are, and what it lacks (seeds) as zeros."""
+    own = _ATEN._scaled_dot_product_flash_attention_for_cpu(*args[:5])
+    like, *others = node.meta["val"]
+    out = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype).copy_(own[0])
+    rest = (torch.zeros(x.size(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x for x in others[1:])
+    return out, own[1], *rest
 
 
 def _attention_backward_on_cpu(node: fx.Node, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:

@@ -19,7 +19,7 @@ from torch._inductor import metrics
 import overlap_sched
 from llama_repro.harness.console import guarded
 from llama_repro.training.arguments import Arguments, parse
-from llama_repro.training.calibrate import measured_roofline, synchronize
+from llama_repro.training.calibrate import measured_model, synchronize
 from llama_repro.training.checkpoint import resume, save
 from llama_repro.training.measure import Profiled, profiled
 from llama_repro.training.outcome import Outcome
@@ -28,6 +28,7 @@ from llama_repro.training.slow_network import NoLink, Traffic, slow_network, wit
 from llama_repro.training.trainer import DTYPES, Trainer, identity, make_trainer
 from llama_repro.training.world import World, world_of
 from overlap_sched.cost import Roofline
+from overlap_sched.cost.tabled import TableModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.report.files import check_writable, write_file
 
@@ -78,7 +79,8 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
         first = resume(arguments.checkpoint, config, trainer.model, trainer.optimizer)
         if first:
             console.print(f"train: resumed after step {first} of {arguments.checkpoint}", markup=False)
-    model = measured_roofline(world, DTYPES[arguments.dtype]) if arguments.costs == "measured" else None
+    measured = arguments.costs == "measured"
+    model: Roofline | TableModel | None = measured_model(world, DTYPES[arguments.dtype]) if measured else None
     if arguments.slow_network is not None:
         model = with_slow_links(model or Roofline(), arguments.slow_network * 1e9)
     _quieten()

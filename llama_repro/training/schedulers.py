@@ -11,7 +11,9 @@ from torch import fx
 from torch._inductor import config as inductor
 
 import overlap_sched
+from llama_repro.training.calibrate import device_of
 from overlap_sched.cost import Collective, Roofline
+from overlap_sched.cost.tabled import TableModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.options import Options
@@ -26,7 +28,7 @@ _PRICED = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
 
 @contextmanager
 def scheduling(
-    scheduler: Scheduler, options: Options, model: Roofline | None, *, on_gpu: bool, predict: bool = False
+    scheduler: Scheduler, options: Options, model: Roofline | TableModel | None, *, on_gpu: bool, predict: bool = False
 ) -> Iterator[None]:
     """What is compiled inside is ordered by ``scheduler``.
 
@@ -55,14 +57,14 @@ def scheduling(
         yield
 
 
-def _reading(model: Roofline | None) -> Any:
+def _reading(model: Roofline | TableModel | None) -> Any:
     """A pass with no effort keeps every order, and reports its figures."""
     wanted = overlap_sched.inductor_options(Options(effort=0, agreement="none"), model=model)
     return inductor.patch({name: value for name, value in wanted.items() if name.startswith(_BEHIND_FUSION)})
 
 
 @contextmanager
-def _torch_pass(model: Roofline | None, on_gpu: bool) -> Iterator[None]:
+def _torch_pass(model: Roofline | TableModel | None, on_gpu: bool) -> Iterator[None]:
     """The overlap pass of torch, with the dependencies that keep its order in the generated code.
 
     On a CPU it is given what it would ask a GPU: rates of compute and memory, times of collectives, by ``model``.
@@ -78,7 +80,7 @@ def _torch_pass(model: Roofline | None, on_gpu: bool) -> Iterator[None]:
             f"--scheduler torch: torch {torch.__version__} has no overlap pass that runs here. "
             f"Use torch 2.13{'' if on_gpu else ' or a GPU'}, or another scheduler."
         )
-    rates = Roofline().device if model is None else model.device
+    rates = device_of(model or Roofline())
     with ExitStack() as stack:
         stack.enter_context(inductor.patch({prefix + name: value for name, value in wanted.items()}))
         if not on_gpu:
@@ -95,7 +97,7 @@ class CollectiveTimes:
     A class of its own, so that torch can hash its settings for its caches.
     """
 
-    model: Roofline
+    model: Roofline | TableModel
 
     def __call__(self, node: fx.Node, override_bytes: int | None = None) -> float | None:
         """As torch's ``custom_runtime_estimation`` is called."""

@@ -13,15 +13,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from llama_repro.training.calibrate import Measured
-from overlap_sched.cost import Collective, Link, Network, Roofline
+from llama_repro.training.calibrate import with_link
+from overlap_sched.cost import Collective, Link, Roofline
+from overlap_sched.cost.tabled import TableModel
 from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.problem import Group
 
@@ -76,6 +77,13 @@ class Traffic:
         return max(0.0, self._done_at.pop(result.data_ptr(), now) - now)
 
 
+class Timed(Protocol):
+    """What knows how long a collective takes."""
+
+    def collective_us(self, work: Collective) -> float:
+        """Microseconds."""
+
+
 class NoLink:
     """A link that adds nothing: collectives take as long as gloo takes."""
 
@@ -86,7 +94,7 @@ class NoLink:
 
 @contextmanager
 def slow_network(
-    model: Roofline | NoLink,
+    model: Timed,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[Traffic]:
@@ -122,18 +130,16 @@ def slow_network(
             library._destroy()
 
 
-def with_slow_links(model: Roofline, bytes_per_s: float) -> Roofline:
+def with_slow_links(model: Roofline | TableModel, bytes_per_s: float) -> TableModel:
     """The same machine with links of this bandwidth, inside a node and across nodes.
 
     Their latency is a round number, so that every run has the same link.
     """
-    link = Link(_LATENCY_US, bytes_per_s)
-    rates = model.flops_per_s if isinstance(model, Measured) else ()
-    return Measured(model.device, Network(link, link), rates)
+    return with_link(model, Link(_LATENCY_US, bytes_per_s))
 
 
 def _launch(
-    operator: Any, priced: str, model: Roofline | NoLink, traffic: Traffic, clock: Callable[[], float]
+    operator: Any, priced: str, model: Timed, traffic: Traffic, clock: Callable[[], float]
 ) -> Callable[..., Tensor]:
     def launch(sent: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
         result: Tensor = _as_without(operator, sent, *arguments, **keywords)

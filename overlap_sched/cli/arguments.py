@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from overlap_sched.cli import explain, frontier, memory, plan, robust, schemas
+from overlap_sched.cli import calibrate, explain, frontier, memory, plan, robust, schemas
 from overlap_sched.cli.input_arguments import add_input_options
 from overlap_sched.cli.version import version_text
 from overlap_sched.options import Base, Options
@@ -52,6 +52,8 @@ def command_parser() -> argparse.ArgumentParser:
         _scheduler(commands, "explain", "say why the step is exposed, and why each collective is where it is")
     )
     memory.add_options(_reader(commands, "memory", "find the order with the lowest peak memory, and addresses"))
+    what = "measure how fast the machines of a job compute and communicate; write a cluster file"
+    calibrate.add_options(_plain(commands, "calibrate", what))
     _schema(commands)
     return parser
 
@@ -105,8 +107,13 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
 
 def _reader(commands: "Commands", name: str, what: str) -> argparse.ArgumentParser:
     """A subcommand that reads a problem or a dump."""
-    parser = commands.add_parser(
-        name, help=what, description=what, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _plain(commands, name, what)
     add_input_options(parser)
     return parser
+
+
+def _plain(commands: "Commands", name: str, what: str) -> argparse.ArgumentParser:
+    """A subcommand with no options yet."""
+    return commands.add_parser(
+        name, help=what, description=what, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )

@@ -9,13 +9,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from types import ModuleType
 
 from rich.console import Console, RenderableType
 
-from overlap_sched.cli import explain, frontier, memory, plan, robust
+from overlap_sched.cli import calibrate, explain, frontier, memory, plan, robust
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
@@ -66,9 +66,21 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "schema":
         print(schema_text(options.of), flush=True)
         return FINE
+    if options.command == "calibrate":
+        return _calibrate(options)
     check_input(options)
     check_outputs(options)
     return _COMMANDS[options.command](options)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    """``calibrate``: see :mod:`overlap_sched.cli.calibrate`."""
+    request = calibrate.request_of(options)
+    with progress() if calibrate.is_first_rank() else nullcontext(lambda text: None) as tell:
+        shown = calibrate.answer(request, tell)
+    if shown:
+        _print(shown)
+    return FINE
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -11,17 +11,18 @@ from dataclasses import replace
 
 from overlap_sched.cli.contention import notes_on, with_contention
 from overlap_sched.cli.source import Loaded, Source
-from overlap_sched.cost import FREE, Price
+from overlap_sched.cost import FREE, Price, Roofline, device_named
+from overlap_sched.cost.cluster import Cluster
+from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
-from overlap_sched.problem import Group, Kind, Problem
+from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import problem_bytes, read_problem
 from overlap_sched.problem.redact import redacted
 from overlap_sched.problem.unpack import MAGIC
 from overlap_sched.report.files import write_file
 
-RANKS_PER_NODE = 8
-"""Of the jobs that dumps come from."""
 _DUMP_SUFFIXES = (".py", ".txt")
 _GUESSES = {
     "unknown_op": "an operator that is not known: kept in its place, with everything around it",
@@ -51,7 +52,7 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     Raises:
         OverlapSchedError: One of its subclasses: nothing to read, not understood, or options that do not fit.
     """
-    loaded = _load_dump(source, tell) if _is_dump(source.path) else _load_problem(source)
+    loaded = _load_dump(source, tell) if is_dump(source.path) else _load_problem(source)
     problem = with_contention(loaded.problem, source.contention, source.path)
     asked = doubt(problem)
     return Loaded(
@@ -71,8 +72,14 @@ def _load_problem(source: Source) -> Loaded:
     return Loaded(problem, tuple([Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]))
 
 
-def _is_dump(path: str) -> bool:
-    """By name where that is clear, else by content: a problem starts with ``{``, compressed or not."""
+def is_dump(path: str) -> bool:
+    """Whether a path is a dump: by name where that is clear, else by content.
+
+    A problem starts with ``{``, compressed or not.
+
+    Raises:
+        ProblemFileError: It is neither, or cannot be read.
+    """
     name = path.lower().removesuffix(".gz")
     if name.endswith(".json"):
         return False
@@ -112,13 +119,12 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         raise MissingExtraError(
             f"{source.path} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"
         ) from None
-    from overlap_sched.cost import Roofline, device_named
-
+    cluster = None if source.cluster is None else read_cluster(source.cluster)
     for package in source.packages:
         _import(package)
     dump = load_dump(
         source.path,
-        groups=source.groups,
+        groups=_ranks(source, cluster),
         sizes=source.sizes,
         limits=source.limits,
         progress=lambda done, total: tell(f"reading {source.path}: {done:,} of {total:,} nodes"),
@@ -128,12 +134,15 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         dump.gm,
         name=dump.name,
         memory_model=source.memory_model or "runtime",
-        model=Roofline() if source.device is None else Roofline(device_named(source.device)),
-        groups={name: _placed(group.size, group.ranks) for name, group in dump.groups.items()},
+        model=None if source.device is None else Roofline(device_named(source.device)),
+        cluster=cluster,
+        mesh=source.mesh,
+        contention=source.cluster_contention,
         fusion=source.fusion or "inductor",
     )
     notes = [f"{count} x {what}" for what, count in dump.notes.items()]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
+    notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     return Loaded(_scaled(lifted.problem, source.comm_scale), lifted.prices, tuple(notes))
 
 
@@ -152,11 +161,13 @@ def _import(package: str) -> None:
         ) from None
 
 
-def _placed(size: int, ranks: Sequence[int] | None) -> Group:
-    """A group of a dump is inside one node if its ranks are; without ranks, if it is no larger than a node."""
-    if ranks is None:
-        return Group(size, size <= RANKS_PER_NODE)
-    return Group(size, len({rank // RANKS_PER_NODE for rank in ranks}) == 1)
+def _ranks(source: Source, cluster: Cluster | None) -> dict[str, int | Sequence[int]]:
+    """Sizes or ranks of the groups given; of a dimension of the mesh, its ranks."""
+    mesh = source.mesh or (() if cluster is None else cluster.mesh)
+    return {
+        name: ranks_along(mesh, value) if isinstance(value, str) else value
+        for name, value in (source.groups or {}).items()
+    }
 
 
 def _scaled(problem: Problem, comm_scale: float) -> Problem:

@@ -3,6 +3,7 @@
 import argparse
 
 from overlap_sched.cli.sizes import shortened
+from overlap_sched.cost.cluster import MeshDimension
 from overlap_sched.options import size_bytes
 from overlap_sched.problem.limits import DEFAULT_LIMITS
 
@@ -19,6 +20,7 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
     )
     _times(parser.add_argument_group("times"))
     _dumps(parser.add_argument_group("only for a dump"))
+    _cluster(parser.add_argument_group("where a dump runs"))
     _limits(parser.add_argument_group("limits of the input"))
     _copy(parser.add_argument_group("a copy of the input as a problem file"))
 
@@ -64,7 +66,8 @@ def _dumps(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME=SIZE",
-        help="the number of ranks of a process group, or its ranks (NAME=0,8,16,24); can be repeated",
+        help="the number of ranks of a process group, its ranks (NAME=0,8,16,24), or the dimension of the mesh that it "
+        "is (NAME=tp, or neighbours: NAME=fsdp+tp); can be repeated",
     )
     add(
         "--size",
@@ -89,6 +92,27 @@ def _dumps(group: argparse._ArgumentGroup) -> None:
         choices=("none", "inductor"),
         help="price nodes by the kernels that TorchInductor would make of them (inductor, the default), or one by one, "
         "for a graph that runs without it (none)",
+    )
+
+
+def _cluster(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--cluster",
+        metavar="FILE_OR_NAME",
+        help="price it for this cluster: a cluster file (TOML), or the name of one that is shipped (dgx-h100)",
+    )
+    add(
+        "--mesh",
+        type=_mesh,
+        metavar="NAME=SIZE,...",
+        help="the dimensions of its device mesh, outermost first (fsdp=8,tp=8): where groups are whose ranks are not "
+        "known",
+    )
+    add(
+        "--no-contention",
+        action="store_true",
+        help="compute and communication do not slow each other down, whatever the cluster file says",
     )
 
 
@@ -125,13 +149,28 @@ def _copy(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _group(text: str) -> tuple[str, int | tuple[int, ...]]:
-    """``fsdp=64`` or, with its ranks, ``fsdp=0,8,16,24``."""
+def _group(text: str) -> tuple[str, int | tuple[int, ...] | str]:
+    """``fsdp=64``, with its ranks ``fsdp=0,8,16,24``, or with its dimension ``513=ep``."""
     name, _, given = text.rpartition("=")
+    if name and given and not given[0].isdigit() and "," not in given:
+        return name, given
     numbers = given.split(",")
     if not name or not all(map(_is_number, numbers)) or any(int(number) > _MAX_RANKS for number in numbers):
         raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=SIZE or NAME=RANK,RANK,...")
     return name, int(given) if len(numbers) == 1 else tuple(map(int, numbers))
+
+
+def _mesh(text: str) -> tuple[MeshDimension, ...]:
+    """``fsdp=8,tp=8``."""
+    found = []
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not name.strip() or not _is_number(size.strip()) or not 1 <= int(size) <= _MAX_RANKS:
+            raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=SIZE,NAME=SIZE,...")
+        found.append(MeshDimension(name.strip(), int(size)))
+    if len({dimension.name for dimension in found}) != len(found):
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} names a dimension twice")
+    return tuple(found)
 
 
 def _size(text: str) -> tuple[str, int]:

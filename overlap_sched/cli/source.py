@@ -8,6 +8,7 @@ from typing import Literal
 
 from overlap_sched.cli.contention import contention_given
 from overlap_sched.cost import Price
+from overlap_sched.cost.cluster import MeshDimension
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
@@ -23,12 +24,15 @@ class Source:
         path: A problem file (JSON, plain or gzipped) or a graph dump (``.py`` or ``.txt``, plain or gzipped).
         comm_scale: Every collective takes so many times as long.
         memory_model: Dumps are lifted in it (default ``runtime``); a problem file is in one model already.
-        groups: Of a dump, per process group its size or its ranks.
+        groups: Of a dump, per process group its size, its ranks, or the dimension of the mesh that it is.
         sizes: Of a dump, the values of data-dependent sizes, by symbol or node.
         packages: Of a dump, Python packages to import first: they register operators that the graph uses.
         device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
         fusion: Of a dump, whether nodes are priced by the kernels that TorchInductor would make of them (``inductor``,
             the default) or one by one (``none``).
+        cluster: Of a dump, the cluster that it is to run on: a file, or the name of one that is shipped.
+        mesh: Of a dump, the dimensions of its device mesh, outermost first; empty: as the cluster says.
+        cluster_contention: Whether the cluster's own contention counts.
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
     """
@@ -36,11 +40,14 @@ class Source:
     path: str
     comm_scale: float = 1.0
     memory_model: MemoryModel | None = None
-    groups: Mapping[str, int | Sequence[int]] | None = None
+    groups: Mapping[str, int | Sequence[int] | str] | None = None
     sizes: Mapping[str, int] | None = None
     packages: Sequence[str] = ()
     device: str | None = None
     fusion: Literal["none", "inductor"] | None = None
+    cluster: str | None = None
+    mesh: Sequence[MeshDimension] = ()
+    cluster_contention: bool = True
     contention: Contention = NO_CONTENTION
     limits: Limits = DEFAULT_LIMITS
 
@@ -75,6 +82,9 @@ def source_of(options: argparse.Namespace) -> Source:
         packages=tuple(options.packages),
         device=options.device,
         fusion=options.fusion,
+        cluster=options.cluster,
+        mesh=tuple(options.mesh or ()),
+        cluster_contention=not options.no_contention,
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
     )
@@ -101,5 +111,12 @@ def check_input(options: argparse.Namespace) -> None:
     source = source_of(options)
     if not math.isfinite(source.comm_scale) or source.comm_scale < 0:
         raise OptionsError(f"--comm-scale is {source.comm_scale}; it is a factor, 0 or more.")
+    if source.cluster is not None and source.device is not None:
+        raise OptionsError(
+            f"--device {source.device}: cluster {source.cluster} has its own device. Leave one of the two out, or "
+            "write a cluster file with another device."
+        )
+    if options.no_contention and source.cluster is None:
+        raise OptionsError("--no-contention switches off what a cluster says: give --cluster, too, or leave it out.")
     if options.redact and options.save_problem is None:
         raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")

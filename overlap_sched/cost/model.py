@@ -57,6 +57,14 @@ class ExplainingModel(CostModel, Protocol):
         """:meth:`CostModel.collective_us`, explained."""
 
 
+@runtime_checkable
+class LaunchingModel(CostModel, Protocol):
+    """A cost model that knows what starting a collective takes of the stream that computes."""
+
+    def launch_us(self, work: Collective) -> float:
+        """Microseconds; 0.0 where the host launches ahead of that stream, as it does for a GPU."""
+
+
 class Pricer:
     """Prices by any cost model: its own where it explains itself, else its times as the user's.
 

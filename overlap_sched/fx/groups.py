@@ -6,7 +6,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
-from overlap_sched.fx.operator_traits import Arg
+from overlap_sched.cost.placement import Facts, Nodes, Placement, place
+from overlap_sched.cost.sharding_groups import Step, sharding_groups
+from overlap_sched.fx.operator_traits import NO_CALL, Arg
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.wrappers import call_of
 from overlap_sched.problem import Group
@@ -17,14 +19,17 @@ GROUPS_KEY = "overlap_sched_groups"
 
 
 def groups_of(
-    reading: Reading, launches: Sequence[int], given: Mapping[str, Group] | None, ranks_per_node: int
-) -> tuple[dict[int, str], dict[str, Group]]:
-    """Per collective the name of its group, and per name its size and whether it is inside a node.
+    reading: Reading, launches: Sequence[int], given: Mapping[str, Group], carried: Mapping[str, Facts], nodes: Nodes
+) -> tuple[dict[int, str], dict[str, Placement]]:
+    """Per collective the name of its group, and per name its size and where it is.
 
-    A group's size is the one in ``given``; else that in its collectives' arguments; else that of the live process
-    group; else the ratio of output to input; else that of the world (counted in the notes as ``group_size_guessed``).
-    It is inside a node if all its ranks are on one, ``ranks_per_node`` to a node; where its ranks cannot be known, if
-    it is no larger than a node.
+    A group's size is the one in ``given`` or ``carried``; else that in its collectives' arguments; else that of the
+    live process group; else the ratio of output to input; else that of the world (counted in the notes as
+    ``group_size_guessed``). Where it is: as ``given`` says, else by its ranks where they can be known, else by
+    :func:`overlap_sched.cost.placement.place`.
+
+    Raises:
+        PlacementError: A group does not fit the ranks.
     """
     name_of: dict[int, str] = {}
     members: dict[str, list[int]] = {}
@@ -35,36 +40,44 @@ def groups_of(
         members.setdefault(name, []).append(v)
         if name not in ranks:
             ranks[name] = _listed_ranks(reading.nodes[v]) or (
-                None if given and name in given else live_ranks(name if live is None else live)
+                None if name in given or name in carried else live_ranks(name if live is None else live)
             )
-    groups = {
-        name: given[name] if given and name in given else _group(reading, vs, ranks[name], ranks_per_node)
-        for name, vs in members.items()
-    }
-    return name_of, groups
+    open_names = [name for name in members if name not in given]
+    facts = {name: carried.get(name) or _facts(reading, members[name], ranks[name], nodes) for name in open_names}
+    if any(not one.ranks for one in facts.values()):
+        shards = sharding_groups(_steps(reading, name_of))
+        facts = {name: one._replace(shards=name in shards) for name, one in facts.items()}
+    placed = place(facts, nodes)
+    return name_of, {name: placed[name] if name in placed else Placement(given[name]) for name in members}
 
 
-def carried_groups(graph: fx.Graph, ranks_per_node: int) -> dict[str, Group]:
+def carried_facts(graph: fx.Graph) -> dict[str, Facts]:
     """The groups that a loaded dump carries along; none for other graphs."""
     carried = getattr(graph.owning_module, "meta", {}).get(GROUPS_KEY, {})
-    return {name: _placed(size, ranks, ranks_per_node) for name, (size, ranks) in carried.items()}
+    return {name: Facts(size, tuple(ranks or ())) for name, (size, ranks) in carried.items()}
 
 
-def _placed(size: int, ranks: Sequence[int] | None, ranks_per_node: int) -> Group:
-    if ranks is None:
-        return Group(size, size <= ranks_per_node)
-    return Group(size, len({rank // ranks_per_node for rank in ranks}) == 1)
+def _steps(reading: Reading, name_of: Mapping[int, str]) -> list[Step]:
+    return [
+        Step(
+            reading.inputs[v],
+            not traits.free and traits is not NO_CALL and traits.comm is None,
+            "" if traits.comm is None else traits.comm.op,
+            name_of.get(v, ""),
+        )
+        for v, traits in enumerate(reading.traits)
+    ]
 
 
-def _group(reading: Reading, members: list[int], ranks: list[int] | None, ranks_per_node: int) -> Group:
+def _facts(reading: Reading, members: list[int], ranks: list[int] | None, nodes: Nodes) -> Facts:
     size = next((n for v in members if (n := _argument(reading.nodes[v], "group_size")) is not None), None)
     if ranks is not None and size in (None, len(ranks)):
-        return _placed(len(ranks), ranks, ranks_per_node)
+        return Facts(len(ranks), tuple(ranks))
     size = size or _size_from_values(reading, members)
     if size is None:
-        size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else ranks_per_node
+        size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else nodes.ranks_per_node
         reading.notes["group_size_guessed"] += 1
-    return _placed(int(size), None, ranks_per_node)
+    return Facts(int(size))
 
 
 def _argument(node: fx.Node, name: str) -> Any:

@@ -2,21 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import fx
 
 from overlap_sched.cost import CostModel, Price, Roofline
+from overlap_sched.cost.cluster import Cluster, MeshDimension
+from overlap_sched.cost.cluster_contention import contention_of
+from overlap_sched.cost.cluster_file import cluster_given
+from overlap_sched.cost.cluster_model import model_of
+from overlap_sched.cost.placement import Nodes, Placement
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
-from overlap_sched.fx.groups import carried_groups, groups_of
+from overlap_sched.fx.groups import carried_facts, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
+from overlap_sched.fx.launches import LAUNCH, launch_times, with_launches
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
+from overlap_sched.problem.contention import NO_CONTENTION
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,14 @@ class Lifted:
               ``collective_without_wait``; ``group_size_guessed``;
               ``point_to_point``: sends and receives and who shares their group, which keep their order.
         prices: Per problem id, its time, where that comes from, and what limits it.
+        placements: Per process group, where it is, and what was assumed for that.
     """
 
     problem: Problem
     nodes: tuple[fx.Node, ...]
     notes: Mapping[str, int]
     prices: tuple[Price, ...]
+    placements: Mapping[str, Placement]
 
     def reordered(self, order: Sequence[int]) -> list[fx.Node]:
         """The FX nodes in an order of the problem, each once: where the last of its ids is."""
@@ -64,6 +74,9 @@ def lift(
     model: CostModel | None = None,
     groups: Mapping[str, Group] | None = None,
     ranks_per_node: int = 8,
+    cluster: Cluster | str | Path | None = None,
+    mesh: Sequence[MeshDimension] = (),
+    contention: bool = True,
     device_filter: DeviceFilter | None = None,
     fusion: Fusion = "none",
 ) -> Lifted:
@@ -80,36 +93,47 @@ def lift(
         model: Cost model; an H100 in nodes of eight by default.
         groups: Sizes and places of process groups by name, where they are not those of this process. (A loaded dump
             carries its own.)
-        ranks_per_node: Consecutive ranks that share a node.
+        ranks_per_node: Consecutive ranks that share a node; a cluster has its own.
+        cluster: Where the graph is to run: a file, or the name of one that is shipped (``"dgx-h100"``). It prices all
+            that ``cost`` and ``model`` leave open, places process groups, and says what they cost each other.
+        mesh: Dimensions of the device mesh, outermost first, for groups whose ranks are not known; by default the
+            cluster's.
+        contention: Whether the cluster's contention goes into the problem.
         device_filter: Which storages count, by device type; by default all that are not on a CPU, or all where all are.
         fusion: ``"inductor"`` where TorchInductor will compile the graph: nodes are priced by the kernels that it would
             make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion`.
 
     Raises:
         InputNameError, CostError, OptionsError, ProblemError: The arguments do not fit the graph.
+        ClusterError, PlacementError: The cluster is none, or a process group does not fit it.
     """
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     reading = read_graph(graph)
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
-    given = {**carried_groups(graph, ranks_per_node), **(groups or {})}
+    on = None if cluster is None else cluster_given(cluster)
+    if on is None:
+        nodes_of_ranks = Nodes(ranks_per_node, mesh=tuple(mesh))
+    else:
+        nodes_of_ranks = Nodes(on.ranks_per_node, on.across is None, tuple(mesh) or on.mesh)
     comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
-    name_of, group_table = groups_of(reading, comms, given, ranks_per_node)
+    name_of, placements = groups_of(reading, comms, groups or {}, carried_facts(graph), nodes_of_ranks)
+    group_table = {group: placement.group for group, placement in placements.items()}
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
-    costs = costs_of(reading, model or Roofline(), cost, name_of, group_table, fusion, after)
-    nodes, stands_for = one_collective_each(_nodes(reading, after, memory, costs, name_of), reading.ends)
+    model = model or (Roofline() if on is None else model_of(on))
+    costs = costs_of(reading, model, cost, name_of, group_table, fusion, after)
+    listed, waiting = one_collective_each(_nodes(reading, after, memory, costs, name_of), reading.ends)
+    nodes, launching = with_launches(listed, launch_times(listed, group_table, model))
+    stands_for = [waiting[v] for v in launching]
     used = {node.group for node in nodes if node.group is not None}
-    problem = Problem(
-        name or _name(gm),
-        nodes,
-        memory.storages,
-        {k: g for k, g in group_table.items() if k in used},
-        memory_model,
-    )
+    used_groups = {k: g for k, g in group_table.items() if k in used}
+    beside = NO_CONTENTION if on is None or not contention else contention_of(on, used_groups)
+    problem = Problem(name or _name(gm), nodes, memory.storages, used_groups, memory_model, beside)
     _count(reading, after)
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
-    prices = tuple([costs.prices[v] for v in stands_for])
-    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told, prices)
+    priced = zip(nodes, stands_for, strict=True)
+    prices = tuple([costs.prices[v] if node.op != LAUNCH else Price(node.time_us, "table") for node, v in priced])
+    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told, prices, placements)
 
 
 def _nodes(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from overlap_sched.cost import Compute, CostModel
+from overlap_sched.cost.placement import Nodes
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, costs_of
@@ -55,7 +56,8 @@ class KernelCosts:
         comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
         self.group_of: Mapping[int, str]
         self.groups: Mapping[str, Group]
-        self.group_of, self.groups = groups_of(reading, comms, None, ranks_per_node)
+        self.group_of, placements = groups_of(reading, comms, {}, {}, Nodes(ranks_per_node))
+        self.groups = {name: placement.group for name, placement in placements.items()}
         self._fx: Costs = costs_of(reading, model, self._cost, self.group_of, self.groups)
 
     def origins(self, member: Any) -> list[int]:

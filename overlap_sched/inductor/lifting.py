@@ -11,6 +11,7 @@ from typing import Any
 
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.costs import Cost
+from overlap_sched.fx.launches import launch_times, with_launches
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.inductor.buffer_reader import read_buffers
@@ -29,7 +30,8 @@ class LiftedKernels:
     Attributes:
         problem: What is to be scheduled, in the ``runtime`` memory model.
         snodes: Per problem id its scheduler node; ``None`` for inputs and the output. A wait of several collectives has
-            an id for each of them (:mod:`overlap_sched.fx.waits`).
+            an id for each of them (:mod:`overlap_sched.fx.waits`), a collective may have one more for its launch
+            (:mod:`overlap_sched.fx.launches`).
         notes: Counts, as in :class:`overlap_sched.fx.lifting.Lifted`; besides: ``buffers``; ``in_place``: kernels that
             write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
             of the FX graph, and each after the wait of the one before: these are what we are here to replace;
@@ -83,7 +85,9 @@ def lift_kernels(
     listed = [*problem_inputs, *_kernels(snodes, flow, after, costs, numbers, shift)]
     listed.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
     ends = {at + shift: [u + shift for u in launches] for at, launches in flow.ends.items()}
-    nodes, stands_for = one_collective_each(listed, ends)
+    waited, waiting = one_collective_each(listed, ends)
+    nodes, launching = with_launches(waited, launch_times(waited, costs.groups, model))
+    stands_for = [waiting[v] for v in launching]
     storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
     used = {node.group for node in nodes if node.group is not None}
     groups = {k: g for k, g in costs.groups.items() if k in used}

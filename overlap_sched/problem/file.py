@@ -1,6 +1,7 @@
 """Read and write problems as ``overlap-problem/1`` (with contention: ``/2``): JSON, plain or gzipped.
 
-``name``; ``groups``: {name: {``size``, ``intra_node``}}; ``storages``: list of {``bytes``, ``pinned``}; ``nodes``
+``name``; ``groups``: {name: {``size``, ``intra_node``, where known ``nodes``}};
+``storages``: list of {``bytes``, ``pinned``}; ``nodes``
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
 absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
 Version 2 adds ``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, see
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sched.errors import InputTooLargeError, ProblemFileError, QuantityError
-from overlap_sched.problem import Node, Problem
+from overlap_sched.problem import Group, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.quantities import LONGEST_US, shown
@@ -64,11 +65,15 @@ def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:
             "slowdown": dict(problem.contention.slowdown),
             "links": dict(problem.contention.links),
         }
-    data["groups"] = {name: group._asdict() for name, group in problem.groups.items()}
+    data["groups"] = {name: _group_fields(group) for name, group in problem.groups.items()}
     data["storages"] = [storage._asdict() for storage in problem.storages]
     data["nodes"] = [_node_fields(node) for node in problem.nodes]
     text = json.dumps(data, separators=(",", ":")).encode()
     return gzip.compress(text, mtime=0) if gzipped else text
+
+
+def _group_fields(group: Group) -> dict[str, Any]:
+    return {name: value for name, value in group._asdict().items() if name != "nodes" or value}
 
 
 def _node_fields(node: Node) -> dict[str, Any]:

@@ -39,10 +39,11 @@ class Storage(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A process group: how many ranks, and whether they sit in one node."""
+    """A process group: how many ranks, whether they sit in one node, and if not, on how many nodes (0: not known)."""
 
     size: int
     intra_node: bool
+    nodes: int = 0
 
 
 class Node(NamedTuple):

@@ -70,6 +70,11 @@ def check_group(where: str, group: Group) -> None:
         raise errors.GroupSizeError(
             f"{where} has size {shown(group.size)}; it is a number of ranks, 1 to {MAX_RANKS}. Correct it."
         )
+    if group.nodes and (group.intra_node or not 2 <= group.nodes <= group.size):
+        raise errors.GroupSizeError(
+            f"{where} has {group.size} ranks on {group.nodes} nodes, and is {'' if group.intra_node else 'not '}in one "
+            "node: these do not fit. Correct them, or leave nodes out."
+        )
 
 
 def timeless(what: str, kind: Kind, time_us: float) -> errors.TimelessNodeError:

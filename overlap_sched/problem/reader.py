@@ -15,7 +15,7 @@ FORMAT, FORMAT_2 = "overlap-problem/1", "overlap-problem/2"
 _KINDS = {kind.value: kind for kind in Kind}
 _FILE_KEYS = ("format", "name", "memory_model", "contention", "groups", "storages", "nodes")
 _CONTENTION_KEYS = ("slowdown", "links")
-_GROUP_KEYS = ("size", "intra_node")
+_GROUP_KEYS = ("size", "intra_node", "nodes")
 _STORAGE_KEYS = ("bytes", "pinned")
 _NODE_KEYS = ("name", "kind", "deps", "alloc", "use", "us", "op", "flops", "bytes", "group", "collective")
 
@@ -87,7 +87,8 @@ class Reader:
     def _group(self, name: str, data: Any) -> Group:
         where = f"groups[{name!r}]"
         self._known(data, _GROUP_KEYS, where)
-        group = Group(self._field(data, "size", int, where), self._field(data, "intra_node", bool, where))
+        size, inside = self._field(data, "size", int, where), self._field(data, "intra_node", bool, where)
+        group = Group(size, inside, self._field(data, "nodes", int, where, 0))
         check_group(f"{self.path}: {where}", group)
         return group
 

@@ -11,7 +11,6 @@ from torch import fx
 from overlap_sched import errors
 from overlap_sched.dump.literals import UnknownOp
 from overlap_sched.dump.load import Dump
-from overlap_sched.fx.groups import carried_groups
 from overlap_sched.fx.lifting import lift
 from tests.support.dump_graphs import (
     RANKS,
@@ -43,7 +42,7 @@ def test_a_printed_graph_is_the_graph(tmp_path: Path) -> None:
             assert dump.notes == {OWN_STORAGE: len(inputs)}
             assert (dump.name, dump.groups["0"].size) == ("aot_forward_graph_3", RANKS)
             ours = lift(dump.gm, name="it").problem
-            theirs = lift(gm, name="it", groups=carried_groups(dump.gm.graph, 8)).problem
+            theirs = lift(gm, name="it", groups=lift(dump.gm).problem.groups).problem
             assert [(n.name, n.deps, n.time_us) for n in ours.nodes] == [
                 (n.name, n.deps, n.time_us) for n in theirs.nodes
             ]

@@ -13,7 +13,6 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.dump.load import Dump, load_dump
-from overlap_sched.fx.groups import carried_groups
 from overlap_sched.fx.lifting import lift
 from tests.support.dump_graphs import (
     RANKS,
@@ -107,7 +106,7 @@ def test_partitioned_forward_and_backward_on_two_mesh_dimensions(world: tuple[st
 def test_the_problem_of_a_dump_equals_that_of_the_graph(world: tuple[str, str], tmp_path: Path, model: str) -> None:
     for gm, inputs in forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True)):
         dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
-        groups = carried_groups(dump.gm.graph, 8)
+        groups = lift(dump.gm).problem.groups
         from_dump = lift(dump.gm, memory_model=model, name="it")  # type: ignore[arg-type]
         from_graph = lift(gm, memory_model=model, groups=groups, name="it")  # type: ignore[arg-type]
         assert from_dump.problem.nodes == from_graph.problem.nodes

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import fx
 
+from overlap_sched.cost.placement import Facts
 from overlap_sched.dump.literals import UnknownOp
 from overlap_sched.dump.load import load_dump
 from overlap_sched.dump.values import Opaque
-from overlap_sched.fx.groups import carried_groups
+from overlap_sched.fx.groups import carried_facts
 from overlap_sched.fx.lifting import lift
-from overlap_sched.problem import Group
 from tests.support.dump_graphs import handwritten, values
 from tests.support.dump_graphs import loaded as load
 
@@ -315,8 +315,8 @@ return (a, b, c, d)
     dump = load(tmp_path, text, groups={"7": [1, 9, 17]})
     assert dump.groups == {"0": (64, None), "513": (8, None), "7": (3, (1, 9, 17))}
     assert values(dump)["d"].shape == (64, 1)
-    groups = {"0": Group(64, False), "513": Group(8, True), "7": Group(3, False)}
-    assert carried_groups(dump.gm.graph, ranks_per_node=8) == groups
+    facts = {"0": Facts(64), "513": Facts(8), "7": Facts(3, (1, 9, 17))}
+    assert carried_facts(dump.gm.graph) == facts
     guessed = load_dump(tmp_path / "dump.py")
     assert guessed.groups["7"] == (64, None)
     assert guessed.notes == {"process group '7': size not known, taken as 64, the largest one named": 1}

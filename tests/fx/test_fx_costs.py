@@ -183,7 +183,7 @@ def test_group_sizes_from_arguments_and_by_guess() -> None:
     lifted = lift(trace(reductions("tp"), (4, 4)))
     assert lifted.problem.groups == {"tp": Group(8, True), "alone": Group(8, True)}
     assert lifted.notes["group_size_guessed"] == 1
-    assert lift(trace(reductions("tp"), (4, 4)), ranks_per_node=4).problem.groups["tp"] == Group(8, False)
+    assert lift(trace(reductions("tp"), (4, 4)), ranks_per_node=4).problem.groups["tp"] == Group(8, False, 2)
     given = {"alone": Group(64, False), "tp": Group(8, False)}
     lifted = lift(trace(reductions("tp"), (4, 4)), groups=given)
     assert lifted.problem.groups == given
@@ -193,7 +193,7 @@ def test_group_sizes_from_arguments_and_by_guess() -> None:
 def test_a_loaded_dump_carries_its_groups() -> None:
     gm = trace(reductions("tp"), (4, 4))
     gm.meta["overlap_sched_groups"] = {"alone": (16, None), "tp": (8, (0, 8, 16, 24, 32, 40, 48, 56))}
-    assert lift(gm).problem.groups == {"tp": Group(8, False), "alone": Group(16, False)}
+    assert lift(gm).problem.groups == {"tp": Group(8, False, 8), "alone": Group(16, False, 2)}
     assert lift(gm.graph, groups={"alone": Group(4, True)}).problem.groups["alone"] == Group(4, True)
 
 
@@ -212,7 +212,7 @@ def test_collectives_of_the_older_namespace_name_their_ranks() -> None:
     op = torch.ops.c10d_functional.all_reduce.default
     b.call("reduce", op, x, "sum", "", [0, 8, 16, 24], 4)
     problem = lift(b.done(x)).problem
-    assert problem.groups == {":[0, 8, 16, 24]": Group(4, False)}  # one rank on each node
+    assert problem.groups == {":[0, 8, 16, 24]": Group(4, False, 4)}  # one rank on each node
 
 
 def test_a_group_that_the_graph_looks_up() -> None:
@@ -240,8 +240,8 @@ def test_live_groups_tell_whether_they_are_inside_a_node() -> None:
         problem = lift(trace(f, (4, 4))).problem
         assert problem.groups == {
             near.group_name: Group(8, True),
-            far.group_name: Group(8, False),
-            everyone.group_name: Group(64, False),
+            far.group_name: Group(8, False, 8),
+            everyone.group_name: Group(64, False, 8),
         }
     finally:
         dist.destroy_process_group()

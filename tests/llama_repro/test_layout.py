@@ -14,7 +14,9 @@ ABOVE = {
     "titan": {"capture", "harness"},
     "bench": {"capture", "harness", "generate", "titan"},
     "zoo": {"harness"},
+    "fusion": {"capture", "harness"},
     "gpu": {"capture", "harness", "training"},
+    "fidelity": {"capture", "harness", "training", "gpu"},
 }
 
 

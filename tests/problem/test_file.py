@@ -215,7 +215,7 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
         (put("storages", 0, "x", value=1), "storages[0] has an unknown key 'x'. It may have bytes, pinned."),
         (
             put("groups", "g", "ranks", value=[0]),
-            "groups['g'] has an unknown key 'ranks'. It may have size, intra_node.",
+            "groups['g'] has an unknown key 'ranks'. It may have size, intra_node, nodes.",
         ),
         (
             put("memory-model", value="tracker"),

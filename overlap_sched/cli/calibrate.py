@@ -1,0 +1,232 @@
+"""``overlap-sched calibrate``: its options, and what it does: measure a cluster, or put measurements together.
+
+Measuring needs torch and several processes (torchrun); putting files together needs neither.
+"""
+
+import argparse
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from overlap_sched.cli.input import is_dump, load
+from overlap_sched.cli.source import Source
+from overlap_sched.cost.calibrated import calibrated, check_same, put_together, with_tables
+from overlap_sched.cost.cluster_file import cluster_text, read_cluster
+from overlap_sched.cost.table import Tables
+from overlap_sched.errors import MissingExtraError, OptionsError
+from overlap_sched.options import size_bytes
+from overlap_sched.report.calibration_text import calibration_text
+from overlap_sched.report.files import check_writable, write_file
+
+if TYPE_CHECKING:
+    from overlap_sched.distributed.calibration.machine import Machine
+    from overlap_sched.distributed.calibration.measuring import Wishes
+    from overlap_sched.fx import Lifted
+    from overlap_sched.problem import Problem
+
+_DTYPES = ("bfloat16", "float16", "float32")
+_LARGEST = {"cpu": 2**26, "cuda": 2**30}
+"""Bytes of the largest collective that is timed where none is asked for."""
+_SMALLEST = 2**12
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
+
+    Attributes:
+        out: The cluster file that is written, and that an earlier start may have begun.
+        merge: Files that are put together instead of measuring.
+        graphs: Dumps and problem files whose shapes are measured.
+        groups: (size, stride) of groups; empty: all ranks, and those of a node and one of each node.
+        sizes: Smallest and largest bytes of collectives; ``None``: by the device.
+        dtype: Of the grid's matrix products and attention.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    """
+
+    out: str
+    merge: tuple[str, ...]
+    graphs: tuple[str, ...]
+    groups: tuple[tuple[int, int], ...]
+    sizes: tuple[int, int] | None
+    dtype: str
+    device: Any
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
+    add = parser.add_argument
+    add(
+        "--out",
+        required=True,
+        metavar="CLUSTER.toml",
+        help="the cluster file that is written; where it exists, what it has is not measured again",
+    )
+    add(
+        "--graph",
+        action="append",
+        default=[],
+        metavar="PROBLEM_OR_DUMP",
+        help="measure the matrix products and the attention of this dump, and the collectives of this dump or problem "
+        "file whose groups fit, instead of a grid of shapes; can be repeated",
+    )
+    add(
+        "--group",
+        type=_group,
+        action="append",
+        default=[],
+        metavar="SIZE[/STRIDE]",
+        help="measure collectives in groups of SIZE ranks that are STRIDE apart (default stride: 1); can be repeated "
+        "(default: all ranks, those of each machine, one of each machine)",
+    )
+    add(
+        "--bytes",
+        type=_sizes,
+        metavar="FROM..TO",
+        help="sizes of collectives, in steps of 4 (default: 4KiB..64MiB on a CPU, 4KiB..1GiB on GPUs)",
+    )
+    add("--dtype", choices=_DTYPES, default="bfloat16", help="of the grid's matrix products (default: bfloat16)")
+    add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="what is measured (default: a GPU for each process with NCCL, else the CPU with gloo)",
+    )
+    add(
+        "--merge",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="do not measure: put the measurements of these cluster files together into --out; can be repeated",
+    )
+
+
+def request_of(options: argparse.Namespace) -> Request:
+    """The options, checked before anything is read.
+
+    Raises:
+        OptionsError: They do not go together.
+        OutputError: ``--out`` cannot be written.
+    """
+    if options.merge and (options.graph or options.group or options.bytes):
+        raise OptionsError("--merge measures nothing: leave --graph, --group and --bytes out.")
+    check_writable(options.out)
+    return Request(
+        options.out,
+        tuple(options.merge),
+        tuple(options.graph),
+        tuple(options.group),
+        options.bytes,
+        options.dtype,
+        options.device,
+    )
+
+
+def answer(request: Request, tell: Callable[[str], object]) -> str:
+    """Measure, or merge; what to print, on rank 0: the others print nothing (``""``).
+
+    Raises:
+        OverlapSchedError: One of its subclasses: not under torchrun, not the same machines, unusable files.
+    """
+    return _merge(request) if request.merge else _measure(request, tell)
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the one that speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _merge(request: Request) -> str:
+    clusters = [read_cluster(path) for path in request.merge]
+    whole = functools.reduce(put_together, clusters)
+    write_file(request.out, cluster_text(whole).encode())
+    return calibration_text(whole.tables, (), request.out)
+
+
+def _measure(request: Request, tell: Callable[[str], object]) -> str:
+    try:
+        import torch
+
+        from overlap_sched.distributed.calibration import machine, measuring
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "torch":
+            raise
+        raise MissingExtraError(
+            "calibrate needs torch: pip install 'overlap_sched[torch]' (--merge does without)."
+        ) from None
+    with machine.joined(request.device) as here:
+        source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
+        begun = read_cluster(request.out) if os.path.exists(request.out) else None
+        if begun is not None:
+            check_same(begun, here.name, here.ranks_per_node)
+        basis = begun or calibrated(here.name, here.ranks_per_node, Tables(), source)
+
+        def save(tables: Tables) -> None:
+            write_file(request.out, cluster_text(with_tables(basis, tables, source)).encode())
+
+        wishes = wishes_of(request, here, tell)
+        tables, failed = measuring.measure(here, wishes, basis.tables, save, tell)
+        if here.rank:
+            return ""
+        save(tables)
+        return calibration_text(tables, failed, request.out)
+
+
+def wishes_of(request: Request, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
+    """What is measured; the same on every rank.
+
+    Raises:
+        OverlapSchedError: One of its subclasses: a group that does not fit the ranks, a graph that cannot be read.
+    """
+    import torch
+
+    from overlap_sched.distributed.calibration import collectives, kernels, measuring
+
+    divisions = [collectives.Division(*group) for group in request.groups]
+    divisions = divisions or collectives.default_divisions(here.size, here.ranks_per_node)
+    for division in divisions:
+        division.groups(here.size)  # where it does not fit, now and not after minutes
+    calls: list[kernels.KernelCall] = []
+    more: list[measuring.Wanted] = []
+    for path in request.graphs:
+        tell(f"reading {path}")
+        problem, lifted = _graph(path)
+        calls += [] if lifted is None else kernels.calls_in(lifted)
+        more += measuring.collectives_of(problem, divisions)
+    grid = kernels.GPU_GRID if here.device.type == "cuda" else kernels.CPU_GRID
+    if request.graphs:
+        grid = grid._replace(matmuls=(), attentions=())
+    calls += kernels.calls_in_grid(grid, getattr(torch, request.dtype), here.device)
+    smallest, largest = request.sizes or (_SMALLEST, _LARGEST[here.device.type])
+    return measuring.wishes_of(divisions, collectives.sizes_between(smallest, largest), calls, more)
+
+
+def _graph(path: str) -> "tuple[Problem, Lifted | None]":
+    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes."""
+    from overlap_sched.dump import load_dump
+    from overlap_sched.fx import lift
+
+    if not is_dump(path):
+        return load(Source(path), lambda text: None).problem, None
+    lifted = lift(load_dump(path).gm)
+    return lifted.problem, lifted
+
+
+def _group(text: str) -> tuple[int, int]:
+    """``8`` or ``8/4``."""
+    size, slash, stride = text.partition("/")
+    if not all(number.isdecimal() and 0 < int(number) < 2**31 for number in (size, stride if slash else "1")):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not SIZE or SIZE/STRIDE: write 8, or 4/8")
+    return int(size), int(stride) if slash else 1
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    """``4KiB..64MiB``."""
+    smallest, dots, largest = text.partition("..")
+    found = [size_bytes(part, 0) if part and "%" not in part else None for part in (smallest, largest)]
+    if not dots or not found[0] or not found[1] or found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not FROM..TO: write 4KiB..64MiB")
+    return found[0], found[1]

@@ -1,0 +1,25 @@
+"""What compute and communication cost each other on a cluster: as measured, else its default factors."""
+
+from collections.abc import Mapping
+
+from overlap_sched.cost.cluster import Cluster
+from overlap_sched.problem import Group
+from overlap_sched.problem.contention import Contention
+
+INSIDE, ACROSS = "inside nodes", "across nodes"
+"""Links: of all groups whose ranks are in one node, and of all others."""
+
+
+def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
+    """Contention among the groups of a graph, placed on a cluster.
+
+    Every rank runs the same graph: groups of one rank that are in its node share its links there, and those that
+    cross nodes share its part of the network cards.
+    """
+    measured = {one.kind: one.factor for one in cluster.tables.slowdowns}
+    slowdown = {kind: factor for kind, factor in {**cluster.beside.slowdown, **measured}.items() if factor > 1.0}
+    if not cluster.beside.shared_links:
+        return Contention(slowdown)
+    links = {name: INSIDE if group.intra_node else ACROSS for name, group in groups.items() if group.size > 1}
+    shared = list(links.values())
+    return Contention(slowdown, {name: link for name, link in links.items() if shared.count(link) > 1})

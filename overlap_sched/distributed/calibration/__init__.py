@@ -1,0 +1,9 @@
+"""Measuring a cluster: how long its collectives and kernels take, and what they cost each other.
+
+    with joined("auto") as machine:
+        tables, failed = measure(machine, wishes, known, save, tell)
+
+``machine`` (the ranks), ``stopwatch`` (timing one thing), ``collectives``, ``kernels`` and ``slowdown`` (what is
+timed), ``measuring`` (all of it, with what is known left out). The times are data of :mod:`overlap_sched.cost.table`,
+kept in a cluster file.
+"""

@@ -1,0 +1,148 @@
+"""What is measured, one thing after the other; what is known already is left out, and each result is saved at once."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from overlap_sched.cost.table import (
+    KINDS,
+    CollectiveTime,
+    KernelTime,
+    SlowdownFactor,
+    Tables,
+    kind_of,
+    merged,
+)
+from overlap_sched.distributed.calibration.collectives import Division, Groups, timed_collective
+from overlap_sched.distributed.calibration.kernels import KernelCall, timed_kernel
+from overlap_sched.distributed.calibration.machine import Machine
+from overlap_sched.distributed.calibration.slowdown import timed_slowdown
+from overlap_sched.problem import Kind, Problem
+
+Row = CollectiveTime | KernelTime | SlowdownFactor
+
+
+class Wanted(NamedTuple):
+    """A collective to time, see :func:`timed_collective`."""
+
+    kind: str
+    division: Division
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be measured.
+
+    Attributes:
+        collectives: Each kind, division and size.
+        calls: Kernels.
+        slowdowns: Kinds of collectives beside which compute is timed, and the division of each.
+    """
+
+    collectives: tuple[Wanted, ...] = ()
+    calls: tuple[KernelCall, ...] = ()
+    slowdowns: tuple[tuple[str, Division], ...] = ()
+
+
+class Measurement(NamedTuple):
+    """One thing to measure: what it is called, how its result is known again, and how it is done."""
+
+    name: str
+    key: tuple[object, ...]
+    run: Callable[[], Row]
+
+
+def wishes_of(
+    divisions: Sequence[Division], sizes: Iterable[int], calls: Iterable[KernelCall], more: Iterable[Wanted] = ()
+) -> Wishes:
+    """Every kind of collective in each division and size; ``more`` besides; the kernels; the slowdowns of all kinds."""
+    grid = [Wanted(kind, division, nbytes) for division in divisions for kind in KINDS for nbytes in sizes]
+    slowdowns = tuple((kind, divisions[0]) for kind in KINDS) if divisions else ()
+    return Wishes(tuple(dict.fromkeys([*grid, *more])), tuple(calls), slowdowns)
+
+
+def collectives_of(problem: Problem, divisions: Sequence[Division]) -> list[Wanted]:
+    """The collectives of a problem whose groups are as large as those of a division, each size once."""
+    of_size = {division.size: division for division in reversed(divisions)}
+    found: dict[Wanted, None] = {}
+    for node in problem.nodes:
+        if node.kind is Kind.COLLECTIVE and node.group is not None:
+            division, kind = of_size.get(problem.groups[node.group].size), kind_of(node.op)
+            if division is not None and kind:
+                found[Wanted(kind, division, node.bytes)] = None
+    return list(found)
+
+
+def measurements(machine: Machine, wishes: Wishes) -> list[Measurement]:
+    """In the order in which they are made, kernels first; the same on all ranks."""
+    groups, world, per_node = Groups(machine), machine.size, machine.ranks_per_node
+    found = [
+        Measurement(f"{call.op} {call.shapes}", ("kernel", call.op, call.shapes), partial(timed_kernel, machine, call))
+        for call in wishes.calls
+    ]
+    for kind, division, nbytes in wishes.collectives:
+        whole = max(nbytes // 4 // division.size, 1) * division.size * 4
+        key = ("collective", kind, division.size, division.nodes(world, per_node), whole)
+        run = partial(timed_collective, machine, groups, kind, division, nbytes)
+        found.append(Measurement(f"{kind} of {whole:,} bytes, {division.size} ranks", key, run))
+    for kind, division in wishes.slowdowns:
+        run_slowdown = partial(timed_slowdown, machine, groups, kind, division)
+        found.append(Measurement(f"compute beside {kind}", ("slowdown", kind), run_slowdown))
+    return list({one.key: one for one in reversed(found)}.values())[::-1]
+
+
+def measure(
+    machine: Machine, wishes: Wishes, known: Tables, save: Callable[[Tables], object], tell: Callable[[str], object]
+) -> tuple[Tables, list[str]]:
+    """Measure all that is not known; all ranks call this.
+
+    Args:
+        machine: The ranks.
+        wishes: What is to be measured; the same on all ranks.
+        known: What rank 0 has from an earlier start; that of others does not count.
+        save: Called on rank 0 with all that is known, after each measurement.
+        tell: Called with what is being done.
+
+    Returns:
+        What is known now, the same on all ranks; and what could not be measured, and why.
+    """
+    known = machine.from_first(known)
+    every, failed = measurements(machine, wishes), []
+    left = [one for one in every if one.key not in keys_of(known)]
+    for count, one in enumerate(left, len(every) - len(left) + 1):
+        tell(f"measuring {count} of {len(every)}: {one.name}")
+        row, reasons = _attempted(machine, one)
+        if row is None:
+            failed.append(f"{one.name}: {reasons[0]}")
+            continue
+        known = merged(known, tables_of(machine.from_first(row)))
+        if machine.rank == 0:
+            save(known)
+    return known, failed
+
+
+def _attempted(machine: Machine, one: Measurement) -> tuple[Row | None, list[str]]:
+    """The result, where no rank has failed; else what the ranks that failed say."""
+    row, reason = None, ""
+    try:
+        row = one.run()
+    except (RuntimeError, NotImplementedError, ValueError) as error:  # no such kernel or collective here, no memory
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+    reasons = [said for said in machine.everyone(reason) if said]
+    return (None if reasons else row), reasons
+
+
+def tables_of(row: Row) -> Tables:
+    """One result."""
+    if isinstance(row, CollectiveTime):
+        return Tables(collectives=(row,))
+    return Tables(kernels=(row,)) if isinstance(row, KernelTime) else Tables(slowdowns=(row,))
+
+
+def keys_of(tables: Tables) -> set[tuple[object, ...]]:
+    """By which measurements know what has been measured."""
+    found: set[tuple[object, ...]] = {("collective", *one[:4]) for one in tables.collectives}
+    found |= {("kernel", one.op, one.shapes) for one in tables.kernels}
+    return found | {("slowdown", one.kind) for one in tables.slowdowns}

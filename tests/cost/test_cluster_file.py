@@ -1,0 +1,145 @@
+"""Cluster files: those that are shipped, the way there and back, and every mistake by its text."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlap_sched.cost.cluster import Across, Beside, Cluster, Inside, MeshDimension
+from overlap_sched.cost.cluster_contention import contention_of
+from overlap_sched.cost.cluster_file import parse_cluster, read_cluster, shipped_clusters, write_cluster
+from overlap_sched.cost.cluster_writer import cluster_text
+from overlap_sched.cost.device import H100
+from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
+from overlap_sched.errors import ClusterError, ClusterFileError
+from overlap_sched.problem import Group
+
+GOOD = """
+name = "mine"
+device = "H100"
+ranks_per_node = 8
+generation = "hopper"
+[inside]
+fabric = "nvswitch"
+bandwidth = "450GB/s"
+[across]
+bandwidth = "400Gb/s"
+cards_per_node = 4
+rails = 2
+latency = "500ns"
+[mesh]
+names = ["dp", "tp"]
+sizes = [8, 8]
+"""
+
+
+def test_all_that_are_shipped_can_be_read_and_say_their_sources() -> None:
+    names = shipped_clusters()
+    assert names == ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gloo", "mi300x", "pcie-box")
+    for name in names:
+        cluster = read_cluster(name)
+        assert cluster.name == name
+        assert cluster.source
+        assert cluster.inside.source
+        assert cluster.across is None or cluster.across.source
+        assert cluster.beside.source
+
+
+def test_what_a_file_says() -> None:
+    cluster = parse_cluster(GOOD, "mine.toml")
+    assert cluster == Cluster(
+        "mine", H100, 8, Inside("nvswitch", 450e9), Across(50e9, 4, 0.5, 2), generation="hopper",
+        mesh=(MeshDimension("dp", 8), MeshDimension("tp", 8)),
+    )  # fmt: skip
+    assert cluster.across_bytes_per_s == 25e9  # two ranks share a card
+    assert cluster.node_of(15) == 1
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    tables = Tables(
+        (
+            CollectiveTime("all_gather", 8, 1, 1024, 20.5, 0.1, 3.0),
+            CollectiveTime("all_gather", 8, 1, 4096, 21.0, 0.2, 3.0),
+        ),
+        (KernelTime("aten.mm.default", 'bf16 2x2 "x" 2x2', 16, 24, 2.5, 0.25),),
+        (SlowdownFactor("all_gather", 1.125, 0.01),),
+    )
+    beside = Beside({"": 1.189, "all_to_all": 1.4}, False, "ours")
+    cluster = replace(parse_cluster(GOOD, "x"), tables=tables, beside=beside, source='2026, \\ a "test"\n')
+    write_cluster(cluster, tmp_path / "c.toml")
+    assert read_cluster(tmp_path / "c.toml") == cluster
+    assert cluster_text(cluster) == cluster_text(read_cluster(tmp_path / "c.toml"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"450GB/s"', "450", 'inside.bandwidth is 450: it has no unit. Write "50GB/s" or "400Gb/s".'),
+        ('"450GB/s"', '"450"', 'inside.bandwidth is "450": it has no unit. Write "50GB/s" or "400Gb/s".'),
+        ('"450GB/s"', '"-450GB/s"', 'inside.bandwidth is "-450GB/s": it is negative. Write "50GB/s" or "400Gb/s".'),
+        (
+            '"450GB/s"',
+            '"450gb/s"',
+            'inside.bandwidth is "450gb/s": it has the unit \'gb/s\', which is no unit of bandwidth. Write "50GB/s" or '
+            '"400Gb/s".',
+        ),
+        ('"450GB/s"', '"fast"',
+         'inside.bandwidth is "fast": it is not a number with a unit. Write "50GB/s" or "400Gb/s".'),
+        ('"450GB/s"', '"0GB/s"', "inside.bandwidth is 0 bytes per second: it is finite and above 0."),
+        ('"450GB/s"', '"1e999GB/s"', 'inside.bandwidth is "1e999GB/s": it is not finite. Write "50GB/s" or "400Gb/s".'),
+        ('"500ns"', "12", 'across.latency is 12: it has no unit. Write "12us".'),
+        (
+            '"H100"',
+            '"H1000"',
+            "device is unknown: no device is named 'H1000'; known are H100, H200, A100, Xeon-8480+ and cpu. Or write a "
+            "[device] table of your own.",
+        ),
+        ("ranks_per_node = 8", "ranks_per_node = 0", "ranks_per_node is 0: it is 1 or more."),
+        ("ranks_per_node = 8", "ranks_per_node = true", "ranks_per_node is true; it is a whole number, 0 or more."),
+        ("ranks_per_node = 8", "", "ranks_per_node is missing; it is a whole number."),
+        ("ranks_per_node", "rank_per_node = 8\nranks_per_node",
+         "the file has an unknown key \"rank_per_node\". Did you mean 'ranks_per_node'?"),
+        ("rails = 2", "rails = 3",
+         "across.rails is 3, but a node has 4 cards: each rail has as many of them. Correct one of the two."),
+        ('"nvswitch"', '"ethernet"', 'inside.fabric is "ethernet"; it is one of "nvswitch", "nvlink", "pcie", "memory".'),
+        ('"hopper"', '""',
+         'library is "nccl", whose times depend on the generation of the GPU: give generation = "ampere", "hopper" or '
+         '"blackwell", or library = "formula".'),
+        ("[8, 8]", "[8]", 'mesh.names are ["dp", "tp"] and sizes [8]; a name and a size for each dimension.'),
+        ("[8, 8]", "[8, -8]", "mesh.sizes holds -8; a size is a whole number, 1 or more."),
+        ('"tp"]', '"dp"]', "mesh.names are dp, dp: each dimension has a name of its own."),
+        ("[mesh]", "[contention.slowdown]\nany = 0.5\n[mesh]",
+         "contention.slowdown of '' is 0.5: a factor is finite and 1 or more (1.1: compute takes a tenth longer beside "
+         "it)."),
+    ],
+)  # fmt: skip
+def test_mistakes_word_by_word(old: str, new: str, said: str) -> None:
+    assert GOOD.count(old) == 1
+    with pytest.raises(ClusterError) as error:
+        parse_cluster(GOOD.replace(old, new), "mine.toml")
+    assert str(error.value).removeprefix("mine.toml: ") == said
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ClusterFileError) as error:
+        read_cluster("dgx-h1000")
+    assert str(error.value) == (
+        "dgx-h1000: is neither a file that can be read (No such file or directory) nor the name of a cluster that is "
+        "shipped: dgx-a100, dgx-b200, dgx-h100, dgx-h200, gloo, mi300x, pcie-box."
+    )
+    (tmp_path / "a.toml").write_text("name = ")
+    with pytest.raises(ClusterFileError, match=r"a\.toml: is not TOML: Invalid value"):
+        read_cluster(tmp_path / "a.toml")
+    (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ClusterFileError, match=r"is not text\. A cluster file is TOML in UTF-8\."):
+        read_cluster(tmp_path / "b.toml")
+
+
+def test_contention_follows_from_placement() -> None:
+    cluster = read_cluster("dgx-h100")
+    groups = {"fsdp": Group(8, False, 8), "dp": Group(64, False, 8), "tp": Group(8, True), "one": Group(1, True)}
+    contention = contention_of(cluster, groups)
+    assert contention.slowdown == {"": 1.189}
+    assert contention.links == {"fsdp": "across nodes", "dp": "across nodes"}
+    measured = replace(cluster, tables=Tables(slowdowns=(SlowdownFactor("all_gather", 1.05, 0.0),)))
+    assert contention_of(measured, groups).slowdown == {"": 1.189, "all_gather": 1.05}

@@ -1,0 +1,339 @@
+"""``calibrate``: what is measured, on real ranks and on stand-ins; resumed, merged, and what a user is told."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from overlap_sched import EXAMPLE, write_problem
+from overlap_sched.cli import calibrate
+from overlap_sched.cli.calibrate import Request
+from overlap_sched.cli.command import main
+from overlap_sched.cost.calibrated import calibrated
+from overlap_sched.cost.cluster_file import read_cluster, write_cluster
+from overlap_sched.cost.table import KINDS, CollectiveTime, KernelTime, SlowdownFactor, Tables
+from overlap_sched.cost.tabled import COPY
+from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
+from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
+from overlap_sched.distributed.calibration.machine import Machine, alone_on
+from overlap_sched.distributed.calibration.measuring import Wanted, Wishes, collectives_of, measure, wishes_of
+from overlap_sched.distributed.calibration.slowdown import LARGEST, slowdown_of
+from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, together
+from overlap_sched.errors import CalibrationError
+from overlap_sched.fx import lift
+from tests.cli.test_dump import DUMP
+from tests.support.fx_graphs import gather, trace, wait
+from tests.support.ranks import run_ranks
+
+CPU = torch.device("cpu")
+SMALL = Grid(((8, 16, 32),), ((1, 2, 8, 4),), (4096,))
+
+
+@pytest.fixture
+def alone() -> Machine:
+    return alone_on(CPU)
+
+
+class TestDivisions:
+    def test_groups(self):
+        assert Division(4).groups(8) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert Division(4, 2).groups(8) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+        assert Division(2, 4).groups(8) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+        assert Division(2, 2).groups(8) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+
+    def test_nodes(self):
+        assert [Division(4, stride).nodes(8, 4) for stride in (1, 2)] == [1, 2]
+        assert Division(8).nodes(8, 2) == 4
+
+    def test_that_do_not_fit(self):
+        with pytest.raises(CalibrationError) as error:
+            Division(4, 3).groups(8)
+        assert str(error.value) == (
+            "8 ranks cannot be divided into groups of 4 with stride 3: 8 is not a multiple of 12. "
+            "Give another --group SIZE or SIZE/STRIDE."
+        )
+
+    def test_by_default_all_ranks_those_of_a_node_and_one_of_each(self):
+        assert default_divisions(16, 8) == [Division(16), Division(8), Division(2, 8)]
+        assert default_divisions(8, 8) == [Division(8)]
+        assert default_divisions(4, 1) == [Division(4)]
+        assert default_divisions(1, 1) == []
+
+
+def test_sizes():
+    assert sizes_between(4096, 2**20) == [4096, 16384, 65536, 262144, 2**20]
+    assert sizes_between(10, 100) == [10, 40, 100]
+    assert sizes_between(7, 7) == [7]
+
+
+class TestKernels:
+    def test_the_grid_is_priced_as_the_scheduler_prices_graphs(self):
+        calls = {(call.op, call.shapes): (call.flops, call.bytes) for call in calls_in_grid(SMALL, torch.float32, CPU)}
+        assert calls[("aten.mm.default", "float32[8,16] float32[16,32]")] == (
+            2 * 8 * 16 * 32,
+            4 * (8 * 16 + 16 * 32 + 8 * 32),
+        )
+        assert calls[(COPY, "uint8[4096]")] == (0, 8192)
+        names = [op.split(".")[1] for op, _ in calls]
+        assert names == [
+            "mm",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            "clone",
+        ]
+
+    def test_every_call_runs(self):
+        for call in calls_in_grid(SMALL, torch.bfloat16, CPU):
+            run_of(call, CPU)()
+
+    def test_of_a_graph_each_shape_once_with_its_strides(self):
+        def step(x, w):
+            full = wait(gather(w))
+            return (x @ full.t()) @ full, x @ full.t(), x.relu()
+
+        found = calls_in(lift(trace(step, (8, 16), (4, 16))))
+        assert [(call.op, call.shapes) for call in found] == [
+            ("aten.mm.default", "float32[8,16] float32[16,8](1,16)"),
+            ("aten.mm.default", "float32[8,8] float32[8,16]"),
+        ]
+        for call in found:
+            assert run_of(call, CPU)().shape[0] == 8
+
+    def test_integers_are_valid_indices_and_scalars_stay(self):
+        gm = trace(lambda x, w: torch.ops.aten.baddbmm.default(w, x, x, alpha=2), (2, 4, 4), (2, 4, 4))
+        (call,) = calls_in(lift(gm))
+        assert call.kwargs == {"alpha": 2}
+        assert run_of(call, CPU)().shape == (2, 4, 4)
+
+
+class TestSlowdown:
+    def factor(self, both_us, spread_us=0.0, launch_us=0.0):
+        found = slowdown_of("all_gather", 100.0, Timing(200.0, 0.0, 0.0), Timing(both_us, spread_us, 0.0), launch_us)
+        return found.factor, found.spread
+
+    def test_a_replay_finds_the_time_again(self):
+        assert self.factor(200.0) == (1.0, 0.0)
+        assert self.factor(220.0) == (1.25, 0.0)  # in 100 us 80 us of compute are done
+        assert self.factor(250.0) == (2.0, 0.0)
+        assert self.factor(260.0, launch_us=10.0) == (2.0, 0.0)
+
+    def test_its_bounds(self):
+        assert self.factor(150.0) == (1.0, 0.0)
+        assert self.factor(1000.0)[0] == pytest.approx(LARGEST)
+
+    def test_its_spread_is_that_between_the_quartiles(self):
+        assert self.factor(220.0, spread_us=40.0) == (1.25, pytest.approx(1 / 0.6 - 1.0, rel=1e-5))
+
+
+class TestStopwatch:
+    def test_the_last_rank_to_come_counts(self):
+        class TwoRanks(Machine):
+            def everyone(self, own):
+                if isinstance(own, float):
+                    return [own, own]
+                patterns = ((5.0, 9.0, 2.0) * 99, (4.0, 9.5, 7.0) * 99)
+                return [[x._replace(time_us=us) for x, us in zip(own, each, strict=False)] for each in patterns]
+
+            def meet(self):
+                pass
+
+        seen = []
+        machine = TwoRanks(0, 2, 2, CPU, None)
+        timing = together(machine, lambda: seen.append("begin"), lambda _: seen.append("end"))
+        assert 2.0 <= timing.time_us <= 4.0  # of 4, 9 and 2, again and again
+        assert seen[:4] == ["begin", "end"] * 2
+        assert len(seen) // 2 >= 3 + 7  # warm-ups and repetitions
+        every = side_by_side(machine, lambda: None)
+        assert 4.0 < every.time_us < 9.0  # of all six
+
+    def test_a_launch_is_part_of_the_time(self, alone):
+        timing = together(alone, lambda: sum(range(2000)), lambda _: sum(range(20000)))
+        assert 0 < timing.launch_us < timing.time_us
+
+
+class TestMeasuring:
+    def wishes(self):
+        return Wishes(calls=tuple(calls_in_grid(SMALL, torch.float32, CPU)))
+
+    def test_what_is_known_is_left_out_and_all_is_saved_at_once(self, alone):
+        mm = KernelTime("aten.mm.default", "float32[8,16] float32[16,32]", 8192, 3584, 1.0, 0.0)
+        saved, told = [], []
+        tables, failed = measure(alone, self.wishes(), Tables(kernels=(mm,)), saved.append, told.append)
+        assert mm in tables.kernels
+        assert [len(one.kernels) for one in saved] == [2, 3, 4]
+        assert saved[-1] == tables
+        assert told[0].startswith("measuring 2 of 4: aten._scaled_dot_product_flash_attention_for_cpu.default")
+        assert failed == []
+        assert measure(alone, self.wishes(), tables, saved.append, told.append) == (tables, [])
+        assert len(saved) == 3
+
+    def test_what_cannot_be_measured_is_said(self, alone):
+        calls = [call._replace(target=lambda *_: 1 / 0) for call in self.wishes().calls[:1]]
+        with pytest.raises(ZeroDivisionError):  # a fault of ours is not hidden
+            measure(alone, Wishes(calls=tuple(calls)), Tables(), print, print)
+
+        def unsupported(*_):
+            raise NotImplementedError("no kernel\nfor this")
+
+        calls = (calls[0]._replace(target=unsupported), *self.wishes().calls[1:2])
+        tables, failed = measure(alone, Wishes(calls=calls), Tables(), lambda _: None, lambda _: None)
+        assert failed == ["aten.mm.default float32[8,16] float32[16,32]: no kernel for this"]
+        assert len(tables.kernels) == 1
+
+    def test_the_collectives_of_a_problem(self):
+        eight, two = Division(8), Division(2)
+        assert collectives_of(EXAMPLE, [two, eight]) == [
+            Wanted("all_gather", eight, 8 * 2**20),
+            Wanted("reduce_scatter", eight, 8 * 2**20),
+        ]
+        assert collectives_of(EXAMPLE, [two]) == []
+
+    def test_everything_wished_for(self):
+        more = [Wanted("all_gather", Division(2), 8), Wanted("all_gather", Division(2), 5)]
+        wishes = wishes_of([Division(2), Division(4)], [8], [], more)
+        assert len(wishes.collectives) == 2 * len(KINDS) + 1
+        assert wishes.slowdowns == tuple((kind, Division(2)) for kind in KINDS)
+        assert wishes_of([], [8], []) == Wishes()
+
+
+def test_without_torchrun(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(["calibrate", "--out", str(tmp_path / "c.toml")]) == 2
+    assert capsys.readouterr().err == (
+        "overlap-sched: error: calibrate measures what several processes do at once, and torchrun has not started this "
+        "one. Run: torchrun --nproc-per-node N -m overlap_sched calibrate --out cluster.toml (N: the GPUs of this "
+        "machine; without GPUs, 2 or more processes)\n"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpus_that_are_not_there(tmp_path, capsys, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["calibrate", "--out", str(tmp_path / "c.toml"), "--device", "cuda"]) == 2
+    assert capsys.readouterr().err == (
+        "overlap-sched: error: --device cuda needs 2 GPUs on this machine, one per local rank; torch sees 0. Start "
+        "fewer ranks (--nproc-per-node), or use --device cpu.\n"
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the clock of a GPU needs one")
+def test_the_clock_of_a_gpu():
+    machine = alone_on(torch.device("cuda", 0))
+    for call in calls_in_grid(SMALL, torch.bfloat16, machine.device):
+        timing = side_by_side(machine, run_of(call, machine.device))
+        assert timing.time_us > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--group", "0"], "'0' is not SIZE or SIZE/STRIDE: write 8, or 4/8"),
+        (["--group", "2/"], "'2/' is not SIZE or SIZE/STRIDE"),
+        (["--bytes", "4KiB"], "'4KiB' is not FROM..TO: write 4KiB..64MiB"),
+        (["--bytes", "4MiB..4KiB"], "is not FROM..TO"),
+        (["--bytes", "5%..4KiB"], "is not FROM..TO"),
+        (["--merge", "a", "--graph", "b"], "--merge measures nothing: leave --graph, --group and --bytes out."),
+    ],
+)
+def test_wrong_usage(given, said, tmp_path, capsys):
+    try:
+        code = main(["calibrate", "--out", str(tmp_path / "c.toml"), *given])
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_files_are_put_together_without_torch(tmp_path, capsys):
+    gathers = (CollectiveTime("all_gather", 2, 1, 1024, 5.0, 0.1, 1.0),)
+    parts = (Tables(gathers), Tables(slowdowns=(SlowdownFactor("all_gather", 1.5, 0.1),)))
+    for name, tables in zip("ab", parts, strict=True):
+        write_cluster(calibrated("cpu", 2, tables, "test"), tmp_path / f"{name}.toml")
+    command = ["calibrate", "--out", str(tmp_path / "c.toml")]
+    command += ["--merge", str(tmp_path / "a.toml"), "--merge", str(tmp_path / "b.toml")]
+    code = "import sys; sys.modules['torch'] = None; from overlap_sched.cli.command import main; "
+    code += f"sys.exit(main({command}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert read_cluster(tmp_path / "c.toml").tables == Tables(gathers, (), parts[1].slowdowns)
+    assert done.stdout.startswith(f"{tmp_path}/c.toml: 1 collectives, 0 kernels, 1 slowdowns measured\n")
+
+    write_cluster(calibrated("GPU", 8, Tables(), "test"), tmp_path / "b.toml")
+    assert main(command) == 2
+    assert "measurements of two machines cannot be put together: device is cpu in one" in capsys.readouterr().err
+
+
+def test_a_dump_has_shapes_and_a_problem_file_has_sizes_alone(alone, tmp_path):
+    dump, problem = tmp_path / "layer.py", tmp_path / "problem.json"
+    dump.write_text(DUMP)
+    write_problem(EXAMPLE, problem)
+    eight = replace(alone, rank=0, size=8, ranks_per_node=8)
+
+    def wishes(*graphs, **more):
+        request = Request("c.toml", (), tuple(map(str, graphs)), (), (4096, 4096), "bfloat16", "cpu", **more)
+        return calibrate.wishes_of(request, eight, lambda text: None)
+
+    copies = len(CPU_GRID.copies)
+    ops = [(call.op, call.shapes) for call in wishes(dump).calls]
+    assert ops[:2] == [
+        ("aten.mm.default", "float32[8192,4096] float32[4096,4096](1,4096)"),
+        ("aten.mm.default", "float32[4096,8192](1,4096) float32[8192,4096]"),
+    ]
+    assert len(ops) == 2 + copies
+    assert {one.bytes for one in wishes(dump).collectives} == {4096}  # its groups have 64 ranks
+    of_problem = wishes(problem)
+    assert {one.bytes for one in of_problem.collectives} == {4096, 8 * 2**20}
+    assert len(of_problem.calls) == copies
+    assert len(wishes().calls) > 2 * copies  # the grid
+
+
+@pytest.mark.slow
+def test_two_ranks_measure_and_go_on_where_they_stopped(tmp_path):
+    out, problem = tmp_path / "cluster.toml", tmp_path / "problem.json"
+    write_problem(EXAMPLE, problem)
+    command = ("calibrate", "--out", out, "--device", "cpu", "--bytes", "4KiB..64KiB", "--graph", problem)
+    where = {"LOCAL_WORLD_SIZE": "2"}
+    said = run_ranks("tests.support.calibration_ranks", *command, ranks=2, limit_s=200, **where)
+    cluster = read_cluster(out)
+    assert (cluster.device.name, cluster.ranks_per_node, cluster.library) == ("cpu", 2, "formula")
+    assert {(one.kind, one.bytes) for one in cluster.tables.collectives} == {
+        (kind, nbytes) for kind in KINDS for nbytes in (4096, 16384, 65536)
+    }
+    assert all(0 < one.launch_us < one.time_us for one in cluster.tables.collectives)
+    assert {one.op for one in cluster.tables.kernels} == {COPY}  # a problem file has no shapes
+    assert [one.kind for one in cluster.tables.slowdowns] == sorted(KINDS)
+    assert all(1 <= one.factor <= LARGEST for one in cluster.tables.slowdowns)
+    assert said.count("measured\n") == 1  # rank 0 alone speaks
+
+    before = out.read_text()
+    run_ranks("tests.support.calibration_ranks", *command, ranks=2, limit_s=200, **where)
+    assert out.read_text() == before  # nothing was measured again
+    lines = before.split("\n[[")
+    out.write_text("\n[[".join(line for line in lines if not line.startswith('collective]]\nkind = "all_to_all"')))
+    assert len(read_cluster(out).tables.collectives) == 9
+    run_ranks("tests.support.calibration_ranks", *command, ranks=2, limit_s=200, **where)
+    again = read_cluster(out).tables
+    assert len(again.collectives) == 12
+    kept = [one for one in cluster.tables.collectives if one.kind != "all_to_all"]
+    assert [one for one in again.collectives if one.kind != "all_to_all"] == kept
+
+
+def test_the_command_says_what_it_takes():
+    shown = subprocess.run(
+        [sys.executable, "-m", "overlap_sched", "calibrate", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "COLUMNS": "120"},
+        check=True,
+    ).stdout
+    for option in ("--out", "--graph", "--group", "--bytes", "--dtype", "--device", "--merge"):
+        assert option in shown

@@ -1,0 +1,174 @@
+"""Predictions beside measurements: a graph priced anew, clocks, rows, and what misses its aim."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from llama_repro.capture.configs import CONFIGS
+from llama_repro.fidelity.clock import GraphClock, Taken, medians, step_figures
+from llama_repro.fidelity.compare import main
+from llama_repro.fidelity.gpu import layer_lines, layer_rows, misses
+from llama_repro.fidelity.prediction import Predicted, predicted, repriced, total
+from llama_repro.fidelity.shapes import Shapes, wishes_for
+from llama_repro.fidelity.table import failures, fidelity_table, rows_of
+from overlap_sched import EXAMPLE
+from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
+from overlap_sched.cost.tabled import COPY, TableModel
+from overlap_sched.distributed.calibration.collectives import Division
+from tests.support.fx_graphs import gather, trace, wait
+from tests.support.ranks import run_ranks
+
+MIB = 2**20
+TABLES = Tables(
+    (
+        CollectiveTime("all_gather", 8, 1, 8 * MIB, 100.0, 0.0, 7.0),
+        CollectiveTime("reduce_scatter", 8, 1, 8 * MIB, 60.0, 0.0, 5.0),
+    ),
+    (KernelTime("aten.mm", "", 0, 0, 9.0, 0.0),),
+)
+HOST = TableModel(TABLES, on_host=True)
+
+
+class TestPrediction:
+    def test_collectives_launches_and_kernels_are_priced_anew(self):
+        order = (0, 1, 4, 2, 3, 5, 6, 7, 8, 9)
+        problem, mapped = repriced(EXAMPLE, order, HOST)
+        assert [problem.nodes[v].name for v in mapped] == [
+            *("w", "x", "mm", "gather.launch", "gather", "full", "dgrad", "wgrad", "scatter.launch", "scatter", "grad"),
+            "output",
+        ]
+        times = {node.name: node.time_us for node in problem.nodes}
+        assert times["gather"] == 100.0
+        assert times["gather.launch"] == 7.0
+        assert times["scatter.launch"] == 5.0
+        assert times["mm"] == 0.0  # the example has no operations and bytes
+        found = predicted(problem, mapped)
+        assert found == Predicted(7 + 100 + 5 + 60, 100 + 60, 0.0, 12.0, 160.0)
+        assert total([found, found]) == Predicted(344.0, 320.0, 0.0, 24.0, 320.0)
+
+    def test_launch_nodes_that_are_there_are_priced_and_not_doubled(self):
+        problem, order = repriced(EXAMPLE, EXAMPLE.original_order, HOST)
+        dearer = TableModel(Tables(tuple(one._replace(launch_us=50.0) for one in TABLES.collectives)), on_host=True)
+        again, same = repriced(problem, order, dearer)
+        assert same == order
+        assert [node.time_us for node in again.nodes if node.op == "launch"] == [50.0, 50.0]
+
+    def test_contention_is_what_was_measured(self):
+        slow = TableModel(Tables(TABLES.collectives, (), (SlowdownFactor("all_gather", 1.5, 0.0),)))
+        problem, order = repriced(EXAMPLE, EXAMPLE.original_order, slow)
+        assert problem.contention.slowdown == {"all_gather": 1.5}
+        assert order == EXAMPLE.original_order  # a GPU's launches take nothing
+
+
+class TestShapes:
+    def test_every_graph_is_seen_once_and_nothing_is_priced(self):
+        gm = trace(lambda x, w: x @ wait(gather(w)), (8, 8), (4, 8))
+        shapes = Shapes()
+        assert [shapes(node) for node in gm.graph.nodes] == [None] * len(gm.graph.nodes)
+        assert list(shapes.calls) == [("aten.mm.default", "float32[8,8] float32[8,8]")]
+
+    def test_what_is_calibrated_for_them(self):
+        wishes = wishes_for([], [EXAMPLE], 8)
+        assert [(one.kind, one.bytes) for one in wishes.collectives] == [
+            ("all_gather", 8 * MIB),
+            ("reduce_scatter", 8 * MIB),
+        ]
+        assert wishes.slowdowns == (("all_gather", Division(8)), ("reduce_scatter", Division(8)))
+        assert {call.op for call in wishes.calls} == {COPY}
+        assert wishes_for([], [EXAMPLE], 3).collectives == ()
+
+
+def test_a_clock_of_graphs():
+    clock = GraphClock()
+    run = clock.inside(lambda n: sum(range(n)))
+    assert run(10) == 45
+    taken = clock.taken()
+    assert taken.graphs_us > 0
+    assert taken.processor_us >= 0
+    assert clock.taken() == (0.0, (), 0.0)
+    failing = clock.inside(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert clock.graphs_us > 0
+
+
+def test_skew_is_what_other_ranks_did_not_wait():
+    ranks = [Taken(1000.0, (50.0, 10.0, 5.0), 700.0), Taken(990.0, (20.0, 30.0, 5.0), 800.0)]
+    first, second = (step_figures(ranks, rank) for rank in range(2))
+    assert first == {"step_us": 1000.0, "exposed_us": 65.0, "skew_us": 30.0, "processor_us": 700.0}
+    assert second == {"step_us": 990.0, "exposed_us": 55.0, "skew_us": 20.0, "processor_us": 800.0}
+    assert step_figures(ranks[:1], 0)["skew_us"] == 0.0
+    assert medians([first, second, second])["skew_us"] == 20.0
+
+
+def figures(step_us, exposed_us, measured_step_us=1100.0, measured_exposed_us=200.0, skew_us=100.0):
+    measured = {"step_us": measured_step_us, "exposed_us": measured_exposed_us, "skew_us": skew_us}
+    predicted = {"step_us": step_us, "exposed_us": exposed_us, "launch_us": 10.0}
+    return {"predicted": predicted, "measured": {**measured, "processor_us": 800.0}}
+
+
+def test_rows_and_what_misses_its_aim():
+    rounds = [{"original": figures(*one)} for one in ((900.0, 110.0), (840.0, 70.0), (500.0, 79.0))]
+    (row,) = rows_of("fsdp", {"rounds": rounds})
+    assert row.errors == pytest.approx((-0.1, -0.16, -0.5))  # of 1,000 us without skew
+    assert row.step_error == pytest.approx(-0.16)
+    assert row.exposed_error == pytest.approx(-0.21)
+    assert (row.step_us, row.exposed_us, row.skew_us) == (1100.0, 200.0, 100.0)
+    assert (row.predicted_step_us, row.predicted_exposed_us, row.launch_us) == (840.0, 79.0, 10.0)
+    assert (row.processor_us, row.busy_us) == (800.0, 770.0)
+    assert failures([row]) == [
+        "fsdp, original: step is predicted -16 % off; aim 15%",
+        "fsdp, original: exposed is predicted -21 % off; aim 20%",
+    ]
+    assert failures([row._replace(errors=(0.15,), exposed_errors=(-0.2,))]) == []
+    cells = [list(column.cells) for column in fidelity_table([row]).columns]
+    assert [cell for (cell,) in cells] == [
+        *("fsdp", "original", "1.1", "0.1", "1.0", "0.8", "-16 %", "0.1", "0.1", "-21 %", "0.8", "0.8"),
+    ]
+    still = rows_of("x", {"rounds": [{"ours": figures(1.0, 0.0, 1.0, 0.0, 0.0)}]})[0]
+    assert still.exposed_error == -1.0  # nothing exposed at all is no division by zero
+
+
+def test_a_case_that_is_none(capsys):
+    assert main(["no-such"]) == 2
+    assert capsys.readouterr().err == "fidelity: no case is named 'no-such'; there are fsdp, tp, 2d, titan.\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*beyond the sizes:overlap_sched.errors.OverlapSchedWarning")
+def test_a_layer_without_a_gpu_runs_and_is_not_measured():
+    rows, failed = layer_rows(CONFIGS["tiny"], torch.device("cpu"), lambda text: None)
+    assert [(row.graph, row.order) for row in rows] == [
+        (graph, order) for graph in ("forward", "backward") for order in ("original", "ours")
+    ]
+    for row in rows:
+        assert row.predicted_us > 0 < row.predicted_bytes
+        assert row.step_us is row.allocated_bytes is None
+    assert rows[1].predicted_us <= rows[0].predicted_us
+    assert [one.split()[0] for one in failed] == [
+        f"aten._scaled_dot_product_flash_attention{which}.default" for which in ("", "_backward")
+    ]
+    assert misses(rows, 0.15) == []
+    assert layer_lines(rows)[0].startswith("forward, original: step not measured, predicted ")
+    off = rows[0]._replace(predicted_us=80.0, step_us=100.0, predicted_bytes=99, allocated_bytes=100)
+    assert misses([off], 0.15) == ["forward, original: step is predicted -20.0 % off; aim 15%"]
+    assert misses([off._replace(predicted_us=86.0, predicted_bytes=97)], 0.15) == [
+        "forward, original: allocator's peak is predicted -3.0 % off; aim 2%"
+    ]
+
+
+@pytest.mark.slow
+def test_a_round_on_two_ranks(tmp_path):
+    run_ranks("tests.support.fidelity_ranks", tmp_path / "out.json", "--model", "tiny", ranks=2, limit_s=400)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["same_losses"]
+    assert set(found["slowdown"]) == {"all_gather", "reduce_scatter"}
+    original, ours = rows_of("tiny", found)
+    for row in (original, ours):
+        assert 0 < row.launch_us < row.busy_us < row.predicted_step_us
+        assert 0 <= row.skew_us < row.exposed_us < row.step_us
+        assert row.processor_us > 0
+    assert original.predicted_step_us != ours.predicted_step_us  # another order

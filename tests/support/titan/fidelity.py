@@ -1,0 +1,126 @@
+"""``scripts/fidelity.py titan``: torchtitan's debug Llama on CPU ranks, predicted and measured in rounds.
+
+    torchrun --nproc-per-node 2 -m tests.support.titan.fidelity OUT.json [ARGUMENTS OF TORCHTITAN]
+
+Each round trains with torchtitan's own order and with ours, and calibrates; the graph that runs is a whole step. Rank 0
+writes ``OUT.json``, as :mod:`llama_repro.fidelity.rank` does.
+"""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from llama_repro.fidelity.clock import GraphClock, clocked, everyone, medians, step_figures
+from llama_repro.fidelity.prediction import predicted, repriced
+from llama_repro.fidelity.shapes import wishes_for
+from llama_repro.training.calibrate import model_of
+from llama_repro.training.world import World
+from overlap_sched.cost.tabled import TableModel
+from overlap_sched.distributed.calibration.kernels import KernelCall, calls_in
+from overlap_sched.fx import lift
+from overlap_sched.problem import Order, Problem
+from tests.support.titan.cpu import on_cpu
+from tests.support.titan.jobs import LLAMA, OURS
+
+ROUNDS = 3
+_SIZE = ("--training.steps", "12", "--training.local_batch_size", "8", "--training.seq_len", "256")
+
+
+def main() -> None:
+    """Run it."""
+    out, given = Path(sys.argv[1]), sys.argv[2:]
+    warnings.simplefilter("ignore")
+    on_cpu()
+    torch.set_num_threads(1)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    arguments = [*LLAMA, *_SIZE, *given, "--dump_folder", str(out.parent / "dump")]
+    jobs = {"original": arguments, "ours": [*arguments, *OURS]}
+    calls: dict[tuple[str, str], KernelCall] = {}
+    orders: dict[str, tuple[Problem, Order]] = {}
+    rounds = []
+    with clocked() as clock:
+        for number in range(ROUNDS):
+            measured = {}
+            for name, job in jobs.items():
+                _join(out, f"{number}-{name}", rank, size)
+                measured[name], problem, order = _trained(job, clock, calls)
+                if problem is not None and order is not None:
+                    orders = {"original": (problem, problem.original_order), "ours": (problem, order)}
+                _leave()
+            _join(out, f"{number}-calibrate", rank, size)
+            model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"))
+            _leave()
+            rounds.append({name: _row(*orders[name], model, measured[name]) for name in jobs})
+    if rank == 0:
+        out.write_text(
+            json.dumps({"rounds": rounds, "slowdown": {one.kind: one.factor for one in model.tables.slowdowns}})
+        )
+
+
+def _join(out: Path, what: str, rank: int, size: int) -> None:
+    dist.init_process_group("gloo", f"file://{out}.{what}.store", rank=rank, world_size=size)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _calibrated(calls: dict[tuple[str, str], KernelCall], problem: Problem, world: World) -> TableModel:
+    return model_of(world, wishes_for(calls.values(), [problem], world.size))
+
+
+def _row(problem: Problem, order: Order, model: TableModel, measured: dict[str, float]) -> dict[str, Any]:
+    return {"predicted": predicted(*repriced(problem, order, model))._asdict(), "measured": measured}
+
+
+def _trained(
+    arguments: list[str], clock: GraphClock, calls: dict[tuple[str, str], KernelCall]
+) -> tuple[dict[str, float], Problem | None, Order | None]:
+    """Medians over the steps after the first two; the problem and the order where our pass has run."""
+    import torchtitan.experiments.graph_trainer.trainer as graph_trainer
+    import torchtitan.train
+
+    import overlap_sched
+
+    overlap_sched.clear_reports()
+    torch._dynamo.reset()
+    steps: list[dict[str, float]] = []
+    graphs: list[fx.GraphModule] = []
+    run_traced = graph_trainer.run_traced
+
+    def timed(traced: Any, **how: Any) -> Any:
+        graphs[:] = [traced.gm]
+        run = clock.inside(run_traced(traced, **how))
+
+        def step(*inputs: Any) -> Any:
+            clock.taken()
+            result = run(*inputs)
+            steps.append(step_figures(everyone(clock.taken()), dist.get_rank()))
+            return result
+
+        return step
+
+    with (
+        mock.patch.object(sys, "argv", ["train", *arguments]),
+        mock.patch.object(graph_trainer, "run_traced", timed),
+        mock.patch("torchtitan.trainer.time.sleep"),
+    ):
+        torchtitan.train.main()
+    for call in calls_in(lift(graphs[0])):
+        calls.setdefault((call.op, call.shapes), call)
+    plans = [one.report.schedule for one in overlap_sched.reports() if one.report.schedule is not None]
+    found = (plans[0].problem, plans[0].order) if plans else (None, None)
+    return medians(steps[2:]), *found
+
+
+if __name__ == "__main__":
+    main()

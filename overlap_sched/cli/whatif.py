@@ -99,7 +99,8 @@ def _axis(text: str) -> tuple[str, tuple[float, ...]]:
     what, _, values = (part.strip() for part in text.partition("="))
     if what not in AXES or not values:
         raise OptionsError(
-            f"--vary {shortened(text)}: is not WHAT=VALUES, WHAT one of {', '.join(AXES)}: network=0.25..4, ranks=64,256."
+            f"--vary {shortened(text)}: is not WHAT=VALUES, WHAT one of {', '.join(AXES)}: network=0.25..4, "
+            "ranks=64,256."
         )
     first, dots, last = values.partition("..")
     try:

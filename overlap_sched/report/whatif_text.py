@@ -8,7 +8,7 @@ from rich.table import Table
 from overlap_sched.analysis.whatif import Point
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import duration, printable, size
+from overlap_sched.report.units import duration, from_to, printable, size
 
 
 def whatif_table(points: Sequence[Point], cluster: str) -> Table:
@@ -22,18 +22,15 @@ def whatif_table(points: Sequence[Point], cluster: str) -> Table:
             "Simulated, collectives priced anew for each line: the original order -> ours. Gap: above the lower bound.",
             problem.contention,
         ),
-        numbers=(*names, "step", "", "exposed", "", "peak", "", "gap"),
+        numbers=(*names, "step", "exposed", "peak", "gap"),
     )
     for point in points:
         before, after = point.found.original, point.found.scheduled
         table.add_row(
             *(_value(name, value) for name, value in point.varied.items()),
-            duration(before.step_us),
-            duration(after.step_us),
-            duration(before.exposed_us),
-            duration(after.exposed_us),
-            size(before.peak_bytes),
-            size(after.peak_bytes),
+            from_to(duration(before.step_us), duration(after.step_us)),
+            from_to(duration(before.exposed_us), duration(after.exposed_us)),
+            from_to(size(before.peak_bytes), size(after.peak_bytes)),
             f"{_gap_percent(point):.2f} %",
         )
     return table

@@ -111,8 +111,8 @@ def _resized(name: str, old: Group, cluster: Cluster, ranks: int) -> Group:
     per_node = cluster.ranks_per_node if old.intra_node else -(-old.size // max(old.nodes, 1))
     if ranks % per_node or ranks <= per_node:
         raise OptionsError(
-            f"--vary ranks={ranks}: process group {name!r} has {per_node} rank{'' if per_node == 1 else 's'} on each node "
-            f"now; give a multiple of {per_node}, two nodes at least."
+            f"--vary ranks={ranks}: process group {name!r} has {per_node} rank{'' if per_node == 1 else 's'} on each "
+            f"node now; give a multiple of {per_node}, two nodes at least."
         )
     return Group(ranks, False, ranks // per_node)
 

@@ -42,8 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="WHAT=VALUES",
-        help="network, inside or compute: factors on a speed (0.25..4: in powers of two; or 1,2,10); ranks: of the process "
-        "group that shards parameters (64,256,1024); can be repeated, all combinations are tried (default: "
+        help="network, inside or compute: factors on a speed (0.25..4: in powers of two; or 1,2,10); ranks: of the "
+        "process group that shards parameters (64,256,1024); can be repeated, all combinations are tried (default: "
         "network=0.25..4)",
     )
     parser.add_argument("--plot", metavar="OUT.png", help="draw the step over what is varied first (.png, .svg, .pdf)")
@@ -118,7 +118,7 @@ def _axis(text: str) -> tuple[str, tuple[float, ...]]:
 
 def _powers(first: float, last: float) -> tuple[float, ...]:
     """From the first on, each twice the one before, up to the last."""
-    found = []
+    found: list[float] = []
     while 0 < first <= last * (1 + 1e-9) and len(found) <= MAX_POINTS:
         found.append(first)
         first *= 2

@@ -72,7 +72,8 @@ def test_groups_of_unknown_nodes_are_placed() -> None:
     ("given", "said"),
     [
         (("--vary", "speed=1"),
-         "--vary speed=1: is not WHAT=VALUES, WHAT one of network, inside, compute, ranks: network=0.25..4, ranks=64,256."),
+         "--vary speed=1: is not WHAT=VALUES, WHAT one of network, inside, compute, ranks: network=0.25..4, "
+         "ranks=64,256."),
         (("--vary", "network=4..1"),
          "--vary network=4..1: values are numbers above 0, each once: FIRST..LAST in powers of two, or A,B,C."),
         (("--vary", "ranks=1.5"), "--vary ranks=1.5: ranks are whole numbers, 2 to 1048576."),

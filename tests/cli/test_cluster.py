@@ -52,10 +52,11 @@ def test_a_group_by_its_dimension(dump: str, capsys: pytest.CaptureFixture[str])
     ("options", "said"),
     [
         (("--group", "0=64", "--cluster", "dgx-h1"), "dgx-h1: is neither a file that can be read"),
-        (("--group", "0=2048", "--cluster", "gloo"),
-         "process group '0' has 2048 ranks, but the cluster is one node of 1024."),
+        (("--group", "0=64", "--mesh", "dp=8", "--cluster", "dgx-h100"),
+         "process group '0' has 64 ranks, but no dimension of the mesh dp=8, nor neighbours together, has as many."),
         (("--cluster", "gloo", "--device", "A100"), "--device A100: cluster gloo has its own device."),
-        (("--no-contention",), "--no-contention switches off what a cluster says: give --cluster, too, or leave it out."),
+        (("--no-contention",),
+         "--no-contention switches off what a cluster says: give --cluster, too, or leave it out."),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(dump: str, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,8 +67,8 @@ def test_what_does_not_fit(dump: str, options: tuple[str, ...], said: str, capsy
 def test_a_problem_file_has_its_own_times(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", problem, "--cluster", "gloo"]) == 2
     assert capsys.readouterr().err == (
-        f"overlap-sched: error: {problem} is a problem file: it has its own times. Leave --cluster and --mesh out, or ask "
-        "`overlap-sched whatif`, which prices its collectives anew.\n"
+        f"overlap-sched: error: {problem} is a problem file: it has its own times. Leave --cluster and --mesh out, or "
+        "ask `overlap-sched whatif`, which prices its collectives anew.\n"
     )
     assert main(["whatif", problem, "--cluster", "gloo", "--vary", "network=1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cluster"] == "gloo"

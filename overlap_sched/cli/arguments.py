@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from overlap_sched.cli import calibrate, explain, frontier, memory, plan, robust, schemas
+from overlap_sched.cli import calibrate, explain, frontier, memory, plan, robust, schemas, whatif
 from overlap_sched.cli.input_arguments import add_input_options
 from overlap_sched.cli.version import version_text
 from overlap_sched.options import Base, Options
@@ -48,6 +48,9 @@ def command_parser() -> argparse.ArgumentParser:
     )
     frontier.add_options(_scheduler(commands, "frontier", "find the shortest step for each peak memory"))
     robust.add_options(_scheduler(commands, "robust", "replay each order with predicted times that are wrong"))
+    whatif.add_options(
+        _scheduler(commands, "whatif", "say what another network, device or number of ranks would bring")
+    )
     explain.add_options(
         _scheduler(commands, "explain", "say why the step is exposed, and why each collective is where it is")
     )

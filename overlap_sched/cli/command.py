@@ -15,7 +15,7 @@ from types import ModuleType
 
 from rich.console import Console, RenderableType
 
-from overlap_sched.cli import calibrate, explain, frontier, memory, plan, robust
+from overlap_sched.cli import calibrate, explain, frontier, memory, plan, robust, whatif
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
@@ -128,6 +128,11 @@ def _robust(options: argparse.Namespace) -> int:
     return _answered(options, robust)
 
 
+def _whatif(options: argparse.Namespace) -> int:
+    """``whatif``: see :mod:`overlap_sched.cli.whatif`."""
+    return _answered(options, whatif)
+
+
 def _answered(options: argparse.Namespace, command: ModuleType) -> int:
     """A command whose module checks the request before the input is read, and answers it."""
     request = command.request_of(options)
@@ -193,4 +198,11 @@ def _one_line_warnings() -> Iterator[None]:
         yield
 
 
-_COMMANDS = {"plan": _plan, "frontier": _frontier, "robust": _robust, "explain": _explain, "memory": _memory}
+_COMMANDS = {
+    "plan": _plan,
+    "frontier": _frontier,
+    "robust": _robust,
+    "whatif": _whatif,
+    "explain": _explain,
+    "memory": _memory,
+}

@@ -63,6 +63,11 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
 
 
 def _load_problem(source: Source) -> Loaded:
+    if (source.cluster is not None or source.mesh) and not source.prices_anew:
+        raise OptionsError(
+            f"{source.path} is a problem file: it has its own times. Leave --cluster and --mesh out, or ask "
+            "`overlap-sched whatif`, which prices its collectives anew."
+        )
     if source.groups or source.device or source.fusion or source.sizes or source.packages:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own groups, sizes and times. "

@@ -33,6 +33,7 @@ class Source:
         cluster: Of a dump, the cluster that it is to run on: a file, or the name of one that is shipped.
         mesh: Of a dump, the dimensions of its device mesh, outermost first; empty: as the cluster says.
         cluster_contention: Whether the cluster's own contention counts.
+        prices_anew: Of a problem file, too: the command prices its collectives for the cluster.
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
     """
@@ -48,6 +49,7 @@ class Source:
     cluster: str | None = None
     mesh: Sequence[MeshDimension] = ()
     cluster_contention: bool = True
+    prices_anew: bool = False
     contention: Contention = NO_CONTENTION
     limits: Limits = DEFAULT_LIMITS
 
@@ -85,6 +87,7 @@ def source_of(options: argparse.Namespace) -> Source:
         cluster=options.cluster,
         mesh=tuple(options.mesh or ()),
         cluster_contention=not options.no_contention,
+        prices_anew=options.command == "whatif",
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
     )
@@ -116,7 +119,7 @@ def check_input(options: argparse.Namespace) -> None:
             f"--device {source.device}: cluster {source.cluster} has its own device. Leave one of the two out, or "
             "write a cluster file with another device."
         )
-    if options.no_contention and source.cluster is None:
+    if options.no_contention and source.cluster is None and not source.prices_anew:
         raise OptionsError("--no-contention switches off what a cluster says: give --cluster, too, or leave it out.")
     if options.redact and options.save_problem is None:
         raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")

@@ -41,8 +41,9 @@ class Inside:
 
     Attributes:
         fabric: See :data:`Fabric`.
-        bytes_per_s: Of each rank, in each direction: what a large collective gets of it (bus bandwidth).
-        latency_us: To start a collective; NCCL's model has its own and adds this only where it is more.
+        bytes_per_s: Of each rank, in each direction, as the data sheet has it: NCCL's model knows what part is reached.
+            With library ``"formula"``: what a large collective gets of it.
+        latency_us: To start a collective; only with library ``"formula"``, NCCL's model has its own.
         source: Where the numbers come from, for people.
     """
 
@@ -61,8 +62,9 @@ class Across:
         cards_per_node: How many of them a node has for its ranks.
         latency_us: What the network adds to each step between nodes.
         rails: Leaf switches over which a node's cards are spread; with as many as cards, card k of every node is on
-            switch k, and what stays on one rail passes no spine switch.
-        oversubscription: How many times the bandwidth of the spine is asked for when all cards send (1: none).
+            switch k, and what stays on one rail passes no spine switch. No price depends on it yet.
+        oversubscription: How many times the bandwidth of the spine is asked for when all cards send (1: none). No price
+            depends on it yet.
         source: Where the numbers come from, for people.
     """
 

@@ -80,7 +80,7 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
         group = None if node.group is None else number[node.group]
         skeleton.append([node.kind.value, node.op, node.deps, group, node.collective])
         sizes.append([node.alloc, node.use, node.flops, node.bytes])
-    groups = [problem.groups[name] for name in number]
+    groups = [problem.groups[name][:2] for name in number]  # how many nodes: only for prices, which are in costs
     return Digest(
         operators=_sha256([skeleton, groups, problem.memory_model]),
         sizes=_sha256([sizes, problem.storages]),
@@ -88,7 +88,7 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
         costs=_sha256([_floats(node.time_us for node in problem.nodes), *_contention(problem.contention, number)]),
         order=_sha256(list(order)),
         key=_sha256(skeleton),
-        launches=launches_of([(node.op, str(node.group), *problem.groups[str(node.group)]) for node in used]),
+        launches=launches_of([(node.op, str(node.group), *problem.groups[str(node.group)][:2]) for node in used]),
         name=problem.name,
         nodes=len(problem.nodes),
     )

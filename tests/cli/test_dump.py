@@ -103,8 +103,8 @@ def test_guesses_are_told(dump: str, capsys: pytest.CaptureFixture[str]) -> None
     sizes, *groups = capsys.readouterr().err.splitlines()
     assert sizes == "overlap-sched: note: 2 x a size, taken as 8192"
     assert groups == [
-        "overlap-sched: note: process group '0' (64 ranks): its ranks are not known, assumed on 8 nodes, 8 ranks on each "
-        "(taken as neighbours, 8 to a node); say otherwise with --group 0=RANK,RANK,... or --mesh NAME=SIZE,..."
+        "overlap-sched: note: process group '0' (64 ranks): its ranks are not known, assumed on 8 nodes, 8 ranks on "
+        "each (taken as neighbours, 8 to a node); say otherwise with --group 0=RANK,RANK,... or --mesh NAME=SIZE,..."
     ]
 
 

@@ -24,6 +24,8 @@ OUTPUTS = [
     ("frontier", "--target-step", "1s"),
     ("robust", "--draws", "20"),
     ("robust", "--draws", "20", "--link", "rail=fsdp", "--slowdown", "1.5", "--order", "{order}"),
+    ("whatif",),
+    ("whatif", "--vary", "ranks=8,16", "--vary", "compute=1,2", "--cluster", "dgx-a100"),
     ("explain",),
     ("explain", "--top", "0"),
     ("explain", "--all", "--headroom", "1GiB"),

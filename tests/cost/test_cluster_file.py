@@ -101,7 +101,8 @@ def test_there_and_back(tmp_path: Path) -> None:
          "the file has an unknown key \"rank_per_node\". Did you mean 'ranks_per_node'?"),
         ("rails = 2", "rails = 3",
          "across.rails is 3, but a node has 4 cards: each rail has as many of them. Correct one of the two."),
-        ('"nvswitch"', '"ethernet"', 'inside.fabric is "ethernet"; it is one of "nvswitch", "nvlink", "pcie", "memory".'),
+        ('"nvswitch"', '"ethernet"',
+         'inside.fabric is "ethernet"; it is one of "nvswitch", "nvlink", "pcie", "memory".'),
         ('"hopper"', '""',
          'library is "nccl", whose times depend on the generation of the GPU: give generation = "ampere", "hopper" or '
          '"blackwell", or library = "formula".'),

@@ -1,5 +1,7 @@
 """NCCL's tuning against what NCCL logs, and against times that others have published. Sources stand beside the data."""
 
+from dataclasses import replace
+
 import pytest
 
 from overlap_sched.cost import Collective
@@ -136,3 +138,26 @@ def test_where_a_price_comes_from() -> None:
     assert model.collective_us(Collective("all_reduce", 8, Group(1, True))) == 0.0
     gloo = ClusterModel(read_cluster("gloo"))
     assert gloo.collective_price(Collective("all_reduce", 2**21, Group(2, True)))[:2] == (200 + 2**21 / 2e3, "roofline")
+
+
+def test_rings_fill_with_size_as_measured() -> None:
+    """1 MiB per rank: 0.68 of the rate that NCCL logs (autoparallel, _TABLE_RING_FULL_MESH_RAMP), by LL128."""
+    us = sum(nccl_us("all_gather", 2**26, setting(H100, 64, 8))[1:])
+    assert us == pytest.approx(148.4 + 2**26 / (0.68 * 298.3e3), rel=0.01)
+
+
+def test_a_long_ring_of_all_reduce_has_a_plateau() -> None:
+    (ring,) = [w for w in ways("all_reduce", setting(H100, 64, 8)) if (w.algorithm, w.protocol) == ("ring", "SIMPLE")]
+    assert ring.time_us(2**30, 64)[0] == pytest.approx(1.4 * ring.time_us(2**14, 64)[0])
+
+
+def test_all_to_all_goes_through_each_ranks_own_card() -> None:
+    """As autoparallel's fit: 60 us on 8 nodes, seven eighths of the bytes, 1 - 0.44 / 8 of 50 GB/s."""
+    us = sum(nccl_us("all_to_all_single", 2**30, setting(H100, 64, 8))[1:])
+    assert us == pytest.approx(60 + 2**30 * 0.875 / (50e3 * (1 - 0.44 / 8)), rel=1e-6)
+
+
+def test_cards_that_are_shared_are_slower() -> None:
+    cluster = replace(H100, across=replace(H100.across, cards_per_node=2, rails=2))
+    own, shared = (sum(nccl_us("all_gather", 2**30, setting(c, 8, 8))[1:]) for c in (H100, cluster))
+    assert 3 < shared / own < 4

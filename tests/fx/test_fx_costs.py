@@ -181,9 +181,9 @@ def reductions(group: str) -> Any:
 
 def test_group_sizes_from_arguments_and_by_guess() -> None:
     lifted = lift(trace(reductions("tp"), (4, 4)))
-    assert lifted.problem.groups == {"tp": Group(8, True), "alone": Group(8, True)}
+    assert lifted.problem.groups == {"tp": Group(8, False, 8), "alone": Group(8, True)}
     assert lifted.notes["group_size_guessed"] == 1
-    assert lift(trace(reductions("tp"), (4, 4)), ranks_per_node=4).problem.groups["tp"] == Group(8, False, 2)
+    assert lift(trace(reductions("tp"), (4, 4)), ranks_per_node=4).problem.groups["tp"] == Group(8, False, 8)
     given = {"alone": Group(64, False), "tp": Group(8, False)}
     lifted = lift(trace(reductions("tp"), (4, 4)), groups=given)
     assert lifted.problem.groups == given

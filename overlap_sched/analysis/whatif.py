@@ -1,0 +1,165 @@
+"""What a step would take on another machine: the same graph, priced anew, ordered anew.
+
+What is varied, and what is scaled for it; all else stays as it is:
+
+``network``: bandwidth of the links across nodes, times a factor (on a single node: of those inside). Latencies stay.
+``inside``: bandwidth of the links inside nodes, times a factor.
+``compute``: rates of the device; every compute node's time is divided by the factor.
+``ranks``: ranks of the process group that shards parameters. What is gathered and what is reduced keep their bytes, the
+shards in front of and behind them get old / new of theirs, and latencies follow the ranks and nodes. Times of compute
+stay, also of compute on shards (casts); so do all activations: each rank keeps its batch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from overlap_sched.cost.cluster import Cluster
+from overlap_sched.cost.cluster_contention import contention_of
+from overlap_sched.cost.cluster_model import model_of
+from overlap_sched.cost.model import Collective
+from overlap_sched.cost.placement import Facts, Nodes, place
+from overlap_sched.cost.sharding_groups import Step, sharding_groups
+from overlap_sched.errors import OptionsError
+from overlap_sched.options import Options
+from overlap_sched.problem import Group, Kind, Problem
+from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.result import Schedule
+
+AXES = ("network", "inside", "compute", "ranks")
+_CHAIN = 6
+"""Steps from a gather back to the graph's input: casts, padding."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A variant: what was varied, by name, and what scheduling found."""
+
+    varied: Mapping[str, float]
+    found: Schedule
+
+
+def whatif(
+    problem: Problem, cluster: Cluster, vary: Mapping[str, Sequence[float]], options: Options, contention: bool = True
+) -> Iterator[Point]:
+    """Schedule each combination, in the order given, the last name varying fastest.
+
+    Raises:
+        OptionsError: Ranks are varied, and it cannot be known how.
+        PlacementError: A process group does not fit the cluster.
+    """
+    placed = placed_on(problem, cluster)
+    for values in product(*vary.values()):
+        varied = dict(zip(vary, values, strict=True))
+        graph = with_ranks(placed, cluster, int(varied["ranks"])) if "ranks" in varied else placed
+        priced = priced_on(graph, _scaled(cluster, varied), varied.get("compute", 1.0), contention)
+        yield Point(varied, schedule(priced, options))
+
+
+def placed_on(problem: Problem, cluster: Cluster) -> Problem:
+    """The problem with its groups on the cluster's nodes; where a group says how many it is on, it stays so."""
+    shards = sharding_groups(_steps(problem))
+    facts = {name: Facts(group.size, shards=name in shards) for name, group in problem.groups.items()}
+    on = Nodes(cluster.ranks_per_node, cluster.across is None, cluster.mesh)
+    placed = place(facts, on)
+    groups = {name: group if group.nodes else placed[name].group for name, group in problem.groups.items()}
+    return replace(problem, groups=groups)
+
+
+def priced_on(problem: Problem, cluster: Cluster, compute: float, contention: bool) -> Problem:
+    """The problem with its collectives priced for the cluster, and compute so many times as fast."""
+    model = model_of(cluster)
+    nodes = []
+    for node in problem.nodes:
+        if node.kind is Kind.COLLECTIVE and node.group is not None:
+            work = Collective(node.op, node.bytes, problem.groups[node.group])
+            node = node._replace(time_us=model.collective_us(work))
+        elif node.kind is Kind.COMPUTE:
+            node = node._replace(time_us=node.time_us / compute)
+        nodes.append(node)
+    beside = contention_of(cluster, problem.groups) if contention else problem.contention
+    return replace(problem, nodes=tuple(nodes), contention=beside)
+
+
+def with_ranks(problem: Problem, cluster: Cluster, ranks: int) -> Problem:
+    """The problem with another number of ranks in the group that shards parameters.
+
+    Raises:
+        OptionsError: There is no such group, or several, or its ranks do not divide into nodes as they do now.
+    """
+    shards = sorted(sharding_groups(_steps(problem)))
+    if len(shards) != 1:
+        found = ", ".join(map(repr, shards)) or "none"
+        raise OptionsError(
+            f"--vary ranks: it changes the process group that shards parameters, and there must be one; here: {found}. "
+            "Leave it out."
+        )
+    (name,) = shards
+    old = problem.groups[name]
+    group = _resized(name, old, cluster, ranks)
+    scaled = _shards(problem, name, old.size)
+    storages = tuple(
+        storage._replace(bytes=-(-storage.bytes * old.size // ranks)) if s in scaled else storage
+        for s, storage in enumerate(problem.storages)
+    )
+    return replace(problem, storages=storages, groups={**problem.groups, name: group})
+
+
+def _resized(name: str, old: Group, cluster: Cluster, ranks: int) -> Group:
+    if old.intra_node and ranks <= cluster.ranks_per_node:
+        return Group(ranks, True)
+    per_node = cluster.ranks_per_node if old.intra_node else -(-old.size // max(old.nodes, 1))
+    if ranks % per_node or ranks <= per_node:
+        raise OptionsError(
+            f"--vary ranks={ranks}: process group {name!r} has {per_node} rank{'' if per_node == 1 else 's'} on each "
+            f"node now; give a multiple of {per_node}, two nodes at least."
+        )
+    return Group(ranks, False, ranks // per_node)
+
+
+def _shards(problem: Problem, name: str, size: int) -> set[int]:
+    """Storages that hold one rank's part of what the group gathers, reduces and scatters."""
+    storages, found = problem.storages, set()
+    maker = problem.allocator
+    for v in problem.collectives:
+        node = problem.nodes[v]
+        if node.group != name:
+            continue
+        for s in {*node.use, *node.alloc}:
+            if storages[s].bytes * size == node.bytes:
+                found.add(s)
+                if s not in node.alloc:
+                    found |= _behind(problem, maker, s)
+    return found
+
+
+def _behind(problem: Problem, maker: Sequence[int], storage: int) -> set[int]:
+    """What a shard was cast or copied from, back to the graph's input."""
+    found: set[int] = set()
+    for _ in range(_CHAIN):
+        node = problem.nodes[maker[storage]]
+        sources = [s for s in node.use if s not in node.alloc]
+        if node.kind is not Kind.COMPUTE or len(sources) != 1:
+            break
+        (storage,) = sources
+        found.add(storage)
+    return found
+
+
+def _scaled(cluster: Cluster, varied: Mapping[str, float]) -> Cluster:
+    network, inside = varied.get("network", 1.0), varied.get("inside", 1.0)
+    if cluster.across is None:
+        inside *= network
+    else:
+        across = replace(cluster.across, card_bytes_per_s=cluster.across.card_bytes_per_s * network)
+        cluster = replace(cluster, across=across)
+    if varied.get("network", 1.0) != 1.0 or inside != 1.0:  # what was measured holds for the network as it is
+        cluster = replace(cluster, tables=replace(cluster.tables, collectives=()))
+    return replace(cluster, inside=replace(cluster.inside, bytes_per_s=cluster.inside.bytes_per_s * inside))
+
+
+def _steps(problem: Problem) -> list[Step]:
+    return [
+        Step(node.deps, node.kind is Kind.COMPUTE and node.time_us > 0, node.op, node.group or "")
+        for node in problem.nodes
+    ]

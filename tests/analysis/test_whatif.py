@@ -1,0 +1,86 @@
+"""What-if: what is scaled, what is not, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from overlap_sched import EXAMPLE, Options
+from overlap_sched.analysis.whatif import placed_on, priced_on, whatif, with_ranks
+from overlap_sched.cli.command import main
+from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.errors import OptionsError
+from overlap_sched.problem import Group, Kind, Node, Problem, Storage
+
+H100 = read_cluster("dgx-h100")
+
+
+def gather() -> Problem:
+    """A parameter's shard is cast, gathered over 16 ranks and used."""
+    nodes = (
+        Node("shard", Kind.INPUT, alloc=(0,), use=(0,)),
+        Node("cast", Kind.COMPUTE, (0,), (1,), (0, 1), 10.0),
+        Node("gather", Kind.COLLECTIVE, (1,), (2,), (1, 2), 50.0, "all_gather_into_tensor", "fsdp", bytes=1600),
+        Node("wait", Kind.WAIT, (2,), (), (1, 2), collective=2),
+        Node("mm", Kind.COMPUTE, (3,), (3,), (2, 3), 100.0),
+        Node("output", Kind.OUTPUT, (4,), (), (3,)),
+    )
+    storages = (Storage(200, True), Storage(100), Storage(1600), Storage(77))
+    return Problem("gather", nodes, storages, {"fsdp": Group(16, False, 2)})
+
+
+def test_shards_shrink_and_nothing_else_does() -> None:
+    more = with_ranks(gather(), H100, 64)
+    assert [storage.bytes for storage in more.storages] == [50, 25, 1600, 77]
+    assert more.groups == {"fsdp": Group(64, False, 8)}
+    assert more.nodes == gather().nodes
+    priced = priced_on(more, H100, 2.0, True)
+    assert [node.time_us for node in priced.nodes if node.kind is Kind.COMPUTE] == [5.0, 50.0]
+    assert priced.nodes[2].time_us > priced_on(gather(), H100, 1.0, True).nodes[2].time_us
+
+
+def test_what_cannot_be_known_is_refused() -> None:
+    with pytest.raises(OptionsError) as error:
+        with_ranks(gather(), H100, 12)
+    assert str(error.value) == (
+        "--vary ranks=12: process group 'fsdp' has 8 ranks on each node now; give a multiple of 8, two nodes at least."
+    )
+    with pytest.raises(OptionsError) as error:
+        with_ranks(Problem("alone", (Node("mm", Kind.COMPUTE),), ()), H100, 16)
+    assert str(error.value) == (
+        "--vary ranks: it changes the process group that shards parameters, and there must be one; here: none. "
+        "Leave it out."
+    )
+
+
+def test_a_slower_network_never_makes_the_step_shorter() -> None:
+    points = list(whatif(gather(), H100, {"network": (0.25, 1.0, 4.0), "compute": (1.0, 2.0)}, Options()))
+    assert [tuple(point.varied.values()) for point in points] == [
+        (0.25, 1.0), (0.25, 2.0), (1.0, 1.0), (1.0, 2.0), (4.0, 1.0), (4.0, 2.0),
+    ]  # fmt: skip
+    steps = [point.found.scheduled.step_us for point in points]
+    assert steps[::2] == sorted(steps[::2], reverse=True)
+    assert all(fast < slow for slow, fast in zip(steps[::2], steps[1::2], strict=True))
+
+
+def test_groups_of_unknown_nodes_are_placed() -> None:
+    problem = replace(gather(), groups={"fsdp": Group(16, False)})
+    assert placed_on(problem, H100).groups == {"fsdp": Group(16, False, 2)}
+    assert placed_on(EXAMPLE, H100).groups == EXAMPLE.groups
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--vary", "speed=1"),
+         "--vary speed=1: is not WHAT=VALUES, WHAT one of network, inside, compute, ranks: network=0.25..4, "
+         "ranks=64,256."),
+        (("--vary", "network=4..1"),
+         "--vary network=4..1: values are numbers above 0, each once: FIRST..LAST in powers of two, or A,B,C."),
+        (("--vary", "ranks=1.5"), "--vary ranks=1.5: ranks are whole numbers, 2 to 1048576."),
+        (("--vary", "network=1", "--vary", "network=2"), "--vary network=2: network is varied already. Give it once."),
+        (("--comm-scale", "2"), "--comm-scale: whatif prices collectives anew. Give --vary network=FACTOR instead."),
+    ],
+)  # fmt: skip
+def test_requests_that_are_none(given: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", "no_such.json", *given]) == 2
+    assert capsys.readouterr().err == f"overlap-sched: error: {said}\n"

@@ -1,0 +1,74 @@
+"""``--cluster``, ``--mesh`` and ``--no-contention``: what they change, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overlap_sched.cli.command import main
+from overlap_sched.problem.file import read_problem
+
+pytest.importorskip("torch")
+from tests.cli.test_dump import DUMP
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> str:
+    path = tmp_path / "layer.py"
+    path.write_text(DUMP)
+    return str(path)
+
+
+def saved(dump: str, *options: str) -> tuple[list[float], object, object]:
+    """Times of collectives, the group and the contention, as a problem file saved."""
+    out = str(Path(dump).with_name("saved.json"))
+    assert main(["plan", dump, *options, "--save-problem", out]) == 0
+    problem = read_problem(out)
+    return [problem.nodes[v].time_us for v in problem.collectives], problem.groups["0"], problem.contention
+
+
+def test_a_cluster_prices_and_places(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    times, group, contention = saved(dump, "--group", "0=64", "--cluster", "dgx-h100")
+    assert (group.size, group.nodes) == (64, 8)  # type: ignore[attr-defined]
+    assert contention.slowdown == {"": 1.189}  # type: ignore[attr-defined]
+    assert "With contention: compute takes 1.189 times as long beside any collective." in " ".join(
+        capsys.readouterr().out.split()
+    )
+    slower, _, none = saved(dump, "--group", "0=64", "--cluster", "pcie-box", "--no-contention")
+    assert not none
+    assert all(a < b for a, b in zip(times, slower, strict=True))
+
+
+def test_a_group_by_its_dimension(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--mesh", "fsdp=64,tp=8", "--cluster", "dgx-h100")
+    _, group, _ = saved(dump, "--group", "0=fsdp", *given)
+    assert (group.size, group.nodes) == (64, 64)  # type: ignore[attr-defined]
+    assert "not known" not in capsys.readouterr().err
+    assert main(["plan", dump, "--group", "0=ep", *given]) == 2
+    assert "the mesh is fsdp=64, tp=8: it has no 'ep'." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--group", "0=64", "--cluster", "dgx-h1"), "dgx-h1: is neither a file that can be read"),
+        (("--group", "0=64", "--mesh", "dp=8", "--cluster", "dgx-h100"),
+         "process group '0' has 64 ranks, but no dimension of the mesh dp=8, nor neighbours together, has as many."),
+        (("--cluster", "gloo", "--device", "A100"), "--device A100: cluster gloo has its own device."),
+        (("--no-contention",),
+         "--no-contention switches off what a cluster says: give --cluster, too, or leave it out."),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(dump: str, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", dump, *options]) == 2
+    assert capsys.readouterr().err.startswith(f"overlap-sched: error: {said}")
+
+
+def test_a_problem_file_has_its_own_times(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", problem, "--cluster", "gloo"]) == 2
+    assert capsys.readouterr().err == (
+        f"overlap-sched: error: {problem} is a problem file: it has its own times. Leave --cluster and --mesh out, or "
+        "ask `overlap-sched whatif`, which prices its collectives anew.\n"
+    )
+    assert main(["whatif", problem, "--cluster", "gloo", "--vary", "network=1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster"] == "gloo"

@@ -140,6 +140,10 @@ class CostError(OverlapSchedError, ValueError):
     """A cost callable returned something that is not a time."""
 
 
+class ProfileError(OverlapSchedError, ValueError):
+    """A trace of torch.profiler cannot be read, or does not belong to the graph or to the traces beside it."""
+
+
 class TorchVersionError(OverlapSchedError, RuntimeError):
     """This torch is none of those whose private names we know."""
 

@@ -11,12 +11,15 @@ from dataclasses import replace
 
 from overlap_sched.cli.contention import notes_on, with_contention
 from overlap_sched.cli.source import Loaded, Source
+from overlap_sched.cost.kineto import RankTrace
+from overlap_sched.cost.profiled import profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
 from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.problem.file import problem_bytes, read_problem
 from overlap_sched.problem.redact import redacted
 from overlap_sched.problem.unpack import MAGIC
 from overlap_sched.report.files import write_file
+from overlap_sched.report.profile_text import profile_notes
 
 RANKS_PER_NODE = 8
 """Of the jobs that dumps come from."""
@@ -49,18 +52,30 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     Raises:
         OverlapSchedError: One of its subclasses: nothing to read, not understood, or options that do not fit.
     """
-    loaded = _load_dump(source, tell) if _is_dump(source.path) else _load_problem(source)
-    problem = with_contention(loaded.problem, source.contention, source.path)
-    return Loaded(problem, (*loaded.notes, *notes_on(problem, source.contention)))
+    loaded = _load_dump(source, tell) if _is_dump(source.path) else _load_problem(source, tell)
+    problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.path)
+    return Loaded(problem, (*loaded.notes, *notes_on(problem, source.contention)), loaded.profile)
 
 
-def _load_problem(source: Source) -> Loaded:
+def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
     if source.groups or source.device or source.sizes or source.packages:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own groups, sizes and times. "
             "Leave --group, --size, --import and --device out."
         )
-    return Loaded(read_problem(source.path, source.comm_scale, source.limits))
+    problem = read_problem(source.path, limits=source.limits)
+    if not source.traces:
+        return Loaded(problem)
+    found = profiled(problem, _traces(source, tell))
+    return Loaded(found.problem, tuple(profile_notes(found.profile)), found.profile)
+
+
+def _traces(source: Source, tell: Callable[[str], None]) -> list[RankTrace]:
+    traces = []
+    for path in source.traces:
+        tell(f"reading {path}")
+        traces += read_traces([path], source.limits)
+    return traces
 
 
 def _is_dump(path: str) -> bool:
@@ -98,6 +113,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     try:
         from overlap_sched.dump import load_dump
         from overlap_sched.fx import lift
+        from overlap_sched.fx.profile import lifted_with_profile
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
@@ -123,9 +139,13 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         model=Roofline() if source.device is None else Roofline(device_named(source.device)),
         groups={name: _placed(group.size, group.ranks) for name, group in dump.groups.items()},
     )
+    profile = None
+    if source.traces:
+        lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
     notes = [f"{count} x {what}" for what, count in dump.notes.items()]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
-    return Loaded(_scaled(lifted.problem, source.comm_scale), tuple(notes))
+    notes += [] if profile is None else profile_notes(profile)
+    return Loaded(lifted.problem, tuple(notes), profile)
 
 
 def _import(package: str) -> None:

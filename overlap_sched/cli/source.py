@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from overlap_sched.cli.contention import contention_given
+from overlap_sched.cost.profile import Profile
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
@@ -27,6 +28,7 @@ class Source:
         device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
+        traces: Of the torch profiler, one per rank: times that replace the predicted ones where they have them.
     """
 
     path: str
@@ -38,14 +40,16 @@ class Source:
     device: str | None = None
     contention: Contention = NO_CONTENTION
     limits: Limits = DEFAULT_LIMITS
+    traces: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A problem, and what a reader of its figures should know about how it was made."""
+    """A problem, and what a reader of its figures should know about how it was made, and what traces said of it."""
 
     problem: Problem
     notes: tuple[str, ...] = ()
+    profile: Profile | None = None
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -64,6 +68,7 @@ def source_of(options: argparse.Namespace) -> Source:
         device=options.device,
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
+        traces=tuple(options.profile),
     )
 
 

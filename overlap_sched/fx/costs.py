@@ -7,11 +7,13 @@ from typing import NamedTuple
 from torch import fx
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
+from overlap_sched.cost.price import Source
 from overlap_sched.errors import CostError
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import FlopCounter
 from overlap_sched.fx.operator_traits import NO_CALL
 from overlap_sched.fx.reading import Reading, attribute_of
+from overlap_sched.fx.rows import untouched_bytes
 from overlap_sched.problem import Group
 
 Cost = Callable[[fx.Node], float | None]
@@ -32,7 +34,8 @@ def costs_of(
     """Costs of all nodes; inputs, waits and outputs are free.
 
     Bytes of a compute node are those of the tensors that it takes (each node once, expanded dimensions counted) and
-    gives; views, ``getitem`` and ``empty`` are free. Bytes of a collective are the larger of what it takes and gives.
+    gives, of a table only the rows that are touched (:mod:`overlap_sched.fx.rows`); views, ``getitem`` and ``empty``
+    are free. Bytes of a collective are the larger of what it takes and gives.
 
     Raises:
         CostError: ``cost`` returned something that is not a finite time of 0 or more.
@@ -40,6 +43,7 @@ def costs_of(
     n = len(reading.nodes)
     result = Costs([0] * n, [0] * n, [FREE] * n)
     pricer = Pricer(model)
+    source: Source = getattr(cost, "source", "user")
     counter = FlopCounter(reading.storages.hint, reading.notes)
     for v, traits in enumerate(reading.traits):
         comm = traits.comm
@@ -56,7 +60,7 @@ def costs_of(
             nbytes = result.bytes[v] = _bytes_moved(reading, v)
             price = pricer.compute(Compute(traits.op, flops, nbytes))
         given = None if cost is None else cost(reading.nodes[v])
-        result.prices[v] = price if given is None else Price(_checked(given, reading.nodes[v]), "user")
+        result.prices[v] = price if given is None else Price(_checked(given, reading.nodes[v]), source)
     return result
 
 
@@ -71,7 +75,7 @@ def _is_free(r: Reading, v: int) -> bool:
 def _bytes_moved(r: Reading, v: int) -> int:
     takes, gives = sum([r.value_bytes[u] for u in r.inputs[v]]), r.value_bytes[v]
     overwritten = r.overwritten_bytes.get(v, 0)
-    return takes - overwritten + max(gives, overwritten)
+    return takes - overwritten + max(gives, overwritten) - untouched_bytes(r, v)
 
 
 def _flops(r: Reading, v: int, counter: FlopCounter) -> int:

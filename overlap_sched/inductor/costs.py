@@ -18,7 +18,7 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.groups import groups_of
 from overlap_sched.fx.reading import Reading
-from overlap_sched.inductor.private import NopKernelSchedulerNode, ir, is_wait, members
+from overlap_sched.inductor.private import NopKernelSchedulerNode, ir, is_wait, members, untouched_bytes
 from overlap_sched.problem import Group
 
 
@@ -120,10 +120,15 @@ class KernelCosts:
 
     def _moved(self, snode: Any) -> int:
         try:
-            return int(snode.get_read_write_buffers_sizes())
+            moved = int(snode.get_read_write_buffers_sizes())
         except Exception:  # torch's own estimate; a wrong cost must not stop a pass
             self._notes["bytes_failed"] += 1
             return 0
+        try:
+            return moved - untouched_bytes(snode)
+        except Exception:  # as above; other versions of torch may lack what it asks for
+            self._notes["bytes_failed"] += 1
+            return moved
 
 
 def _no_kernel(part: Any) -> bool:

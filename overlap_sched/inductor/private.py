@@ -7,6 +7,7 @@ module is imported only behind :func:`overlap_sched.inductor.versions.check_torc
 import shutil
 from collections.abc import Callable, Sequence
 from inspect import signature
+from math import prod
 from typing import Any, Protocol
 
 from torch._inductor import config, ir
@@ -49,6 +50,7 @@ __all__ = [
     "is_wait",
     "members",
     "simple_overlap",
+    "untouched_bytes",
     "watch_cache",
 ]
 
@@ -59,6 +61,31 @@ def members(node: Any) -> Sequence[Any]:
     if len(parts) == 1 and parts[0] is node:
         return parts
     return [one for part in parts for one in members(part)]
+
+
+def untouched_bytes(node: Any) -> int:
+    """Bytes of tables that ``get_read_write_buffers_sizes`` counts whole where a fused kernel touches only rows.
+
+    Of a node that is not fused, torch counts no more than its loop has iterations; of a fused one, whole buffers.
+    """
+    if not isinstance(node, FusedSchedulerNode):
+        return 0
+    touched: dict[str, int] = {}
+    whole: set[str] = set()
+    for part in members(node):
+        for dep in (*part.read_writes.reads, *part.read_writes.writes):
+            if isinstance(part, SchedulerNode) and dep.is_indirect():
+                iterations = prod(V.graph.sizevars.optimization_hint(n) for ranges in part.get_ranges() for n in ranges)
+                touched[dep.name] = touched.get(dep.name, 0) + iterations
+            else:
+                whole.add(dep.name)
+    counted = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
+    left = 0
+    for name, iterations in touched.items():
+        if name in counted and name not in whole:
+            buffer = V.graph.try_get_buffer(name)
+            left += max(0, counted[name] - iterations * buffer.get_dtype().itemsize)
+    return left
 
 
 def simple_overlap(snodes: list[Any]) -> list[Any]:

@@ -111,7 +111,7 @@ def _head(path: str) -> bytes:
 
 def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     try:
-        from overlap_sched.dump import load_dump
+        from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
         from overlap_sched.fx.profile import lifted_with_profile
     except ModuleNotFoundError as error:
@@ -143,6 +143,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     if source.traces:
         lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
     notes = [f"{count} x {what}" for what, count in dump.notes.items()]
+    notes += sizes_to_give(dump.guessed)
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [] if profile is None else profile_notes(profile)
     return Loaded(lifted.problem, tuple(notes), profile)

@@ -1,8 +1,8 @@
 """Sizes in a dump that contradict each other: splits of an all_to_all that do not add to the rows that it sends.
 
-Whoever fills in what torch did not know (``u8 = u9 = 512``), or traces with other tokens, leaves sizes behind that do not
-fit together. Then no size of data-dependent kind in the file counts, and all come from one assumption: that tokens are
-spread evenly over ranks and experts, by the first all_to_all whose rows are known.
+Whoever fills in what torch did not know (``u8 = u9 = 512``), or traces with other tokens, leaves sizes behind that do
+not fit together. Then no size of data-dependent kind in the file counts, and all come from one assumption: that tokens
+are spread evenly over ranks and experts, by the first all_to_all whose rows are known.
 """
 
 import re
@@ -72,14 +72,13 @@ def splits_of(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
     """
     found: dict[fx.Node, int] = {}
     for node in uneven(nodes):
-        received, sent = node.args[1:3]
-        assert isinstance(received, list | tuple) and isinstance(sent, list | tuple)
-        found.update({split: 1 for split in (*received, *sent) if isinstance(split, fx.Node)})
+        lists = [splits for splits in node.args[1:3] if isinstance(splits, list | tuple)]
+        found.update({split: 1 for splits in lists for split in splits if isinstance(split, fx.Node)})
         source = node.args[0]
         while isinstance(source, fx.Node):
             size = _rows_given(source)
             if isinstance(size, fx.Node):
-                found.setdefault(size, len(sent))
+                found.setdefault(size, len(lists[-1]))
             source = source.args[0] if source.target in _ROWS_KEPT else None
     return found
 

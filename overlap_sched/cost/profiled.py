@@ -1,6 +1,6 @@
 """A problem with the times of a profile; what the profile does not know keeps its predicted time."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,19 +43,25 @@ def read_traces(paths: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) ->
     return [rank_trace(read_trace_file(path, limits)) for path in paths]
 
 
-def profiled(problem: Problem, traces: Sequence[RankTrace], shapes: Sequence[Shapes | None] | None = None) -> Profiled:
+def profiled(
+    problem: Problem,
+    traces: Sequence[RankTrace],
+    shapes: Sequence[Shapes | None] | None = None,
+    fused: Collection[int] = (),
+) -> Profiled:
     """Give a problem the times of traces.
 
     Args:
         problem: Its times are predictions.
         traces: One per rank, of the same steps.
         shapes: Per node, where they are known: of a graph, not of a problem file.
+        fused: Nodes that are predicted to take no time because a kernel of others does their work: it may run apart.
 
     Raises:
         ProfileError: A trace has nothing of the graph; ranks do not go together.
     """
     ids = [v for v, node in enumerate(problem.nodes) if node.kind in (Kind.COMPUTE, Kind.COLLECTIVE) and node.op]
-    ids = [v for v in ids if problem.nodes[v].time_us > 0.0]
+    ids = [v for v in ids if problem.nodes[v].time_us > 0.0 or v in fused]
     profile = profile_of([_sought(problem.nodes[v], None if shapes is None else shapes[v]) for v in ids], traces)
     nodes = list(problem.nodes)
     for v, measured in zip(ids, profile.measured, strict=True):

@@ -1,8 +1,9 @@
 """Times of FX graphs from traces of the torch profiler: the shapes by which nodes are found in them."""
 
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -26,7 +27,8 @@ def lifted_with_profile(lifted: Lifted, traces: Sequence[RankTrace]) -> tuple[Li
     Raises:
         ProfileError: See :func:`overlap_sched.cost.profiled.profiled`.
     """
-    found = profiled(lifted.problem, traces, [shapes_of(node) for node in lifted.nodes])
+    fused = {v for v, price in enumerate(lifted.prices) if price.part_of}
+    found = profiled(lifted.problem, traces, [shapes_of(node) for node in lifted.nodes], fused)
     prices = list(lifted.prices)
     for v in found.measured:
         prices[v] = Price(found.problem.nodes[v].time_us, "profile")
@@ -57,8 +59,19 @@ class ProfileCost:
     def __init__(self, *traces: str | Path, model: CostModel | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         self._traces = read_traces(traces, limits)
         self._model = model
+        self._digests = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in traces]
         self._times: WeakKeyDictionary[fx.Graph, Mapping[fx.Node, float]] = WeakKeyDictionary()
         self.profiles: list[Profile] = []
+
+    def uuid(self) -> str:
+        """What the caches of torch keep with compiled code: other traces or another model are other times.
+
+        Raises:
+            TypeError: The model is no dataclass, so nobody knows whether it is the same; then nothing is cached.
+        """
+        if self._model is not None and not is_dataclass(self._model):
+            raise TypeError(f"{type(self._model).__name__} is no dataclass")
+        return " ".join(["profile", *self._digests, repr(self._model)])
 
     def __call__(self, node: fx.Node) -> float | None:
         """Microseconds; ``None``: the traces do not have it."""

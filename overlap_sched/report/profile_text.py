@@ -14,14 +14,16 @@ _ROWS = 8
 
 def profile_notes(profile: Profile) -> Iterator[str]:
     """Lines: what was matched and how, what was not, and what of skew."""
-    how = Counter(m.how for m in profile.measured if m is not None)
+    pairs = zip(profile.sought, profile.measured, strict=True)
+    timed = [(node, m) for node, m in pairs if m is not None or node.us > 0.0]
+    how = Counter(m.how for _, m in timed if m is not None)
     ways: tuple[tuple[How, str], ...] = (
         ("order", "by shapes and order"),
         ("shapes", "by shapes alone"),
         ("names", "by names of fused kernels"),
     )
     yield (
-        f"profile: {sum(how.values()):,} of {count(len(profile.measured), 'node')} that take time were found in it, "
+        f"profile: {sum(how.values()):,} of {count(len(timed), 'node')} that take time were found in it, "
         f"{profile.share():.1%} of the predicted time"
         + "".join(f", {how[key]:,} {what}" for key, what in ways if how[key])
         + f" ({count(profile.runs, 'run')} on {count(profile.ranks, 'rank')})"
@@ -33,9 +35,7 @@ def profile_notes(profile: Profile) -> Iterator[str]:
             "profile: one rank: its collectives still hold the time that it waited for others in them; give the traces "
             "of more ranks to take that out"
         )
-    missing = Counter(
-        node.name for node, m in zip(profile.sought, profile.measured, strict=True) if m is None
-    ).most_common()
+    missing = Counter(node.name for node, m in timed if m is None).most_common()
     if missing:
         listed = ", ".join(f"{n} x {printable(name)}" for name, n in missing[:_LISTED])
         more = ", ..." if len(missing) > _LISTED else ""

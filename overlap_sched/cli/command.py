@@ -20,7 +20,7 @@ from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
 from overlap_sched.cli.schemas import schema_text
-from overlap_sched.cli.source import check_input, options_of, source_of
+from overlap_sched.cli.source import Loaded, check_input, options_of, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.problem import Problem
 from overlap_sched.report.profile_text import profile_table
@@ -84,6 +84,11 @@ def _plan(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     """``explain``: see :mod:`overlap_sched.cli.explain`."""
     explain.check(options)
+    if options.costs:
+        with progress() as tell:
+            loaded = _read(options, tell)
+        _print(explain.costs(options, loaded))
+        return FINE
     with progress() as tell:
         result = _scheduled(options, tell)
     _print(explain.answer(options, result))
@@ -130,6 +135,10 @@ def _scheduled(options: argparse.Namespace, tell: Tell) -> Schedule:
 
 
 def _loaded(options: argparse.Namespace, tell: Tell) -> Problem:
+    return _read(options, tell).problem
+
+
+def _read(options: argparse.Namespace, tell: Tell) -> Loaded:
     """Read the input, and save it where that is asked for; notes on how it was read go to standard error."""
     tell(f"reading {options.problem}")
     loaded = load(source_of(options), tell)
@@ -140,7 +149,7 @@ def _loaded(options: argparse.Namespace, tell: Tell) -> Problem:
     if options.save_problem:
         tell(f"writing {options.save_problem}")
         save(loaded.problem, options.save_problem, redact=options.redact)
-    return loaded.problem
+    return loaded
 
 
 def _print(shown: str | tuple[RenderableType, ...]) -> None:

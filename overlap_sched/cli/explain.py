@@ -3,10 +3,12 @@
 import argparse
 
 from overlap_sched.cli.schemas import as_json
+from overlap_sched.cli.source import Loaded
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.report import explanation
 from overlap_sched.report.contention_text import with_contention_line
+from overlap_sched.report.cost_figures import cost_figures, cost_text
 from overlap_sched.report.explain_figures import explain_figures
 from overlap_sched.report.peak_text import peak_text
 from overlap_sched.scheduler.result import Schedule
@@ -27,9 +29,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"explain the N most exposed collectives, after the totals by cause (default: {TOP}; 0: only the totals)",
     )
     which.add_argument("--all", action="store_true", help="explain every collective, the most exposed first")
-    parser.add_argument("--peak", action="store_true", help="explain instead what is live at the memory peak, and why")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--peak", action="store_true", help="explain instead what is live at the memory peak, and why")
+    instead.add_argument(
+        "--costs",
+        action="store_true",
+        help="list instead what every node costs, the longest first: its time, where that comes from, what bounds it; "
+        "--top and --all count nodes",
+    )
     parser.add_argument(
-        "--json", action="store_true", help="print the same as one JSON object (`overlap-sched schema explain`)"
+        "--json",
+        action="store_true",
+        help="print the same as one JSON object (`overlap-sched schema explain`, with --costs: `schema costs`)",
     )
 
 
@@ -40,11 +51,22 @@ def check(options: argparse.Namespace) -> None:
         OptionsError: They do not.
     """
     if options.top is not None and options.top < 0:
-        raise OptionsError(f"--top is {options.top}; it is a number of collectives, 0 or more.")
+        what = "nodes" if options.costs else "collectives"
+        raise OptionsError(f"--top is {options.top}; it is a number of {what}, 0 or more.")
+    if options.costs and options.collective is not None:
+        raise OptionsError("--costs lists nodes by their times, and one collective is named. Leave out one of the two.")
     if options.collective is not None and (options.top is not None or options.all):
         raise OptionsError("--top and --all list several collectives, but one is named. Leave out one of the two.")
     if options.peak and (options.json or options.collective is not None or options.top is not None or options.all):
         raise OptionsError("--peak explains memory, not collectives. Leave out COLLECTIVE, --top, --all and --json.")
+
+
+def costs(options: argparse.Namespace, loaded: Loaded) -> str:
+    """What ``--costs`` prints: nothing is scheduled for it."""
+    top = None if options.all else TOP if options.top is None else options.top
+    if options.json:
+        return as_json("costs", cost_figures(loaded.problem, loaded.prices, top))
+    return cost_text(loaded.problem, loaded.prices, top)
 
 
 def answer(options: argparse.Namespace, result: Schedule) -> str:

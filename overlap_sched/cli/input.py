@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from overlap_sched.cli.contention import notes_on, with_contention
 from overlap_sched.cli.source import Loaded, Source
+from overlap_sched.cost import FREE, Price
 from overlap_sched.cost.kineto import RankTrace
+from overlap_sched.cost.plausible import doubt
 from overlap_sched.cost.profiled import profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
 from overlap_sched.problem import Group, Kind, Problem
@@ -54,20 +56,29 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     """
     loaded = _load_dump(source, tell) if _is_dump(source.path) else _load_problem(source, tell)
     problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.path)
-    return Loaded(problem, (*loaded.notes, *notes_on(problem, source.contention)), loaded.profile)
+    asked = doubt(problem)
+    return Loaded(
+        problem,
+        tuple([price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]),
+        (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked])),
+        loaded.profile,
+    )
 
 
 def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
-    if source.groups or source.device or source.sizes or source.packages:
+    if source.groups or source.device or source.fusion or source.sizes or source.packages:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own groups, sizes and times. "
-            "Leave --group, --size, --import and --device out."
+            "Leave --group, --size, --import, --device and --fusion out."
         )
     problem = read_problem(source.path, limits=source.limits)
+    prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
     if not source.traces:
-        return Loaded(problem)
+        return Loaded(problem, tuple(prices))
     found = profiled(problem, _traces(source, tell))
-    return Loaded(found.problem, tuple(profile_notes(found.profile)), found.profile)
+    for v in found.measured:
+        prices[v] = Price(found.problem.nodes[v].time_us, "profile")
+    return Loaded(found.problem, tuple(prices), tuple(profile_notes(found.profile)), found.profile)
 
 
 def _traces(source: Source, tell: Callable[[str], None]) -> list[RankTrace]:
@@ -138,6 +149,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         memory_model=source.memory_model or "runtime",
         model=Roofline() if source.device is None else Roofline(device_named(source.device)),
         groups={name: _placed(group.size, group.ranks) for name, group in dump.groups.items()},
+        fusion=source.fusion or "inductor",
     )
     profile = None
     if source.traces:
@@ -146,7 +158,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     notes += sizes_to_give(dump.guessed)
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [] if profile is None else profile_notes(profile)
-    return Loaded(lifted.problem, tuple(notes), profile)
+    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile)
 
 
 def _import(package: str) -> None:

@@ -97,6 +97,12 @@ def _dumps(group: argparse._ArgumentGroup) -> None:
         help="import this Python package first, because it registers operators of the graph; can be repeated",
     )
     add("--device", metavar="NAME", help="the device whose speed gives the times (default: H100)")
+    add(
+        "--fusion",
+        choices=("none", "inductor"),
+        help="price nodes by the kernels that TorchInductor would make of them (inductor, the default), or one by one, "
+        "for a graph that runs without it (none)",
+    )
 
 
 def _limits(group: argparse._ArgumentGroup) -> None:

@@ -4,8 +4,10 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from overlap_sched.cli.contention import contention_given
+from overlap_sched.cost import Price
 from overlap_sched.cost.profile import Profile
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
@@ -26,6 +28,8 @@ class Source:
         sizes: Of a dump, the values of data-dependent sizes, by symbol or node.
         packages: Of a dump, Python packages to import first: they register operators that the graph uses.
         device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
+        fusion: Of a dump, whether nodes are priced by the kernels that TorchInductor would make of them (``inductor``,
+            the default) or one by one (``none``).
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
         traces: Of the torch profiler, one per rank: times that replace the predicted ones where they have them.
@@ -38,6 +42,7 @@ class Source:
     sizes: Mapping[str, int] | None = None
     packages: Sequence[str] = ()
     device: str | None = None
+    fusion: Literal["none", "inductor"] | None = None
     contention: Contention = NO_CONTENTION
     limits: Limits = DEFAULT_LIMITS
     traces: Sequence[str] = ()
@@ -45,9 +50,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A problem, and what a reader of its figures should know about how it was made, and what traces said of it."""
+    """A problem, and what a reader of its figures should know about how it was made.
+
+    Attributes:
+        problem: What was read.
+        prices: Per node, its time and where that comes from.
+        notes: What was guessed, and what looks wrong.
+        profile: What traces say of it, where there are any.
+    """
 
     problem: Problem
+    prices: tuple[Price, ...]
     notes: tuple[str, ...] = ()
     profile: Profile | None = None
 
@@ -66,6 +79,7 @@ def source_of(options: argparse.Namespace) -> Source:
         sizes=dict(options.size),
         packages=tuple(options.packages),
         device=options.device,
+        fusion=options.fusion,
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
         traces=tuple(options.profile),

@@ -1,9 +1,9 @@
 """Share the time of fused kernels among the nodes that they may have been made of, by the kernels' names.
 
 Inductor names a kernel after the operators in it, sorted: ``triton_poi_fused_add_mul_3``, ``cpp_fused__to_copy_mean_5``
-(``torch._inductor.utils.get_fused_kernel_name``). A name does not say which additions they are, so a kernel's time goes
-to all nodes of its operators, in proportion to what was predicted for them: the sum is that of the trace, the parts are
-an estimate.
+(``torch._inductor.utils.get_fused_kernel_name``). Predicted kernels are found by their operators: those that have most
+in common with the name. Several may be alike, so a kernel's time goes to all of them, in proportion to what was
+predicted: the sum is that of the trace, the parts are an estimate.
 """
 
 import re
@@ -16,15 +16,15 @@ _NAMES = {"convert_element_type": "_to_copy"}
 
 
 class Part(NamedTuple):
-    """A node that may be in a fused kernel.
+    """A predicted kernel, or a node alone.
 
     Attributes:
-        name: Its operator: ``aten::add``.
+        names: Its operators: ``aten::add``.
         us: Its predicted time.
-        fuses: Whether it has no kernel of its own for sure: no matmul, nor attention.
+        fuses: Whether it may be in a kernel that no operator of its own is named in: it is no matmul, nor attention.
     """
 
-    name: str
+    names: frozenset[str]
     us: float
     fuses: bool = True
 
@@ -36,23 +36,35 @@ def fused_ops(kernel: str) -> str | None:
 
 
 def shared(parts: Sequence[Part], kernels: Mapping[str, float]) -> list[float | None]:
-    """Per node its share of the time of kernels, by what :func:`fused_ops` gives; ``None``: of none.
+    """Per part its share of the time of kernels, by what :func:`fused_ops` gives; ``None``: of none.
 
-    Kernels are named after operators before decomposition: a node whose operator is in no name may be in each kernel.
+    A kernel is shared by the parts that are most like it and by those that are like no other more. (Kernels are named
+    after operators before decomposition: a part whose operators are in no name may be in each of them.)
     """
-    names = [_NAMES.get(part.name.partition("::")[2], part.name.partition("::")[2]) for part in parts]
-    named = {name for name in set(names) if any(_has(ops, name) for ops in kernels)}
-    result: list[float | None] = [None] * len(parts)
-    for ops, us in kernels.items():
-        members = [
-            k
-            for k, name in enumerate(names)
-            if (_has(ops, name) if name in named else parts[k].fuses) and parts[k].us > 0.0
+    ops = [{_named(name) for name in part.names} for part in parts]
+    every = set().union(*ops)
+    named = {kernel: {name for name in every if _has(kernel, name)} for kernel in kernels}
+    likeness = {
+        kernel: [
+            len(mine & its) / len(mine | its) if part.us > 0.0 and (part.fuses or mine & its) else -1.0
+            for part, mine in zip(parts, ops, strict=True)
         ]
+        for kernel, its in named.items()
+    }
+    best = [max((row[k] for row in likeness.values()), default=-1.0) for k in range(len(parts))]
+    result: list[float | None] = [None] * len(parts)
+    for kernel, row in likeness.items():
+        most = max(row, default=-1.0)
+        members = [k for k, like in enumerate(row) if like >= 0.0 and (like == most > 0.0 or like == best[k])]
         whole = sum(parts[k].us for k in members)
         for k in members:
-            result[k] = (result[k] or 0.0) + us * parts[k].us / whole
+            result[k] = (result[k] or 0.0) + kernels[kernel] * parts[k].us / whole
     return result
+
+
+def _named(name: str) -> str:
+    op = name.partition("::")[2]
+    return _NAMES.get(op, op)
 
 
 def _has(ops: str, name: str) -> bool:

@@ -32,6 +32,7 @@ class Sought(NamedTuple):
         collective: Whether it is one.
         bytes: Of a collective, the larger of what it takes and gives.
         fuses: Whether it may be a part of a fused kernel that is not named after it: it is no matmul and the like.
+        kernel: Names of all nodes in the kernel whose predicted time it has; empty: it is alone.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Sought(NamedTuple):
     collective: bool = False
     bytes: int = 0
     fuses: bool = True
+    kernel: tuple[str, ...] = ()
 
     @property
     def key(self) -> Hashable:
@@ -96,13 +98,17 @@ def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile
         raise _numbers_differ(traces[0].path, sought, ranks[0].samples[0])
     fused = _fused(ranks)
     left = [v for v, node in enumerate(sought) if measured[v] is None and not node.collective and node.us > 0.0]
-    parts = shared([Part(sought[v].name, sought[v].us, sought[v].fuses) for v in left], fused)
+    parts = shared([_part(sought[v]) for v in left], fused)
     for v, us in zip(left, parts, strict=True):
         measured[v] = None if us is None else Measured(us, "names")
     skew_us = launched.skew_us if len(ranks) > 1 else None
     return Profile(
         tuple(sought), tuple(measured), len(launched.runs), len(ranks), skew_us, sum(fused.values(), start=0.0)
     )
+
+
+def _part(node: Sought) -> Part:
+    return Part(frozenset(node.kernel or (node.name,)), node.us, node.fuses)
 
 
 def _rank(trace: RankTrace, sought: Sequence[Sought]) -> Rank:

@@ -1,6 +1,7 @@
 """A problem with the times of a profile; what the profile does not know keeps its predicted time."""
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def profiled(
     problem: Problem,
     traces: Sequence[RankTrace],
     shapes: Sequence[Shapes | None] | None = None,
-    fused: Collection[int] = (),
+    kernels: Sequence[str] = (),
 ) -> Profiled:
     """Give a problem the times of traces.
 
@@ -55,14 +56,28 @@ def profiled(
         problem: Its times are predictions.
         traces: One per rank, of the same steps.
         shapes: Per node, where they are known: of a graph, not of a problem file.
-        fused: Nodes that are predicted to take no time because a kernel of others does their work: it may run apart.
+        kernels: Per node, the name of the kernel that it is predicted to share with others, whose time is on one of
+            them; ``""``: none. Empty: no node shares one.
 
     Raises:
         ProfileError: A trace has nothing of the graph; ranks do not go together.
     """
     ids = [v for v, node in enumerate(problem.nodes) if node.kind in (Kind.COMPUTE, Kind.COLLECTIVE) and node.op]
-    ids = [v for v in ids if problem.nodes[v].time_us > 0.0 or v in fused]
-    profile = profile_of([_sought(problem.nodes[v], None if shapes is None else shapes[v]) for v in ids], traces)
+    kernel_of = kernels or [""] * len(problem.nodes)
+    ids = [v for v in ids if problem.nodes[v].time_us > 0.0 or kernel_of[v]]
+    members: dict[str, list[str]] = defaultdict(list)
+    for v in ids:
+        members[kernel_of[v]].append(_name(problem.nodes[v]))
+    members[""] = []
+    profile = profile_of(
+        [
+            _sought(problem.nodes[v], None if shapes is None else shapes[v])._replace(
+                kernel=tuple(members[kernel_of[v]])
+            )
+            for v in ids
+        ],
+        traces,
+    )
     nodes = list(problem.nodes)
     for v, measured in zip(ids, profile.measured, strict=True):
         if measured is not None:
@@ -72,8 +87,12 @@ def profiled(
 
 def _sought(node: Node, shapes: Shapes | None) -> Sought:
     collective = node.kind is Kind.COLLECTIVE
+    return Sought(_name(node), shapes, node.time_us, collective, node.bytes, fuses=not node.flops)
+
+
+def _name(node: Node) -> str:
+    """As the profiler writes it: ``aten::mm`` for ``aten.mm.default``."""
+    if node.kind is Kind.COLLECTIVE:
+        return "_c10d_functional::" + node.op.removesuffix("_out").removesuffix("_")
     namespace, _, rest = node.op.partition(".")
-    name = f"{namespace}::{rest.partition('.')[0]}" if rest else node.op
-    if collective:
-        name = "_c10d_functional::" + node.op.removesuffix("_out").removesuffix("_")
-    return Sought(name, shapes, node.time_us, collective, node.bytes, fuses=not node.flops)
+    return f"{namespace}::{rest.partition('.')[0]}" if rest else node.op

@@ -77,8 +77,8 @@ def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None
         gm: A graph whose nodes have ``meta["val"]``, after AOTAutograd. A module is recompiled.
         options: How; ``None``: the defaults (zero headroom).
         **lift_arguments: What :func:`overlap_sched.fx.lift` takes, but for ``memory_model``, which is in ``options``:
-            ``cost``, ``model``, ``parameters``, ``donated``, ``name``, ``groups``, ``ranks_per_node`` and
-            ``device_filter``.
+            ``cost``, ``model``, ``parameters``, ``donated``, ``name``, ``groups``, ``ranks_per_node``,
+            ``device_filter`` and ``fusion``.
 
     Returns:
         A report. Where anything fails the graph is as it was, the report says why, and so does a warning.

@@ -1,16 +1,18 @@
 """What every node costs: operations and bytes from its shapes, times from a cost model or the user's callable."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
 
 from torch import fx
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
+from overlap_sched.cost.fusion import Part, parts_of_kernels, shared_prices
 from overlap_sched.cost.price import Source
-from overlap_sched.errors import CostError
+from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import FlopCounter
+from overlap_sched.fx.fusion_steps import rules_for, steps_of
 from overlap_sched.fx.operator_traits import NO_CALL
 from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.fx.rows import untouched_bytes
@@ -18,6 +20,10 @@ from overlap_sched.problem import Group
 
 Cost = Callable[[fx.Node], float | None]
 """A user's own times, in microseconds; ``None`` leaves a node to the model."""
+
+Fusion = Literal["none", "inductor"]
+"""Whether nodes are priced one by one, as where a graph runs as it is (``none``), or by the kernels that TorchInductor
+would make of them (:mod:`overlap_sched.cost.fusion`)."""
 
 
 class Costs(NamedTuple):
@@ -29,22 +35,43 @@ class Costs(NamedTuple):
 
 
 def costs_of(
-    reading: Reading, model: CostModel, cost: Cost | None, name_of: Mapping[int, str], groups: Mapping[str, Group]
+    reading: Reading,
+    model: CostModel,
+    cost: Cost | None,
+    name_of: Mapping[int, str],
+    groups: Mapping[str, Group],
+    fusion: Fusion = "none",
+    after: Mapping[int, set[int]] | None = None,
 ) -> Costs:
     """Costs of all nodes; inputs, waits and outputs are free.
 
     Bytes of a compute node are those of the tensors that it takes (each node once, expanded dimensions counted) and
     gives, of a table only the rows that are touched (:mod:`overlap_sched.fx.rows`); views, ``getitem`` and ``empty``
-    are free. Bytes of a collective are the larger of what it takes and gives.
+    are free. Bytes of a collective are the larger of what it takes and gives. With ``fusion="inductor"`` nodes that
+    become one kernel share what that moves, and its time.
+
+    Args:
+        reading: Of the graph.
+        model: Prices what ``cost`` leaves to it.
+        cost: The user's times.
+        name_of: Per collective (its position) the name of its group.
+        groups: Sizes and places of the groups.
+        fusion: See :data:`Fusion`.
+        after: Dependencies that are not data: no kernel spans them.
 
     Raises:
         CostError: ``cost`` returned something that is not a finite time of 0 or more.
+        OptionsError: ``fusion`` is neither.
     """
+    if fusion not in get_args(Fusion):
+        raise OptionsError(f"fusion is {fusion!r}; it is 'none' or 'inductor'.")
     n = len(reading.nodes)
     result = Costs([0] * n, [0] * n, [FREE] * n)
     pricer = Pricer(model)
     source: Source = getattr(cost, "source", "user")
     counter = FlopCounter(reading.storages.hint, reading.notes)
+    free: set[int] = set()
+    given: set[int] = set()
     for v, traits in enumerate(reading.traits):
         comm = traits.comm
         if traits is NO_CALL or (comm is not None and comm.role is Role.WAIT):
@@ -54,14 +81,35 @@ def costs_of(
             result.bytes[v] = max(takes - reading.overwritten_bytes.get(v, 0), reading.value_bytes[v])
             price = pricer.collective(Collective(comm.op, result.bytes[v], groups[name_of[v]]))
         elif _is_free(reading, v):
+            free.add(v)
             price = FREE
         else:
             flops = result.flops[v] = _flops(reading, v, counter)
             nbytes = result.bytes[v] = _bytes_moved(reading, v)
             price = pricer.compute(Compute(traits.op, flops, nbytes))
-        given = None if cost is None else cost(reading.nodes[v])
-        result.prices[v] = price if given is None else Price(_checked(given, reading.nodes[v]), source)
+        us = None if cost is None else cost(reading.nodes[v])
+        if us is not None:
+            given.add(v)
+            price = Price(_checked(us, reading.nodes[v]), source)
+        result.prices[v] = price
+    if fusion == "inductor":
+        rules = rules_for(reading)
+        parts = parts_of_kernels(steps_of(reading, free, after or {}, rules), rules)
+        _fuse(reading, result, parts, pricer, given)
     return result
+
+
+def _fuse(reading: Reading, costs: Costs, parts: Sequence[Part | None], pricer: Pricer, given: set[int]) -> None:
+    """Replace bytes and prices by those of the kernels. Where the user gave times, they are all that a kernel takes."""
+    names, ops = [node.name for node in reading.nodes], [traits.op for traits in reading.traits]
+    known = {part.kernel for v in given if (part := parts[v]) is not None}
+    for v, price in shared_prices(parts, names, ops, costs.flops, pricer).items():
+        part = parts[v]
+        if part is None:
+            continue
+        costs.bytes[v] = part.bytes
+        if v not in given:
+            costs.prices[v] = price._replace(time_us=0.0) if part.kernel in known else price
 
 
 def _is_free(r: Reading, v: int) -> bool:

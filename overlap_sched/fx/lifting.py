@@ -7,7 +7,7 @@ from torch import fx
 
 from overlap_sched.cost import CostModel, Price, Roofline
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.costs import Cost, Costs, costs_of
+from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_groups, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
@@ -65,6 +65,7 @@ def lift(
     groups: Mapping[str, Group] | None = None,
     ranks_per_node: int = 8,
     device_filter: DeviceFilter | None = None,
+    fusion: Fusion = "none",
 ) -> Lifted:
     """Lift a graph whose nodes have ``meta["val"]``. The graph is only read.
 
@@ -81,9 +82,11 @@ def lift(
             carries its own.)
         ranks_per_node: Consecutive ranks that share a node.
         device_filter: Which storages count, by device type; by default all that are not on a CPU, or all where all are.
+        fusion: ``"inductor"`` where TorchInductor will compile the graph: nodes are priced by the kernels that it would
+            make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion`.
 
     Raises:
-        InputNameError, CostError, ProblemError: The arguments do not fit the graph.
+        InputNameError, CostError, OptionsError, ProblemError: The arguments do not fit the graph.
     """
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     reading = read_graph(graph)
@@ -93,7 +96,7 @@ def lift(
     name_of, group_table = groups_of(reading, comms, given, ranks_per_node)
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
-    costs = costs_of(reading, model or Roofline(), cost, name_of, group_table)
+    costs = costs_of(reading, model or Roofline(), cost, name_of, group_table, fusion, after)
     nodes, stands_for = one_collective_each(_nodes(reading, after, memory, costs, name_of), reading.ends)
     used = {node.group for node in nodes if node.group is not None}
     problem = Problem(

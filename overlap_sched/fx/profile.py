@@ -27,8 +27,8 @@ def lifted_with_profile(lifted: Lifted, traces: Sequence[RankTrace]) -> tuple[Li
     Raises:
         ProfileError: See :func:`overlap_sched.cost.profiled.profiled`.
     """
-    fused = {v for v, price in enumerate(lifted.prices) if price.part_of}
-    found = profiled(lifted.problem, traces, [shapes_of(node) for node in lifted.nodes], fused)
+    kernels = [price.part_of for price in lifted.prices]
+    found = profiled(lifted.problem, traces, [shapes_of(node) for node in lifted.nodes], kernels)
     prices = list(lifted.prices)
     for v in found.measured:
         prices[v] = Price(found.problem.nodes[v].time_us, "profile")

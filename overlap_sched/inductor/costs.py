@@ -18,7 +18,7 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.groups import groups_of
 from overlap_sched.fx.reading import Reading
-from overlap_sched.inductor.private import NopKernelSchedulerNode, ir, is_wait, members, untouched_bytes
+from overlap_sched.inductor.private import MemoryDep, NopKernelSchedulerNode, V, ir, is_wait, members, sympy_product
 from overlap_sched.problem import Group
 
 
@@ -94,8 +94,12 @@ class KernelCosts:
         return KernelCost(op, flops, nbytes, us)
 
     def _of_extern(self, op: str, part: Any, origins: Sequence[int]) -> KernelCost:
-        exact = [v for v in self._exact([part]) if self._fx.prices[v].time_us > 0.0] or list(origins)
-        chosen = [v for v in exact if self._role(v) in (None, Role.BLOCKING)]
+        """Of what it calls; where torch does not say what that is, of its last origin: the others made its inputs."""
+        called = getattr(part.node, "op_overload", None)
+        exact = [v for v in origins if called is not None and self._reading.nodes[v].target is called]
+        exact = exact or [v for v in self._exact([part]) if self._fx.prices[v].time_us > 0.0]
+        ours = [v for v in origins if self._role(v) in (None, Role.BLOCKING) and self._fx.prices[v].time_us > 0.0]
+        chosen = [v for v in exact if self._role(v) in (None, Role.BLOCKING)] or ours[-1:]
         flops, nbytes = sum(self._fx.flops[v] for v in chosen), sum(self._fx.bytes[v] for v in chosen)
         return KernelCost(op, flops, nbytes, sum(self._fx.prices[v].time_us for v in chosen))
 
@@ -119,16 +123,38 @@ class KernelCosts:
         return self._reading.traits[v].op
 
     def _moved(self, snode: Any) -> int:
+        """Bytes of the buffers that a kernel reads and writes; of those that are indexed by data, what is picked."""
         try:
-            moved = int(snode.get_read_write_buffers_sizes())
+            return _moved_and_picked(snode)
+        except Exception:  # before torch 2.13 some of what it asks has other names
+            pass
+        try:
+            return int(snode.get_read_write_buffers_sizes())
         except Exception:  # torch's own estimate; a wrong cost must not stop a pass
             self._notes["bytes_failed"] += 1
             return 0
-        try:
-            return moved - untouched_bytes(snode)
-        except Exception:  # as above; other versions of torch may lack what it asks for
-            self._notes["bytes_failed"] += 1
-            return moved
+
+
+def _moved_and_picked(snode: Any) -> int:
+    """Torch counts a buffer that is indexed by data as a whole; this counts what is picked out of it or written to it.
+
+    A kernel that writes into a buffer that exists depends on all of it, but reads none of it by that.
+    """
+    deps: dict[str, list[Any]] = {}
+    for dep in (*snode.read_writes.reads, *snode.read_writes.writes):
+        if isinstance(dep, MemoryDep):
+            deps.setdefault(dep.name, []).append(dep)
+    written_into = {name for buffer in snode.get_outputs() for name in buffer.get_mutations()}
+    hint, total = V.graph.sizevars.optimization_hint, 0
+    for name, nbytes in snode.get_read_write_buffer_accesses(include_reads=True, include_writes=True).items():
+        known = deps.get(name, [])
+        if not known and name in written_into:
+            continue
+        if known and all(dep.is_indirect() for dep in known):
+            picked = sum([hint(sympy_product(dep.size), fallback=0) for dep in known])
+            nbytes = min(nbytes, picked * V.graph.get_dtype(name).itemsize)
+        total += nbytes
+    return int(total)
 
 
 def _no_kernel(part: Any) -> bool:

@@ -3,6 +3,7 @@
 from torch import fx
 
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
+from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.inductor import names
 from overlap_sched.inductor.agree import asks, graph_key
@@ -50,7 +51,9 @@ def _plan(gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt
     name = attempt.name = graph_name(graph, kind)
     if asks(settings):
         attempt.key, attempt.launches = graph_key(graph, settings.stage), launches_in(before)
-    report = schedule_graph(gm, settings.options, name=name, **settings.costs)
+    compiled = settings.stage == "post_grad"  # by Inductor, and not run as FX
+    fusion: Fusion = "inductor" if compiled else "none"
+    report = schedule_graph(gm, settings.options, name=name, fusion=fusion, **settings.costs)
     if report.schedule is None and report.reason == NO_COLLECTIVES:
         attempt.key = None
         return no_collectives(name)

@@ -7,14 +7,13 @@ module is imported only behind :func:`overlap_sched.inductor.versions.check_torc
 import shutil
 from collections.abc import Callable, Sequence
 from inspect import signature
-from math import prod
 from typing import Any, Protocol
 
 from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.wrapper import can_match_buffer_size
 from torch._inductor.comms import is_async_collective
-from torch._inductor.dependencies import WeakDep
+from torch._inductor.dependencies import MemoryDep, WeakDep
 from torch._inductor.scheduler import (
     FusedSchedulerNode,
     GroupedSchedulerNode,
@@ -22,7 +21,14 @@ from torch._inductor.scheduler import (
     OutputNode,
     SchedulerNode,
 )
-from torch._inductor.utils import contains_collective, contains_wait, is_collective, is_nonfreeable_buffers, is_wait
+from torch._inductor.utils import (
+    contains_collective,
+    contains_wait,
+    is_collective,
+    is_nonfreeable_buffers,
+    is_wait,
+    sympy_product,
+)
 from torch._inductor.virtualized import V
 
 from overlap_sched.inductor import names
@@ -32,6 +38,7 @@ __all__ = [
     "BackendFeature",
     "FusedSchedulerNode",
     "GroupedSchedulerNode",
+    "MemoryDep",
     "NopKernelSchedulerNode",
     "OutputNode",
     "SchedulerNode",
@@ -50,7 +57,7 @@ __all__ = [
     "is_wait",
     "members",
     "simple_overlap",
-    "untouched_bytes",
+    "sympy_product",
     "watch_cache",
 ]
 
@@ -61,31 +68,6 @@ def members(node: Any) -> Sequence[Any]:
     if len(parts) == 1 and parts[0] is node:
         return parts
     return [one for part in parts for one in members(part)]
-
-
-def untouched_bytes(node: Any) -> int:
-    """Bytes of tables that ``get_read_write_buffers_sizes`` counts whole where a fused kernel touches only rows.
-
-    Of a node that is not fused, torch counts no more than its loop has iterations; of a fused one, whole buffers.
-    """
-    if not isinstance(node, FusedSchedulerNode):
-        return 0
-    touched: dict[str, int] = {}
-    whole: set[str] = set()
-    for part in members(node):
-        for dep in (*part.read_writes.reads, *part.read_writes.writes):
-            if isinstance(part, SchedulerNode) and dep.is_indirect():
-                iterations = prod(V.graph.sizevars.optimization_hint(n) for ranges in part.get_ranges() for n in ranges)
-                touched[dep.name] = touched.get(dep.name, 0) + iterations
-            else:
-                whole.add(dep.name)
-    counted = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
-    left = 0
-    for name, iterations in touched.items():
-        if name in counted and name not in whole:
-            buffer = V.graph.try_get_buffer(name)
-            left += max(0, counted[name] - iterations * buffer.get_dtype().itemsize)
-    return left
 
 
 def simple_overlap(snodes: list[Any]) -> list[Any]:

@@ -165,7 +165,7 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
         (
             ["plan", "{file}", "--group", "fsdp=64"],
             "{file} is a problem file: it has its own groups, sizes and times. "
-            "Leave --group, --size, --import and --device out.",
+            "Leave --group, --size, --import, --device and --fusion out.",
         ),
         (
             ["plan", "{file}", "--out", "{dir}/no/order.json"],

@@ -160,9 +160,25 @@ def test_fused_kernels_share_their_time_among_the_nodes_they_are_named_after(tmp
 
 
 def test_the_time_of_fused_kernels_is_kept_and_never_given_to_a_matmul() -> None:
-    parts = [Part("aten::mm", 1000.0, fuses=False), Part("aten::add", 1.0), Part("aten::sub", 0.0)]
+    def alone(name: str, us: float, fuses: bool = True) -> Part:
+        return Part(frozenset({f"aten::{name}"}), us, fuses)
+
+    parts = [alone("mm", 1000.0, fuses=False), alone("add", 1.0), alone("sub", 0.0)]
     assert shared(parts, {"add_sub": 6.0, "sub": 5.0}) == [None, 6.0, None]
-    assert shared([Part("aten::mm", 9.0, fuses=False)], {"mm_relu": 4.0}) == [4.0]  # a template of a matmul
+    assert shared([alone("mm", 9.0, fuses=False)], {"mm_relu": 4.0}) == [4.0]  # a template of a matmul
+    assert shared([], {"add": 3.0}) == []
+    assert shared(parts, {}) == [None] * 3
+
+
+def test_predicted_kernels_take_the_time_of_those_that_are_most_like_them() -> None:
+    def kernel(*names: str, us: float = 1.0) -> Part:
+        return Part(frozenset(f"aten::{name}" for name in names), us)
+
+    parts = [kernel("add", "mul"), kernel("add", "mul", us=3.0), kernel("add"), kernel("exp", "mul", "sum")]
+    kernels = {"add_mul": 8.0, "add": 5.0, "mul_softmax_sum": 7.0}
+    assert shared(parts, kernels) == [2.0, 6.0, 5.0, 7.0]
+    # a kernel that was not predicted goes to what is most like it, a prediction that did not come shares what there is
+    assert shared([kernel("add", "mul"), kernel("mul")], {"add_mul_sub": 4.0}) == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

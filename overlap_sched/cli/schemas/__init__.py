@@ -10,7 +10,8 @@ from typing import Any
 
 from overlap_sched.errors import QuantityError
 
-COMMANDS = ("plan", "frontier", "robust", "explain", "memory")
+COMMANDS = ("plan", "frontier", "robust", "explain", "memory", "costs")
+"""``costs``: what ``explain --costs`` prints."""
 VERSION = 1
 
 

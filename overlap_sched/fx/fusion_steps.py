@@ -1,0 +1,181 @@
+"""What the prediction of fusion needs to know of a graph: its steps, and what they read, views looked through."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from overlap_sched.cost.steps import CPP, TRITON, Read, Rules, Step
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.flops import formula
+from overlap_sched.fx.loops import Loop, is_slow, is_sum_by_index, loop_of
+from overlap_sched.fx.operator_traits import NO_CALL
+from overlap_sched.fx.ordering import Ordering
+from overlap_sched.fx.reading import Reading
+
+
+@dataclass(slots=True)
+class _Look:
+    """How each node's value is to be found in what some step has computed: see :class:`~overlap_sched.cost.Read`."""
+
+    value: list[int]
+    window: list[int]
+    aligned: list[bool]
+
+
+def rules_for(reading: Reading) -> Rules:
+    """The rules of Inductor's back end for the devices of a graph."""
+    return CPP if all(device == "cpu" for device in reading.storages.device) else TRITON
+
+
+def steps_of(reading: Reading, free: Collection[int], after: Mapping[int, set[int]], rules: Rules) -> list[Step | None]:
+    """The steps of a graph; ``None`` for inputs, the output and views.
+
+    Args:
+        reading: Of the graph.
+        free: Nodes that compute nothing.
+        after: Dependencies that are not data, see :func:`overlap_sched.fx.graph_hazards.graph_hazards`. Besides, a
+            collective comes after the one before it and what waited for that by then: Inductor merges loops before
+            anything is reordered (``comms.py: decide_global_ordering_of_comms``).
+        rules: Of the back end.
+    """
+    steps: list[Step | None] = []
+    look = _Look([], [], [])
+    copied = _copied(reading)
+    communication: list[int] = []  # the last launch and the waits behind it
+    for v in range(len(reading.nodes)):
+        comm = reading.traits[v].comm
+        is_step = v in copied or (reading.traits[v] is not NO_CALL and v not in free)
+        _append_look(reading, look, v, is_step)
+        before = [*after.get(v, ()), *(communication if comm is not None and comm.role is not Role.WAIT else ())]
+        steps.append(_step(reading, look, v, before, rules) if is_step else None)
+        if comm is not None:
+            communication = [*communication, v] if comm.role is Role.WAIT else [v]
+    for v, node in enumerate(reading.nodes):
+        if node.op == "output":
+            for u in reading.inputs[v]:
+                made = steps[look.value[u]]
+                if made is not None:
+                    steps[look.value[u]] = made._replace(kept=True)
+    return steps
+
+
+def _copied(r: Reading) -> set[int]:
+    """Broadcast views that matmuls and their like read: they take tensors as they lie in memory."""
+    found = set()
+    for v, node in enumerate(r.nodes):
+        if node.target is torch.ops.aten.expand.default and r.value_bytes[v] > r.value_bytes[r.inputs[v][0]]:
+            users = list(node.users)
+            for user in users:  # grows
+                if loop_of(user.target) is Loop.RESHAPE:
+                    users.extend(user.users)
+            if any(user.op == "call_function" and formula(user.target) is not None for user in users):
+                found.add(v)
+    return found
+
+
+def _append_look(r: Reading, look: _Look, v: int, is_step: bool) -> None:
+    """A view is looked through to what computes its first input with the same storage."""
+    source = None if is_step else next((u for u in r.inputs[v] if not set(r.outs[u]).isdisjoint(r.outs[v])), None)
+    if source is None:
+        look.value.append(v)
+        look.window.append(v)
+        look.aligned.append(loop_of(r.nodes[v].target) is not Loop.SCATTERS)
+        return
+    value, node = look.value[source], r.nodes[v]
+    part = r.traits[v].selects and source == value and len(r.raw_outs[source]) > 1  # one result of several
+    straight = part or loop_of(node.target) is Loop.RESHAPE
+    look.value.append(value)
+    look.window.append(look.window[source] if straight and not part else v)
+    look.aligned.append(look.aligned[source] and straight)
+
+
+def _step(r: Reading, look: _Look, v: int, after: Collection[int], rules: Rules) -> Step:
+    node, loop = r.nodes[v], _loop(r, v, rules)
+    reads = []
+    for u in r.inputs[v]:
+        value = look.value[u]
+        whole = r.value_bytes[value]
+        nbytes = min(r.value_bytes[u], whole)
+        if nbytes:
+            reads.append(Read(value, look.window[u], nbytes, whole, look.aligned[u]))
+    before = tuple([look.value[u] for u in after])
+    if loop is None:
+        return Step("opaque", tuple(reads), r.value_bytes[v], after=before)
+    if loop is Loop.PICKS and reads:
+        reads[0] = reads[0]._replace(bytes=min(reads[0].bytes, r.value_bytes[v]), aligned=False)
+    if node.target is torch.ops.aten.copy_.default:
+        nbytes, sources = r.overwritten_bytes[v], tuple(reads[1:])
+        return Step("pointwise", sources, nbytes, _elements(r, v), stored=True, kept=True, after=before)
+    if loop is Loop.REDUCTION:
+        return _reduction(r, v, tuple(reads), before)
+    if loop is Loop.SCATTERS:  # what is written into the copy is as much as what is read for it
+        nbytes = r.value_bytes[v] + (reads[-1].bytes if len(reads) > 1 else 0)
+        return Step("pointwise", tuple(reads), nbytes, _elements(r, v), stored=True, after=before)
+    ops = 1 + sum([isinstance(a, int | float) for a in node.args])
+    stored, slow = loop is Loop.STORED, is_slow(node.target)
+    return Step(
+        "pointwise", tuple(reads), r.value_bytes[v], _elements(r, v), ops=ops, slow=slow, stored=stored, after=before
+    )
+
+
+def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ...]) -> Step:
+    node, source = r.nodes[v], r.nodes[r.inputs[v][0]]
+    value = source.meta.get("val")
+    sizes = [r.storages.hint(size) for size in value.shape]
+    dims = _reduced_dims(node, len(sizes))
+    reduced = math.prod([sizes[d] for d in dims])
+    points = max(math.prod(sizes) // max(reduced, 1), 1)
+    inner = not sizes or len(sizes) - 1 in dims
+    return Step("reduction", reads, r.value_bytes[v], points, max(reduced, 1), inner, after=after)
+
+
+_aten = torch.ops.aten
+_LAST_DIMS = frozenset({_aten.native_layer_norm, getattr(_aten, "_fused_rms_norm", None)})
+_DIM_LAST = frozenset({_aten._softmax_backward_data, _aten._log_softmax_backward_data})
+
+
+def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
+    """The dimensions that a reduction runs along; all where it names none."""
+    packet = node.target.overloadpacket
+    place = 2 if packet in _DIM_LAST else 1
+    given: Any = node.args[place] if len(node.args) > place else node.kwargs.get("dim")
+    if packet is _aten.linalg_vector_norm:
+        given = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim")
+    if packet in _LAST_DIMS:
+        count = len(given) if isinstance(given, list | tuple) else 1
+        return set(range(rank - count, rank))
+    dims = [given] if isinstance(given, int) and not isinstance(given, bool) else given
+    if not isinstance(dims, list | tuple) or not dims or not all(isinstance(d, int) for d in dims):
+        return set(range(rank))
+    return {d % rank for d in dims} if rank else set()
+
+
+def _loop(r: Reading, v: int, rules: Rules) -> Loop | None:
+    """What loops a node becomes; ``None`` for all that is called as it is."""
+    node, traits = r.nodes[v], r.traits[v]
+    loop = loop_of(node.target)
+    if traits.comm is not None or (v in r.syncs and loop is not Loop.PICKS):
+        return None
+    if loop is Loop.RESHAPE:  # a step only where it is a copy
+        return Loop.STORED
+    if loop is None or (not rules.adds_by_index and is_sum_by_index(node.target)):
+        return None
+    if r.ordering.get(v, Ordering.NONE) > Ordering.RANDOM:
+        return None
+    values = [node.meta.get("val"), *(r.nodes[u].meta.get("val") for u in r.inputs[v])]
+    if any(isinstance(value, torch.Tensor) and value.dtype.is_complex for value in values):
+        return None  # Inductor has no complex numbers
+    if loop is Loop.PICKS and any(getattr(value, "dtype", None) is torch.bool for value in values[2:]):
+        return None  # a mask: how many it picks only the data knows
+    if loop is Loop.REDUCTION and not (r.inputs[v] and isinstance(values[1], torch.Tensor)):
+        return None
+    return loop
+
+
+def _elements(r: Reading, v: int) -> int:
+    value = r.nodes[v].meta.get("val")
+    return r.value_bytes[v] // value.dtype.itemsize if isinstance(value, torch.Tensor) else 1

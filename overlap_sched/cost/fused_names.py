@@ -38,8 +38,9 @@ def fused_ops(kernel: str) -> str | None:
 def shared(parts: Sequence[Part], kernels: Mapping[str, float]) -> list[float | None]:
     """Per part its share of the time of kernels, by what :func:`fused_ops` gives; ``None``: of none.
 
-    A kernel is shared by the parts that are most like it and by those that are like no other more. (Kernels are named
-    after operators before decomposition: a part whose operators are in no name may be in each of them.)
+    A kernel is shared by the parts that are most like it and by those that are like no other more; by all if there are
+    none. (Kernels are named after operators before decomposition: a part whose operators are in no name may be in each
+    of them.)
     """
     ops = [{_named(name) for name in part.names} for part in parts]
     every = set().union(*ops)
@@ -55,7 +56,8 @@ def shared(parts: Sequence[Part], kernels: Mapping[str, float]) -> list[float | 
     result: list[float | None] = [None] * len(parts)
     for kernel, row in likeness.items():
         most = max(row, default=-1.0)
-        members = [k for k, like in enumerate(row) if like >= 0.0 and (like == most > 0.0 or like == best[k])]
+        able = [k for k, like in enumerate(row) if like >= 0.0]
+        members = [k for k in able if row[k] == most > 0.0 or row[k] == best[k]] or able
         whole = sum(parts[k].us for k in members)
         for k in members:
             result[k] = (result[k] or 0.0) + kernels[kernel] * parts[k].us / whole

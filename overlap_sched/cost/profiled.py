@@ -69,15 +69,10 @@ def profiled(
     for v in ids:
         members[kernel_of[v]].append(_name(problem.nodes[v]))
     members[""] = []
-    profile = profile_of(
-        [
-            _sought(problem.nodes[v], None if shapes is None else shapes[v])._replace(
-                kernel=tuple(members[kernel_of[v]])
-            )
-            for v in ids
-        ],
-        traces,
-    )
+    sought = [
+        _sought(problem.nodes[v], None if shapes is None else shapes[v], tuple(members[kernel_of[v]])) for v in ids
+    ]
+    profile = profile_of(sought, traces)
     nodes = list(problem.nodes)
     for v, measured in zip(ids, profile.measured, strict=True):
         if measured is not None:
@@ -85,9 +80,9 @@ def profiled(
     return Profiled(replace(problem, nodes=tuple(nodes)), profile, tuple(ids))
 
 
-def _sought(node: Node, shapes: Shapes | None) -> Sought:
+def _sought(node: Node, shapes: Shapes | None, kernel: tuple[str, ...]) -> Sought:
     collective = node.kind is Kind.COLLECTIVE
-    return Sought(_name(node), shapes, node.time_us, collective, node.bytes, fuses=not node.flops)
+    return Sought(_name(node), shapes, node.time_us, collective, node.bytes, not node.flops, kernel)
 
 
 def _name(node: Node) -> str:

@@ -177,6 +177,7 @@ def test_predicted_kernels_take_the_time_of_those_that_are_most_like_them() -> N
     parts = [kernel("add", "mul"), kernel("add", "mul", us=3.0), kernel("add"), kernel("exp", "mul", "sum")]
     kernels = {"add_mul": 8.0, "add": 5.0, "mul_softmax_sum": 7.0}
     assert shared(parts, kernels) == [2.0, 6.0, 5.0, 7.0]
+    assert shared([kernel("add"), kernel("exp", us=3.0)], {"add": 8.0, "exp": 4.0, "permute_view": 2.0}) == [8.5, 5.5]
     # a kernel that was not predicted goes to what is most like it, a prediction that did not come shares what there is
     assert shared([kernel("add", "mul"), kernel("mul")], {"add_mul_sub": 4.0}) == [2.0, 2.0]
 

@@ -28,9 +28,10 @@ from tests.support.profile_traces import GRAPHS, TRACES
 from tests.support.traces import event, write
 
 
+@pytest.mark.parametrize("fusion", ["none", "inductor"])
 @pytest.mark.parametrize(("graph", "collectives", "products"), [(GRAPHS[0], 21, 15), (GRAPHS[1], 41, 30)])
-def test_all_of_a_real_graph_is_found(graph: Path, collectives: int, products: int) -> None:
-    before = lift(load_dump(graph).gm)
+def test_all_of_a_real_graph_is_found(graph: Path, collectives: int, products: int, fusion: Any) -> None:
+    before = lift(load_dump(graph).gm, fusion=fusion)
     after, profile = lifted_with_profile(before, read_traces(TRACES))
     assert (profile.runs, profile.ranks) == (2, 2)
     assert profile.share() == pytest.approx(1.0)

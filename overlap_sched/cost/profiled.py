@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlap_sched.cost.kineto import RankTrace, Shape, rank_trace
-from overlap_sched.cost.profile import Profile, Sought, profile_of
+from overlap_sched.cost.profile import Profile, profile_of
+from overlap_sched.cost.runs import Sought
 from overlap_sched.cost.trace_file import read_trace_file
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
 Shapes = tuple[Shape, ...]
-"""Of the tensors that a node takes, as in :class:`overlap_sched.cost.profile.Sought`."""
+"""Of the tensors that a node takes, as in :class:`overlap_sched.cost.runs.Sought`."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from overlap_sched.cost.profile import How, Measured, Profile, Sought
+from overlap_sched.cost.profile import How, Measured, Profile
+from overlap_sched.cost.runs import Sought
 from overlap_sched.report.units import count, duration, printable
 
 _LISTED = 4

@@ -2,7 +2,8 @@
 
 from rich.console import Console
 
-from overlap_sched.cost.profile import Measured, Profile, Sought
+from overlap_sched.cost.profile import Measured, Profile
+from overlap_sched.cost.runs import Sought
 from overlap_sched.report.profile_text import profile_notes, profile_table
 
 MM = Sought("aten::mm", ((4, 8), (8, 2)), 6.0)

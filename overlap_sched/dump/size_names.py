@@ -11,6 +11,7 @@ from overlap_sched.dump.source import DumpSource
 from overlap_sched.errors import DumpNameError
 
 _SYMBOL = re.compile(r"\b[A-Za-z]+_?\d+\b")
+_UNBACKED = re.compile(r"u\d+")
 _LISTED = 20
 _SUGGESTED = 4
 
@@ -48,7 +49,7 @@ def sizes_to_give(guessed: Mapping[str, int]) -> list[str]:
     """A note on how to give sizes that were guessed, by their symbols where they have one; none where none was."""
     if not guessed:
         return []
-    names = sorted(guessed, key=lambda name: _SYMBOL.fullmatch(name) is None)  # symbols first
+    names = sorted(guessed, key=lambda name: _UNBACKED.fullmatch(name) is None)  # symbols first, nodes behind them
     shown = ", ".join(names[1:_SUGGESTED])
     more = f" and {len(names) - _SUGGESTED:,} more" if len(names) > _SUGGESTED else ""
     also = f" (also {shown}{more})" if shown else ""

@@ -84,6 +84,6 @@ def test_sizes_of_the_caller_that_contradict_each_other_are_said_and_kept(tmp_pa
     }
 
 
-@pytest.mark.parametrize(("names", "text"), [(("u0",), "--size u0=1"), (("n", "u0"), "--size u0=1 (also n)")])
+@pytest.mark.parametrize(("names", "text"), [(("u0",), "--size u0=1"), (("add_3", "u0"), "--size u0=1 (also add_3)")])
 def test_symbols_are_suggested_first(names: tuple[str, ...], text: str) -> None:
     assert sizes_to_give(dict.fromkeys(names, 1)) == [f"data-dependent sizes were guessed; to give one: {text}"]

@@ -5,13 +5,17 @@ else those of the whole step.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_sched.cost.fused_names import fused_ops
 from overlap_sched.cost.kineto import GRAPH, Call, RankTrace, Shape, Step
 from overlap_sched.cost.skew import Rank, Sample, Seen
 from overlap_sched.errors import ProfileError
+
+_PRODUCTS = {"aten::mm": ("mm", 0), "aten::addmm": ("mm", 1), "aten::bmm": ("bmm", 0), "aten::baddbmm": ("bmm", 1)}
+"""Products of matrices: which kind, and where their factors begin. Inductor makes one of a product and an addition, and
+two of one, behind the graph that is dumped."""
 
 
 class Sought(NamedTuple):
@@ -44,20 +48,42 @@ class Sought(NamedTuple):
         return (self.name, self.bytes) if self.collective else (self.name,)
 
 
+class _Wanted(NamedTuple):
+    """What the graph has: how many of each key, names of calls that may be of it, keys of its products."""
+
+    counts: Mapping[Hashable, int]
+    names: Collection[str]
+    products: Mapping[Hashable, Hashable]
+
+
+def _wanted(sought: Sequence[Sought]) -> _Wanted:
+    products = {_product(node.name, node.shapes or ()): node.key for node in sought if node.name in _PRODUCTS}
+    kinds = {_PRODUCTS[node.name][0] for node in sought if node.name in _PRODUCTS}
+    others = {name for name, (kind, _) in _PRODUCTS.items() if kind in kinds}
+    return _Wanted(Counter(node.key for node in sought), {node.name for node in sought} | others, products)
+
+
+def _product(name: str, shapes: tuple[Shape, ...]) -> Hashable:
+    """What a product has in common with one that adds something to it; ``None``: it is none."""
+    if name not in _PRODUCTS:
+        return None
+    kind, first = _PRODUCTS[name]
+    return kind, shapes[first : first + 2]
+
+
 def runs_in(trace: RankTrace, sought: Sequence[Sought]) -> Rank:
     """The runs of the graph in one trace: of all calls of compiled graphs, those most like it.
 
     Raises:
         ProfileError: There is none.
     """
-    wanted = Counter(node.key for node in sought)
-    names = {node.name for node in sought}
+    wanted = _wanted(sought)
     best = 0.0
     chosen: list[Sample] = []
     for step in trace.steps:
         for k, calls in enumerate(_parts(step)):
-            sample = _sample((step.number, k), step, calls, wanted, names)
-            likeness = _likeness(sample, wanted)
+            sample = _sample((step.number, k), step, calls, wanted)
+            likeness = _likeness(sample, wanted.counts)
             if likeness > best:
                 best, chosen = likeness, []
             if likeness == best and best:
@@ -93,9 +119,7 @@ def _parts(step: Step) -> list[list[int]]:
     return parts or [list(range(len(step.calls)))]
 
 
-def _sample(
-    place: tuple[int, int], step: Step, chosen: Sequence[int], wanted: Mapping[Hashable, int], names: set[str]
-) -> Sample:
+def _sample(place: tuple[int, int], step: Step, chosen: Sequence[int], wanted: _Wanted) -> Sample:
     """Of the calls chosen: operators of the graph, and fused kernels; not what these call in turn."""
     taken: set[int] = set()
     calls: list[Seen] = []
@@ -106,7 +130,7 @@ def _sample(
         if call.parent in taken:
             taken.add(k)
             continue
-        if call.name in names:
+        if call.name in wanted.names:
             taken.add(k)
             seen = Seen(_key(call, wanted), call)
             (launches if call.name.startswith("_c10d_functional::") else calls).append(seen)
@@ -118,7 +142,7 @@ def _sample(
     return Sample(place, tuple(calls), tuple(launches), tuple(fused))
 
 
-def _key(call: Call, wanted: Mapping[Hashable, int]) -> Hashable:
+def _key(call: Call, wanted: _Wanted) -> Hashable:
     """The key under which the graph has such a call; the first where it has none."""
     keys: tuple[Hashable, ...] = (
         (call.name, call.shapes),
@@ -126,7 +150,8 @@ def _key(call: Call, wanted: Mapping[Hashable, int]) -> Hashable:
         (call.name, call.bytes),
         (call.name,),
     )
-    return next((key for key in keys if key in wanted), keys[0])
+    product = wanted.products.get(_product(call.name, call.shapes), keys[0])
+    return next((key for key in keys if key in wanted.counts), product)
 
 
 def _likeness(sample: Sample, wanted: Mapping[Hashable, int]) -> float:

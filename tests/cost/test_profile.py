@@ -41,6 +41,21 @@ def test_the_kth_of_equal_shapes_is_the_kth_in_the_trace(tmp_path: Path) -> None
     assert found.share("names") == 0.0
 
 
+def test_products_with_and_without_an_addition_are_one(tmp_path: Path) -> None:
+    """Inductor makes an addmm of mm and add, and the reverse."""
+    addmm = Sought("aten::addmm", ((2,), (4, 8), (8, 2)), 2.0)
+    added = event("aten::addmm", 0, 5, (4, 2), (4, 8), (8, 2), (4, 2))
+    assert times(profile(tmp_path, [MM, ADD], [added])) == [5.0, None]
+    assert times(profile(tmp_path, [addmm], [mm(0, 7)])) == [7.0]
+    assert times(profile(tmp_path, [addmm, MM], [mm(0, 7), event("aten::addmm", 10, 5, (2,), (4, 8), (8, 2))])) == [
+        5,
+        7,
+    ]
+    batched = Sought("aten::bmm", ((3, 4, 8), (3, 8, 2)), 2.0)
+    both = [event("aten::baddbmm", 0, 6, (3, 4, 2), (3, 4, 8), (3, 8, 2)), mm(10, 1)]
+    assert times(profile(tmp_path, [batched], both)) == [6.0]
+
+
 def test_the_median_of_steps_and_ranks(tmp_path: Path) -> None:
     def three(first: float, second: float, third: float) -> list[Event]:
         steps = [step(k, 100 * k, 90) for k in range(3)]

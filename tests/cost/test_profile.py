@@ -90,8 +90,8 @@ def test_what_an_operator_of_the_graph_calls_is_a_part_of_it(tmp_path: Path) -> 
     inner = Sought("aten::copy_", ((4, 2), (4, 2)), 1.0)
     clone = Sought("aten::clone", ((4, 2),), 1.0)
     trace = [
+        event("aten::copy_", 0, 5, (4, 2), (4, 2)),  # within the next one, which begins at the same moment
         event("aten::clone", 0, 10, (4, 2)),
-        event("aten::copy_", 2, 5, (4, 2), (4, 2)),
         event("aten::copy_", 20, 7, (4, 2), (4, 2)),
         event("aten::copy_", 3, 90, (4, 2), (4, 2), tid=2),  # begun meanwhile, by another thread
     ]

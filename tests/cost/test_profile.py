@@ -86,6 +86,17 @@ def test_only_the_compiled_graph_that_is_most_like_ours_counts(tmp_path: Path) -
     assert times(profile(tmp_path, [MM, Sought("aten::bmm", ((4, 2), (4, 2)), 1.0)], trace)) == [11.0, 3.0]
 
 
+def test_micro_batches_of_a_compiled_graph_are_runs(tmp_path: Path) -> None:
+    def rank(first: float, second: float) -> list[Event]:
+        one, two = (
+            nccl("all_gather_into_tensor", 100 * k + 1, us, (16,), number=k + 1) for k, us in enumerate((first, second))
+        )
+        return [region(0, 50), *one, region(100, 50), *two]
+
+    found = profile(tmp_path, [GATHER], rank(10, 80), rank(70, 20))
+    assert (times(found), found.runs) == ([15.0], 2)  # the median of 10 and 20: each is compared with its own
+
+
 def test_what_an_operator_of_the_graph_calls_is_a_part_of_it(tmp_path: Path) -> None:
     inner = Sought("aten::copy_", ((4, 2), (4, 2)), 1.0)
     clone = Sought("aten::clone", ((4, 2),), 1.0)

@@ -2,25 +2,33 @@
 
     python -m llama_repro.fusion
     python -m llama_repro.fusion --device cuda
+    python -m llama_repro.fusion --orders
+    python -m llama_repro.fusion --time
 
-Prints the table of ``docs/prices.md``. ``--device cuda`` merges loops as Triton's back end does, for an H100 that is
+Prints the tables of ``docs/prices.md``. ``--device cuda`` merges loops as Triton's back end does, for an H100 that is
 not there: it needs a CUDA build of torch with Triton. Nothing is run, nothing is measured: both sides are predictions,
 of which one knows the kernels.
 """
 
 import argparse
 import datetime
+import math
 import platform
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 
 from llama_repro.fusion.compare import Comparison, compared
 from llama_repro.fusion.graphs import Gpt, compiled_graphs, llama_graphs
+from llama_repro.fusion.orders import worths
 from llama_repro.fusion.pretended_gpu import pretended_gpu
 from llama_repro.harness.console import guarded
+from overlap_sched.fx import lift
+from overlap_sched.fx.costs import Fusion
 
 LAYERS = 4
 LLAMAS = ("llama3-8b-2d", "llama3-8b", "tiny")
@@ -33,8 +41,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="whose back end (default: cpu)")
     parser.add_argument("--layers", type=int, default=LAYERS, help=f"of each Llama (default: {LAYERS})")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--orders", action="store_true", help="instead: what fused prices are worth to an order")
+    instead.add_argument("--time", action="store_true", help="instead: how long pricing takes (a whole Llama)")
     options = parser.parse_args(arguments)
-    return guarded("fusion", lambda: _run(options.device, options.layers))
+    run = _orders if options.orders else _time if options.time else partial(_run, options.device)
+    return guarded("fusion", lambda: run(options.layers))
+
+
+def _orders(layers: int) -> int:
+    print("| graph | original order, ms | divided | all on the last | all on the first | node by node |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for llama in LLAMAS[:2]:
+        for found in worths(llama, layers):
+            cells = " | ".join(f"{us / 1e3:,.2f}" for us in (found.original_us, *found.by.values()))
+            print(f"| {found.name} | {cells} |", flush=True)
+    return 0
+
+
+def _time(_layers: int) -> int:
+    """Time of lifting with and without, processor seconds; the best of five."""
+    name, graph = list(llama_graphs("llama3-8b", 32, "cuda"))[-1]
+    seconds: dict[Fusion, float] = {}
+    modes: tuple[Fusion, ...] = ("none", "inductor")
+    for fusion in modes * 5:
+        began = time.process_time()
+        nodes = len(lift(graph, fusion=fusion).nodes)
+        seconds[fusion] = min(seconds.get(fusion, math.inf), time.process_time() - began)
+    extra = seconds["inductor"] - seconds["none"]
+    print(f"{name}: {nodes:,} nodes, lifted in {seconds['none']:.2f} s; predicted kernels take {extra:.2f} s more")
+    return 0
 
 
 def _run(device: str, layers: int) -> int:

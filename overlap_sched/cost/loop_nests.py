@@ -47,8 +47,7 @@ def loop_nests(steps: Sequence[Step | None], rules: Rules) -> list[LoopNest]:
         formula = _formula(step, steps, formulas)
         pointwise = step.kind == "pointwise" or (step.kind == "reduction" and step.reduced < rules.unrolled)
         if pointwise and not (v in needed or step.stored) and not _too_much(formula, readers[v], rules):
-            if readers[v]:
-                formulas[v] = formula
+            formulas[v] = formula
             continue
         space = None if step.kind == "opaque" else (step.points, 1 if pointwise else step.reduced)
         reads = tuple(formula.reads.values())

@@ -13,7 +13,6 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import formula
 from overlap_sched.fx.loops import Loop, is_slow, is_sum_by_index, loop_of
 from overlap_sched.fx.operator_traits import NO_CALL
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading
 
 
@@ -163,8 +162,6 @@ def _loop(r: Reading, v: int, rules: Rules) -> Loop | None:
     if loop is Loop.RESHAPE:  # a step only where it is a copy
         return Loop.STORED
     if loop is None or (not rules.adds_by_index and is_sum_by_index(node.target)):
-        return None
-    if r.ordering.get(v, Ordering.NONE) > Ordering.RANDOM:
         return None
     values = [node.meta.get("val"), *(r.nodes[u].meta.get("val") for u in r.inputs[v])]
     if any(isinstance(value, torch.Tensor) and value.dtype.is_complex for value in values):

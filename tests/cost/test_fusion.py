@@ -102,6 +102,19 @@ def test_a_path_that_a_merge_has_made_counts() -> None:
     assert kernels(crossing) == {6: ({2, 6}, 4 * N), 4: ({4}, 2 * N), 7: ({7}, 3 * N)}
 
 
+def test_a_merged_kernel_needs_what_its_parts_need() -> None:
+    a, z, y, w = (
+        pointwise(0, kept=True),
+        pointwise(1, kept=True),
+        pointwise(1, 3, kept=True),
+        pointwise(2, 4, kept=True),
+    )
+    assert kernels([None, None, a, opaque(2), z, y, w]) == {2: ({2}, 2 * N), 6: ({4, 5, 6}, 6 * N)}
+    inlined = pointwise(0, after=(2,))
+    steps = [None, pointwise(0, kept=True), opaque(1), inlined, pointwise(1, 3, kept=True)]
+    assert set(kernels(steps)) == {1, 4}
+
+
 def test_loops_over_other_points_are_not_merged() -> None:
     assert set(kernels([None, pointwise(0, kept=True), pointwise(read(0, 2 * N), n=2 * N, kept=True)])) == {1, 2}
     assert set(kernels([None, rows_sum(0, kept=True), pointwise(read(0, MATRIX + 1), n=MATRIX + 1, kept=True)])) == {
@@ -115,6 +128,9 @@ def test_what_lies_in_another_order_is_not_merged() -> None:
     assert set(kernels(straight)) == {2}
     turned = [None, pointwise(0, kept=True), pointwise(read(1, window=9, aligned=False), kept=True)]
     assert set(kernels(turned)) == {1, 2}
+    within = [None, rows_sum(0, kept=True), pointwise(read(1, ROWS), n=ROWS)]
+    within.append(pointwise(read(2, ROWS, window=9, aligned=False), n=ROWS, kept=True))
+    assert set(kernels(within)) == {1, 3}
 
 
 def test_a_reduction_along_columns_joins_no_loops_over_the_matrix() -> None:
@@ -155,11 +171,16 @@ def test_any_step_is_stored_when_it_reads_very_much(inputs: int, rules: Rules, s
 def test_long_formulas_are_stored(ops: int, stored: bool) -> None:
     steps = [None, pointwise(0, ops=ops + 1), pointwise(read(1, window=99, aligned=False), kept=True)]
     assert (len(kernels(steps, TRITON)) == 2) is stored
+    two = [None, pointwise(0, ops=ops), pointwise(1), pointwise(read(2, window=99, aligned=False), kept=True)]
+    assert (len(kernels(two, TRITON)) == 2) is stored
 
 
 def test_slow_functions_are_not_computed_twice_on_a_cpu() -> None:
     crooked = read(1, window=99, aligned=False)
     steps = [None, pointwise(0, slow=True), pointwise(crooked, kept=True), pointwise(crooked, kept=True)]
+    assert (len(kernels(steps, TRITON)), len(kernels(steps, CPP))) == (1, 2)
+    crooked = read(2, window=99, aligned=False)
+    steps = [None, pointwise(0, slow=True), pointwise(1), pointwise(crooked, kept=True), pointwise(crooked, kept=True)]
     assert (len(kernels(steps, TRITON)), len(kernels(steps, CPP))) == (1, 2)
 
 
@@ -179,6 +200,8 @@ def test_a_part_of_an_inlined_step_reads_a_part_of_its_inputs() -> None:
 def test_two_halves_of_a_value_are_not_more_than_the_value() -> None:
     halves = [Read(0, 8, 600, N, False), Read(0, 9, 600, N, False)]
     assert kernels([None, pointwise(*halves, kept=True)]) == {1: ({1}, N + N)}
+    half = Read(0, 9, N // 2, N, False)
+    assert kernels([None, pointwise(half, kept=True), pointwise(half, kept=True)]) == {2: ({1, 2}, N // 2 + 2 * N)}
 
 
 HIGH, WIDE = 2**13, 2**10

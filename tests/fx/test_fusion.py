@@ -77,6 +77,11 @@ def test_softmax_and_its_like_are_one_kernel_decomposed_or_not() -> None:
     whole = fused(lambda x: ATEN._softmax.default(x * 2, -1, False) + 1, (ROWS, WIDTH))
     assert kernels(whole) == {"add": 2 * FULL}
 
+    def backward(x: Tensor, y: Tensor) -> Tensor:
+        return ATEN._softmax_backward_data.default(x, y, -1, torch.float32).sum(-1)
+
+    assert kernels(fused(backward, (ROWS, WIDTH), (ROWS, WIDTH))) == {"sum_1": 2 * FULL + 4 * ROWS}
+
 
 def test_matmuls_stay_alone_and_what_they_read_is_stored() -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:
@@ -163,7 +168,10 @@ def scattered(x: Tensor, at: Tensor, values: Tensor) -> Tensor:
     ],
 )
 def test_scatters_copy_what_they_write_into(device: str, found: dict[str, int]) -> None:
-    assert kernels(fused(scattered, (ROWS, WIDTH), (ROWS, 1), (ROWS, 1), device=device)) == found
+    shapes = (ROWS, WIDTH), (ROWS, 1), (ROWS, 1)
+    assert kernels(fused(scattered, *shapes, device=device)) == found
+    doubled_after = fused(lambda *given: scattered(*given) * 2, *shapes, device=device)
+    assert kernels(doubled_after) == {**found, "mul_1": 2 * FULL}  # all has to be written before it is read
 
 
 def test_complex_numbers_and_unknown_operators_stay_alone() -> None:

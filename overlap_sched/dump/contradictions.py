@@ -92,16 +92,13 @@ def _rows_given(node: fx.Node) -> Any:
     return shape[0] if isinstance(shape, list | tuple) and shape else None
 
 
-def without_hints(
-    inputs: Inputs, of: Mapping[fx.Node, Input], splits: Collection[fx.Node], keep: Collection[str]
-) -> Inputs:
+def without_hints(inputs: Inputs, of: Mapping[fx.Node, Input], splits: Collection[fx.Node]) -> Inputs:
     """The inputs as if the file said nothing of data-dependent sizes: symbols ``u0``, and sizes for all_to_alls.
 
     Args:
         inputs: What the file says.
         of: The input of each placeholder.
         splits: See :func:`splits_of`.
-        keep: Names that the caller has given.
     """
     forgotten = {
         id(item)
@@ -112,12 +109,12 @@ def without_hints(
         replace(item, value=None) if isinstance(item, SizeInput) and id(item) in forgotten else item
         for item in inputs.inputs
     ]
-    return replace(inputs, inputs=kept, symbols=known(inputs.symbols, keep))
+    return replace(inputs, inputs=kept, symbols=backed(inputs.symbols))
 
 
-def known(symbols: Mapping[str, int], keep: Collection[str]) -> dict[str, int]:
-    """Symbols but for data-dependent ones that the caller has not given."""
-    return {name: size for name, size in symbols.items() if name in keep or not is_unbacked(name)}
+def backed(symbols: Mapping[str, int]) -> dict[str, int]:
+    """Symbols but for data-dependent ones."""
+    return {name: size for name, size in symbols.items() if not is_unbacked(name)}
 
 
 def note_on(first: Contradiction, taken: int | None, symbols: Sequence[str]) -> str:

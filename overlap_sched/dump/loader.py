@@ -12,9 +12,9 @@ from overlap_sched.dump import guess
 from overlap_sched.dump.attributes import make_attribute, read_attributes
 from overlap_sched.dump.contradictions import (
     Contradiction,
+    backed,
     contradictions,
     is_unbacked,
-    known,
     note_on,
     splits_of,
     without_hints,
@@ -84,8 +84,8 @@ class Loader:
         if balanced:
             self._splits = {node.name: count for node, count in splits_of(nodes).items()}
             of = self._match_inputs(inputs.inputs)
-            inputs = without_hints(inputs, of, [node for node in nodes if node.name in self._splits], sizes)
-            symbols = known(symbols, sizes)
+            inputs = without_hints(inputs, of, [node for node in nodes if node.name in self._splits])
+            symbols = backed(symbols)
         self.symbols = [name for name in names.symbols if is_unbacked(name)]
         self._maker = InputMaker(inputs, {**symbols, **sizes}, self._default_symbol)
         if self._maker.matched:

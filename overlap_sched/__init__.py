@@ -35,7 +35,7 @@ __all__ = [
     "write_problem",
 ]
 
-_FX = ("lift", "reorder", "schedule_graph")
+_FX = ("ProfileCost", "lift", "reorder", "schedule_graph")
 _INDUCTOR = ("backend", "clear_reports", "disable", "enable", "enabled", "inductor_options", "reports")
 
 

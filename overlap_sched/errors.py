@@ -160,6 +160,10 @@ class CalibrationError(OverlapSchedError, RuntimeError):
     """A machine cannot be measured as asked for, or two measurements are not of one machine."""
 
 
+class ProfileError(OverlapSchedError, ValueError):
+    """A trace of torch.profiler cannot be read, or does not belong to the graph or to the traces beside it."""
+
+
 class TorchVersionError(OverlapSchedError, RuntimeError):
     """This torch is none of those whose private names we know."""
 

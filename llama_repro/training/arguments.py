@@ -36,6 +36,7 @@ class Arguments:
     slow_network: float | None
     predict: bool
     measure: bool
+    trace: Path | None
     checkpoint: Path | None
     checkpoint_every: int
     json: Path | None
@@ -54,6 +55,8 @@ def parse(given: list[str] | None = None) -> Arguments:
     slow = values["slow_network"]
     if slow is not None and not 0.0 < slow < math.inf:
         raise OptionsError(f"--slow-network is {slow:g}; it is a bandwidth in GB/s, above 0.")
+    if slow is not None and values["trace"] is not None:
+        raise OptionsError("--trace records real collectives, --slow-network emulates them: leave one of the two out.")
     if values["checkpoint_every"] < 0:
         raise OptionsError(f"--checkpoint-every is {values['checkpoint_every']}; it is 0 (at the end) or more.")
     names = [option.name for option in fields(Options)]
@@ -132,4 +135,5 @@ def _files(group: argparse._ArgumentGroup) -> None:
     add("--checkpoint", type=Path, metavar="DIR", help="save here, and resume from what is here")
     add("--checkpoint-every", type=int, default=0, metavar="N", help="steps between two saves (default: at the end)")
     add("--measure", action="store_true", help="profile one more step: exposed time and memory as measured")
+    add("--trace", type=Path, metavar="DIR", help="profile some more steps: a trace of each rank, and the graphs")
     add("--json", type=Path, metavar="OUT", help="write losses, times and figures as JSON")

@@ -25,6 +25,7 @@ from llama_repro.training.measure import Profiled, profiled
 from llama_repro.training.outcome import Outcome
 from llama_repro.training.schedulers import scheduling
 from llama_repro.training.slow_network import NoLink, Traffic, slow_network, with_slow_links
+from llama_repro.training.tracing import record, traceable
 from llama_repro.training.trainer import DTYPES, Trainer, identity, make_trainer
 from llama_repro.training.world import World, world_of
 from overlap_sched.cost import Roofline
@@ -92,11 +93,14 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
         inductor_config.patch(fx_graph_cache=False),  # what is found there is not scheduled again, and so not reported
         slow_network(model) if arguments.slow_network is not None and model else nullcontext() as traffic,
         scheduling(arguments.scheduler, arguments.options, model, on_gpu=on_gpu, predict=arguments.predict),
+        traceable(arguments.trace, world),
         _shown(first, arguments.steps, console) as show,
     ):
         done = [_step(number, arguments, trainer, traffic, show) for number in range(first, arguments.steps)]
         weights = trainer.digests()
         static = trainer.static_bytes()
+        if arguments.trace is not None:
+            record(trainer.step, arguments.steps, arguments.trace, world)
         if arguments.measure:
             with nullcontext(traffic) if traffic is not None or on_gpu else slow_network(NoLink()) as waits:
                 seen = profiled(lambda: trainer.step(arguments.steps), world.device, waits)

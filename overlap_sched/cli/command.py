@@ -23,6 +23,7 @@ from overlap_sched.cli.schemas import schema_text
 from overlap_sched.cli.source import Loaded, check_input, options_of, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.problem import Problem
+from overlap_sched.report.profile_text import profile_table
 from overlap_sched.report.progress import progress
 from overlap_sched.report.units import printable
 from overlap_sched.scheduler.pipeline import schedule
@@ -160,6 +161,8 @@ def _read(options: argparse.Namespace, tell: Tell) -> Loaded:
     loaded = load(source_of(options), tell)
     for note in loaded.notes:
         _complain(f"note: {note}")
+    if loaded.profile is not None:
+        print(_shown(profile_table(loaded.profile)), file=sys.stderr)
     if options.save_problem:
         tell(f"writing {options.save_problem}")
         save(loaded.problem, options.save_problem, redact=options.redact)

@@ -14,14 +14,17 @@ from overlap_sched.cli.source import Loaded, Source
 from overlap_sched.cost import FREE, Price, Roofline, device_named
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.kineto import RankTrace
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
+from overlap_sched.cost.profiled import profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import problem_bytes, read_problem
 from overlap_sched.problem.redact import redacted
 from overlap_sched.problem.unpack import MAGIC
 from overlap_sched.report.files import write_file
+from overlap_sched.report.profile_text import profile_notes
 
 _DUMP_SUFFIXES = (".py", ".txt")
 _GUESSES = {
@@ -52,17 +55,18 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     Raises:
         OverlapSchedError: One of its subclasses: nothing to read, not understood, or options that do not fit.
     """
-    loaded = _load_dump(source, tell) if is_dump(source.path) else _load_problem(source)
-    problem = with_contention(loaded.problem, source.contention, source.path)
+    loaded = _load_dump(source, tell) if is_dump(source.path) else _load_problem(source, tell)
+    problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.path)
     asked = doubt(problem)
     return Loaded(
         problem,
-        loaded.prices,
+        tuple([price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]),
         (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked])),
+        loaded.profile,
     )
 
 
-def _load_problem(source: Source) -> Loaded:
+def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
     if (source.cluster is not None or source.mesh) and not source.prices_anew:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own times. Leave --cluster and --mesh out, or ask "
@@ -73,8 +77,22 @@ def _load_problem(source: Source) -> Loaded:
             f"{source.path} is a problem file: it has its own groups, sizes and times. "
             "Leave --group, --size, --import, --device and --fusion out."
         )
-    problem = read_problem(source.path, source.comm_scale, source.limits)
-    return Loaded(problem, tuple([Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]))
+    problem = read_problem(source.path, limits=source.limits)
+    prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
+    if not source.traces:
+        return Loaded(problem, tuple(prices))
+    found = profiled(problem, _traces(source, tell))
+    for v in found.measured:
+        prices[v] = Price(found.problem.nodes[v].time_us, "profile")
+    return Loaded(found.problem, tuple(prices), tuple(profile_notes(found.profile)), found.profile)
+
+
+def _traces(source: Source, tell: Callable[[str], None]) -> list[RankTrace]:
+    traces = []
+    for path in source.traces:
+        tell(f"reading {path}")
+        traces += read_traces([path], source.limits)
+    return traces
 
 
 def is_dump(path: str) -> bool:
@@ -116,8 +134,9 @@ def _head(path: str) -> bytes:
 
 def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     try:
-        from overlap_sched.dump import load_dump
+        from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
+        from overlap_sched.fx.profile import lifted_with_profile
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
@@ -145,10 +164,15 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         contention=source.cluster_contention,
         fusion=source.fusion or "inductor",
     )
+    profile = None
+    if source.traces:
+        lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
     notes = [f"{count} x {what}" for what, count in dump.notes.items()]
+    notes += sizes_to_give(dump.guessed)
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
-    return Loaded(_scaled(lifted.problem, source.comm_scale), lifted.prices, tuple(notes))
+    notes += [] if profile is None else profile_notes(profile)
+    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile)
 
 
 def _import(package: str) -> None:

@@ -19,6 +19,7 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
         help="a problem file (.json, .json.gz) or a torch graph dump (.py, .txt, plain or .gz)",
     )
     _times(parser.add_argument_group("times"))
+    _profile(parser.add_argument_group("measured times"))
     _dumps(parser.add_argument_group("only for a dump"))
     _cluster(parser.add_argument_group("where a dump runs"))
     _limits(parser.add_argument_group("limits of the input"))
@@ -49,6 +50,18 @@ def _times(group: argparse._ArgumentGroup) -> None:
         metavar="LINK=GROUP,GROUP",
         help="these process groups share a network link: while collectives of k of them are in flight, each takes k "
         "times as long (rail=0,513); can be repeated",
+    )
+
+
+def _profile(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--profile",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="TRACE.json",
+        help="take the times of nodes from these traces of torch.profiler (.json, .json.gz; record_shapes=True), one "
+        "per rank, of the same steps; with several ranks, waiting for late ones is taken out of collectives",
     )
 
 

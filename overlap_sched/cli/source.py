@@ -9,6 +9,7 @@ from typing import Literal
 from overlap_sched.cli.contention import contention_given
 from overlap_sched.cost import Price
 from overlap_sched.cost.cluster import MeshDimension
+from overlap_sched.cost.profile import Profile
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
@@ -36,6 +37,7 @@ class Source:
         prices_anew: Of a problem file, too: the command prices its collectives for the cluster.
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
+        traces: Of the torch profiler, one per rank: times that replace the predicted ones where they have them.
     """
 
     path: str
@@ -52,6 +54,7 @@ class Source:
     prices_anew: bool = False
     contention: Contention = NO_CONTENTION
     limits: Limits = DEFAULT_LIMITS
+    traces: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,13 @@ class Loaded:
         problem: What was read.
         prices: Per node, its time and where that comes from.
         notes: What was guessed, and what looks wrong.
+        profile: What traces say of it, where there are any.
     """
 
     problem: Problem
     prices: tuple[Price, ...]
     notes: tuple[str, ...] = ()
+    profile: Profile | None = None
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -90,6 +95,7 @@ def source_of(options: argparse.Namespace) -> Source:
         prices_anew=options.command == "whatif",
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
+        traces=tuple(options.profile),
     )
 
 

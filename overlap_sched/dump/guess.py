@@ -99,7 +99,7 @@ def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size: int)
 
 def all_to_all_splits(nodes: Iterable[fx.Node]) -> list[Sequence[Any]]:
     """What each all_to_all sends to each rank, of those whose splits are data-dependent."""
-    return [node.args[2] for node in _uneven(nodes)]
+    return [node.args[2] for node in uneven(nodes)]
 
 
 def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | None]) -> int | None:
@@ -109,7 +109,7 @@ def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | 
         nodes: The graph.
         rows_of: Rows of a node's value, or None where they are data-dependent.
     """
-    for node in _uneven(nodes):
+    for node in uneven(nodes):
         source, sent = node.args[0], node.args[2]
         assert isinstance(source, fx.Node)
         rows = rows_of(source)
@@ -118,7 +118,8 @@ def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | 
     return None
 
 
-def _uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+def uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """Each all_to_all whose splits are data-dependent."""
     target = torch.ops._c10d_functional.all_to_all_single.default
     for node in nodes:
         if node.target is target and len(node.args) >= 3 and isinstance(node.args[0], fx.Node):

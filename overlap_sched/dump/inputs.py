@@ -210,6 +210,9 @@ class InputMaker:
         return self._default(name) if _SYMBOL.match(name) else None
 
     def _size(self, item: SizeInput, name: str) -> int | float:
+        given = self._symbols.get(name, self._symbols.get(item.symbol or ""))
+        if given is not None:  # by the caller, whatever the file says
+            return given
         if item.value is not None:
             return item.value
         value = None if item.symbol is None else self.size_of(item.symbol)

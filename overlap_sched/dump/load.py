@@ -13,7 +13,8 @@ operators), ``guess`` (data-dependent sizes), ``size_names`` (what sizes may be 
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch import fx
@@ -37,12 +38,14 @@ class Dump:
         name: The file's name without its endings.
         groups: The process groups that collectives of the graph name, in the order of first use.
         notes: What was guessed, and how often.
+        guessed: Data-dependent sizes that were guessed, by symbol where it has one, else by node.
     """
 
     gm: fx.GraphModule
     name: str
     groups: Mapping[str, DumpGroup]
     notes: Mapping[str, int]
+    guessed: Mapping[str, int] = field(default_factory=dict)
 
 
 def load_dump(
@@ -61,7 +64,8 @@ def load_dump(
         groups: Size of a process group, or its ranks, by name. Needed only where the file does not say it.
         sizes: Values of data-dependent (unbacked) sizes, by the name of the symbol (``u0``) or of the node that reads
             it. Others all get one value: that of an all_to_all spread evenly, the first found with which every node
-            fits; 8192 where there is none.
+            fits; 8192 where there is none. What the file says of such sizes counts only where the splits of each
+            all_to_all add to its rows by it; else it is left out, and a note says so.
         limits: How large the file and the graph may be.
         progress: Called with (nodes done, nodes in all) now and then.
 
@@ -72,22 +76,35 @@ def load_dump(
     source = read_source(path, limits)
     name = Path(path).name.split(".")[0]
     given = given_groups(groups)
-    loader = Loader(source, given, sizes or {}, strict=True, limits=limits)
-    with warnings.catch_warnings(), stand_ins(loader.groups_asked_by_name()), fake_execution():
+    make = partial(Loader, source, given, sizes or {}, limits=limits)
+    first = make(strict=True)
+    with warnings.catch_warnings(), stand_ins(first.groups_asked_by_name()), fake_execution():
         warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
-        misfit = _misfit(loader, progress)
-        if misfit is not None:
-            tries = (
-                Loader(source, given, sizes or {}, size, strict=True, limits=limits)
-                for size in loader.other_sizes(misfit)
-            )
-            fitting = next((other for other in tries if _misfit(other, progress) is None), None)
-            loader = fitting or Loader(source, given, sizes or {}, limits=limits)
-            if fitting is None:
-                loader.run(progress)
+        loader = _run(first, make, progress)
+        found = loader.contradictions()
+        if found:
+            make = partial(make, balanced=True)
+            balanced = _run(make(strict=True), make, progress)
+            mended = len(balanced.contradictions()) < len(found)
+            loader = balanced if mended else loader
+            loader.note_contradictions(found, mended=mended)
         gm = loader.graph_module()
     gm.meta[GROUPS_KEY] = dict(loader.groups)
-    return Dump(gm, name, loader.groups, dict(sorted(loader.notes.items())))
+    return Dump(gm, name, loader.groups, dict(sorted(loader.notes.items())), loader.guessed)
+
+
+def _run(loader: Loader, make: Callable[..., Loader], progress: Callable[[int, int], None] | None) -> Loader:
+    """The loader, or one with the first other value of data-dependent sizes with which every node fits; run."""
+    misfit = _misfit(loader, progress)
+    if misfit is None:
+        return loader
+    for size in loader.other_sizes(misfit):
+        other = make(default=size, strict=True)
+        if _misfit(other, progress) is None:
+            return other
+    loader = make()
+    loader.run(progress)
+    return loader
 
 
 def _misfit(loader: Loader, progress: Callable[[int, int], None] | None) -> Sequence[int] | None:

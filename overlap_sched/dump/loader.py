@@ -10,6 +10,15 @@ from torch import fx
 
 from overlap_sched.dump import guess
 from overlap_sched.dump.attributes import make_attribute, read_attributes
+from overlap_sched.dump.contradictions import (
+    Contradiction,
+    backed,
+    contradictions,
+    is_unbacked,
+    note_on,
+    splits_of,
+    without_hints,
+)
 from overlap_sched.dump.counting import ValueCount
 from overlap_sched.dump.graph import ParsedGraph, build_graph
 from overlap_sched.dump.groups import DumpGroup, named_groups, resolve_groups, written_groups
@@ -39,6 +48,7 @@ class Loader:
             if spread evenly, else 8192.
         strict: Raise :class:`overlap_sched.dump.values.MisfitError` where such a size does not fit.
         limits: How many values the graph may have.
+        balanced: Leave out what the file says of data-dependent sizes, because it contradicts itself.
     """
 
     def __init__(
@@ -49,6 +59,7 @@ class Loader:
         default: int | None = None,
         strict: bool = False,
         limits: Limits = DEFAULT_LIMITS,
+        balanced: bool = False,
     ) -> None:
         self.source = source
         self._count = ValueCount(limits.nodes)
@@ -57,15 +68,26 @@ class Loader:
         literal = None if source.groups is None else Literals(source.path, {}).read(source.groups)
         self.groups = resolve_groups(self.parsed, given, written_groups(source.path, literal), self.notes)
         self._sizes = dict(sizes)
+        self.guessed: dict[str, int] = {}
         self._default = default
         self._strict = strict
         self._sizing = False
         self._bodies = {name: build_graph(source.path, forward) for name, forward in source.submodules.items()}
-        check_sizes(source.path, sizes, size_names(source, [self.parsed, *self._bodies.values()]))
+        names = size_names(source, [self.parsed, *self._bodies.values()])
+        check_sizes(source.path, sizes, names)
         self._attribute_values = read_attributes(source.path, source.attributes)
         self._attributes: dict[str, Any] = {}
         inputs = read_inputs(source.path, source.load_args)
-        self._maker = InputMaker(inputs, {**source.symbols, **sizes}, self._default_symbol)
+        symbols = dict(source.symbols)
+        nodes = list(self.parsed.graph.nodes)
+        self._splits: dict[str, int] = {}
+        if balanced:
+            self._splits = {node.name: count for node, count in splits_of(nodes).items()}
+            of = self._match_inputs(inputs.inputs)
+            inputs = without_hints(inputs, of, [node for node in nodes if node.name in self._splits])
+            symbols = backed(symbols)
+        self.symbols = [name for name in names.symbols if is_unbacked(name)]
+        self._maker = InputMaker(inputs, {**symbols, **sizes}, self._default_symbol)
         if self._maker.matched:
             note = "symbols that the file does not define, taken from the integers among its inputs, in order"
             self.notes[note] = len(self._maker.matched)
@@ -111,6 +133,15 @@ class Loader:
     def graph_module(self) -> fx.GraphModule:
         """The graph with its attributes."""
         return fx.GraphModule(self._attributes, self.parsed.graph, class_name="Repro")
+
+    def contradictions(self) -> list[Contradiction]:
+        """Each all_to_all whose splits do not add to its rows."""
+        return contradictions(list(self.parsed.graph.nodes), self.values.of.get)
+
+    def note_contradictions(self, found: Sequence[Contradiction], *, mended: bool) -> None:
+        """Say what was contradictory, and whether another size was taken for all; it is the same for all splits."""
+        taken = self._default_size() if mended else None
+        self.values.note(note_on(found[0], taken, self.symbols), len(found))
 
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
@@ -205,13 +236,15 @@ class Loader:
 
     def _size(self, node: fx.Node) -> int:
         """The value of a data-dependent size at `node`."""
-        return self._sizes[node.name] if node.name in self._sizes else self._default_size()
+        if node.name in self._sizes:
+            return self._sizes[node.name]
+        return self.guessed.setdefault(node.name, self._default_size())
 
     def _default_symbol(self, symbol: str) -> int:
         if symbol in self._sizes:
             return self._sizes[symbol]
-        size = self._default_size()
-        self._sizes[symbol] = size
+        size = self._default_size() * self._splits.get(symbol, 1)
+        self._sizes[symbol] = self.guessed[symbol] = size
         self.values.note(f"data-dependent sizes, taken as {size}")
         return size
 

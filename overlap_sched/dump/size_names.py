@@ -11,7 +11,9 @@ from overlap_sched.dump.source import DumpSource
 from overlap_sched.errors import DumpNameError
 
 _SYMBOL = re.compile(r"\b[A-Za-z]+_?\d+\b")
+_UNBACKED = re.compile(r"u\d+")
 _LISTED = 20
+_SUGGESTED = 4
 
 
 class SizeNames(NamedTuple):
@@ -41,6 +43,17 @@ def _symbols_of_inputs(statements: Sequence[ast.stmt]) -> Iterator[str]:
                     yield part.id
             elif isinstance(part, ast.keyword) and part.arg == "expr" and isinstance(part.value, ast.Constant):
                 yield from _SYMBOL.findall(str(part.value.value))
+
+
+def sizes_to_give(guessed: Mapping[str, int]) -> list[str]:
+    """A note on how to give sizes that were guessed, by their symbols where they have one; none where none was."""
+    if not guessed:
+        return []
+    names = sorted(guessed, key=lambda name: _UNBACKED.fullmatch(name) is None)  # symbols first, nodes behind them
+    shown = ", ".join(names[1:_SUGGESTED])
+    more = f" and {len(names) - _SUGGESTED:,} more" if len(names) > _SUGGESTED else ""
+    also = f" (also {shown}{more})" if shown else ""
+    return [f"data-dependent sizes were guessed; to give one: --size {names[0]}={guessed[names[0]]}{also}"]
 
 
 def check_sizes(path: str, given: Mapping[str, int], names: SizeNames) -> None:

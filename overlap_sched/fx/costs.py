@@ -8,12 +8,14 @@ from torch import fx
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
 from overlap_sched.cost.fusion import Part, parts_of_kernels, shared_prices
+from overlap_sched.cost.price import Source
 from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import FlopCounter
 from overlap_sched.fx.fusion_steps import rules_for, steps_of
 from overlap_sched.fx.operator_traits import NO_CALL
 from overlap_sched.fx.reading import Reading, attribute_of
+from overlap_sched.fx.rows import untouched_bytes
 from overlap_sched.problem import Group
 
 Cost = Callable[[fx.Node], float | None]
@@ -44,8 +46,9 @@ def costs_of(
     """Costs of all nodes; inputs, waits and outputs are free.
 
     Bytes of a compute node are those of the tensors that it takes (each node once, expanded dimensions counted) and
-    gives; views, ``getitem`` and ``empty`` are free. Bytes of a collective are the larger of what it takes and gives.
-    With ``fusion="inductor"`` nodes that become one kernel share what that moves, and its time.
+    gives, of a table only the rows that are touched (:mod:`overlap_sched.fx.rows`); views, ``getitem`` and ``empty``
+    are free. Bytes of a collective are the larger of what it takes and gives. With ``fusion="inductor"`` nodes that
+    become one kernel share what that moves, and its time.
 
     Args:
         reading: Of the graph.
@@ -65,6 +68,7 @@ def costs_of(
     n = len(reading.nodes)
     result = Costs([0] * n, [0] * n, [FREE] * n)
     pricer = Pricer(model)
+    source: Source = getattr(cost, "source", "user")
     counter = FlopCounter(reading.storages.hint, reading.notes)
     free: set[int] = set()
     given: set[int] = set()
@@ -86,7 +90,7 @@ def costs_of(
         us = None if cost is None else cost(reading.nodes[v])
         if us is not None:
             given.add(v)
-            price = Price(_checked(us, reading.nodes[v]), "user")
+            price = Price(_checked(us, reading.nodes[v]), source)
         result.prices[v] = price
     if fusion == "inductor":
         rules = rules_for(reading)
@@ -119,7 +123,7 @@ def _is_free(r: Reading, v: int) -> bool:
 def _bytes_moved(r: Reading, v: int) -> int:
     takes, gives = sum([r.value_bytes[u] for u in r.inputs[v]]), r.value_bytes[v]
     overwritten = r.overwritten_bytes.get(v, 0)
-    return takes - overwritten + max(gives, overwritten)
+    return takes - overwritten + max(gives, overwritten) - untouched_bytes(r, v)
 
 
 def _flops(r: Reading, v: int, counter: FlopCounter) -> int:

@@ -313,3 +313,56 @@ def test_larger_side_of_a_collective() -> None:
     assert found["all_gather_into_tensor"].bytes == 2 * 64
     assert found["reduce_scatter_tensor"].bytes == 64
     assert found["reduce_scatter_tensor"].op == "reduce_scatter_tensor"
+
+
+def test_embeddings_and_gathers_read_the_rows_that_they_give() -> None:
+    builder = Builder()
+    table, tokens = builder.input("table"), builder.input("tokens")
+    table.meta["val"] = builder.tensor(1000, 16)
+    tokens.meta["val"] = builder.tensor(2, 4).long()
+    rows = 4 * 8 * 16
+    for name, op, args in (
+        ("embedding", ATEN.embedding.default, (table, tokens)),
+        ("index_select", ATEN.index_select.default, (table, 0, tokens)),
+        ("index", ATEN.index.Tensor, (table, [tokens])),
+        ("gather", ATEN.gather.default, (table, 0, tokens)),
+    ):
+        builder.call(name, op, *args, val=builder.tensor(2, 4, 16))
+    few = builder.call("few", ATEN.embedding.default, table, tokens, val=builder.tensor(4000, 16))
+    gradient = builder.call(
+        "gradient", ATEN.embedding_dense_backward.default, few, tokens, 1000, -1, False, val=builder.tensor(1000, 16)
+    )
+    found = nodes(builder.done(gradient))
+    for name in ("embedding", "index_select", "index", "gather"):
+        assert found[name].bytes == 2 * rows + 64, name
+    assert found["few"].bytes == 4 * 1000 * 16 + 64 + 4 * 4000 * 16  # never more than the whole table
+    assert found["gradient"].bytes == 4 * 4000 * 16 + 64 + 4 * 1000 * 16  # all of it is written: zeros
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "touched"),
+    [
+        (ATEN.index_put_.default, ("table", ["tokens"], "values"), 1),
+        (ATEN.index_put_.default, ("table", ["tokens"], "values", True), 2),
+        (ATEN.index_copy_.default, ("table", 0, "tokens", "values"), 1),
+        (ATEN.index_add_.default, ("table", 0, "tokens", "values"), 2),
+        (ATEN.scatter_.src, ("table", 0, "tokens", "values"), 1),
+        (ATEN.scatter_add_.default, ("table", 0, "tokens", "values"), 2),
+        (ATEN.index_put_.default, ("table", ["tokens"], "number"), None),
+    ],
+    ids=lambda p: str(p) if isinstance(p, int) or p is None else None,
+)
+def test_scatters_in_place_touch_the_rows_that_they_write(op: Any, args: Any, touched: int | None) -> None:
+    builder = Builder()
+    values = {name: builder.input(name) for name in ("table", "tokens", "values", "number")}
+    values["table"].meta["val"] = builder.tensor(1000, 16)
+    values["tokens"].meta["val"] = builder.tensor(8).long()
+    values["values"].meta["val"] = builder.tensor(8, 16)
+    values["number"].meta["val"] = builder.tensor()
+    args = [[values[a[0]]] if isinstance(a, list) else values.get(a, a) for a in args]
+    builder.call("put", op, *args, val=values["table"].meta["val"])
+    found = nodes(builder.done(values["table"]))["put"]
+    if touched is None:  # one number, for nobody knows how many rows
+        assert found.bytes == 2 * 64000 + 64 + 4
+    else:
+        assert found.bytes == 512 + 64 + touched * 512

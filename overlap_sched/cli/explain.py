@@ -11,6 +11,7 @@ from overlap_sched.report.contention_text import with_contention_line
 from overlap_sched.report.cost_figures import cost_figures, cost_text
 from overlap_sched.report.explain_figures import explain_figures
 from overlap_sched.report.peak_text import peak_text
+from overlap_sched.report.reserved_text import reserved_changes, reserved_lines
 from overlap_sched.scheduler.result import Schedule
 
 TOP = 10
@@ -76,7 +77,9 @@ def answer(options: argparse.Namespace, result: Schedule) -> str:
         UnknownIdError: There is no collective of the name given.
     """
     if options.peak:
-        return with_contention_line(peak_text(explain_peak(result.problem, result.order)), result.problem.contention)
+        shown = peak_text(explain_peak(result.problem, result.order))
+        reserved = reserved_lines(reserved_changes(result))
+        return with_contention_line("\n".join([shown, *reserved]), result.problem.contention)
     top = None if options.all else TOP if options.top is None else options.top
     if options.json:
         return as_json("explain", explain_figures(result, options.collective, top))

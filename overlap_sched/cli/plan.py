@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_file
+from overlap_sched.report.reserved_text import reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.scheduler.result import Schedule
 
 
@@ -35,8 +36,10 @@ def answer(options: argparse.Namespace, result: Schedule, tell: Callable[[str], 
     if options.trace:
         tell(f"writing {options.trace}")
         write_trace(result, options.trace)
+    tell("replaying the caching allocator")
+    reserved = reserved_changes(result)
     tell("computing the lower bound")
     if options.json:
-        return as_json("plan", figures(result))
+        return as_json("plan", {**figures(result), "reserved": reserved_figures(reserved)})
     kept = () if result.fell_back is None else (f"The original order was kept: {result.fell_back}",)
-    return (summary(result), *kept)
+    return (summary(result, reserved_rows(reserved)), *kept)

@@ -120,3 +120,39 @@ def replay_allocator(problem: Problem, order: Sequence[int], settings: Allocator
     """Run a valid order through the allocator, on a device without a limit."""
     found = requests_of(LiveRanges(problem), order).replayed(settings)
     return Reservation(found.peak_reserved_bytes, found.peak_allocated_bytes, found.segments)
+
+
+@dataclass(frozen=True)
+class ReservedChange:
+    """What the allocator makes of one order and of another of the same problem.
+
+    Attributes:
+        original_bytes, new_bytes: Reserved, on a device without a limit.
+        original_capacity_bytes, new_capacity_bytes: The smallest capacity in which each runs, with retries: to
+            :data:`CAPACITY_STEP`.
+        retries: How often the new order makes the allocator stop the GPU to give cached memory back, in
+            ``original_bytes``, where the original never does; ``None``: it runs out of memory there.
+    """
+
+    original_bytes: int
+    new_bytes: int
+    original_capacity_bytes: int
+    new_capacity_bytes: int
+    retries: int | None
+
+
+def reserved_change(
+    problem: Problem, original: Sequence[int], new: Sequence[int], settings: AllocatorSettings = PLAIN
+) -> ReservedChange:
+    """Two valid orders of a problem before the same allocator; O(n log n) a replay, about ten replays each."""
+    live_ranges = LiveRanges(problem)
+    before = requests_of(live_ranges, original)
+    original_bytes = before.replayed(settings).peak_reserved_bytes
+    original_capacity = before.smallest_capacity(settings, original_bytes)
+    if tuple(original) == tuple(new):
+        return ReservedChange(original_bytes, original_bytes, original_capacity, original_capacity, 0)
+    after = requests_of(live_ranges, new)
+    new_bytes = after.replayed(settings).peak_reserved_bytes
+    new_capacity = after.smallest_capacity(settings, new_bytes)
+    retries = 0 if new_bytes <= original_bytes else after.retries(original_bytes, settings)
+    return ReservedChange(original_bytes, new_bytes, original_capacity, new_capacity, retries)

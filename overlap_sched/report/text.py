@@ -1,6 +1,7 @@
 """A schedule in words: the figures as data, a table for people, and why each collective is where it is."""
 
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -55,8 +56,8 @@ def figures(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def summary(schedule: Schedule) -> Table:
-    """Before, after, and the limit of each: a table for :mod:`rich` to print."""
+def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
+    """Before, after, and the limit of each: a table for :mod:`rich` to print; then more rows of the same columns."""
     problem, before, after = schedule.problem, schedule.original, schedule.scheduled
     bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
     groups = len({problem.nodes[v].group for v in problem.collectives})
@@ -80,6 +81,8 @@ def summary(schedule: Schedule) -> Table:
     if budget_bound > bound_us * (1 + _ROUNDING):
         gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
         table.add_row("... within the budget", *gaps, "", duration(budget_bound))
+    for row in more:
+        table.add_row(*row)
     return table
 
 

@@ -1,0 +1,87 @@
+"""What the caching allocator makes of a schedule: three figures before and after, as data and as rows of a table."""
+
+from typing import Any
+
+from overlap_sched.peak_memory.allocator_settings import (
+    EXPANDABLE,
+    PLAIN,
+    VARIABLES,
+    AllocatorSettings,
+    allocator_settings,
+    settings_in_environment,
+)
+from overlap_sched.peak_memory.reserved import ReservedChange, reserved_change
+from overlap_sched.report.units import between, change, size
+from overlap_sched.scheduler.result import Schedule
+
+_SET = "as set"
+
+
+def settings_shown() -> dict[str, AllocatorSettings]:
+    """Plain and expandable segments; then what ``PYTORCH_ALLOC_CONF`` sets, where that is neither."""
+    shown = {"plain": PLAIN, "expandable": EXPANDABLE}
+    here = allocator_settings(settings_in_environment())
+    return shown if here in shown.values() else {**shown, _SET: here}
+
+
+def reserved_changes(schedule: Schedule) -> dict[str, ReservedChange]:
+    """Per kind of allocator, what it makes of the original order and of the new one.
+
+    Empty in the tracker memory model: it frees what a collective in flight still holds.
+    """
+    problem = schedule.problem
+    if problem.memory_model != "runtime":
+        return {}
+    return {
+        name: reserved_change(problem, problem.original_order, schedule.order, settings)
+        for name, settings in settings_shown().items()
+    }
+
+
+def reserved_figures(changes: dict[str, ReservedChange]) -> list[dict[str, Any]]:
+    """For ``--json``: bytes; ``retries`` is null where the new order runs out of memory."""
+    return [
+        {
+            "allocator": name,
+            "original_reserved_bytes": found.original_bytes,
+            "reserved_bytes": found.new_bytes,
+            "original_capacity_bytes": found.original_capacity_bytes,
+            "capacity_bytes": found.new_capacity_bytes,
+            "retries": found.retries,
+        }
+        for name, found in changes.items()
+    ]
+
+
+def reserved_rows(changes: dict[str, ReservedChange]) -> list[tuple[str, ...]]:
+    """Rows: what is looked at, original, scheduled, change."""
+    rows: list[tuple[str, ...]] = []
+    for name, found in changes.items():
+        reserved = (found.original_bytes, found.new_bytes)
+        capacity = (found.original_capacity_bytes, found.new_capacity_bytes)
+        retries = "out of memory" if found.retries is None else str(found.retries)
+        rows.append((f"reserved, {name}", *map(size, reserved), change(*reserved)))
+        rows.append(("... runs in at least", *map(size, capacity), change(*capacity)))
+        rows.append((f"... retries in {size(found.original_bytes)}", "0", retries))
+    return rows
+
+
+def reserved_lines(changes: dict[str, ReservedChange]) -> list[str]:
+    """The same in a line each, for people."""
+    lines = []
+    for name, found in changes.items():
+        retries = (
+            "it runs out of memory"
+            if found.retries is None
+            else f"{found.retries} retr{'y' if found.retries == 1 else 'ies'}"
+        )
+        reserved = between(size(found.original_bytes), size(found.new_bytes))
+        capacity = between(size(found.original_capacity_bytes), size(found.new_capacity_bytes))
+        lines.append(
+            f"  {_named(name)}: {reserved}; runs in at least {capacity}; in {size(found.original_bytes)}: {retries}"
+        )
+    return ["reserved by torch's caching allocator (replayed), original order and this one:", *lines] if lines else []
+
+
+def _named(name: str) -> str:
+    return VARIABLES[0] if name == _SET else f"{name} segments"

@@ -1,0 +1,256 @@
+"""Reserved memory: against the judge of the shared tools where it is there, and worked examples."""
+
+import importlib.util
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sched.errors import OptionsError
+from overlap_sched.peak_memory.allocator_settings import (
+    EXPANDABLE,
+    MIB,
+    PLAIN,
+    AllocatorSettings,
+    allocator_settings,
+    settings_in_environment,
+)
+from overlap_sched.peak_memory.caching_allocator import CachingAllocator, OutOfDeviceMemoryError, rounded
+from overlap_sched.peak_memory.expandable_segments import ExpandableAllocator
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.peak_memory.reserved import Requests, requests_of, reserved_change
+from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.problem.file import problem_bytes
+from tests.support.graphs import problems
+
+JUDGE = Path(__file__).parents[3] / "shared" / "tools" / "allocator.py"
+
+
+@pytest.fixture(scope="module")
+def judge() -> ModuleType:
+    if not JUDGE.exists():
+        pytest.skip("no judge beside the checkout: ../shared/tools/allocator.py")
+    spec = importlib.util.spec_from_file_location("allocator_judge", JUDGE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def judged(judge: ModuleType, data: Any, order: tuple[int, ...], capacity: int | None) -> tuple[int, int] | None:
+    try:
+        found = judge.replay(data, list(order), capacity)
+    except judge.OutOfMemory:
+        return None
+    return found.peak_reserved, found.retries
+
+
+def ours(requests: Requests, capacity: int) -> tuple[int, int] | None:
+    try:
+        found = requests.replayed(PLAIN, capacity)
+    except OutOfDeviceMemoryError:
+        return None
+    return found.peak_reserved_bytes, found.retries
+
+
+@given(problems(models=("runtime",)), st.integers(0, 100))
+def test_plain_segments_as_the_judge_has_them(judge: ModuleType, problem: Problem, percent: int) -> None:
+    large = with_sizes_of_all_kinds(problem)
+    data = json.loads(problem_bytes(large))
+    requests = requests_of(LiveRanges(large), large.original_order)
+    free = requests.replayed(PLAIN)
+    assert judged(judge, data, large.original_order, None) == (free.peak_reserved_bytes, 0)
+    capacity = free.peak_reserved_bytes * percent // 100
+    assert judged(judge, data, large.original_order, capacity) == ours(requests, capacity)
+
+
+def with_sizes_of_all_kinds(problem: Problem) -> Problem:
+    """From some hundred kilobytes to 40 MiB: small segments, shared ones and those of one request."""
+    storages = tuple(storage._replace(bytes=storage.bytes * 300_001 % (40 * MIB)) for storage in problem.storages)
+    return replace(problem, storages=storages)
+
+
+def run(allocator: CachingAllocator, script: str) -> CachingAllocator:
+    """``a12 b3 -a c12``: allocate MiB by name, give back."""
+    held = {}
+    for word in script.split():
+        if word[0] == "-":
+            allocator.free(held.pop(word[1:]))
+        else:
+            held[word[0]] = allocator.allocate(int(float(word[1:]) * MIB))
+    return allocator
+
+
+def test_a_retry_gives_back_what_is_wholly_free() -> None:
+    assert run(CachingAllocator(PLAIN, 40 * MIB), "a12 b14 -a c20").retries == 1
+    assert run(CachingAllocator(PLAIN, 40 * MIB), "a12 b14 -a c20").reserved_bytes == 34 * MIB
+    with pytest.raises(OutOfDeviceMemoryError):  # half of the first segment is in use: it stays
+        run(CachingAllocator(PLAIN, 40 * MIB), "a12 -a d3 b14 c20")
+
+
+def test_expandable_segments_grow_by_pages_and_reuse_all() -> None:
+    assert run(ExpandableAllocator(), "a12").reserved_bytes == 20 * MIB
+    assert run(ExpandableAllocator(), "a12 b8").reserved_bytes == 20 * MIB
+    assert run(ExpandableAllocator(), "a12 b12").reserved_bytes == 40 * MIB
+    assert run(ExpandableAllocator(), "a0.5").reserved_bytes == 2 * MIB
+    assert run(ExpandableAllocator(), "a12 b12 -a -b c24").reserved_bytes == 40 * MIB  # plain: 24 + 24
+    assert run(CachingAllocator(), "a12 b12 -a -b c24").reserved_bytes == 48 * MIB
+    assert run(ExpandableAllocator(), "a12 b12 -b c30").reserved_bytes == 60 * MIB  # grows behind what is free
+
+
+def test_expandable_segments_unmap_whole_pages_under_pressure() -> None:
+    # b lies from 45 to 115 MiB: once it is free, the two pages from 60 to 100 can go, what is left of others cannot
+    before = "a45 b70 c5 -b"
+    assert run(ExpandableAllocator(), before).reserved_bytes == 120 * MIB
+    found = run(ExpandableAllocator(EXPANDABLE, 160 * MIB), f"{before} d80")
+    assert (found.retries, found.reserved_bytes, found.peak_reserved_bytes) == (1, 160 * MIB, 160 * MIB)
+    with pytest.raises(OutOfDeviceMemoryError):
+        run(ExpandableAllocator(EXPANDABLE, 160 * MIB - 1), f"{before} d80")
+
+
+def test_unmapped_pages_are_mapped_again_at_the_lowest_place() -> None:
+    allocator = run(ExpandableAllocator(EXPANDABLE, 160 * MIB), "a45 b70 c5 -b")
+    with pytest.raises(OutOfDeviceMemoryError):
+        allocator.allocate(200 * MIB)
+    assert allocator.reserved_bytes == 80 * MIB
+    block = allocator.allocate(50 * MIB)
+    assert block is not None
+    assert (block.address, allocator.reserved_bytes) == (45 * MIB, 120 * MIB)
+
+
+class SlowExpandable:
+    """Bytes of one pool as pages and intervals, all of them looked at for every request."""
+
+    def __init__(self, page: int) -> None:
+        self.page, self.used, self.mapped = page, [], set()  # type: ignore[var-annotated]
+
+    def allocate(self, size: int) -> int:
+        free = self.free_blocks()
+        fits = [(stop - start, start) for start, stop in free if stop - start >= size]
+        if fits:
+            fits.sort()
+            k, ends = 0, [self.grows_to(start, start + length) for length, start in fits]
+            while k + 1 < len(fits) and ends[k + 1] < ends[k]:
+                k += 1
+            start = fits[k][1]
+        else:
+            starts = [start for start, stop in free if stop // self.page not in self.mapped or stop % self.page]
+            holes = sorted({self.end(), *starts})
+            start = next(at for at in holes if self.room(at) >= size and self.can_start(at, free))
+            for page in range(start // self.page, -(-(start + size) // self.page)):
+                self.mapped.add(page)
+        self.used.append((start, start + size))
+        return start
+
+    def can_start(self, at: int, free: list[tuple[int, int]]) -> bool:
+        return at == self.end() or any(
+            start == at and self.grows_to(start, stop) > stop - start for start, stop in free
+        )
+
+    def end(self) -> int:
+        return (max(self.mapped) + 1) * self.page if self.mapped else 0
+
+    def room(self, at: int) -> int:
+        return min((start - at for start, _ in self.used if start >= at), default=2**62)
+
+    def grows_to(self, start: int, stop: int) -> int:
+        return stop - start if stop < self.end() else 2**62
+
+    def free_blocks(self) -> list[tuple[int, int]]:
+        found, at = [], 0
+        for start, stop in [*sorted(self.used), (self.end(), self.end())]:
+            if start > at:
+                found.append((at, start))
+            at = stop
+        return found
+
+
+@given(st.integers(0, 10**6))
+def test_expandable_segments_against_intervals(seed: int) -> None:
+    rng = random.Random(seed)
+    fast, slow = ExpandableAllocator(), SlowExpandable(20 * MIB)
+    held: list[tuple[Any, tuple[int, int]]] = []
+    for _ in range(rng.randrange(40)):
+        if held and rng.random() < 0.45:
+            block, interval = held.pop(rng.randrange(len(held)))
+            fast.free(block)
+            slow.used.remove(interval)
+        else:
+            size = rng.choice((2, 3, 7, 12, 20, 45)) * MIB
+            block, start = fast.allocate(size), slow.allocate(size)
+            assert block is not None
+            assert block.address == start
+            held.append((block, (start, start + size)))
+        assert fast.reserved_bytes == len(slow.mapped) * 20 * MIB
+
+
+def test_what_a_schedule_does_to_reserved_memory() -> None:
+    same = reserved_change(EXAMPLE, EXAMPLE.original_order, EXAMPLE.original_order)
+    assert (same.original_bytes, same.new_bytes, same.retries) == (22 * MIB, 22 * MIB, 0)
+    assert same.original_capacity_bytes == same.new_capacity_bytes == 22 * MIB
+
+
+def test_settings_as_torch_reads_them() -> None:
+    assert allocator_settings("") == PLAIN
+    assert allocator_settings("expandable_segments:True") == EXPANDABLE
+    assert allocator_settings("backend:native, max_split_size_mb:512") == AllocatorSettings(
+        max_split_size_bytes=512 * MIB
+    )
+    divisions = allocator_settings("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]")
+    assert [divisions.divisions(size * MIB) for size in (1, 256, 511, 512, 1024, 2048, 2**17)] == [1, 1, 1, 2, 4, 8, 8]
+    assert allocator_settings("roundup_power2_divisions:4").divisions(MIB) == 4
+
+
+def test_rounding() -> None:
+    assert [rounded(count) for count in (1, 512, 513, 2048)] == [512, 512, 1024, 2048]
+    four = allocator_settings("roundup_power2_divisions:4")  # 1024, 1280, 1536, 1792, 2048: docs/source/notes/cuda.rst
+    assert [rounded(count * MIB + 1, four) for count in (1024, 1200, 1536)] == [1280 * MIB, 1280 * MIB, 1792 * MIB]
+    assert rounded(1200, four) == 1536  # below 512 times the divisions: to 512 bytes
+
+
+def test_max_split_size() -> None:
+    settings = allocator_settings("max_split_size_mb:50")
+    assert run(CachingAllocator(settings), "a100 -a b20").reserved_bytes == 120 * MIB  # not split for a small request
+    assert run(CachingAllocator(settings), "a100 -a b90").reserved_bytes == 100 * MIB  # within 20 MiB
+    assert run(CachingAllocator(settings), "a100 -a b70").reserved_bytes == 170 * MIB
+    pressed = run(CachingAllocator(settings, 150 * MIB), "a100 -a b70")
+    assert (pressed.retries, pressed.reserved_bytes) == (0, 70 * MIB)  # one oversize block is given back: no retry
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "expandable_segments",
+            "allocator is 'expandable_segments', which cannot be read from 'expandable_segments' on. Write it as in "
+            "PYTORCH_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', or '' for torch's defaults.",
+        ),
+        ("expandable_segments:yes", "allocator has expandable_segments:yes; it is True or False."),
+        ("max_split_size_mb:20", "allocator has max_split_size_mb:20; it is a whole number of MiB above 20."),
+        (
+            "roundup_power2_divisions:3",
+            "allocator has '3' in roundup_power2_divisions; sizes in MiB and divisions are powers of two.",
+        ),
+    ],
+)
+def test_settings_that_torch_would_not_take(text: str, message: str) -> None:
+    with pytest.raises(OptionsError) as error:
+        allocator_settings(text)
+    assert str(error.value) == message
+
+
+def test_settings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert settings_in_environment() == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert settings_in_environment() == "max_split_size_mb:64"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "nonsense")
+    assert settings_in_environment() == ""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
+from overlap_sched.problem.allocator_settings import allocator_named
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.quantities import shown
 
@@ -49,6 +50,10 @@ class Options:
             from the best found. Counted, not timed, so that all ranks get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
+        allocator: Whose room the order keeps to, besides the budget: ``"none"`` (default): live bytes alone count.
+            ``"plain"`` or ``"expandable"``: the order runs in what the original order makes torch's CUDA caching
+            allocator reserve, with segments of that kind (:mod:`overlap_sched.scheduler.reserve`), as near as can be.
+            Or settings as in ``PYTORCH_ALLOC_CONF``: ``"expandable_segments:True,max_split_size_mb:512"``.
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the
             process group's store; all use it or none does, see ``docs/agreement.md``. ``"none"``: they trust that
             all have the same graph and options; where they have not, the job may hang. A rank alone does nothing.
@@ -65,6 +70,7 @@ class Options:
     effort: int = 4
     strict: bool = False
     agreement: Agree = "digest"
+    allocator: str = "none"
 
     def __post_init__(self) -> None:
         headroom_bytes(self.headroom, 0)
@@ -88,6 +94,11 @@ class Options:
         if isinstance(effort, bool) or not isinstance(effort, int) or not 0 <= effort <= MAX_EFFORT:
             text = shown(effort) if type(effort) is int else repr(effort)
             raise OptionsError(f"effort is {text}; it is a whole number of runs, 0 to {MAX_EFFORT}.")
+        if not isinstance(self.allocator, str):
+            raise OptionsError(
+                f"allocator is {self.allocator!r}; it is text: 'none', 'plain', 'expandable', or settings."
+            )
+        allocator_named(self.allocator)
         if not isinstance(self.strict, bool):
             raise OptionsError(f"strict is {self.strict!r}; it is True or False.")
 

@@ -32,7 +32,7 @@ that decides ties.
 import bisect
 from dataclasses import dataclass
 
-from overlap_sched.peak_memory.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
 MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, MIB, 2 * MIB
 MIN_LARGE_ALLOC, ROUND_LARGE = 10 * MIB, 2 * MIB
@@ -96,6 +96,22 @@ class CachingAllocator:
         block.free = True
         self._put(self._merged(block))
 
+    def growth_bytes(self, count: int) -> int:
+        """What a request for so many bytes would reserve more, as things stand; changes nothing."""
+        if count == 0:
+            return 0
+        size = rounded(count, self.settings)
+        block = self._best_fit(size)
+        if block is None:
+            return self._growth(size)
+        self._put(block)
+        return 0
+
+    def largest_free_bytes(self) -> int:
+        """The largest free block of the large pool."""
+        pool = self._pools[False]
+        return pool[-1][0] if pool else 0
+
     def _best_fit(self, size: int) -> Block | None:
         pool, limit = self._pools[size <= SMALL_SIZE], self.settings.max_split_size_bytes
         at = bisect.bisect_left(pool, (size, -1))
@@ -119,13 +135,16 @@ class CachingAllocator:
             raise OutOfDeviceMemoryError
         return block
 
-    def _from_device(self, size: int) -> Block | None:
+    def _growth(self, size: int) -> int:
+        """The segment for a request that no free block serves."""
         if size <= SMALL_SIZE:
-            segment = SMALL_BUFFER
-        elif size < MIN_LARGE_ALLOC:
-            segment = self.settings.large_segment_size_bytes
-        else:
-            segment = -(-size // ROUND_LARGE) * ROUND_LARGE
+            return SMALL_BUFFER
+        if size < MIN_LARGE_ALLOC:
+            return self.settings.large_segment_size_bytes
+        return -(-size // ROUND_LARGE) * ROUND_LARGE
+
+    def _from_device(self, size: int) -> Block | None:
+        segment = self._growth(size)
         if self.reserved_bytes + segment > self.capacity:
             return None
         block = Block(self._next_address, segment, size <= SMALL_SIZE)

@@ -7,7 +7,6 @@ From ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.13 to 2.15): ``get_free_bloc
 
 import bisect
 
-from overlap_sched.peak_memory.allocator_settings import EXPANDABLE, NO_LIMIT, AllocatorSettings
 from overlap_sched.peak_memory.caching_allocator import (
     MIN_BLOCK,
     SMALL_BUFFER,
@@ -15,6 +14,7 @@ from overlap_sched.peak_memory.caching_allocator import (
     Block,
     CachingAllocator,
 )
+from overlap_sched.problem.allocator_settings import EXPANDABLE, NO_LIMIT, AllocatorSettings
 
 _ADDRESSES = 2**62
 
@@ -60,6 +60,18 @@ class ExpandableAllocator(CachingAllocator):
             block = mapped
         self._take(block)
         return block
+
+    def _growth(self, size: int) -> int:
+        """Pages that are mapped for a request that no free block serves."""
+        block: Block | None = self._room(size)
+        mapped = 0
+        while size > 0 and block is not None:
+            if not block.mapped:
+                page = self._page[block.small]
+                mapped += -(-min(size, block.size) // page) * page
+            size -= block.size
+            block = block.after
+        return mapped
 
     def _room(self, size: int) -> Block:
         """The lowest block from which on so many bytes are free or not mapped."""

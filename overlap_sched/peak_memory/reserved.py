@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_sched.peak_memory.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 from overlap_sched.peak_memory.caching_allocator import Block, CachingAllocator, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.expandable_segments import ExpandableAllocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
 CAPACITY_STEP = 8 * MIB
 """The smallest capacity is found to within this."""

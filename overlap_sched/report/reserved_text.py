@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from overlap_sched.peak_memory.allocator_settings import (
+from overlap_sched.peak_memory.reserved import ReservedChange, reserved_change
+from overlap_sched.problem.allocator_settings import (
     EXPANDABLE,
     PLAIN,
     VARIABLES,
@@ -10,7 +11,6 @@ from overlap_sched.peak_memory.allocator_settings import (
     allocator_settings,
     settings_in_environment,
 )
-from overlap_sched.peak_memory.reserved import ReservedChange, reserved_change
 from overlap_sched.report.units import between, change, size
 from overlap_sched.scheduler.result import Schedule
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.admission import CompletionProfile, Refusal
+from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.priority import LaunchKey, Priorities
@@ -39,6 +40,7 @@ def list_schedule(
     policy: Policy,
     pairs: Sequence[Pair] = (),
     beat_us: float = math.inf,
+    gate: AllocatorGate | None = None,
 ) -> Candidate | Work:
     """Schedule once.
 
@@ -48,11 +50,12 @@ def list_schedule(
         policy: What this run tries.
         pairs: Extra pairs (before, after) that the order must keep, and that the reference keeps.
         beat_us: A step that has been reached already: a run that will be longer is given up.
+        gate: The allocator beside the run: what would make it reserve more than it may is not moved ahead.
 
     Returns:
         What it made, within the budget by construction; of a run that was given up only what it took.
     """
-    state = State(reference, limit, reference.priorities(policy.prepares), pairs)
+    state = State(reference, limit, reference.priorities(policy.prepares), pairs, gate)
     rules = Rules(state, policy)
     while len(state.order) < len(reference.order):
         v, reason = rules.choose()
@@ -80,9 +83,15 @@ class State:
     """
 
     def __init__(
-        self, reference: Reference, limit: npt.NDArray[np.int64], priorities: Priorities, pairs: Sequence[Pair]
+        self,
+        reference: Reference,
+        limit: npt.NDArray[np.int64],
+        priorities: Priorities,
+        pairs: Sequence[Pair],
+        gate: AllocatorGate | None,
     ) -> None:
         """Nothing has run."""
+        self._gate = gate
         problem = reference.problem
         self.nodes, self.priorities = problem.nodes, priorities
         self.memory = CompletionProfile(reference, limit)
@@ -100,6 +109,9 @@ class State:
 
     def may_run(self, v: NodeId) -> bool:
         """Does the budget admit v? Else it is blocked."""
+        if self._gate is not None and self.memory.position[v] != self.memory.first and not self._gate.admits(v):
+            self.ready.remove(v)
+            return False
         if self.memory.admits(v):
             return True
         if self.nodes[v].kind is Kind.COLLECTIVE and v not in self.refusals:
@@ -126,6 +138,9 @@ class State:
                 self._add(w)  # under contention some are still in flight
         if ready.blocked or ready.blocked_now:
             for w in ready.unblocked(lowered):
+                self._add(w)
+        if self._gate is not None:
+            for w in self._gate.run(v, self.memory):
                 self._add(w)
         for w in self._after[v]:
             self._open_before[w] -= 1

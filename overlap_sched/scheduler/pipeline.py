@@ -7,6 +7,7 @@
       -> search      small graphs: a beam search                                       beam_search
       -> shift       waits later and launches sooner, as far as memory allows          shift
       -> fill tail   compute deferred behind the last launch, to hide the end          fill_tail
+      -> reserve     an order that torch's allocator can hold, where that is asked     reserve
       -> verify      the judges look at the order; they share no code with the above   judge
       -> explain     why each collective is where it is                                explain
 
@@ -28,6 +29,7 @@ from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.fill_tail import fill_tail
 from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
 from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.reserve import within_reserve
 from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 from overlap_sched.scheduler.shift import shift
 
@@ -131,7 +133,7 @@ def _phases(task: Task, base: Order, original: Candidate) -> Candidate:
     if best.reasons:  # else what there was is as good as it gets
         limit = task.limit_after(best)
         shifted = shift(task, best, limit)
-        best = fill_tail(task, best, shifted, limit)
+        best = within_reserve(task, reference, best, fill_tail(task, best, shifted, limit), limit)
     return best
 
 

@@ -31,14 +31,16 @@ _FARTHEST = 2_000
 """A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
 
 
-def shift(task: Task, best: Candidate, limit: npt.NDArray[np.int64]) -> Candidate:
+def shift(task: Task, best: Candidate, limit: npt.NDArray[np.int64], farthest: int = _FARTHEST) -> Candidate:
     """The phase: the candidate shifted within a limit in bytes; as it was where contention makes that longer."""
-    return with_order(task, best, best.order, limit)
+    return with_order(task, best, best.order, limit, farthest)
 
 
-def with_order(task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64]) -> Candidate:
+def with_order(
+    task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64], farthest: int = _FARTHEST
+) -> Candidate:
     """The candidate with its nodes in another valid order, shifted like that."""
-    moved = task.remeasured(best, shifted(task.live_ranges, order, limit, task.pairs))
+    moved = task.remeasured(best, shifted(task.live_ranges, order, limit, task.pairs, farthest))
     if task.problem.contention:
         as_it_was = task.remeasured(best, order)
         return as_it_was if as_it_was.beats(moved) else moved
@@ -46,7 +48,11 @@ def with_order(task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.
 
 
 def shifted(
-    live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64], pairs: Sequence[Pair] = ()
+    live_ranges: LiveRanges,
+    order: Sequence[int],
+    limit: npt.NDArray[np.int64],
+    pairs: Sequence[Pair] = (),
+    farthest: int = _FARTHEST,
 ) -> Order:
     """The order with waits later and launches sooner, within the budget; without contention never a longer step.
 
@@ -55,10 +61,11 @@ def shifted(
         order: A valid order within the budget.
         limit: Budget in bytes, a scalar or one value per position.
         pairs: Extra pairs (before, after) that the order keeps and must go on to keep.
+        farthest: Positions that a move goes at most.
     """
     problem = live_ranges.problem
     before, after = neighbours(problem, (*pairs, *launch_pairs(problem, order, "group")))
-    line = _Line(live_ranges, order, limit)
+    line = _Line(live_ranges, order, limit, farthest)
     still = [_takes_no_time(problem, v) for v in range(len(order))]
     for v in reversed(order):
         if still[v]:
@@ -88,7 +95,10 @@ class _Line:
         order: Node ids. position: its inverse.
     """
 
-    def __init__(self, live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64], farthest: int
+    ) -> None:
+        self._farthest = farthest
         self.order = np.array(order, dtype=np.int64)
         self.position = np.empty(len(order), dtype=np.int64)
         self._placed(0, len(order))
@@ -107,7 +117,7 @@ class _Line:
     def move_later(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
-        target = min(target, at + _FARTHEST)
+        target = min(target, at + self._farthest)
         if target <= at:
             return
         during, between = self._held(v, at + 1, target + 1)
@@ -130,7 +140,7 @@ class _Line:
     def move_sooner(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
-        target = max(target, at - _FARTHEST)
+        target = max(target, at - self._farthest)
         if target >= at:
             return
         held_during, held_between = self._held(v, target, at)

@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.peak_memory.allocator_settings import (
+from overlap_sched.peak_memory.caching_allocator import CachingAllocator, OutOfDeviceMemoryError, rounded
+from overlap_sched.peak_memory.expandable_segments import ExpandableAllocator
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.peak_memory.reserved import Requests, requests_of, reserved_change
+from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.problem.allocator_settings import (
     EXPANDABLE,
     MIB,
     PLAIN,
@@ -21,11 +26,6 @@ from overlap_sched.peak_memory.allocator_settings import (
     allocator_settings,
     settings_in_environment,
 )
-from overlap_sched.peak_memory.caching_allocator import CachingAllocator, OutOfDeviceMemoryError, rounded
-from overlap_sched.peak_memory.expandable_segments import ExpandableAllocator
-from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.peak_memory.reserved import Requests, requests_of, reserved_change
-from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.file import problem_bytes
 from tests.support.graphs import problems
 

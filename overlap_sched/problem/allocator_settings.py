@@ -61,6 +61,16 @@ EXPANDABLE = AllocatorSettings(expandable_segments=True)
 """``expandable_segments:True``."""
 
 
+def allocator_named(text: str) -> AllocatorSettings | None:
+    """``plain``, ``expandable``, or settings as in ``PYTORCH_ALLOC_CONF``; ``none``: no allocator.
+
+    Raises:
+        OptionsError: It is none of these.
+    """
+    known = {"none": None, "plain": PLAIN, "expandable": EXPANDABLE}
+    return known[text] if text in known else allocator_settings(text)
+
+
 def settings_in_environment() -> str:
     """What this process gives torch's allocator, ``""`` where nothing (or nothing that can be read) is set."""
     text = next((os.environ[name] for name in VARIABLES if name in os.environ), "")

@@ -1,0 +1,149 @@
+"""An order that torch's caching allocator can hold in what the original order needs.
+
+Live bytes within the budget are not enough: another order leaves other holes. What the original order needs is replayed
+once (:mod:`overlap_sched.peak_memory.reserved`); the order found must, in plain figures:
+
+    reserve at most 3 % more on a device without a limit,
+    run, with at most one retry, in as much as the original reserves there without any,
+    run in the smallest capacity in which the original runs, plus 0.2 %;
+
+each plus the headroom. Where it does not: the same order without its shift; then runs beside an allocator that admits
+no more than the original reserves (:mod:`overlap_sched.scheduler.allocator_gate`), the shortest that can be held; then
+shifts that go less far. Where nothing can be held, what breaks least of this within one percent of the step.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.options import headroom_bytes
+from overlap_sched.peak_memory.reserved import requests_of
+from overlap_sched.problem import Order
+from overlap_sched.problem.allocator_settings import AllocatorSettings, allocator_named
+from overlap_sched.scheduler.allocator_gate import AllocatorGate
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.list_scheduler import list_schedule
+from overlap_sched.scheduler.policies import FAR, NEAR, NEXT, Policy
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.result import Work
+from overlap_sched.scheduler.shift import shift
+
+MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
+"""As above; parts of what the original order needs."""
+CLOSE, WORTH = 1.005, 1.01
+"""A step within the first part of the best is not improved on; within the second it is given for memory that fits."""
+SHIFTS = (400, 100, 25)
+"""Positions that a shift goes at most, in turn."""
+
+POLICIES = tuple(
+    Policy(lead, slack, window)
+    for slack, window in ((0.12, FAR), (-0.2, NEXT), (0.0, NEAR), (-0.03, NEAR), (0.12, NEAR), (-1.0, FAR))
+    for lead in (0.005, 0.0, 0.02)
+)
+"""Near the reference order in one way or another: that is what fragments least."""
+
+
+class Overdraft(NamedTuple):
+    """What an order breaks, worst first; all zero: nothing."""
+
+    out_of_memory: bool
+    retries: int
+    over_capacity: bool
+    over_bytes: int
+
+
+NOTHING = Overdraft(False, 0, False, 0)
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """What the original order needs of the allocator.
+
+    Attributes:
+        task: Whose. settings: Of the allocator.
+        reserved_bytes: Reserved without a limit. capacity_bytes: the smallest that suffices. headroom_bytes: on top.
+    """
+
+    task: Task
+    settings: AllocatorSettings
+    reserved_bytes: int
+    capacity_bytes: int
+    headroom_bytes: int
+
+    @classmethod
+    def of(cls, task: Task, settings: AllocatorSettings) -> "Reserve":
+        """Of a task's original order."""
+        requests = requests_of(task.live_ranges, task.problem.original_order)
+        reserved = requests.replayed(settings).peak_reserved_bytes
+        headroom = headroom_bytes(task.options.headroom, task.base_bytes)
+        return cls(task, settings, reserved, requests.smallest_capacity(settings, reserved), headroom)
+
+    def overdraft(self, order: Order) -> Overdraft:
+        """What a valid order breaks."""
+        requests = requests_of(self.task.live_ranges, order)
+        reserved = requests.replayed(self.settings).peak_reserved_bytes
+        over_bytes = max(reserved - int(self.reserved_bytes * MOST_RESERVED) - self.headroom_bytes, 0)
+        retries = requests.retries(self.reserved_bytes + self.headroom_bytes, self.settings)
+        if retries is None:
+            return Overdraft(True, 0, True, over_bytes)
+        fits = requests.fits(int(self.capacity_bytes * MOST_CAPACITY) + self.headroom_bytes, self.settings)
+        return Overdraft(False, max(retries - MOST_RETRIES, 0), not fits, over_bytes)
+
+    def gate(self) -> AllocatorGate:
+        """For a run that keeps to it."""
+        return AllocatorGate(self.task.live_ranges, self.settings, self.reserved_bytes + self.headroom_bytes)
+
+
+def within_reserve(
+    task: Task, reference: Reference, raw: Candidate, best: Candidate, limit: npt.NDArray[np.int64]
+) -> Candidate:
+    """The phase: the best order, or one near it that the allocator asked for can hold.
+
+    Args:
+        task: What is asked for.
+        reference: The order that runs start from.
+        raw: The best order before it was shifted.
+        best: The best order behind all other phases.
+        limit: Budget in bytes of a shift, a scalar or one value per position.
+    """
+    settings = allocator_named(task.options.allocator)
+    if settings is None:
+        return best
+    reserve = Reserve.of(task, settings)
+    breaks = reserve.overdraft(best.order)
+    if breaks == NOTHING:
+        return best
+    held, broken = _held(reserve, reference, raw, best, breaks)
+    if broken != NOTHING:
+        return held
+    for farthest in SHIFTS:
+        moved = shift(task, held, limit, farthest)
+        if not held.step_us < moved.step_us and reserve.overdraft(moved.order) == NOTHING:
+            return moved
+    return held
+
+
+def _held(
+    reserve: Reserve, reference: Reference, raw: Candidate, best: Candidate, breaks: Overdraft
+) -> tuple[Candidate, Overdraft]:
+    """The shortest order that breaks nothing; where there is none, the one near the best that breaks least."""
+    task = reserve.task
+    original = task.measured(task.problem.original_order)
+    tried = [(breaks, best), (reserve.overdraft(raw.order), raw)]
+    work = best.work
+    for policy in POLICIES:
+        if any(broken == NOTHING and found.step_us <= best.step_us * CLOSE for broken, found in tried):
+            break
+        run = list_schedule(reference, task.limit, policy, task.pairs, original.step_us, reserve.gate())
+        work = work.plus(run if isinstance(run, Work) else run.work)
+        if not isinstance(run, Work):
+            tried.append((reserve.overdraft(run.order), run))
+    kept = [(broken, found) for broken, found in tried if broken == NOTHING]
+    if kept:
+        broken, found = min(kept, key=lambda pair: pair[1].step_us)
+    else:
+        near = [(broken, found) for broken, found in tried if found.step_us <= best.step_us * WORTH]
+        broken, found = min(near, key=lambda pair: (pair[0], pair[1].step_us))
+    return replace(found, work=work), broken

@@ -98,7 +98,11 @@ class Options:
             raise OptionsError(
                 f"allocator is {self.allocator!r}; it is text: 'none', 'plain', 'expandable', or settings."
             )
-        allocator_named(self.allocator)
+        if allocator_named(self.allocator) is not None and self.memory_model != "runtime":
+            raise OptionsError(
+                f"allocator is {self.allocator!r} and memory_model is {self.memory_model!r}: only "
+                "memory_model='runtime' holds what a real allocator holds. Leave one of the two at its default."
+            )
         if not isinstance(self.strict, bool):
             raise OptionsError(f"strict is {self.strict!r}; it is True or False.")
 

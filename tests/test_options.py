@@ -1,5 +1,7 @@
 """Options: what they mean, and what is said of a value that cannot be."""
 
+from typing import Any
+
 import pytest
 
 from overlap_sched.errors import OptionsError
@@ -54,6 +56,33 @@ def test_headroom_that_no_device_has(headroom: str, shown: str) -> None:
     with pytest.raises(OptionsError) as caught:
         Options(headroom=headroom)
     assert str(caught.value) == (f"headroom is {shown}: more than 2**60 bytes, which no device has. Write less.")
+
+
+@pytest.mark.parametrize("allocator", ["none", "plain", "expandable", "max_split_size_mb:512", ""])
+def test_allocator(allocator: str) -> None:
+    assert Options(allocator=allocator).allocator == allocator
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"allocator": None}, "allocator is None; it is text: 'none', 'plain', 'expandable', or settings."),
+        (
+            {"allocator": "Plain"},
+            "allocator is 'Plain', which cannot be read from 'Plain' on. Write it as in PYTORCH_ALLOC_CONF: "
+            "'expandable_segments:True,max_split_size_mb:512', or '' for torch's defaults.",
+        ),
+        (
+            {"allocator": "plain", "memory_model": "tracker"},
+            "allocator is 'plain' and memory_model is 'tracker': only memory_model='runtime' holds what a real "
+            "allocator holds. Leave one of the two at its default.",
+        ),
+    ],
+)
+def test_allocator_that_is_none(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        Options(**given)
+    assert str(caught.value) == message
 
 
 def test_an_integer_may_stand_for_no_limit() -> None:

@@ -104,6 +104,13 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
         metavar="N",
         help=f"how many orders to try, at most; the best is kept (default: {default.effort}); counted, not timed",
     )
+    add(
+        "--allocator",
+        default=default.allocator,
+        metavar="KIND",
+        help="keep to what the original order makes torch's CUDA caching allocator reserve, too: plain or expandable "
+        "segments, or settings as in PYTORCH_ALLOC_CONF (default: none)",
+    )
     add("--strict", action="store_true", help="fail rather than keep the original order when verification fails")
     return parser
 

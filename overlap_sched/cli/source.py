@@ -107,6 +107,7 @@ def options_of(options: argparse.Namespace) -> Options:
         preserve_collective_order=options.preserve_collective_order,
         base=options.base,
         effort=options.effort,
+        allocator=options.allocator,
         strict=options.strict,
     )
 

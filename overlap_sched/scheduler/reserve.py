@@ -13,6 +13,7 @@ shifts that go less far. Where nothing can be held, what breaks least of this wi
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.reserved import requests_of
 from overlap_sched.problem import Order
-from overlap_sched.problem.allocator_settings import AllocatorSettings, allocator_named
+from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings, allocator_named
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
@@ -34,7 +35,7 @@ MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 """As above; parts of what the original order needs."""
 CLOSE, WORTH = 1.005, 1.01
 """A step within the first part of the best is not improved on; within the second it is given for memory that fits."""
-SHIFTS = (400, 100, 25)
+SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
 POLICIES = tuple(
@@ -91,9 +92,15 @@ class Reserve:
         fits = requests.fits(int(self.capacity_bytes * MOST_CAPACITY) + self.headroom_bytes, self.settings)
         return Overdraft(False, max(retries - MOST_RETRIES, 0), not fits, over_bytes)
 
+    @cached_property
+    def plain_bytes(self) -> int:
+        """What the original order reserves with plain segments."""
+        requests = requests_of(self.task.live_ranges, self.task.problem.original_order)
+        return requests.replayed(PLAIN).peak_reserved_bytes
+
     def gate(self) -> AllocatorGate:
-        """For a run that keeps to it."""
-        return AllocatorGate(self.task.live_ranges, self.settings, self.reserved_bytes + self.headroom_bytes)
+        """For a run that keeps to it. Plain segments, whatever is asked for: what fits into those fits anywhere."""
+        return AllocatorGate(self.task.live_ranges, PLAIN, self.plain_bytes + self.headroom_bytes)
 
 
 def within_reserve(
@@ -116,12 +123,12 @@ def within_reserve(
     if breaks == NOTHING:
         return best
     held, broken = _held(reserve, reference, raw, best, breaks)
-    if broken != NOTHING:
-        return held
     for farthest in SHIFTS:
         moved = shift(task, held, limit, farthest)
-        if not held.step_us < moved.step_us and reserve.overdraft(moved.order) == NOTHING:
-            return moved
+        if moved.step_us <= held.step_us:
+            after = reserve.overdraft(moved.order)
+            if after == NOTHING or after < broken:
+                return moved
     return held
 
 

@@ -1,10 +1,8 @@
 """Reserved memory: against the judge of the shared tools where it is there, and worked examples."""
 
-import importlib.util
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,20 +27,6 @@ from overlap_sched.problem.allocator_settings import (
 from overlap_sched.problem.file import problem_bytes
 from tests.support.graphs import problems
 
-JUDGE = Path(__file__).parents[3] / "shared" / "tools" / "allocator.py"
-
-
-@pytest.fixture(scope="module")
-def judge() -> ModuleType:
-    if not JUDGE.exists():
-        pytest.skip("no judge beside the checkout: ../shared/tools/allocator.py")
-    spec = importlib.util.spec_from_file_location("allocator_judge", JUDGE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 def judged(judge: ModuleType, data: Any, order: tuple[int, ...], capacity: int | None) -> tuple[int, int] | None:
     try:
@@ -61,14 +45,14 @@ def ours(requests: Requests, capacity: int) -> tuple[int, int] | None:
 
 
 @given(problems(models=("runtime",)), st.integers(0, 100))
-def test_plain_segments_as_the_judge_has_them(judge: ModuleType, problem: Problem, percent: int) -> None:
+def test_plain_segments_as_the_judge_has_them(allocator_judge: ModuleType, problem: Problem, percent: int) -> None:
     large = with_sizes_of_all_kinds(problem)
     data = json.loads(problem_bytes(large))
     requests = requests_of(LiveRanges(large), large.original_order)
     free = requests.replayed(PLAIN)
-    assert judged(judge, data, large.original_order, None) == (free.peak_reserved_bytes, 0)
+    assert judged(allocator_judge, data, large.original_order, None) == (free.peak_reserved_bytes, 0)
     capacity = free.peak_reserved_bytes * percent // 100
-    assert judged(judge, data, large.original_order, capacity) == ours(requests, capacity)
+    assert judged(allocator_judge, data, large.original_order, capacity) == ours(requests, capacity)
 
 
 def with_sizes_of_all_kinds(problem: Problem) -> Problem:

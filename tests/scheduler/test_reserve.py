@@ -1,0 +1,124 @@
+"""Orders that the caching allocator can hold: promises, the gate, and the figures on real graphs."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sched import EXAMPLE, Options, Problem, read_problem, schedule
+from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.peak_memory.reserved import requests_of, reserved_change
+from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN, allocator_named
+from overlap_sched.scheduler.allocator_gate import AllocatorGate
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.list_scheduler import list_schedule
+from overlap_sched.scheduler.policies import FAR, Policy
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.reserve import NOTHING, Overdraft, Reserve
+from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
+from tests.support.graphs import problems
+from tests.support.layers import layers
+
+INSTANCES = Path(__file__).parents[2] / "scripts" / "instances"
+
+
+def large_layers(count: int) -> Problem:
+    """Storages of some MiB: each has its own place in a segment."""
+    problem = layers(count)
+    return replace(problem, storages=tuple(s._replace(bytes=s.bytes * 3 * MIB // 2) for s in problem.storages))
+
+
+def task_of(problem: Problem, **options: Any) -> Task:
+    peak = int(LiveRanges(problem).profile(problem.original_order).max())
+    return Task(problem, Options(**options), peak)
+
+
+@given(problems(models=("runtime",)), st.sampled_from(("plain", "expandable", "max_split_size_mb:21")))
+def test_every_promise_is_kept_with_an_allocator(problem: Problem, allocator: str) -> None:
+    problem = with_sizes_of_all_kinds(problem)
+    found = schedule(problem, Options(allocator=allocator, strict=True))
+    assert violation(problem, found.order) is None
+    assert found.scheduled.peak_bytes <= found.original.peak_bytes
+    assert found.scheduled.step_us <= found.original.step_us
+
+
+@given(problems(models=("runtime",)), st.integers(0, 60))
+def test_a_gated_run_schedules_every_node_whatever_the_limit(problem: Problem, mebibytes: int) -> None:
+    problem = with_sizes_of_all_kinds(problem)
+    task = task_of(problem)
+    gate = AllocatorGate(task.live_ranges, PLAIN, mebibytes * MIB)
+    reference = Reference(problem, problem.original_order, task.live_ranges)
+    run = list_schedule(reference, task.limit, Policy(1.0, 0.1, FAR), gate=gate)
+    assert isinstance(run, Candidate)
+    assert violation(problem, run.order) is None
+    assert run.peak_bytes <= task.base_bytes
+
+
+def test_a_gate_keeps_the_allocator_from_growing() -> None:
+    problem = large_layers(12)
+    task = task_of(problem, headroom="100%")
+    reference = Reference(problem, problem.original_order, task.live_ranges)
+    original = requests_of(task.live_ranges, problem.original_order).replayed(PLAIN).peak_reserved_bytes
+
+    def reserved(gate: AllocatorGate | None) -> int:
+        run = list_schedule(reference, task.limit, Policy(1.0, 1.0, FAR), gate=gate)
+        assert isinstance(run, Candidate)
+        return requests_of(task.live_ranges, run.order).replayed(PLAIN).peak_reserved_bytes
+
+    # what the reference order itself makes it grow by later is no move
+    assert original < reserved(AllocatorGate(task.live_ranges, PLAIN, original)) < 0.8 * reserved(None)
+    assert reserved(AllocatorGate(task.live_ranges, PLAIN, 2**50)) == reserved(None)
+
+
+def test_none_leaves_all_as_it_is() -> None:
+    assert allocator_named("none") is None
+    for problem in (EXAMPLE, layers(4)):
+        assert schedule(problem, Options(allocator="none")).order == schedule(problem).order
+
+
+def test_what_an_order_breaks_is_compared_worst_first() -> None:
+    assert NOTHING < Overdraft(False, 0, False, 1) < Overdraft(False, 0, True, 0) < Overdraft(False, 1, False, 0)
+    assert Overdraft(False, 9, True, 9) < Overdraft(True, 0, True, 0)
+
+
+def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
+    problem = large_layers(8)
+    assert Reserve.of(task_of(problem), PLAIN).overdraft(problem.original_order) == NOTHING
+    loose = schedule(problem, Options(headroom="100%")).order
+    assert Reserve.of(task_of(problem), PLAIN).overdraft(loose) != NOTHING
+    assert Reserve.of(task_of(problem, headroom="1000%"), PLAIN).overdraft(loose) == NOTHING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama3_8b_bw_64_1d", "llama3_8b_fw_64_2d", "dsv3_bw_64"])
+@pytest.mark.parametrize("allocator", ["plain", "expandable"])
+def test_real_graphs_run_in_what_their_original_order_needs(name: str, allocator: str) -> None:
+    problem = read_problem(INSTANCES / f"{name}.json.gz")
+    free, held = schedule(problem), schedule(problem, Options(allocator=allocator))
+    found = reserved_change(problem, problem.original_order, held.order, PLAIN if allocator == "plain" else EXPANDABLE)
+    assert found.new_bytes <= 1.03 * found.original_bytes
+    assert found.new_capacity_bytes <= 1.002 * found.original_capacity_bytes
+    assert found.retries in (0, 1)
+    assert held.scheduled.step_us <= 1.01 * free.scheduled.step_us
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama3_8b_bw_64_1d", "llama3_8b_fw_64_2d", "dsv3_bw_64"])
+def test_the_judge_agrees(name: str, allocator_judge: Any) -> None:
+    path = INSTANCES / f"{name}.json.gz"
+    problem = read_problem(path)
+    with gzip.open(path, "rt") as file:
+        data = json.load(file)
+    order = list(schedule(problem, Options(allocator="plain")).order)
+    original = list(problem.original_order)
+    _, enough, capacity, _ = allocator_judge.figures(data, original)
+    _, reserved, needed, retries = allocator_judge.figures(data, order, enough)
+    assert reserved <= 1.03 * enough
+    assert needed <= 1.002 * capacity
+    assert retries in (0, 1)

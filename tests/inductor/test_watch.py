@@ -62,7 +62,8 @@ class Said:
             overlap_sched.disable()
         ours = [w for w in caught if issubclass(w.category, OverlapSchedWarning)]
         self.warnings = [str(w.message).removeprefix(PREFIX).removesuffix(MEND) for w in ours]
-        self.lines = [r.getMessage() for r in caplog.records if "collectives, exposed" not in r.getMessage()]
+        ours_too = [r.getMessage() for r in caplog.records if r.name == "overlap_sched"]  # not torch's own trace
+        self.lines = [line for line in ours_too if "collectives, exposed" not in line]
 
 
 PREFIX = "overlap_sched is switched on, but Inductor does not call it: "
@@ -111,8 +112,8 @@ def test_settings_that_others_have_set(
         setattr(config, name, value)
     said = Said(caplog)
     assert said.warnings == [message]
-    (line,) = said.lines
-    assert line in [PASSED_BY.format(graphs, SWITCHED_OFF) for graphs in ("1 graph", "2 graphs")]
+    assert said.lines  # in two lines where forward and backward are compiled long after each other
+    assert set(said.lines) <= {PASSED_BY.format(graphs, SWITCHED_OFF) for graphs in ("1 graph", "2 graphs")}
 
 
 def test_options_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,31 +6,35 @@ from typing import Any
 from rich.table import Table
 
 from overlap_sched.analysis.whatif import Point
+from overlap_sched.peak_memory.reserved import replay_allocator
+from overlap_sched.problem import Order
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import duration, from_to, printable, size
+from overlap_sched.report.units import change, duration, from_to, printable, size
+from overlap_sched.scheduler.result import Figures
 
 
 def whatif_table(points: Sequence[Point], cluster: str) -> Table:
-    """One line per variant: step, exposed time and peak of the original order and of ours, and the gap to the bound."""
-    # the place of what the allocator reserves, before and after: two more columns behind "peak"
+    """One line per variant: step, exposed time, memory, and the gap to the lower bound."""
     names = list(points[0].varied)
     problem = points[0].found.problem
     table = captioned_table(
         title=f"{printable(problem.name)} on {printable(cluster)}",
         caption=with_contention_line(
-            "Simulated, collectives priced anew for each line: the original order -> ours. Gap: above the lower bound.",
+            "Simulated, collectives priced anew for each line: the original order -> ours. Exposed and peak: of ours. "
+            "Reserved: what torch's caching allocator would reserve more (plain segments). Gap: above the lower bound.",
             problem.contention,
         ),
-        numbers=(*names, "step", "exposed", "peak", "gap"),
+        numbers=(*names, "step", "exposed", "peak", "reserved", "gap"),
     )
     for point in points:
         before, after = point.found.original, point.found.scheduled
         table.add_row(
             *(_value(name, value) for name, value in point.varied.items()),
             from_to(duration(before.step_us), duration(after.step_us)),
-            from_to(duration(before.exposed_us), duration(after.exposed_us)),
-            from_to(size(before.peak_bytes), size(after.peak_bytes)),
+            duration(after.exposed_us),
+            size(after.peak_bytes),
+            change(*(_reserved_bytes(point, order) for order in (problem.original_order, point.found.order))),
             f"{_gap_percent(point):.2f} %",
         )
     return table
@@ -49,18 +53,27 @@ def whatif_figures(points: Sequence[Point], cluster: str) -> dict[str, Any]:
 
 
 def _figures(point: Point) -> dict[str, Any]:
-    def side(figures: Any) -> Mapping[str, float]:
-        return {"step_us": figures.step_us, "exposed_us": figures.exposed_us, "peak_bytes": figures.peak_bytes}
+    def side(figures: Figures, order: Order) -> Mapping[str, float]:
+        return {
+            "step_us": figures.step_us,
+            "exposed_us": figures.exposed_us,
+            "peak_bytes": figures.peak_bytes,
+            "reserved_bytes": _reserved_bytes(point, order),
+        }
 
     found = point.found
     return {
         "varied": dict(point.varied),
-        "original": side(found.original),
-        "scheduled": side(found.scheduled),
+        "original": side(found.original, found.problem.original_order),
+        "scheduled": side(found.scheduled, found.order),
         "lower_bound_us": found.lower_bound_us,
         "gap_percent": _gap_percent(point),
         "fell_back": found.fell_back,
     }
+
+
+def _reserved_bytes(point: Point, order: Order) -> int:
+    return replay_allocator(point.found.problem, order).reserved_bytes
 
 
 def _gap_percent(point: Point) -> float:

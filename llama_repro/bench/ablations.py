@@ -42,7 +42,10 @@ class Ablation:
 ABLATIONS = (
     Ablation("second runs", effort=1),
     Ablation("beam search", (("overlap_sched.scheduler.beam_search.LOOKS", 0),)),
-    Ablation("shifting", (("overlap_sched.scheduler.shift.shifted", lambda live_ranges, order, limit, pairs: order),)),
+    Ablation(
+        "shifting",
+        (("overlap_sched.scheduler.shift.shifted", lambda live_ranges, order, limit, pairs, farthest: order),),
+    ),
     Ablation("lead", policy=lambda policy: replace(policy, lead=0.0)),
     Ablation("slack", policy=lambda policy: replace(policy, slack=0.0)),
     Ablation("window", policy=lambda policy: replace(policy, window=math.inf)),

@@ -115,6 +115,7 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
         choices=("digest", "none"),
         help="use an order only where all ranks agree",
     )
+    add("--allocator", default=default.allocator, metavar="KIND", help="keep to what it reserves: plain, expandable")
     add(
         "--costs",
         default="measured",

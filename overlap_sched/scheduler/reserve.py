@@ -26,7 +26,8 @@ from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings, a
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import FAR, NEAR, NEXT, Policy
+from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
+from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.shift import shift
@@ -140,7 +141,9 @@ def _held(
     original = task.measured(task.problem.original_order)
     tried = [(breaks, best), (reserve.overdraft(raw.order), raw)]
     work = best.work
-    for policy in POLICIES:
+    compute_us, stream_us = busy_us(task.problem)
+    policies = POLICIES if compute_us >= stream_us else (*NETWORK_BINDS, *POLICIES)
+    for policy in policies:
         if any(broken == NOTHING and found.step_us <= best.step_us * CLOSE for broken, found in tried):
             break
         run = list_schedule(reference, task.limit, policy, task.pairs, original.step_us, reserve.gate())

@@ -96,7 +96,11 @@ class _Line:
     """
 
     def __init__(
-        self, live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64], farthest: int
+        self,
+        live_ranges: LiveRanges,
+        order: Sequence[int],
+        limit: npt.NDArray[np.int64],
+        farthest: int = _FARTHEST,
     ) -> None:
         self._farthest = farthest
         self.order = np.array(order, dtype=np.int64)

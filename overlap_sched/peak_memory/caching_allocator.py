@@ -113,14 +113,14 @@ class CachingAllocator:
         return pool[-1][0] if pool else 0
 
     def _best_fit(self, size: int) -> Block | None:
-        pool, limit = self._pools[size <= SMALL_SIZE], self.settings.max_split_size_bytes
+        pool = self._pools[size <= SMALL_SIZE]
         at = bisect.bisect_left(pool, (size, -1))
-        if at == len(pool):
-            return None
-        have = pool[at][0]
-        if size < limit <= have or (size >= limit and have >= size + self.settings.max_non_split_rounding_bytes):
-            return None
-        return pool.pop(at)[2]
+        return None if at == len(pool) or self._oversized(pool[at][0], size) else pool.pop(at)[2]
+
+    def _oversized(self, have: int, size: int) -> bool:
+        """Is a block too large to be given for a request that it may not be split for?"""
+        limit = self.settings.max_split_size_bytes
+        return size < limit <= have or (size >= limit and have >= size + self.settings.max_non_split_rounding_bytes)
 
     def _grown(self, size: int) -> Block:
         """A block from the device, after a retry where it has no more."""

@@ -30,16 +30,13 @@ class ExpandableAllocator(CachingAllocator):
         }
 
     def _best_fit(self, size: int) -> Block | None:
-        pool, limit = self._pools[size <= SMALL_SIZE], self.settings.max_split_size_bytes
+        pool = self._pools[size <= SMALL_SIZE]
         at = bisect.bisect_left(pool, (size, -1))
         if at == len(pool):
             return None
         while at + 1 < len(pool) and _can_grow_to(pool[at + 1][2]) < _can_grow_to(pool[at][2]):
             at += 1
-        have = pool[at][0]
-        if size < limit <= have or (size >= limit and have >= size + self.settings.max_non_split_rounding_bytes):
-            return None
-        return pool.pop(at)[2]
+        return None if self._oversized(pool[at][0], size) else pool.pop(at)[2]
 
     def _should_split(self, block: Block, size: int) -> bool:
         return block.size - size >= MIN_BLOCK
@@ -60,18 +57,6 @@ class ExpandableAllocator(CachingAllocator):
             block = mapped
         self._take(block)
         return block
-
-    def _growth(self, size: int) -> int:
-        """Pages that are mapped for a request that no free block serves."""
-        block: Block | None = self._room(size)
-        mapped = 0
-        while size > 0 and block is not None:
-            if not block.mapped:
-                page = self._page[block.small]
-                mapped += -(-min(size, block.size) // page) * page
-            size -= block.size
-            block = block.after
-        return mapped
 
     def _room(self, size: int) -> Block:
         """The lowest block from which on so many bytes are free or not mapped."""

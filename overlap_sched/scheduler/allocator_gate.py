@@ -8,26 +8,24 @@ the first open node of the reference order, which always may run: the limit is k
 
 from sortedcontainers import SortedList
 
-from overlap_sched.peak_memory.caching_allocator import Block
+from overlap_sched.peak_memory.caching_allocator import Block, CachingAllocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.peak_memory.reserved import allocator
 from overlap_sched.problem import Kind, NodeId
-from overlap_sched.problem.allocator_settings import AllocatorSettings
 from overlap_sched.scheduler.admission import CompletionProfile
 
 
 class AllocatorGate:
-    """The allocator of one run.
+    """The allocator of one run, with plain segments: what fits into those leaves few holes in any.
 
     Attributes:
         limit_bytes: What it may reserve.
     """
 
-    def __init__(self, live_ranges: LiveRanges, settings: AllocatorSettings, limit_bytes: int) -> None:
+    def __init__(self, live_ranges: LiveRanges, limit_bytes: int) -> None:
         """Only the inputs are there."""
         self.limit_bytes = limit_bytes
         self._nodes, self._storages = live_ranges.problem.nodes, live_ranges.problem.storages
-        self._allocator = allocator(settings)
+        self._allocator = CachingAllocator()
         self._users = live_ranges.users
         self._left = [len(users) for users in live_ranges.users]
         self._held: dict[int, Block | None] = {}

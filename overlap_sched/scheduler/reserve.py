@@ -100,8 +100,8 @@ class Reserve:
         return requests.replayed(PLAIN).peak_reserved_bytes
 
     def gate(self) -> AllocatorGate:
-        """For a run that keeps to it. Plain segments, whatever is asked for: what fits into those fits anywhere."""
-        return AllocatorGate(self.task.live_ranges, PLAIN, self.plain_bytes + self.headroom_bytes)
+        """For a run that keeps to it."""
+        return AllocatorGate(self.task.live_ranges, self.plain_bytes + self.headroom_bytes)
 
 
 def within_reserve(

@@ -52,7 +52,7 @@ def test_every_promise_is_kept_with_an_allocator(problem: Problem, allocator: st
 def test_a_gated_run_schedules_every_node_whatever_the_limit(problem: Problem, mebibytes: int) -> None:
     problem = with_sizes_of_all_kinds(problem)
     task = task_of(problem)
-    gate = AllocatorGate(task.live_ranges, PLAIN, mebibytes * MIB)
+    gate = AllocatorGate(task.live_ranges, mebibytes * MIB)
     reference = Reference(problem, problem.original_order, task.live_ranges)
     run = list_schedule(reference, task.limit, Policy(1.0, 0.1, FAR), gate=gate)
     assert isinstance(run, Candidate)
@@ -72,8 +72,8 @@ def test_a_gate_keeps_the_allocator_from_growing() -> None:
         return requests_of(task.live_ranges, run.order).replayed(PLAIN).peak_reserved_bytes
 
     # what the reference order itself makes it grow by later is no move
-    assert original < reserved(AllocatorGate(task.live_ranges, PLAIN, original)) < 0.8 * reserved(None)
-    assert reserved(AllocatorGate(task.live_ranges, PLAIN, 2**50)) == reserved(None)
+    assert original < reserved(AllocatorGate(task.live_ranges, original)) < 0.8 * reserved(None)
+    assert reserved(AllocatorGate(task.live_ranges, 2**50)) == reserved(None)
 
 
 def test_none_leaves_all_as_it_is() -> None:

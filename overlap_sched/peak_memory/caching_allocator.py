@@ -107,6 +107,14 @@ class CachingAllocator:
         self._put(block)
         return 0
 
+    def shortfall_bytes(self, size: int) -> int:
+        """How many bytes the capacity lacks for the segment of a request, rounded, that no free block serves."""
+        return self.reserved_bytes + self._growth(size) - self.capacity
+
+    def free_blocks(self) -> list[Block]:
+        """All that is free, by pool and size."""
+        return [block for pool in self._pools.values() for _, _, block in pool]
+
     def largest_free_bytes(self) -> int:
         """The largest free block of the large pool."""
         pool = self._pools[False]

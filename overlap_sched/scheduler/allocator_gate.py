@@ -6,11 +6,14 @@ goes. A node that would make it grow above the limit waits until a block is free
 the first open node of the reference order, which always may run: the limit is kept where moves can keep it.
 """
 
+from collections.abc import Mapping
+
 from sortedcontainers import SortedList
 
-from overlap_sched.peak_memory.caching_allocator import Block, CachingAllocator
+from overlap_sched.peak_memory.allocator_run import AllocatorRun
+from overlap_sched.peak_memory.caching_allocator import CachingAllocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import Kind, NodeId
+from overlap_sched.problem import NodeId
 from overlap_sched.scheduler.admission import CompletionProfile
 
 
@@ -18,28 +21,30 @@ class AllocatorGate:
     """The allocator of one run, with plain segments: what fits into those leaves few holes in any.
 
     Attributes:
-        limit_bytes: What it may reserve.
+        limit_bytes: What it may reserve now: it rises when a node has run that makes it grow in the original order.
     """
 
-    def __init__(self, live_ranges: LiveRanges, limit_bytes: int) -> None:
-        """Only the inputs are there."""
+    def __init__(self, live_ranges: LiveRanges, limit_bytes: int, grows: Mapping[NodeId, int]) -> None:
+        """Only the inputs are there.
+
+        Args:
+            live_ranges: Of the problem that is scheduled.
+            limit_bytes: What the allocator may reserve from the start.
+            grows: Per node, by how much the limit rises as it runs; nodes left out: not at all.
+        """
         self.limit_bytes = limit_bytes
+        self._grows = grows
         self._nodes, self._storages = live_ranges.problem.nodes, live_ranges.problem.storages
-        self._allocator = CachingAllocator()
-        self._users = live_ranges.users
-        self._left = [len(users) for users in live_ranges.users]
-        self._held: dict[int, Block | None] = {}
+        self._beside = AllocatorRun(live_ranges, CachingAllocator())
         self._waiting: dict[NodeId, int] = {}  # the largest storage of each node that was not admitted
         self._by_size: SortedList[tuple[int, NodeId]] = SortedList()
-        for node in self._nodes:
-            if node.kind is Kind.INPUT:
-                self._allocate(node.alloc)
 
     def admits(self, v: NodeId) -> bool:
         """Can v run ahead of its place? Else it waits here."""
+        allocator = self._beside.allocator
         sizes = [self._storages[s].bytes for s in self._nodes[v].alloc]
-        growth = sum([self._allocator.growth_bytes(size) for size in sizes])
-        if growth == 0 or self._allocator.reserved_bytes + growth <= self.limit_bytes:
+        growth = sum([allocator.growth_bytes(size) for size in sizes])
+        if growth == 0 or allocator.reserved_bytes + growth <= self.limit_bytes + self._grows.get(v, 0):
             return True
         self._waiting[v] = max(sizes)
         self._by_size.add((max(sizes), v))
@@ -47,33 +52,22 @@ class AllocatorGate:
 
     def run(self, v: NodeId, memory: CompletionProfile) -> list[NodeId]:
         """Allocate what v makes, free what dies with it; the nodes that may try again, which the caller adds."""
-        node = self._nodes[v]
-        if node.kind is not Kind.INPUT:
-            self._allocate(node.alloc)
-        freed = False
-        for s in node.use:
-            self._left[s] -= 1
-            if self._left[s] == 0 and not self._storages[s].pinned:
-                self._allocator.free(self._held.pop(s))
-                freed = True
-        if node.kind is not Kind.INPUT and node.kind is not Kind.OUTPUT:
-            for s in node.alloc:
-                if not self._users[s]:
-                    self._allocator.free(self._held.pop(s))
-                    freed = True
+        freed = self._beside.step(v)
+        if v in self._grows:
+            self.limit_bytes += self._grows[v]
+            return self._leave(list(self._waiting))
         return self._again(memory, freed) if self._waiting else []
-
-    def _allocate(self, made: tuple[int, ...]) -> None:
-        for s in made:
-            self._held[s] = self._allocator.allocate(self._storages[s].bytes)
 
     def _again(self, memory: CompletionProfile, freed: bool) -> list[NodeId]:
         again = []
         if memory.first < len(memory.order) and memory.order[memory.first] in self._waiting:
             again.append(memory.order[memory.first])
         if freed:
-            large = self._allocator.largest_free_bytes()
+            large = self._beside.allocator.largest_free_bytes()
             again += [v for _, v in self._by_size.irange(None, (large, len(self._nodes))) if v not in again]
-        for v in again:
+        return self._leave(again)
+
+    def _leave(self, nodes: list[NodeId]) -> list[NodeId]:
+        for v in nodes:
             self._by_size.remove((self._waiting.pop(v), v))
-        return again
+        return nodes

@@ -12,6 +12,7 @@ no more than the original reserves (:mod:`overlap_sched.scheduler.allocator_gate
 shifts that go less far. Where nothing can be held, what breaks least of this within one percent of the step.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -22,41 +23,48 @@ import numpy.typing as npt
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.reserved import requests_of
 from overlap_sched.problem import Order
-from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings, allocator_named
+from overlap_sched.problem.allocator_settings import AllocatorSettings, allocator_named
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.repair import repaired
 from overlap_sched.scheduler.result import Work
+from overlap_sched.scheduler.room import Growth
 from overlap_sched.scheduler.shift import shift
 
 MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 """As above; parts of what the original order needs."""
-CLOSE, WORTH = 1.005, 1.01
-"""A step within the first part of the best is not improved on; within the second it is given for memory that fits."""
+CLOSE, WORTH, FAR_OFF = 1.005, 1.01, 1.05
+"""A step within the first part of the best is not improved on; within the second it is given for memory that fits;
+beyond the third no order is mended."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
+SPARE = 0.01
+"""A run may make the allocator grow ahead of the original order by so much of what that reserves."""
 
 POLICIES = tuple(
     Policy(lead, slack, window)
-    for slack, window in ((0.12, FAR), (-0.2, NEXT), (0.0, NEAR), (-0.03, NEAR), (0.12, NEAR), (-1.0, FAR))
-    for lead in (0.005, 0.0, 0.02)
+    for slack, window in ((0.12, FAR), (0.0, NEAR), (-0.2, NEXT), (0.12, NEAR), (-0.03, NEAR))
+    for lead in (0.005, 0.02, 0.0)
 )
 """Near the reference order in one way or another: that is what fragments least."""
 
 
 class Overdraft(NamedTuple):
-    """What an order breaks, worst first; all zero: nothing."""
+    """What an order breaks, worst first; all zero: nothing.
+
+    ``over_bytes``: what it reserves, or the capacity that it needs, above what it may; the larger of the two.
+    """
 
     out_of_memory: bool
     retries: int
-    over_capacity: bool
     over_bytes: int
 
 
-NOTHING = Overdraft(False, 0, False, 0)
+NOTHING = Overdraft(False, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -88,20 +96,34 @@ class Reserve:
         reserved = requests.replayed(self.settings).peak_reserved_bytes
         over_bytes = max(reserved - int(self.reserved_bytes * MOST_RESERVED) - self.headroom_bytes, 0)
         retries = requests.retries(self.reserved_bytes + self.headroom_bytes, self.settings)
-        if retries is None:
-            return Overdraft(True, 0, True, over_bytes)
-        fits = requests.fits(int(self.capacity_bytes * MOST_CAPACITY) + self.headroom_bytes, self.settings)
-        return Overdraft(False, max(retries - MOST_RETRIES, 0), not fits, over_bytes)
+        if not requests.fits(self.most_capacity, self.settings):
+            needed = requests.smallest_capacity(self.settings, reserved)
+            over_bytes = max(over_bytes, needed - self.most_capacity, 1)
+        return Overdraft(retries is None, max((retries or 0) - MOST_RETRIES, 0), over_bytes)
+
+    @property
+    def most_capacity(self) -> int:
+        """Bytes of the device on which an order must run."""
+        return int(self.capacity_bytes * MOST_CAPACITY) + self.headroom_bytes
 
     @cached_property
-    def plain_bytes(self) -> int:
-        """What the original order reserves with plain segments."""
-        requests = requests_of(self.task.live_ranges, self.task.problem.original_order)
-        return requests.replayed(PLAIN).peak_reserved_bytes
+    def growth(self) -> Growth:
+        """How the original order makes plain segments grow."""
+        return Growth.of(self.task.live_ranges, self.task.problem.original_order)
 
-    def gate(self) -> AllocatorGate:
-        """For a run that keeps to it."""
-        return AllocatorGate(self.task.live_ranges, self.plain_bytes + self.headroom_bytes)
+    def gates(self) -> tuple[AllocatorGate, AllocatorGate]:
+        """For two runs: what the allocator may reserve rises as in the original order; or is there from the start."""
+        live_ranges, growth = self.task.live_ranges, self.growth
+        spare_bytes = int(growth.total_bytes * SPARE) + self.headroom_bytes
+        return (
+            AllocatorGate(live_ranges, growth.inputs_bytes + spare_bytes, growth.by_node),
+            AllocatorGate(live_ranges, growth.total_bytes + self.headroom_bytes, {}),
+        )
+
+    def repaired(self, found: Candidate) -> Candidate:
+        """The candidate mended where it breaks something, as far as that can be had."""
+        spare_bytes = int(self.growth.total_bytes * (MOST_RESERVED - 1)) + self.headroom_bytes
+        return repaired(self.task, found, self.growth, spare_bytes, self.most_capacity)
 
 
 def within_reserve(
@@ -137,19 +159,21 @@ def _held(
     reserve: Reserve, reference: Reference, raw: Candidate, best: Candidate, breaks: Overdraft
 ) -> tuple[Candidate, Overdraft]:
     """The shortest order that breaks nothing; where there is none, the one near the best that breaks least."""
-    task = reserve.task
+    task, work = reserve.task, best.work
     original = task.measured(task.problem.original_order)
     tried = [(breaks, best), (reserve.overdraft(raw.order), raw)]
-    work = best.work
-    compute_us, stream_us = busy_us(task.problem)
-    policies = POLICIES if compute_us >= stream_us else (*NETWORK_BINDS, *POLICIES)
-    for policy in policies:
-        if any(broken == NOTHING and found.step_us <= best.step_us * CLOSE for broken, found in tried):
-            break
-        run = list_schedule(reference, task.limit, policy, task.pairs, original.step_us, reserve.gate())
+    seen = {best.order, raw.order}
+    for run in () if _held_well(tried, best) else _runs(reserve, reference, original.step_us):
         work = work.plus(run if isinstance(run, Work) else run.work)
-        if not isinstance(run, Work):
-            tried.append((reserve.overdraft(run.order), run))
+        if isinstance(run, Work) or run.order in seen:
+            continue
+        seen.add(run.order)
+        tried.append((reserve.overdraft(run.order), run))
+        if tried[-1][0] != NOTHING and run.step_us <= best.step_us * FAR_OFF:
+            mended = reserve.repaired(run)
+            tried.append((reserve.overdraft(mended.order), mended))
+        if _held_well(tried, best):
+            break
     kept = [(broken, found) for broken, found in tried if broken == NOTHING]
     if kept:
         broken, found = min(kept, key=lambda pair: pair[1].step_us)
@@ -157,3 +181,17 @@ def _held(
         near = [(broken, found) for broken, found in tried if found.step_us <= best.step_us * WORTH]
         broken, found = min(near, key=lambda pair: (pair[0], pair[1].step_us))
     return replace(found, work=work), broken
+
+
+def _held_well(tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate) -> bool:
+    """Is there an order that breaks nothing, about as short as the best?"""
+    return any(broken == NOTHING and found.step_us <= best.step_us * CLOSE for broken, found in tried)
+
+
+def _runs(reserve: Reserve, reference: Reference, beat_us: float) -> Iterator[Candidate | Work]:
+    """Runs beside an allocator, policy by policy."""
+    task = reserve.task
+    compute_us, stream_us = busy_us(task.problem)
+    for policy in POLICIES if compute_us >= stream_us else (*NETWORK_BINDS, *POLICIES):
+        for gate in reserve.gates():
+            yield list_schedule(reference, task.limit, policy, task.pairs, beat_us, gate)

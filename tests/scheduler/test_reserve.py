@@ -21,6 +21,7 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import FAR, Policy
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import NOTHING, Overdraft, Reserve
+from overlap_sched.scheduler.room import Growth
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems
 from tests.support.layers import layers
@@ -52,7 +53,7 @@ def test_every_promise_is_kept_with_an_allocator(problem: Problem, allocator: st
 def test_a_gated_run_schedules_every_node_whatever_the_limit(problem: Problem, mebibytes: int) -> None:
     problem = with_sizes_of_all_kinds(problem)
     task = task_of(problem)
-    gate = AllocatorGate(task.live_ranges, mebibytes * MIB)
+    gate = AllocatorGate(task.live_ranges, mebibytes * MIB, Growth.of(task.live_ranges, problem.original_order).by_node)
     reference = Reference(problem, problem.original_order, task.live_ranges)
     run = list_schedule(reference, task.limit, Policy(1.0, 0.1, FAR), gate=gate)
     assert isinstance(run, Candidate)
@@ -72,8 +73,10 @@ def test_a_gate_keeps_the_allocator_from_growing() -> None:
         return requests_of(task.live_ranges, run.order).replayed(PLAIN).peak_reserved_bytes
 
     # what the reference order itself makes it grow by later is no move
-    assert original < reserved(AllocatorGate(task.live_ranges, original)) < 0.8 * reserved(None)
-    assert reserved(AllocatorGate(task.live_ranges, 2**50)) == reserved(None)
+    assert original < reserved(AllocatorGate(task.live_ranges, original, {})) < 0.8 * reserved(None)
+    assert reserved(AllocatorGate(task.live_ranges, 2**50, {})) == reserved(None)
+    growth = Growth.of(task.live_ranges, problem.original_order)
+    assert reserved(AllocatorGate(task.live_ranges, growth.inputs_bytes, growth.by_node)) < 0.8 * reserved(None)
 
 
 def test_none_leaves_all_as_it_is() -> None:
@@ -83,8 +86,8 @@ def test_none_leaves_all_as_it_is() -> None:
 
 
 def test_what_an_order_breaks_is_compared_worst_first() -> None:
-    assert NOTHING < Overdraft(False, 0, False, 1) < Overdraft(False, 0, True, 0) < Overdraft(False, 1, False, 0)
-    assert Overdraft(False, 9, True, 9) < Overdraft(True, 0, True, 0)
+    assert NOTHING < Overdraft(False, 0, 1) < Overdraft(False, 0, 9) < Overdraft(False, 1, 0)
+    assert Overdraft(False, 9, 9) < Overdraft(True, 0, 0)
 
 
 def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:

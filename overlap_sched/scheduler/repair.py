@@ -1,0 +1,163 @@
+"""Mend an order where its allocator fails: what holds the room ends before that place, or begins behind it.
+
+::
+
+    order     ... launch ... mm ... big (128 MiB: no room) ... wait ... use
+    mended    ... mm ... big ... launch ... wait ... use                        launch made what was in the way
+
+The order is replayed up to the first request that fails; of all room that could be made there
+(:mod:`overlap_sched.scheduler.room`) the one that moves the least compute is made, and it starts again, until nothing
+fails or nothing can be moved. Each repair replays the order once: O(n).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from overlap_sched.problem import Kind, NodeId
+from overlap_sched.problem.precedence import neighbours
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.room import Failure, Growth, cheapest_room, out_of_memory, outgrown
+
+MOST_REPAIRS = 15
+"""Of one order, for one way to fail."""
+_MOST_ROOMS = 8
+"""More rooms are not tried for one request: the budget refused what they move."""
+_MOST_MOVED = 12
+"""More nodes are not moved out of one request's way."""
+_AGAIN = 4.0
+"""What was moved that way before costs so many times as much: two storages do not make way for each other for ever."""
+
+Replays = Callable[[Sequence[NodeId]], Failure | None]
+"""Where an order fails; None: nowhere."""
+
+
+class Way(NamedTuple):
+    """How to have a storage out of the way of a node: others that then run behind it, or before it."""
+
+    cost_us: float
+    later: bool
+    nodes: frozenset[NodeId]
+
+
+NO_WAY = Way(math.inf, True, frozenset())
+
+
+def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, capacity: int) -> Candidate:
+    """The candidate mended as far as that can be had: for how it grows, then for a capacity, then both once more.
+
+    Args:
+        task: What is asked for; the budget is kept.
+        found: A valid order within the budget.
+        growth: Of the original order.
+        spare_bytes: By how much more than that the allocator may grow.
+        capacity: Bytes of a device on which the order must run.
+    """
+    mend, order = _Repair(task), list(found.order)
+    live_ranges = task.live_ranges
+    for _ in range(2):
+        before = order
+        order = mend.until_it_fits(order, lambda o: outgrown(live_ranges, o, growth, spare_bytes))
+        order = mend.until_it_fits(order, lambda o: out_of_memory(live_ranges, o, capacity))
+        if order is before:
+            break
+    return found if tuple(order) == found.order else task.remeasured(found, tuple(order))
+
+
+class _Repair:
+    """The repairs of one order: which storages were moved, which way, and how often."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._nodes, self._storages = task, task.problem.nodes, task.problem.storages
+        self._before, self._after = neighbours(task.problem, task.pairs)
+        self._moved: dict[tuple[int, bool], int] = {}
+        self._refused: set[tuple[int, NodeId]] = set()
+
+    def until_it_fits(self, order: list[NodeId], replays: Replays) -> list[NodeId]:
+        """The order mended until it fails no more, or cannot be mended further."""
+        for _ in range(MOST_REPAIRS):
+            failure = replays(order)
+            mended = None if failure is None else self._mended(order, failure)
+            if mended is None:
+                break
+            order = mended
+        return order
+
+    def _mended(self, order: list[NodeId], failure: Failure) -> list[NodeId] | None:
+        """The order with the cheapest room for what fails that the budget admits; None: there is none."""
+        failing, position = failure.node, _positions(order)
+        costs: dict[int, float] = {}
+
+        def cost_of(s: int) -> float:
+            if s not in costs:
+                costs[s] = self._way(s, failing, position).cost_us
+            return costs[s]
+
+        for _ in range(_MOST_ROOMS):
+            mended, room = order, cheapest_room(failure, cost_of)
+            for s in room:
+                mended = self._without(mended, s, failing)
+            if mended is not order:
+                return mended
+            costs.update(dict.fromkeys(room, math.inf))
+            if not room:
+                break
+        return None
+
+    def _without(self, order: list[NodeId], s: int, failing: NodeId) -> list[NodeId]:
+        """The order with a storage out of the way of the failing node, if the budget admits it."""
+        position = _positions(order)
+        way = self._way(s, failing, position)
+        moved = sorted(way.nodes, key=position.__getitem__)
+        mended = [v for v in order if v not in way.nodes]
+        at = mended.index(failing) + way.later
+        mended[at:at] = moved
+        if not moved or not self._task.within_budget(tuple(mended)):
+            self._refused.add((s, failing))
+            return order
+        self._moved[s, way.later] = self._moved.get((s, way.later), 0) + 1
+        return mended
+
+    def _way(self, s: int, failing: NodeId, position: Sequence[int]) -> Way:
+        """The cheapest way to have a live storage out of the way of the failing node; of equals the later one."""
+        users, at = self._task.live_ranges.users[s], position[failing]
+        if self._storages[s].pinned or failing in users or (s, failing) in self._refused:
+            return NO_WAY
+        ways = [NO_WAY]
+        maker = self._task.problem.allocator[s]
+        if self._nodes[maker].kind is not Kind.INPUT:
+            ways.append(self._priced(s, True, self._moving([maker], self._after, failing, lambda v: position[v] < at)))
+        still = [v for v in users if position[v] > at]
+        ways.append(self._priced(s, False, self._moving(still, self._before, failing, lambda v: position[v] > at)))
+        return min(ways, key=lambda way: way.cost_us)
+
+    def _moving(
+        self,
+        nodes: list[NodeId],
+        following: Sequence[Sequence[NodeId]],
+        failing: NodeId,
+        moves: Callable[[NodeId], bool],
+    ) -> frozenset[NodeId]:
+        """The nodes, and all that must move with them past the failing one; empty: they cannot."""
+        reached, open_ = set(nodes), list(nodes)
+        while open_:
+            for w in following[open_.pop()]:
+                if w == failing or len(reached) > _MOST_MOVED:
+                    return frozenset()
+                if w not in reached and moves(w):
+                    reached.add(w)
+                    open_.append(w)
+        return frozenset(reached)
+
+    def _priced(self, s: int, later: bool, nodes: frozenset[NodeId]) -> Way:
+        if not nodes or any(self._nodes[v].kind is Kind.OUTPUT for v in nodes):
+            return NO_WAY
+        cost_us = 1.0 + sum(self._nodes[v].time_us for v in nodes if self._nodes[v].kind is not Kind.WAIT)
+        return Way(cost_us * _AGAIN ** self._moved.get((s, later), 0), later, nodes)
+
+
+def _positions(order: Sequence[NodeId]) -> list[int]:
+    position = [0] * len(order)
+    for at, v in enumerate(order):
+        position[v] = at
+    return position

@@ -1,0 +1,173 @@
+"""Where an order does not fit its allocator, and the cheapest room for what does not.
+
+::
+
+    place 7 asks for 128 MiB       segment  | a 32 | free 48 | b 16 | free 64 |  c 32 |
+                                                   |<------ b gone: 128 ------>|
+
+Room is a run of neighbouring blocks, free but for storages that can be moved out of the way; or whole segments, where
+those can go back to the device. Of all, the one whose storages cost least to move.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from overlap_sched.peak_memory.allocator_run import AllocatorRun
+from overlap_sched.peak_memory.caching_allocator import (
+    SMALL_SIZE,
+    Block,
+    CachingAllocator,
+    OutOfDeviceMemoryError,
+    rounded,
+)
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.problem import NodeId
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How an order makes an allocator with plain segments grow, on a device without a limit.
+
+    Attributes:
+        inputs_bytes: Reserved for the inputs.
+        by_node: Bytes that a node makes it grow by; those that do not are left out.
+    """
+
+    inputs_bytes: int
+    by_node: dict[NodeId, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """Reserved at the end."""
+        return self.inputs_bytes + sum(self.by_node.values())
+
+    @classmethod
+    def of(cls, live_ranges: LiveRanges, order: Sequence[NodeId]) -> "Growth":
+        """Of a valid order."""
+        run = AllocatorRun(live_ranges, CachingAllocator())
+        inputs_bytes = before = run.allocator.reserved_bytes
+        by_node: dict[NodeId, int] = {}
+        for v in order:
+            run.step(v)
+            if run.allocator.reserved_bytes > before:
+                by_node[v] = run.allocator.reserved_bytes - before
+                before = run.allocator.reserved_bytes
+        return cls(inputs_bytes, by_node)
+
+
+class Failure(NamedTuple):
+    """A request that does not fit.
+
+    Attributes:
+        node: That asks. size: for so many bytes, rounded.
+        run: The allocator there. gives_back: may whole segments go back to the device?
+    """
+
+    node: NodeId
+    size: int
+    run: AllocatorRun
+    gives_back: bool
+
+
+def outgrown(live_ranges: LiveRanges, order: Sequence[NodeId], growth: Growth, spare_bytes: int) -> Failure | None:
+    """Where an order makes the allocator grow by more than its nodes do in the original order, and the spare bytes.
+
+    Growth is counted as it goes, not at the end: what grows too early is in the way of what must grow later.
+    """
+    run = AllocatorRun(live_ranges, _KeepsAll())
+    run.allocator.capacity = run.allocator.reserved_bytes + spare_bytes
+    return _failure(run, order, growth.by_node, gives_back=False)
+
+
+def out_of_memory(live_ranges: LiveRanges, order: Sequence[NodeId], capacity: int) -> Failure | None:
+    """Where an order runs out of memory on a device of so many bytes; None: nowhere."""
+    try:
+        run = AllocatorRun(live_ranges, CachingAllocator(capacity=capacity))
+    except OutOfDeviceMemoryError:
+        return None  # the inputs alone do not fit: no order does
+    return _failure(run, order, {}, gives_back=True)
+
+
+class _KeepsAll(CachingAllocator):
+    """Gives nothing back: its capacity is a limit on what it may reserve."""
+
+    def _release(self) -> None:
+        pass
+
+
+def _failure(run: AllocatorRun, order: Sequence[NodeId], grows: dict[NodeId, int], gives_back: bool) -> Failure | None:
+    for v in order:
+        run.allocator.capacity += grows.get(v, 0)
+        try:
+            run.step(v)
+        except OutOfDeviceMemoryError:
+            return Failure(v, rounded(run.asked_bytes), run, gives_back)
+    return None
+
+
+def cheapest_room(failure: Failure, cost_of: Callable[[int], float]) -> list[int]:
+    """The storages to be moved out of the way of a failing request; empty: there is no room to be had.
+
+    Args:
+        failure: The request.
+        cost_of: What it costs to have a live storage out of its way; ``math.inf``: that cannot be had.
+    """
+    storage_of = {id(block): s for s, block in failure.run.held.items() if block is not None}
+    segments = [
+        [(block, 0.0 if block.free else cost_of(storage_of[id(block)])) for block in blocks]
+        for blocks in _segments(failure.run)
+    ]
+    small = failure.size <= SMALL_SIZE
+    rooms = [_neighbours(segment, failure.size) for segment in segments if segment[0][0].small == small]
+    if failure.gives_back:
+        allocator = failure.run.allocator
+        rooms.append(_whole(segments, allocator.shortfall_bytes(failure.size)))
+    cost, blocks = min(rooms, key=lambda room: room[0], default=(math.inf, []))
+    return [storage_of[id(block)] for block in blocks if not block.free] if cost < math.inf else []
+
+
+Priced = list[tuple[Block, float]]
+"""The blocks of a segment by address, each with what it costs to have it free."""
+
+
+def _segments(run: AllocatorRun) -> Iterator[list[Block]]:
+    """The blocks of each segment, by address; segments in the order in which they were made."""
+    blocks = [block for block in run.held.values() if block is not None] + run.allocator.free_blocks()
+    for first in sorted((block for block in blocks if block.before is None), key=lambda block: block.address):
+        chain = [first]
+        while (after := chain[-1].after) is not None:
+            chain.append(after)
+        yield chain
+
+
+def _neighbours(segment: Priced, size: int) -> tuple[float, list[Block]]:
+    """The cheapest run of neighbouring blocks that is large enough."""
+    best: tuple[float, list[Block]] = (math.inf, [])
+    for begin in range(len(segment)):
+        cost, found = 0.0, 0
+        for end in range(begin, len(segment)):
+            block, price = segment[end]
+            cost, found = cost + price, found + block.size
+            if cost >= best[0]:
+                break
+            if found >= size:
+                best = (cost, [block for block, _ in segment[begin : end + 1]])
+                break
+    return best
+
+
+def _whole(segments: list[Priced], count: int) -> tuple[float, list[Block]]:
+    """Segments of so many bytes together, those first that cost least for their size."""
+    priced = [
+        (sum(price for _, price in segment), sum(block.size for block, _ in segment), [block for block, _ in segment])
+        for segment in segments
+    ]
+    total, cost = 0, 0.0
+    chosen: list[Block] = []
+    for price, size, blocks in sorted((p for p in priced if 0 < p[0] < math.inf), key=lambda p: p[0] / p[1]):
+        if total >= count:
+            break
+        total, cost, chosen = total + size, cost + price, chosen + blocks
+    return (cost, chosen) if total >= count else (math.inf, [])

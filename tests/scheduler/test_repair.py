@@ -1,0 +1,144 @@
+"""Orders mended where their allocator fails: promises on random graphs, and one repair of each kind by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from overlap_sched import Kind, Node, Options, Problem, Storage
+from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.peak_memory.reserved import requests_of
+from overlap_sched.problem import Order
+from overlap_sched.problem.allocator_settings import MIB, PLAIN
+from overlap_sched.problem.precedence import Preserve, launch_pairs
+from overlap_sched.scheduler.candidate import Task
+from overlap_sched.scheduler.repair import repaired
+from overlap_sched.scheduler.room import Growth, out_of_memory, outgrown
+from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
+from tests.support.graphs import problems
+from tests.support.oracle import random_order
+
+LARGE = 2**40
+PRESERVE: tuple[Preserve, ...] = ("none", "group", "all")
+
+
+def task_of(problem: Problem, **options: Any) -> Task:
+    peak = int(LiveRanges(problem).profile(problem.original_order).max())
+    return Task(problem, Options(**options), peak)
+
+
+def reserved_bytes(task: Task, order: Order) -> int:
+    return requests_of(task.live_ranges, order).replayed(PLAIN).peak_reserved_bytes
+
+
+def line(*rows: tuple[str, int, str]) -> Problem:
+    """Compute nodes of 10 us, each a name, MiB that it makes, and whose storages it uses; then an output of all."""
+    names = [name for name, _, _ in rows]
+    nodes = [
+        Node(name, Kind.COMPUTE, (), (v,), tuple(names.index(u) for u in uses.split()), 10.0)
+        for v, (name, _, uses) in enumerate(rows)
+    ]
+    output = Node("output", Kind.OUTPUT, tuple(range(len(rows))))
+    return Problem("line", (*nodes, output), tuple(Storage(mib * MIB) for _, mib, _ in rows))
+
+
+def ids(problem: Problem, names: str) -> Order:
+    index = {node.name: v for v, node in enumerate(problem.nodes)}
+    return tuple(index[name] for name in names.split())
+
+
+def names_of(problem: Problem, order: Sequence[int]) -> str:
+    return " ".join(problem.names(tuple(order)))
+
+
+EARLY = line(("a", 64, ""), ("b", 64, "a"), ("big", 128, "b"), ("c", 1, "big"), ("early", 32, ""), ("late", 1, "early"))
+"""In its original order one segment of 64 MiB is free beside ``b``; whatever runs early takes it."""
+
+
+def test_growth_is_what_each_node_makes_the_allocator_reserve() -> None:
+    growth = Growth.of(LiveRanges(EARLY), EARLY.original_order)
+    assert growth.inputs_bytes == 0
+    assert {EARLY.nodes[v].name: count // MIB for v, count in growth.by_node.items()} == {
+        "a": 64,
+        "b": 64,
+        "big": 128,
+        "c": 2,
+    }
+    assert growth.total_bytes == reserved_bytes(task_of(EARLY), EARLY.original_order)
+
+
+def test_where_an_order_outgrows_the_original_one() -> None:
+    live_ranges = LiveRanges(EARLY)
+    growth = Growth.of(live_ranges, EARLY.original_order)
+    assert outgrown(live_ranges, EARLY.original_order, growth, 0) is None
+    order = ids(EARLY, "early a b big c late output")
+    failure = outgrown(live_ranges, order, growth, 0)
+    assert failure is not None
+    assert (EARLY.nodes[failure.node].name, failure.size) == ("early", 32 * MIB)
+    assert outgrown(live_ranges, order, growth, 32 * MIB) is None
+
+
+def test_what_grows_too_early_runs_behind_what_it_was_in_the_way_of() -> None:
+    task = task_of(EARLY, headroom="100%")
+    growth = Growth.of(task.live_ranges, EARLY.original_order)
+    order = ids(EARLY, "a early b big c late output")
+    assert reserved_bytes(task, order) > growth.total_bytes
+    failure = outgrown(task.live_ranges, order, growth, 16 * MIB)
+    assert failure is not None
+    mended = repaired(task, task.measured(order), growth, 33 * MIB, LARGE)
+    assert mended.order == order  # it may
+    mended = repaired(task, task.measured(ids(EARLY, "a b early big c late output")), growth, 0, LARGE)
+    assert outgrown(task.live_ranges, mended.order, growth, 0) is None
+    assert reserved_bytes(task, mended.order) == growth.total_bytes
+
+
+def test_on_a_small_device_what_is_in_the_way_moves() -> None:
+    task = task_of(EARLY, headroom="100%")
+    order = ids(EARLY, "a early b big c late output")
+    failure = out_of_memory(task.live_ranges, order, 210 * MIB)
+    assert failure is not None
+    assert EARLY.nodes[failure.node].name == "big"
+    growth = Growth.of(task.live_ranges, EARLY.original_order)
+    mended = repaired(task, task.measured(order), growth, LARGE, 210 * MIB)
+    assert names_of(EARLY, mended.order) == "a b big early c late output"
+    assert mended.step_us == task.measured(order).step_us
+
+
+def test_what_is_used_late_ends_before() -> None:
+    problem = line(("w", 64, ""), ("big", 128, ""), ("x", 1, "big"), ("use", 1, "w"))
+    task = task_of(problem, headroom="100%")
+    growth = Growth.of(task.live_ranges, problem.original_order)
+    order = ids(problem, "w big x use output")
+    # without a deadline of its own, w either comes later or goes sooner: both leave the device to big
+    mended = repaired(task, task.measured(order), growth, LARGE, 140 * MIB)
+    assert mended.order != order
+    assert out_of_memory(task.live_ranges, mended.order, 140 * MIB) is None
+
+
+def test_what_cannot_be_had_is_left_alone() -> None:
+    problem = line(("w", 64, ""), ("big", 128, "w"), ("use", 1, "big"))
+    task = task_of(problem)
+    growth = Growth.of(task.live_ranges, problem.original_order)
+    found = task.measured(problem.original_order)
+    assert repaired(task, found, growth, 0, 100 * MIB) is found
+
+
+@given(problems(models=("runtime",)), st.integers(0, 2**32), st.sampled_from(PRESERVE))
+def test_repairs_keep_rules_budget_and_launch_order(problem: Problem, seed: int, preserve: Preserve) -> None:
+    problem = with_sizes_of_all_kinds(problem)
+    order = random_order(problem, seed)
+    live_ranges = LiveRanges(problem)
+    task = Task(problem, Options(preserve_collective_order=preserve), int(live_ranges.profile(order).max()))
+    assume(all(order.index(u) < order.index(v) for u, v in task.pairs))
+    growth = Growth.of(live_ranges, problem.original_order)
+    capacity = requests_of(live_ranges, problem.original_order).smallest_capacity(PLAIN, growth.total_bytes)
+    found = task.measured(order)
+    mended = repaired(task, found, growth, 0, capacity)
+    assert violation(problem, mended.order) is None
+    assert mended.peak_bytes <= task.base_bytes
+    position = {v: at for at, v in enumerate(mended.order)}
+    assert all(position[u] < position[v] for u, v in launch_pairs(problem, problem.original_order, preserve))
+    assert mended == replace(task.measured(mended.order), reasons=found.reasons)

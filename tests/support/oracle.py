@@ -1,7 +1,7 @@
 """Slow and simple truths to hold the code against; nothing here is shared with what is tested."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from overlap_sched.problem import Kind, Problem
@@ -38,10 +38,12 @@ def all_orders(problem: Problem) -> Iterator[list[int]]:
     return extend([], frozenset())
 
 
-def random_order(problem: Problem, seed: int) -> list[int]:
-    """One valid order, at random: of the ready nodes any, with a liking for the oldest or the newest."""
+def random_order(problem: Problem, seed: int, pairs: Iterable[tuple[int, int]] = ()) -> list[int]:
+    """One valid order that keeps the pairs: of the ready nodes any, with a liking for the oldest or the newest."""
     draw = random.Random(seed)
-    before = rules(problem)
+    before = [set(need) for need in rules(problem)]
+    for u, v in pairs:
+        before[v].add(u)
     after: list[list[int]] = [[] for _ in before]
     left = [len(need) for need in before]
     for v, need in enumerate(before):

@@ -1,5 +1,6 @@
 """Orders mended where their allocator fails: promises on random graphs, and one repair of each kind by hand."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from overlap_sched.problem.allocator_settings import MIB, PLAIN
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.repair import repaired
-from overlap_sched.scheduler.room import Growth, out_of_memory, outgrown
+from overlap_sched.scheduler.room import Growth, cheapest_room, out_of_memory, outgrown
 from tests.scheduler.test_reserve import large_layers
 from tests.support.oracle import random_order
 
@@ -118,11 +119,42 @@ def test_what_is_used_late_ends_before() -> None:
 
 
 def test_what_cannot_be_had_is_left_alone() -> None:
-    problem = line(("w", 64, ""), ("big", 128, "w"), ("use", 1, "big"))
-    task = task_of(problem)
-    growth = Growth.of(task.live_ranges, problem.original_order)
-    found = task.measured(problem.original_order)
-    assert repaired(task, found, growth, 0, 100 * MIB) is found
+    for problem in (
+        line(("w", 64, ""), ("big", 128, "w"), ("use", 1, "big")),
+        line(("w", 64, ""), ("big", 128, "w"), ("use", 1, "w")),
+        line(("w", 64, ""), ("big", 128, ""), ("use", 1, "w")),  # w could move, but big does not fit alone
+    ):
+        task = task_of(problem, headroom="100%")
+        growth = Growth.of(task.live_ranges, problem.original_order)
+        found = task.measured(problem.original_order)
+        assert repaired(task, found, growth, LARGE, 100 * MIB) is found
+
+
+def test_a_repair_keeps_to_the_budget() -> None:
+    problem = line(("a", 64, ""), ("early", 32, "a"), ("big", 128, ""), ("use", 1, "early"))
+    growth = Growth.of(LiveRanges(problem), problem.original_order)
+    for headroom, mended in (("100%", "big a early use output"), ("0", "a early use big output")):
+        task = task_of(problem, headroom=headroom)  # with early, a would outlive big
+        found = repaired(task, task.measured(problem.original_order), growth, LARGE, 200 * MIB)
+        assert found.order == problem.original_order
+        found = repaired(task, task.measured(problem.original_order), growth, LARGE, 140 * MIB)
+        assert names_of(problem, found.order) == mended, headroom
+
+
+def test_the_cheapest_neighbours_that_are_large_enough_make_room() -> None:
+    problem = line(("x", 96, ""), ("y", 0, "x"), ("p", 32, ""), ("q", 32, ""), ("r", 32, ""), ("big", 64, ""))
+    problem = replace(problem, nodes=(*problem.nodes[:-1], problem.nodes[-1]._replace(use=(2, 3, 4, 5))))
+    failure = out_of_memory(LiveRanges(problem), problem.original_order, 100 * MIB)
+    assert failure is not None
+    cost = {"p": 1.0, "q": 5.0, "r": 2.0}
+
+    def room(**changed: float) -> list[str]:
+        costs = {**cost, **changed}
+        return [problem.nodes[s].name for s in cheapest_room(failure, lambda s: costs[problem.nodes[s].name])]
+
+    assert room() == ["p", "q"]
+    assert room(p=9.0) == ["q", "r"]
+    assert room(q=math.inf) == []
 
 
 @given(st.integers(0, 2**32), st.sampled_from(PRESERVE), st.integers(0, 40))

@@ -15,6 +15,7 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.peak_memory.reserved import requests_of, reserved_change
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN, allocator_named
+from overlap_sched.scheduler.admission import CompletionProfile
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
@@ -76,7 +77,23 @@ def test_a_gate_keeps_the_allocator_from_growing() -> None:
     assert original < reserved(AllocatorGate(task.live_ranges, original, {})) < 0.8 * reserved(None)
     assert reserved(AllocatorGate(task.live_ranges, 2**50, {})) == reserved(None)
     growth = Growth.of(task.live_ranges, problem.original_order)
-    assert reserved(AllocatorGate(task.live_ranges, growth.inputs_bytes, growth.by_node)) < 0.8 * reserved(None)
+    rising = reserved(AllocatorGate(task.live_ranges, growth.inputs_bytes, growth.by_node))
+    assert original <= rising <= reserved(AllocatorGate(task.live_ranges, original, {}))
+
+
+def test_a_gate_opens_with_what_the_original_order_grows_by() -> None:
+    problem = large_layers(3)
+    task = task_of(problem, headroom="100%")
+    growth = Growth.of(task.live_ranges, problem.original_order)
+    gate = AllocatorGate(task.live_ranges, growth.inputs_bytes, growth.by_node)
+    grows = next(iter(growth.by_node))
+    memory = CompletionProfile(Reference(problem, problem.original_order, task.live_ranges), task.limit)
+    assert gate.admits(grows)  # by itself it may grow
+    assert not AllocatorGate(task.live_ranges, growth.inputs_bytes, {}).admits(grows)
+    assert gate.limit_bytes == growth.inputs_bytes
+    for v in range(grows + 1):
+        gate.run(v, memory)
+    assert gate.limit_bytes == growth.inputs_bytes + growth.by_node[grows]
 
 
 def test_none_leaves_all_as_it_is() -> None:

@@ -71,7 +71,7 @@ class _Repair:
         self._task, self._nodes, self._storages = task, task.problem.nodes, task.problem.storages
         self._before, self._after = neighbours(task.problem, task.pairs)
         self._moved: dict[tuple[int, bool], int] = {}
-        self._refused: set[tuple[int, NodeId]] = set()
+        self._refused: set[tuple[int, bool, NodeId]] = set()
 
     def until_it_fits(self, order: list[NodeId], replays: Replays) -> list[NodeId]:
         """The order mended until it fails no more, or cannot be mended further."""
@@ -99,9 +99,9 @@ class _Repair:
                 mended = self._without(mended, s, failing)
             if mended is not order:
                 return mended
-            costs.update(dict.fromkeys(room, math.inf))
             if not room:
                 break
+            costs.clear()  # some ways were refused
         return None
 
     def _without(self, order: list[NodeId], s: int, failing: NodeId) -> list[NodeId]:
@@ -113,7 +113,7 @@ class _Repair:
         at = mended.index(failing) + way.later
         mended[at:at] = moved
         if not moved or not self._task.within_budget(tuple(mended)):
-            self._refused.add((s, failing))
+            self._refused.add((s, way.later, failing))
             return order
         self._moved[s, way.later] = self._moved.get((s, way.later), 0) + 1
         return mended
@@ -121,14 +121,18 @@ class _Repair:
     def _way(self, s: int, failing: NodeId, position: Sequence[int]) -> Way:
         """The cheapest way to have a live storage out of the way of the failing node; of equals the later one."""
         users, at = self._task.live_ranges.users[s], position[failing]
-        if self._storages[s].pinned or failing in users or (s, failing) in self._refused:
+        if self._storages[s].pinned or failing in users:
             return NO_WAY
         ways = [NO_WAY]
         maker = self._task.problem.allocator[s]
         if self._nodes[maker].kind is not Kind.INPUT:
-            ways.append(self._priced(s, True, self._moving([maker], self._after, failing, lambda v: position[v] < at)))
+            ways.append(
+                self._priced(s, True, failing, self._moving([maker], self._after, failing, lambda v: position[v] < at))
+            )
         still = [v for v in users if position[v] > at]
-        ways.append(self._priced(s, False, self._moving(still, self._before, failing, lambda v: position[v] > at)))
+        ways.append(
+            self._priced(s, False, failing, self._moving(still, self._before, failing, lambda v: position[v] > at))
+        )
         return min(ways, key=lambda way: way.cost_us)
 
     def _moving(
@@ -149,8 +153,8 @@ class _Repair:
                     open_.append(w)
         return frozenset(reached)
 
-    def _priced(self, s: int, later: bool, nodes: frozenset[NodeId]) -> Way:
-        if not nodes or any(self._nodes[v].kind is Kind.OUTPUT for v in nodes):
+    def _priced(self, s: int, later: bool, failing: NodeId, nodes: frozenset[NodeId]) -> Way:
+        if not nodes or (s, later, failing) in self._refused or any(self._nodes[v].kind is Kind.OUTPUT for v in nodes):
             return NO_WAY
         cost_us = 1.0 + sum(self._nodes[v].time_us for v in nodes if self._nodes[v].kind is not Kind.WAIT)
         return Way(cost_us * _AGAIN ** self._moved.get((s, later), 0), later, nodes)

@@ -125,7 +125,7 @@ class _Repair:
             return NO_WAY
         ways = [NO_WAY]
         maker = self._task.problem.allocator[s]
-        if self._nodes[maker].kind is not Kind.INPUT:
+        if self._nodes[maker].kind is not Kind.INPUT and position[maker] < at:  # not moved with another one already
             ways.append(
                 self._priced(s, True, failing, self._moving([maker], self._after, failing, lambda v: position[v] < at))
             )

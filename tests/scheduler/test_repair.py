@@ -107,6 +107,15 @@ def test_on_a_small_device_what_is_in_the_way_moves() -> None:
     assert mended.step_us == task.measured(order).step_us
 
 
+def test_what_moves_with_another_moves_once() -> None:
+    problem = line(("w", 64, ""), ("x", 1, ""), ("v", 16, "w x"), ("big", 128, ""), ("use", 1, "w v big"))
+    task = task_of(problem, headroom="100%")
+    growth = Growth.of(task.live_ranges, problem.original_order)
+    found = repaired(task, task.measured(problem.original_order), growth, LARGE, 140 * MIB)
+    assert found.order != problem.original_order
+    assert violation(problem, found.order) is None
+
+
 def test_what_is_used_late_ends_before() -> None:
     problem = line(("w", 64, ""), ("big", 128, ""), ("x", 1, "big"), ("use", 1, "w"))
     task = task_of(problem, headroom="100%")

@@ -130,7 +130,7 @@ def test_what_is_used_late_ends_before() -> None:
 def test_what_cannot_be_had_is_left_alone() -> None:
     for problem in (
         line(("w", 64, ""), ("big", 128, "w"), ("use", 1, "big")),
-        line(("w", 64, ""), ("big", 128, "w"), ("use", 1, "w")),
+        line(("w", 64, ""), ("big", 64, "w"), ("use", 1, "w")),  # big itself needs w
         line(("w", 64, ""), ("big", 128, ""), ("use", 1, "w")),  # w could move, but big does not fit alone
     ):
         task = task_of(problem, headroom="100%")

@@ -70,9 +70,7 @@ class DataFlow:
         held = (s for at in never_waited for s in (*self.uses[at], *self.made[at]))
         self.kept = _distinct([*outputs, *held])
 
-    def _read(
-        self, at: int, snode: Any, buffers: Buffers, inputs: Collection[str], removed: Collection[str]
-    ) -> None:
+    def _read(self, at: int, snode: Any, buffers: Buffers, inputs: Collection[str], removed: Collection[str]) -> None:
         takes: list[str] = []
         for dep in snode.read_writes.reads:
             if isinstance(dep, WeakDep) and dep.is_fake:

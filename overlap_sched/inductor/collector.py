@@ -1,7 +1,7 @@
 """Python's cyclic garbage collector, which stands still while a graph is planned.
 
 It runs after every few hundred new objects, and looks at all that torch has made as well. Planning makes tens of
-thousands and no cycles: nothing could be freed, and a tenth of the time went into looking.
+thousands and no cycles: nothing could be freed, and a few percent of the time went into looking.
 """
 
 import gc

@@ -6,7 +6,7 @@ from typing import Any
 
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.storages import UNBACKED_HINT
-from overlap_sched.inductor.buffers import Buffers
+from overlap_sched.inductor.buffers import Buffers, extent
 from overlap_sched.inductor.in_place import read_in_place
 from overlap_sched.inductor.private import FusedSchedulerNode, GroupedSchedulerNode, SchedulerNode, V, ir, members
 
@@ -93,12 +93,11 @@ def _container(node: Any) -> str:
 
 
 def _allocate(b: Buffers, at: int, name: str, node: Any) -> None:
-    graph, layout = V.graph, node.get_layout()
-    key = (*graph.get_allocation_size(node), *layout.stride, layout.offset)
+    key = extent(node)
     elements = b.elements.get(key)
     if elements is None:  # layers are alike, and torch computes with symbols
-        storage = graph.get_allocation_storage_size(node)
-        elements = b.elements[key] = int(graph.sizevars.optimization_hint(storage, fallback=UNBACKED_HINT))
+        storage = V.graph.get_allocation_storage_size(node)
+        elements = b.elements[key] = int(V.graph.sizevars.optimization_hint(storage, fallback=UNBACKED_HINT))
     b.nbytes[name] = elements * node.get_dtype().itemsize
     b.roots[name] = (name,)
     b.maker[name] = at

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.inductor.private import V
 
 Roots = tuple[str, ...]
 """Names of the storages in which a buffer lives: that of the buffer or input that made it."""
@@ -52,3 +53,9 @@ class Buffers:
             raise NotUnderstoodError(
                 f"a kernel reads {name!r}, which is neither a buffer of this graph nor one of its inputs."
             ) from None
+
+
+def extent(node: Any) -> tuple[Any, ...]:
+    """What says how many elements are allocated for a buffer: its size, stride and offset."""
+    layout = node.get_layout()
+    return (*V.graph.get_allocation_size(node), *layout.stride, layout.offset)

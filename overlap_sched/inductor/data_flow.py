@@ -1,7 +1,7 @@
 """What every scheduler node is, takes, writes and holds in memory, in the terms of storages."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from overlap_sched.errors import NotUnderstoodError
@@ -52,8 +52,9 @@ class DataFlow:
         for s, maker in buffers.maker.items():
             self.made[maker].append(s)
         in_flight: dict[str, int] = {}
+        inputs, removed = frozenset(buffers.inputs), V.graph.removed_buffers
         for at, snode in enumerate(snodes):
-            self._read(at, snode, buffers)
+            self._read(at, snode, buffers, inputs, removed)
             if self.kinds[at] is Kind.COLLECTIVE:
                 in_flight.update(dict.fromkeys([*self.writes[at], *self.made[at]], at))
             elif self.kinds[at] is Kind.WAIT:
@@ -69,15 +70,14 @@ class DataFlow:
         held = (s for at in never_waited for s in (*self.uses[at], *self.made[at]))
         self.kept = _distinct([*outputs, *held])
 
-    def _read(self, at: int, snode: Any, buffers: Buffers) -> None:
+    def _read(self, at: int, snode: Any, buffers: Buffers, inputs: Collection[str], removed: Collection[str]) -> None:
         takes: list[str] = []
-        removed = V.graph.removed_buffers
         for dep in snode.read_writes.reads:
             if isinstance(dep, WeakDep) and dep.is_fake:
                 continue
             roots = () if dep.name in removed else buffers.of(dep.name)
             takes += roots
-            if dep.name in buffers.inputs and not is_nonfreeable_buffers(dep):
+            if dep.name in inputs and not is_nonfreeable_buffers(dep):
                 self.freeable.update(roots)
         writes = list(buffers.in_place.get(at, ()))
         shared: list[str] = []

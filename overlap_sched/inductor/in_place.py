@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from overlap_sched.inductor.buffers import Buffers
+from overlap_sched.inductor.buffers import Buffers, extent
 from overlap_sched.inductor.private import (
     BackendFeature,
     NopKernelSchedulerNode,
@@ -13,6 +13,9 @@ from overlap_sched.inductor.private import (
     config,
     ir,
 )
+
+_KEPT = (ir.NoneLayout, ir.MultiOutputLayout, ir.MutationLayoutSHOULDREMOVE)
+"""Layouts of buffers that are not written over."""
 
 
 def read_in_place(b: Buffers, at: int, member: Any, internal: frozenset[str], notes: Counter[str]) -> None:
@@ -31,9 +34,9 @@ def read_in_place(b: Buffers, at: int, member: Any, internal: frozenset[str], no
             continue
         for read in member.read_writes.reads:
             source = _overwritable(member, read, taken)
-            if source is None or len(b.of(read.name)) != 1 or b.of(read.name)[0] in b.inputs:
+            if source is None or len(b.of(read.name)) != 1 or b.of(read.name)[0] not in b.maker:
                 continue
-            if can_match_buffer_size(source.node, out.node):
+            if _fits(source.node, out.node):
                 taken.add(read.name)
                 b.roots[name] = b.roots[read.name]
                 del b.nbytes[name], b.maker[name]
@@ -52,10 +55,15 @@ def _overwritable(member: Any, read: Any, taken: set[str]) -> Any | None:
     users = [user for user in source.users if user.node.get_name() not in member.ancestors]
     if len(users) != 1 or isinstance(users[0].node, OutputNode) or users[0].node is not member:
         return None
-    plain = not source.node.get_inputs_that_alias_output() and not isinstance(
-        source.defining_op, NopKernelSchedulerNode
-    )
-    layouts = (ir.NoneLayout, ir.MultiOutputLayout, ir.MutationLayoutSHOULDREMOVE)
-    kept = isinstance(source.node.get_output_spec(), layouts)
+    if not users[0].can_inplace or source.node.get_inputs_that_alias_output():
+        return None
+    if isinstance(source.defining_op, NopKernelSchedulerNode) or isinstance(source.node.get_output_spec(), _KEPT):
+        return None
     one_index = len({access for access in member.read_writes.reads_and_writes() if access.name == read.name}) == 1
-    return source if users[0].can_inplace and plain and not kept and one_index else None
+    return source if one_index else None
+
+
+def _fits(source: Any, out: Any) -> bool:
+    """``can_match_buffer_size``; torch asks its symbols, which buffers that are alike need not."""
+    alike = source.get_device() == out.get_device() and source.get_dtype() == out.get_dtype()
+    return (alike and extent(source) == extent(out)) or can_match_buffer_size(source, out)

@@ -17,6 +17,7 @@ from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.cache_key import settings_key
 from overlap_sched.inductor.cached_orders import watched
+from overlap_sched.inductor.collector import no_collection
 from overlap_sched.inductor.launches import kernel_launches
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
@@ -107,6 +108,7 @@ class _Planned:
     lifted: "LiftedKernels | None" = None
 
 
+@no_collection()
 def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     """What this rank would do by itself."""
     check_torch()

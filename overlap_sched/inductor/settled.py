@@ -17,6 +17,8 @@ from overlap_sched.inductor.summary import Outcome, summary
 
 QUIET_S = 10.0
 LONGEST_QUIET_S = 3600.0
+LAST_WORDS_S = 1.0
+"""How long the end of the process waits for a line that is being said by then."""
 
 
 class Timer(Protocol):
@@ -24,6 +26,9 @@ class Timer(Protocol):
 
     def cancel(self) -> None:
         """Do not fire any more."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait, at most so many seconds, until it has fired or is cancelled."""
 
 
 def _daemon_timer(seconds: float, then: Callable[[], None]) -> Timer:
@@ -42,13 +47,14 @@ class Settled:
 
     def __init__(self, timer: Callable[[float, Callable[[], None]], Timer] = _daemon_timer) -> None:
         self._make_timer = timer
-        self._timer: Timer | None = None
+        self._timer: Timer | None = None  # what is to fire next
+        self._last: Timer | None = None  # what was made last: it may be saying its line
         self.forget()
 
     def forget(self) -> None:
         """As if nothing had been compiled: in a process that was forked, where no timer runs."""
         self._lock = threading.Lock()
-        self._timer = None
+        self._timer = self._last = None
         self._outcomes: list[Outcome] = []
         self._passed_by: list[str] = []
         self._cached = 0
@@ -103,6 +109,15 @@ class Settled:
         except Exception:  # words for people must not end a job
             return
 
+    def end(self) -> None:
+        """Say it, and leave no thread behind. Never raises.
+
+        A thread that still runs when the interpreter is taken down is ended in the middle of what it does.
+        """
+        self.say()
+        if self._last is not None:
+            self._last.join(LAST_WORDS_S)
+
     def _speaks(self) -> bool:
         """Rank 0 speaks for all. Asked while torch compiles: the process group may be gone when the line is said."""
         self._ranks = self._ranks or several_ranks()
@@ -115,11 +130,11 @@ class Settled:
             self._timer = None
         if (self._outcomes or self._passed_by or self._cached) and not self._compiling:
             seconds = min(QUIET_S * 2**self._lines, LONGEST_QUIET_S)
-            self._timer = self._make_timer(seconds, self.say)
+            self._timer = self._last = self._make_timer(seconds, self.say)
 
 
 settled = Settled()
 """Of this process."""
-atexit.register(settled.say)
+atexit.register(settled.end)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=settled.forget)

@@ -19,6 +19,9 @@ Preserve = Literal["none", "group", "all"]
 Pair = tuple[NodeId, NodeId]
 """Two node ids: the first must run before the second."""
 
+Neighbours = tuple[Sequence[tuple[NodeId, ...]], Sequence[tuple[NodeId, ...]]]
+"""Per node id, what must run before it, and what after it."""
+
 
 def launch_pairs(problem: Problem, order: Iterable[int], preserve: Preserve) -> tuple[Pair, ...]:
     """Pairs of collectives that keep the launches of an order as they are; linear."""
@@ -36,7 +39,7 @@ def launch_pairs(problem: Problem, order: Iterable[int], preserve: Preserve) -> 
     return tuple(pairs)
 
 
-def neighbours(problem: Problem, pairs: Iterable[Pair]) -> tuple[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]]:
+def neighbours(problem: Problem, pairs: Iterable[Pair]) -> Neighbours:
     """Per node, what must run before it and what after it: the problem's rules, and the pairs; without repeats."""
     before, after = list(problem.predecessors), list(problem.successors)
     for u, v in pairs:

@@ -25,10 +25,10 @@ Where that takes more memory than there is, the same rules choose among the node
 from heapq import heappop, heappush
 
 from overlap_sched.problem import Kind, NodeId, Order
-from overlap_sched.problem.precedence import neighbours
+from overlap_sched.problem.precedence import Neighbours, neighbours
 from overlap_sched.scheduler.admission import CompletionProfile
 from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.chains import chains
+from overlap_sched.scheduler.chains import Chains, chains
 from overlap_sched.scheduler.reference import Reference
 
 _LOOK = 4
@@ -40,22 +40,26 @@ _Ranked = tuple[float, NodeId]
 
 def interleaved(task: Task, reference: Reference) -> Order:
     """The order; from a reference within the budget one within the budget. O(n log n) for n nodes, but for memory."""
-    order = _Interleaver(task, reference, None).run()
+    rules = neighbours(task.problem, task.pairs)
+    where = chains(task.problem, reference.priorities(), rules[0])
+    order = _Interleaver(reference, rules, where, None).run()
     if task.within_budget(order):
         return order
-    return _Interleaver(task, reference, CompletionProfile(reference, task.limit)).run()
+    return _Interleaver(reference, rules, where, CompletionProfile(reference, task.limit)).run()
 
 
 class _Interleaver:
     """One order in the making; without contention, and with gathers of weights taken to be hidden."""
 
-    def __init__(self, task: Task, reference: Reference, memory: CompletionProfile | None) -> None:
+    def __init__(
+        self, reference: Reference, rules: Neighbours, where: Chains, memory: CompletionProfile | None
+    ) -> None:
         """Nothing has run; ``memory``: what admits nodes, ``None``: all are."""
-        problem, priorities = task.problem, reference.priorities()
+        problem, priorities = reference.problem, reference.priorities()
         self.nodes, self.reference, self.memory = problem.nodes, reference, memory
-        self.before, self.after = neighbours(problem, task.pairs)
+        self.before, self.after = rules
         self.us, self.level_us = priorities.compute_us, priorities.bottom_level_us
-        self.chains = chains(problem, priorities, self.before)
+        self.chains = where
         self.on_demand, self.ahead = self.chains.on_demand, self.chains.ahead
         self.open_before = [sum(not self.on_demand[u] for u in before) for before in self.before]
         self.has_run = [False] * len(self.nodes)

@@ -4,10 +4,12 @@ A run is fast and greedy, and which policy suits a graph is known only afterward
 per policy (:mod:`overlap_sched.scheduler.policies`); with more effort, runs from the order with the lowest peak, then
 again and again from the best so far (both are valid references within the budget). Where one run is not enough on a
 graph of several chains, the next ones start from an order that goes from chain to chain
-(:mod:`overlap_sched.scheduler.interleave`), as many again. How much is counted, never timed: every rank gets the same
-order.
+(:mod:`overlap_sched.scheduler.interleave`), as many again. Where the best is near the bound, another policy that ends
+at the same step ends it: the graph sets that end, not the policy. How much is counted, never timed: every rank gets the
+same order.
 """
 
+import math
 from dataclasses import replace
 
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
@@ -27,6 +29,10 @@ RUN_NODES = 15_000
 GOAL_PERCENT = 1.5
 """Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
 
+NEAR = 4
+"""Within so many times that of a bound which knows the end of each stream, little is left to find: one run goes from
+chain to chain, and two that end at the same step are enough."""
+
 MEMORY_EFFORT = 2
 """Most effort that goes into the order with the lowest peak (:func:`overlap_sched.peak_memory.best_order`)."""
 
@@ -36,22 +42,27 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
     problem, options = task.problem, task.options
     compute_us, stream_us = busy_us(problem)
     policies = policies_for(compute_binds=compute_us >= stream_us)
-    bound_us = simple_bound_us(problem, reference.priorities(policies[0].prepares))
+    priorities = reference.priorities(policies[0].prepares)
+    bound_us = simple_bound_us(problem, priorities)
     enough_us, count = bound_us * close_enough(task), runs(options.effort, len(problem.nodes))
+    near_us = max(bound_us, streams_bound_us(problem, priorities)) * (1 + NEAR * (close_enough(task) - 1))
     start, best = reference, replace(best, work=NO_WORK)
     for k in range(count):
         # an original order is left alone only at the bound itself
         if best.step_us <= (enough_us if k else bound_us):
             break
         if k == 1 and has_chains(problem):
-            best = _of_chains(task, reference, best, count, enough_us)
+            best = _of_chains(task, reference, best, 1 if best.step_us <= near_us else count, enough_us)
             if best.step_us <= enough_us:
                 break
         if k == len(policies) and options.base == "original" and options.budget == "peak":
             start = Reference(problem, lowest_peak(task).order, reference.live_ranges)
         elif k > len(policies) and k % len(policies) == 0 and best.reasons:
             start = Reference(problem, best.order, reference.live_ranges)
-        best = _run(task, start, policies[k % len(policies)], best)
+        made_by_us = bool(best.reasons)
+        best, as_long = _run(task, start, policies[k % len(policies)], best)
+        if as_long and made_by_us and best.step_us <= near_us:
+            break
     return best
 
 
@@ -59,23 +70,35 @@ def _of_chains(task: Task, reference: Reference, best: Candidate, most: int, eno
     """The best of at most so many runs from an order that goes from chain to chain, until a step is short enough."""
     start = Reference(task.problem, interleaved(task, reference), reference.live_ranges)
     for policy in INTERLEAVED[:most]:
-        best = _run(task, start, policy, best)
+        best, _ = _run(task, start, policy, best)
         if best.step_us <= enough_us:
             break
     return best
 
 
-def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> Candidate:
-    """The result of one more run, or the best before it."""
+def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple[Candidate, bool]:
+    """The result of one more run, or the best before it; and whether the run's step is as long as that one's."""
     run = list_schedule(start, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
     if isinstance(run, Work):
-        return best.after(run)
-    return replace(run if run.beats(best) else best, work=best.work.plus(run.work))
+        return best.after(run), False
+    as_long = abs(run.step_us - best.step_us) <= SAME_STEP * best.step_us
+    return replace(run if run.beats(best) else best, work=best.work.plus(run.work)), as_long
 
 
 def simple_bound_us(problem: Problem, priorities: Priorities) -> float:
     """No step is shorter than all compute, the busiest stream, or the longest path; linear."""
     return max(*busy_us(problem), priorities.critical_path_us)
+
+
+def streams_bound_us(problem: Problem, priorities: Priorities) -> float:
+    """No step is shorter than all of a stream and the least path that is behind any of it; linear."""
+    level_us, least_us = priorities.bottom_level_us, dict.fromkeys(problem.groups, math.inf)
+    stream_us = dict.fromkeys(problem.groups, 0.0)
+    for v in problem.collectives:
+        group = problem.nodes[v].group or ""
+        stream_us[group] += problem.nodes[v].time_us
+        least_us[group] = min(least_us[group], max([level_us[w] for w in problem.waits.get(v, ())], default=0.0))
+    return max([stream_us[group] + least_us[group] for group in stream_us if stream_us[group]], default=0.0)
 
 
 def close_enough(task: Task) -> float:

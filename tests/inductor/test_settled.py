@@ -25,6 +25,9 @@ class FakeTimer:
     def cancel(self) -> None:
         self.cancelled = True
 
+    def join(self, timeout: float | None = None) -> None:
+        """There is no thread."""
+
 
 class Clock:
     """All timers made so far."""
@@ -157,3 +160,29 @@ def test_levels_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
     settled.add(Outcome(True, False, "broken"))
     settled.say()
     assert [(r.name, r.levelno) for r in caplog.records] == [("overlap_sched", logging.WARNING)]
+
+
+def test_the_end_leaves_no_thread_behind(said: list[str]) -> None:
+    before = set(threading.enumerate())
+    settled = Settled()
+    settled.add(DONE)
+    (waiting,) = set(threading.enumerate()) - before
+    settled.end()
+    assert not waiting.is_alive()
+    assert len(said) == 1
+
+
+def test_the_end_waits_for_a_line_that_is_being_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, lines = threading.Event(), []
+
+    def slowly(text: str, level: int) -> None:
+        begun.set()
+        threading.Event().wait(0.05)
+        lines.append(text)
+
+    monkeypatch.setattr(module, "say", slowly)
+    settled = Settled(lambda seconds, then: module._daemon_timer(0.0, then))
+    settled.add(DONE)
+    assert begun.wait(10)
+    settled.end()
+    assert len(lines) == 1

@@ -1,0 +1,105 @@
+"""When runs end: with a scheduler whose runs end where the test says."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from overlap_sched import Options, Problem
+from overlap_sched.judge.lower_bound import lower_bound_us
+from overlap_sched.judge.replay import replay
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.portfolio import best_of_runs, busy_us, simple_bound_us, streams_bound_us
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.result import Work
+from tests.support.chains import forward
+from tests.support.layers import layers
+
+portfolio = importlib.import_module("overlap_sched.scheduler.portfolio")
+
+ONE = layers(12)
+TWO = forward(20)
+"""Taken to have two chains where the test says so."""
+
+
+def steps_asked(
+    monkeypatch: pytest.MonkeyPatch, gaps: Sequence[float | None], effort: int = 4, chains: bool = False
+) -> tuple[int, float]:
+    """How many runs there were, and the gap of the best; run k ends so far above the bound, ``None``: given up."""
+    problem = TWO if chains else ONE
+    order = problem.original_order
+    task = Task(problem, Options(effort=effort), 10**6)
+    reference = Reference(problem, order, task.live_ranges)
+    priorities = reference.priorities()
+    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    left = list(gaps)
+
+    def run(*_: Any) -> Candidate | Work:
+        gap = left.pop(0)
+        if gap is None:
+            return Work(1)
+        return Candidate(order, bound_us * (1 + gap), 5, {problem.collectives[0]: "reference"}, work=Work(1))
+
+    monkeypatch.setattr(portfolio, "list_schedule", run)
+    monkeypatch.setattr(portfolio, "has_chains", lambda _: chains)
+    monkeypatch.setattr(portfolio, "interleaved", lambda *_: order)
+    best = best_of_runs(task, reference, Candidate(order, 2 * bound_us, 5))
+    assert best.work.runs == len(gaps) - len(left)
+    return best.work.runs, best.step_us / bound_us - 1
+
+
+@pytest.mark.parametrize(
+    ("gaps", "runs"),
+    [
+        ([0.001, 9, 9, 9], 1),  # close enough
+        ([0.012, 0.012, 9, 9], 2),  # near, and two policies end alike
+        ([0.012, 0.011, 0.012, 9], 4),  # near, but each ends elsewhere
+        ([0.012, None, 0.012, 9], 3),  # a run that was given up says nothing
+        ([0.02, 0.02, 0.02, 0.02], 4),  # alike, but not near
+    ],
+)
+def test_two_policies_that_end_at_the_same_step_near_the_bound_end_it(
+    monkeypatch: pytest.MonkeyPatch, gaps: list[float | None], runs: int
+) -> None:
+    made, gap = steps_asked(monkeypatch, gaps)
+    assert made == runs
+    assert gap == pytest.approx(min(g for g in gaps[:runs] if g is not None))
+
+
+def test_with_more_effort_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert steps_asked(monkeypatch, [0.012] * 8, effort=8)[0] == 8
+    assert steps_asked(monkeypatch, [0.007] * 8, effort=8)[0] == 2
+
+
+def test_one_run_goes_from_chain_to_chain_where_the_first_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert steps_asked(monkeypatch, [0.012, None, 0.012, 9], chains=True)[0] == 3  # policy, chains, policy
+    assert steps_asked(monkeypatch, [0.05, None, None, None, None, 0.04, 0.03, 0.02], chains=True)[0] == 8
+    assert steps_asked(monkeypatch, [0.05, 0.001], chains=True)[0] == 2
+
+
+def test_the_original_order_is_no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first run is given up, one that ends where the original order does is the first to say anything."""
+    problem, order = ONE, ONE.original_order
+    task = Task(problem, Options(), 10**6)
+    reference = Reference(problem, order, task.live_ranges)
+    step_us = 1.01 * max(
+        simple_bound_us(problem, reference.priorities()), streams_bound_us(problem, reference.priorities())
+    )
+    monkeypatch.setattr(portfolio, "has_chains", lambda _: False)
+    monkeypatch.setattr(
+        portfolio, "list_schedule", lambda *_: Candidate(order, step_us, 5, {0: "reference"}, work=Work(1))
+    )
+    assert best_of_runs(task, reference, Candidate(order, step_us, 5)).work.runs == 4
+
+
+@pytest.mark.parametrize("problem", [ONE, TWO], ids=["backward", "forward"])
+def test_the_bound_that_knows_the_end_of_streams_is_one(problem: Problem) -> None:
+    bound_us = streams_bound_us(problem, Reference(problem, problem.original_order).priorities())
+    assert busy_us(problem)[1] <= bound_us <= lower_bound_us(problem) * (1 + 1e-9)
+    assert bound_us <= replay(problem, problem.original_order).step_us
+
+
+def test_what_follows_on_the_last_collective_counts() -> None:
+    # some compute is behind every collective of the forward pass
+    assert streams_bound_us(TWO, Reference(TWO, TWO.original_order).priorities()) > busy_us(TWO)[1]

@@ -8,8 +8,9 @@ once (:mod:`overlap_sched.peak_memory.reserved`); the order found must, in plain
     run in the smallest capacity in which the original runs, plus 0.2 %;
 
 each plus the headroom. Where it does not: the same order without its shift; then runs beside an allocator that admits
-no more than the original reserves (:mod:`overlap_sched.scheduler.allocator_gate`), the shortest that can be held; then
-shifts that go less far. Where nothing can be held, what breaks least of this within one percent of the step.
+no more than the original reserves (:mod:`overlap_sched.scheduler.allocator_gate`), mended where they still fail
+(:mod:`overlap_sched.scheduler.repair`), the shortest that can be held; then shifts that go less far. Where nothing can
+be held, what breaks least of this within one percent of the step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,9 +38,10 @@ from overlap_sched.scheduler.shift import shift
 
 MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 """As above; parts of what the original order needs."""
-CLOSE, WORTH, FAR_OFF = 1.005, 1.01, 1.05
-"""A step within the first part of the best is not improved on; within the second it is given for memory that fits;
-beyond the third no order is mended."""
+CLOSE, WORTH = 1.005, 1.01
+"""A step within the first part of the best is not improved on; within the second it is given for memory that fits."""
+MENDED, MOST_MENDED = 1.03, 12
+"""Orders whose step is within this part of the best are mended, the first so many that need it: it takes its time."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 SPARE = 0.01
@@ -162,16 +164,18 @@ def _held(
     task, work = reserve.task, best.work
     original = task.measured(task.problem.original_order)
     tried = [(breaks, best), (reserve.overdraft(raw.order), raw)]
-    seen = {best.order, raw.order}
+    seen, mended = {best.order, raw.order}, 0
     for run in () if _held_well(tried, best) else _runs(reserve, reference, original.step_us):
         work = work.plus(run if isinstance(run, Work) else run.work)
         if isinstance(run, Work) or run.order in seen:
             continue
         seen.add(run.order)
-        tried.append((reserve.overdraft(run.order), run))
-        if tried[-1][0] != NOTHING and run.step_us <= best.step_us * FAR_OFF:
-            mended = reserve.repaired(run)
-            tried.append((reserve.overdraft(mended.order), mended))
+        broken = reserve.overdraft(run.order)
+        tried.append((broken, run))
+        if broken != NOTHING and run.step_us <= best.step_us * MENDED and mended < MOST_MENDED:
+            mended += 1
+            repaired_run = reserve.repaired(run)
+            tried.append((reserve.overdraft(repaired_run.order), repaired_run))
         if _held_well(tried, best):
             break
     kept = [(broken, found) for broken, found in tried if broken == NOTHING]

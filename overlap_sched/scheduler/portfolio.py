@@ -35,7 +35,7 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
     """The best of several runs from a reference order, or the one given where none beats it."""
     problem, options = task.problem, task.options
     compute_us, stream_us = busy_us(problem)
-    policies = policies_for(compute_binds=compute_us >= stream_us)
+    policies = policies_for(compute_us >= stream_us, bool(problem.contention))
     bound_us = simple_bound_us(problem, reference.priorities(policies[0].prepares))
     enough_us, count = bound_us * close_enough(task), runs(options.effort, len(problem.nodes))
     start, best = reference, replace(best, work=NO_WORK)

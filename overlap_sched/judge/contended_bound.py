@@ -12,7 +12,7 @@ take; all else of theirs falls beside compute, which loses 1 - 1 / factor of it,
 And compute that is not counted can run beside the chain's collectives, at 1 / factor of its rate::
 
     step >= chain's collectives + all compute - min(compute not counted, sum of collective / factor)
-            + max over links of (what its collectives take from compute - the most of it that could be during the chain's)
+            + max over links of (what its collectives take from compute - the most of it during the chain's)
 """
 
 from dataclasses import dataclass

@@ -19,7 +19,8 @@ class Policy:
         keeps_busy: Does a launch never leave its stream idle for a more urgent one, where the stream has more to do
             than there is time for?
         beside: The lead, instead, of what can be in flight beside a collective of another link: under contention
-            two at once slow compute no more than one. 0 or less: nothing is launched for that.
+            two at once slow compute no more than one. 0: nothing is launched for that.
+        again: Does the run start from the best order so far?
     """
 
     lead: float
@@ -28,6 +29,7 @@ class Policy:
     prepares: bool = True
     keeps_busy: bool = False
     beside: float = 0.0
+    again: bool = False
 
 
 FAR, NEAR, NEXT = 8_000, 1_000, 250
@@ -68,7 +70,8 @@ CONTENDED_COMPUTE_BINDS = (
 )
 CONTENDED_NETWORK_BINDS = (
     Policy(0.02, -0.03, NEAR, prepares=False, beside=BESIDE),
-    Policy(0.3, -0.03, FAR, keeps_busy=True, beside=BESIDE),  # launches very early: a link that is shared never rests
+    Policy(0.6, -0.03, FAR, keeps_busy=True, beside=BESIDE),  # launches very early: a link that is shared never rests
+    Policy(0.4, -0.03, FAR, keeps_busy=True, beside=BESIDE, again=True),
     Policy(0.0, -0.03, FAR, beside=BESIDE),
     Policy(0.02, -0.03, NEAR, beside=BESIDE),
     Policy(0.1, -0.03, FAR),

@@ -51,7 +51,9 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
             start = Reference(problem, lowest_peak(task).order, reference.live_ranges)
         elif k > len(policies) and k % len(policies) == 0 and best.reasons:
             start = Reference(problem, best.order, reference.live_ranges)
-        best = _run(task, start, policies[k % len(policies)], best)
+        policy = policies[k % len(policies)]
+        again = policy.again and bool(best.reasons)
+        best = _run(task, Reference(problem, best.order, reference.live_ranges) if again else start, policy, best)
     return best
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from overlap_sched.cli.contention import notes_on, with_contention
-from overlap_sched.cli.source import Loaded, Source
+from overlap_sched.cli.source import Loaded, PricedFor, Source
 from overlap_sched.cost import FREE, Price, Roofline, device_named
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.cluster_file import read_cluster
@@ -58,12 +58,9 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     loaded = _load_dump(source, tell) if is_dump(source.path) else _load_problem(source, tell)
     problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.path)
     asked = doubt(problem)
-    return Loaded(
-        problem,
-        tuple([price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]),
-        (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked])),
-        loaded.profile,
-    )
+    prices = [price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]
+    notes = (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked]))
+    return replace(loaded, problem=problem, prices=tuple(prices), notes=notes)
 
 
 def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
@@ -154,15 +151,17 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         progress=lambda done, total: tell(f"reading {source.path}: {done:,} of {total:,} nodes"),
     )
     tell("lifting the graph")
+    device = device_named(source.device or "H100") if cluster is None else cluster.device
+    fusion = source.fusion or "inductor"
     lifted = lift(
         dump.gm,
         name=dump.name,
         memory_model=source.memory_model or "runtime",
-        model=None if source.device is None else Roofline(device_named(source.device)),
+        model=Roofline(device) if cluster is None else None,
         cluster=cluster,
         mesh=source.mesh,
         contention=source.cluster_contention,
-        fusion=source.fusion or "inductor",
+        fusion=fusion,
     )
     profile = None
     if source.traces:
@@ -172,7 +171,8 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)
-    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile)
+    priced_for = PricedFor(device.name, None if cluster is None else cluster.name, fusion)
+    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, priced_for)
 
 
 def _import(package: str) -> None:

@@ -58,6 +58,21 @@ class Source:
 
 
 @dataclass(frozen=True)
+class PricedFor:
+    """What the nodes of a dump were priced for.
+
+    Attributes:
+        device: Its name.
+        cluster: The cluster's name; ``None``: none, a formula of latency and bandwidth prices collectives.
+        fusion: As of :class:`Source`.
+    """
+
+    device: str
+    cluster: str | None
+    fusion: str
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A problem, and what a reader of its figures should know about how it was made.
 
@@ -66,12 +81,14 @@ class Loaded:
         prices: Per node, its time and where that comes from.
         notes: What was guessed, and what looks wrong.
         profile: What traces say of it, where there are any.
+        priced_for: Of a dump; ``None``: a problem file, which has its own times.
     """
 
     problem: Problem
     prices: tuple[Price, ...]
     notes: tuple[str, ...] = ()
     profile: Profile | None = None
+    priced_for: PricedFor | None = None
 
 
 def source_of(options: argparse.Namespace) -> Source:

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Schedule real and generated graphs, and print ours beside torch's own pass, judged by one judge on the same costs.
 
-    scripts/bench.py                          several graphs, two networks, torch's pass, three headrooms, sizes
+    scripts/bench.py                          several graphs, two networks, plain and true prices, torch's pass, three
+                                              headrooms, sizes
     scripts/bench.py --no-torch               ours alone: a fraction of the time
+    scripts/bench.py --no-sizes               without graphs of growing size
     scripts/bench.py --full                   more graphs, every ablation, a million nodes
     scripts/bench.py --record docs/records/bench    also bench-DATE.json and .md there, with hardware and versions
     scripts/bench.py compare OLD NEW          two records side by side
@@ -74,7 +76,11 @@ def run(arguments: Sequence[str], console: Console) -> int:
     options = _parser().parse_args(arguments)
     rows: list[Row] = []
     with progress() as tell:
-        found = [] if options.problems else list(sizes(options.full, options.effort, options.comm_scale, tell))
+        found = (
+            []
+            if options.problems or not options.sizes
+            else list(sizes(options.full, options.effort, options.comm_scale, tell))
+        )
         for case in cases(options.problems, full=options.full):
             tell(f"{case.name}: loading")
             rows += _rows(case, options, tell)
@@ -186,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ablate", action="store_true", help="also run the scheduler with each of its ideas switched off"
     )
+    parser.add_argument("--no-sizes", dest="sizes", action="store_false", help="leave out how it grows with the graph")
     parser.add_argument("--full", action="store_true", help="more graphs, every ablation, a million nodes")
     parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json, and tables as STEM-DATE.md")
     return parser

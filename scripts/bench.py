@@ -42,8 +42,6 @@ from overlap_sched.problem import Problem
 from overlap_sched.report.files import write_file
 from overlap_sched.report.progress import progress
 
-REPEATS = 3
-"""Runs of ours per row at headroom 0; the median time is printed (torch's pass runs once: it takes seconds)."""
 TORCH_NODES = 12_000
 """torch's pass runs on graphs of at most so many nodes; with ``--full`` four times as many."""
 
@@ -74,6 +72,7 @@ def compare(arguments: Sequence[str], console: Console) -> int:
 def run(arguments: Sequence[str], console: Console) -> int:
     """All graphs, then all sizes."""
     options = _parser().parse_args(arguments)
+    command = " ".join(["scripts/bench.py", *arguments])
     rows: list[Row] = []
     with progress() as tell:
         found = (
@@ -84,14 +83,11 @@ def run(arguments: Sequence[str], console: Console) -> int:
         for case in cases(options.problems, full=options.full):
             tell(f"{case.name}: loading")
             rows += _rows(case, options, tell)
-    data = record(" ".join(["scripts/bench.py", *arguments]), rows, found)
+            if options.record:  # after every graph: what is cut short keeps what it has
+                _write(options.record, record(command, rows, found), rows, found)
     console.print(tables.table(rows))
     if found:
-        print(tables.scale_markdown(found, data["growth"]))
-    if options.record:
-        stem = f"{options.record}-{date.today().isoformat()}"
-        write_record(Path(f"{stem}.json"), data)
-        write_file(Path(f"{stem}.md"), documents(data, rows, found).encode())
+        print(tables.scale_markdown(found, record(command, rows, found)["growth"]))
     remarks = [f"{row.graph} {row.network}, {row.by}: {row.remark}" for row in rows if row.remark]
     broken = [f"{row.graph} {row.network}, {row.by}: {row.broken}" for row in rows if row.broken]
     return verdict(console, remarks, broken)
@@ -108,27 +104,35 @@ def record(command: str, rows: Sequence[Row], found: Sequence[Size]) -> dict[str
     }
 
 
+def _write(stem: str, data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size]) -> None:
+    dated = f"{stem}-{date.today().isoformat()}"
+    write_record(Path(f"{dated}.json"), data)
+    write_file(Path(f"{dated}.md"), documents(data, rows, found).encode())
+
+
 def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
     """With plain prices in each memory model, then with true ones; the second model on the plain network only."""
     loaded = case.load(tell)
     for scale in options.comm_scale:
         torchs: TorchOrders = {}
-        for k, plain in enumerate(loaded.problems):
+        for k, plain in enumerate(loaded.problems if "plain" in options.prices else ()):
             if k and scale != 1:
                 continue
             problem, network = slower_network(plain, scale), f"x{scale:g}"
             if not k:  # torch's pass knows of no model but its own: one order serves both
                 torchs = _torchs(problem, f"{case.name} {network}", options, tell)
             tell(f"{case.name} {network}: ours")
-            yield from measured(problem, network, torchs, options.effort, REPEATS, loaded.lift_s)
+            yield from measured(problem, network, torchs, options.effort, options.repeats, loaded.lift_s)
             if (options.ablate or options.full) and not k:
                 tell(f"{case.name} {network}: ablations")
                 yield from ablated(problem, network, options.effort)
+        if "true" not in options.prices:
+            continue
         problem, network = slower_network(loaded.true, scale), f"x{scale:g}{TRUE}"
         torchs = _torchs(problem, f"{case.name} {network}", options, tell)
         tell(f"{case.name} {network}: ours")
         plain = slower_network(loaded.problems[0], scale)
-        yield from measured(problem, network, torchs, options.effort, REPEATS, loaded.lift_s, plain)
+        yield from measured(problem, network, torchs, options.effort, options.repeats, loaded.lift_s, plain)
 
 
 def _torchs(problem: Problem, name: str, options: argparse.Namespace, tell: Tell) -> TorchOrders:
@@ -187,6 +191,21 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=Options().effort,
         help="scheduling runs per graph, the best kept (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prices",
+        nargs="+",
+        choices=("plain", "true"),
+        default=["plain", "true"],
+        help="as the graphs come, or on a cluster (default: both)",
+    )
+    parser.add_argument(
+        "--repeats",
+        metavar="N",
+        type=int,
+        default=3,
+        help="runs of ours per row at headroom 0; the median time is printed (torch's pass runs once: it takes "
+        "seconds; default: %(default)s)",
     )
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own pass")
     parser.add_argument(

@@ -72,10 +72,11 @@ def test_a_plan_says_where_prices_come_from(problem: str, tmp_path: Path, capsys
 
     dump = tmp_path / "layer.py"
     dump.write_text(DUMP)
-    plain = {"from": "dump", "device": "H100", "cluster": None, "fusion": "inductor", "comm_scale": 1.0, "traces": 0}
-    assert prices(str(dump)) == plain
-    assert prices(str(dump), "--device", "A100", "--fusion", "none") == {**plain, "device": "A100", "fusion": "none"}
-    on = {**plain, "cluster": "dgx-h200", "device": "H200", "comm_scale": 4.0}
+    h100 = {"cluster": "dgx-h100", "device": "H100"}
+    assert prices(str(dump)) == {"from": "dump", **h100, "fusion": "inductor", "comm_scale": 1.0, "traces": 0}
+    plain = {"from": "dump", "device": "Xeon-8480+", "cluster": None, "fusion": "none", "comm_scale": 1.0, "traces": 0}
+    assert prices(str(dump), "--device", "cpu", "--fusion", "none") == plain
+    on = {**plain, "cluster": "dgx-h200", "device": "H200", "fusion": "inductor", "comm_scale": 4.0}
     assert prices(str(dump), "--cluster", "dgx-h200", "--comm-scale", "4") == on
 
 

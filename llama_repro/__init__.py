@@ -9,3 +9,5 @@ ROOT = Path(__file__).resolve().parents[1]
 """Of the repository."""
 INSTANCES = ROOT / "scripts" / "instances"
 """Real graphs as problem files."""
+CLUSTER = "dgx-h100"
+"""What true prices are for (:mod:`llama_repro.bench.true_prices`)."""

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Schedule real and generated graphs, and print ours beside torch's own pass, judged by one judge on the same costs.
 
-    scripts/bench.py                          several graphs, two networks, torch's pass, three headrooms, sizes
+    scripts/bench.py                          several graphs, two networks, plain and true prices, torch's pass, three
+                                              headrooms, sizes
     scripts/bench.py --no-torch               ours alone: a fraction of the time
+    scripts/bench.py --no-sizes               without graphs of growing size
     scripts/bench.py --full                   more graphs, every ablation, a million nodes
     scripts/bench.py --record docs/records/bench    also bench-DATE.json and .md there, with hardware and versions
     scripts/bench.py compare OLD NEW          two records side by side
@@ -31,15 +33,15 @@ from llama_repro.bench.cases import Case, Tell, cases, slower_network
 from llama_repro.bench.compare import changes, comparison
 from llama_repro.bench.rows import TorchOrders, measured
 from llama_repro.bench.scale import Size, growth, sizes
+from llama_repro.bench.true_prices import NETWORK as TRUE
 from llama_repro.harness.console import guarded, verdict
 from llama_repro.harness.judge import Row
 from llama_repro.harness.record import provenance, read_record, write_record
 from overlap_sched.options import Options
+from overlap_sched.problem import Problem
 from overlap_sched.report.files import write_file
 from overlap_sched.report.progress import progress
 
-REPEATS = 3
-"""Runs of ours per row at headroom 0; the median time is printed (torch's pass runs once: it takes seconds)."""
 TORCH_NODES = 12_000
 """torch's pass runs on graphs of at most so many nodes; with ``--full`` four times as many."""
 
@@ -70,20 +72,22 @@ def compare(arguments: Sequence[str], console: Console) -> int:
 def run(arguments: Sequence[str], console: Console) -> int:
     """All graphs, then all sizes."""
     options = _parser().parse_args(arguments)
+    command = " ".join(["scripts/bench.py", *arguments])
     rows: list[Row] = []
     with progress() as tell:
-        found = [] if options.problems else list(sizes(options.full, options.effort, options.comm_scale, tell))
+        found = (
+            []
+            if options.problems or not options.sizes
+            else list(sizes(options.full, options.effort, options.comm_scale, tell))
+        )
         for case in cases(options.problems, full=options.full):
             tell(f"{case.name}: loading")
             rows += _rows(case, options, tell)
-    data = record(" ".join(["scripts/bench.py", *arguments]), rows, found)
+            if options.record:  # after every graph: what is cut short keeps what it has
+                _write(options.record, record(command, rows, found), rows, found)
     console.print(tables.table(rows))
     if found:
-        print(tables.scale_markdown(found, data["growth"]))
-    if options.record:
-        stem = f"{options.record}-{date.today().isoformat()}"
-        write_record(Path(f"{stem}.json"), data)
-        write_file(Path(f"{stem}.md"), documents(data, rows, found).encode())
+        print(tables.scale_markdown(found, record(command, rows, found)["growth"]))
     remarks = [f"{row.graph} {row.network}, {row.by}: {row.remark}" for row in rows if row.remark]
     broken = [f"{row.graph} {row.network}, {row.by}: {row.broken}" for row in rows if row.broken]
     return verdict(console, remarks, broken)
@@ -100,34 +104,59 @@ def record(command: str, rows: Sequence[Row], found: Sequence[Size]) -> dict[str
     }
 
 
+def _write(stem: str, data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size]) -> None:
+    dated = f"{stem}-{date.today().isoformat()}"
+    write_record(Path(f"{dated}.json"), data)
+    write_file(Path(f"{dated}.md"), documents(data, rows, found).encode())
+
+
 def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
+    """With plain prices in each memory model, then with true ones; the second model on the plain network only."""
     loaded = case.load(tell)
     for scale in options.comm_scale:
         torchs: TorchOrders = {}
-        for k, plain in enumerate(loaded.problems):
+        for k, plain in enumerate(loaded.problems if "plain" in options.prices else ()):
             if k and scale != 1:
-                continue  # the second memory model: on the plain network only
+                continue
             problem, network = slower_network(plain, scale), f"x{scale:g}"
-            small = len(problem.nodes) <= (TORCH_NODES * 4 if options.full else TORCH_NODES)
-            if options.torch and small and not torchs:  # it knows of no model but its own: one order serves both
-                tell(f"{case.name} {network}: torch's own pass")
-                from llama_repro.harness.torch_pass import torch_orders
-
-                torchs = torch_orders(problem)
+            if not k:  # torch's pass knows of no model but its own: one order serves both
+                torchs = _torchs(problem, f"{case.name} {network}", options, tell)
             tell(f"{case.name} {network}: ours")
-            yield from measured(problem, network, torchs, options.effort, REPEATS, loaded.lift_s)
+            yield from measured(problem, network, torchs, options.effort, options.repeats, loaded.lift_s)
             if (options.ablate or options.full) and not k:
                 tell(f"{case.name} {network}: ablations")
                 yield from ablated(problem, network, options.effort)
+        if "true" not in options.prices:
+            continue
+        problem, network = slower_network(loaded.true, scale), f"x{scale:g}{TRUE}"
+        torchs = _torchs(problem, f"{case.name} {network}", options, tell)
+        tell(f"{case.name} {network}: ours")
+        plain = slower_network(loaded.problems[0], scale)
+        yield from measured(problem, network, torchs, options.effort, options.repeats, loaded.lift_s, plain)
+
+
+def _torchs(problem: Problem, name: str, options: argparse.Namespace, tell: Tell) -> TorchOrders:
+    """Orders of torch's pass, where they were asked for and it is not too slow."""
+    if not options.torch or len(problem.nodes) > (TORCH_NODES * 4 if options.full else TORCH_NODES):
+        return {}
+    tell(f"{name}: torch's own pass")
+    from llama_repro.harness.torch_pass import torch_orders
+
+    return torch_orders(problem)
 
 
 def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size]) -> str:
     """The record for people."""
+    true = [row for row in rows if row.network.endswith(TRUE)]
+    plain = [row for row in rows if not row.network.endswith(TRUE)]
     parts = [
         f"# Benchmark of {data['date']}",
         tables.provenance(data),
         "## Against torch's own pass\n\nStep (above the lower bound), peak against the original order's.",
-        tables.markdown(rows),
+        tables.markdown(plain),
+        "## With true prices\n\nOn a cluster of DGX H100 nodes: collectives by NCCL's tuning, with contention. By "
+        "plain prices: our order of the table above, replayed with these.",
+        tables.markdown(true),
         "## What memory buys\n\nOurs at three headrooms; the tail is what stands still after the last long "
         "reduce_scatter was launched, at headroom 0.",
         tables.headroom_markdown(rows),
@@ -163,10 +192,26 @@ def _parser() -> argparse.ArgumentParser:
         default=Options().effort,
         help="scheduling runs per graph, the best kept (default: %(default)s)",
     )
+    parser.add_argument(
+        "--prices",
+        nargs="+",
+        choices=("plain", "true"),
+        default=["plain", "true"],
+        help="as the graphs come, or on a cluster (default: both)",
+    )
+    parser.add_argument(
+        "--repeats",
+        metavar="N",
+        type=int,
+        default=3,
+        help="runs of ours per row at headroom 0; the median time is printed (torch's pass runs once: it takes "
+        "seconds; default: %(default)s)",
+    )
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own pass")
     parser.add_argument(
         "--ablate", action="store_true", help="also run the scheduler with each of its ideas switched off"
     )
+    parser.add_argument("--no-sizes", dest="sizes", action="store_false", help="leave out how it grows with the graph")
     parser.add_argument("--full", action="store_true", help="more graphs, every ablation, a million nodes")
     parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json, and tables as STEM-DATE.md")
     return parser

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from llama_repro import INSTANCES
+from llama_repro import CLUSTER, INSTANCES
+from llama_repro.bench.true_prices import on_cluster
 from llama_repro.generate.models import MODELS, parse_mesh
 from llama_repro.titan.models import MODELS as TITAN_MODELS
 from overlap_sched.problem import Kind, Problem
@@ -29,10 +30,12 @@ class Loaded:
 
     Attributes:
         problems: The same nodes in each. The second is measured on the plain network only.
+        true: The first with true prices (:mod:`llama_repro.bench.true_prices`).
         lift_s: Seconds that lifting it from FX takes; 0 where it comes from a file.
     """
 
     problems: tuple[Problem, ...]
+    true: Problem
     lift_s: float = 0.0
 
 
@@ -59,19 +62,22 @@ def cases(problems: list[Path], *, full: bool = False, generated: bool = True) -
 
 
 def _file(path: Path, tell: Tell) -> Loaded:
-    return Loaded((read_problem(path),))
+    problem = read_problem(path)
+    return Loaded((problem,), on_cluster(problem, CLUSTER))
 
 
 def _generated(model: str, mesh: str, nodes: int, tell: Tell) -> Loaded:
-    return Loaded((generated_problem(model, mesh, nodes, tell),))
+    problem = generated_problem(model, mesh, nodes, tell)
+    return Loaded((problem,), on_cluster(problem, CLUSTER))
 
 
 def _captured(name: str, tell: Tell) -> Loaded:
-    from llama_repro.capture.cache import stored_problems
+    from llama_repro.capture.cache import fused_problem, stored_problems
     from llama_repro.capture.configs import find_config
 
     stored = stored_problems(find_config(name), progress=tell)
-    return Loaded(tuple(replace(stored.problems[model], name=name) for model in ("runtime", "tracker")), stored.lift_s)
+    plain = tuple(replace(stored.problems[model], name=name) for model in ("runtime", "tracker"))
+    return Loaded(plain, replace(fused_problem(find_config(name), tell), name=name), stored.lift_s)
 
 
 def generated_problem(model: str, mesh: str, nodes: int, tell: Tell) -> Problem:

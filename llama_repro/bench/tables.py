@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from llama_repro.bench.rows import AT_TORCHS_PEAK, MORE, OURS, TORCH
+from llama_repro.bench.rows import AT_TORCHS_PEAK, BY_PLAIN_PRICES, MORE, OURS, TORCH
 from llama_repro.bench.scale import Size
 from llama_repro.harness.console import markdown_table
 from llama_repro.harness.judge import ORIGINAL, Row
@@ -72,10 +72,9 @@ def _torch_s(mine: Mapping[str, Row]) -> float | None:
 
 def markdown(rows: Sequence[Row]) -> str:
     """One line per graph: step (gap to the bound) and peak against the original, of each scheduler in turn."""
-    columns = {**dict.fromkeys(TORCH, "{}"), OURS: "**{}**", AT_TORCHS_PEAK: "{}"}
     graphs = by_graph(rows)
-    if not any(AT_TORCHS_PEAK in mine for mine in graphs.values()):
-        columns.pop(AT_TORCHS_PEAK)
+    more = [by for by in (BY_PLAIN_PRICES, AT_TORCHS_PEAK) if any(by in mine for mine in graphs.values())]
+    columns = {**dict.fromkeys(TORCH, "{}"), OURS: "**{}**", **dict.fromkeys(more, "{}")}
     named = [shape.format(by) for by, shape in columns.items()]
     heads, lines = ["graph, network", "lower bound", "original order", *named, "pass: torch / ours"], []
     for graph, mine in graphs.items():
@@ -93,7 +92,15 @@ def _cell(row: Row) -> str:
     if row.remark and not row.by.startswith("ours"):
         return "-"
     peak = "peak " if row.by == OURS else ""
-    return f"{_ms(row.step_us)} ({abs(row.gap_percent):.2f} %), {peak}{change(100.0, 100.0 + row.peak_percent)}"
+    return f"{_ms(row.step_us)} ({_gap(row)}), {peak}{change(100.0, 100.0 + row.peak_percent)}"
+
+
+def _gap(row: Row) -> str:
+    """Above the lower bound and, where that is more, above the one within the budget."""
+    gap, within = f"{abs(row.gap_percent):.2f} %", row.budget_bound_us
+    if within is not None and within > row.bound_us * (1 + 1e-6):
+        gap += f"; {100 * (row.step_us / within - 1):.2f} % within the budget"
+    return gap
 
 
 def headroom_markdown(rows: Sequence[Row]) -> str:
@@ -106,11 +113,7 @@ def headroom_markdown(rows: Sequence[Row]) -> str:
         cells = [_quoted(graph)]
         for name in names:
             row = mine[name]
-            within = row.budget_bound_us
-            gap = f"{abs(row.gap_percent):.2f} %"
-            if within is not None and within > row.bound_us * (1 + 1e-6):
-                gap += f"; {100 * (row.step_us / within - 1):.2f} % within the budget"
-            cells.append(f"{_ms(row.step_us)} ({gap}), {change(100.0, 100.0 + row.peak_percent)}")
+            cells.append(f"{_ms(row.step_us)} ({_gap(row)}), {change(100.0, 100.0 + row.peak_percent)}")
         lines.append([*cells, duration(mine[OURS].tail_us)])
     return markdown_table(heads, lines)
 

@@ -20,9 +20,11 @@ import torch
 
 import overlap_sched.cost
 import overlap_sched.fx
-from llama_repro import ROOT
+from llama_repro import CLUSTER, ROOT
 from llama_repro.capture.configs import LlamaConfig
 from llama_repro.capture.trace import captured
+from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster_writer import cluster_text
 from overlap_sched.errors import OutputError, OverlapSchedError
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.file import read_problem, write_problem
@@ -57,6 +59,7 @@ def cache_key(config: LlamaConfig) -> str:
     digest = hashlib.sha256(f"{config!r} torch {torch.__version__} python {sys.version_info[:2]}".encode())
     for path in _sources([str(Path(__file__).parent), *overlap_sched.fx.__path__, *overlap_sched.cost.__path__]):
         digest.update(path.name.encode() + path.read_bytes())
+    digest.update(cluster_text(read_cluster(CLUSTER)).encode())
     return f"{config.name}-{digest.hexdigest()[:16]}"
 
 
@@ -113,6 +116,24 @@ def traced_graphs(config: LlamaConfig, progress: Callable[[str], None] = lambda 
             lifted = overlap_sched.fx.lift(getattr(graphs, part), name=f"{config.name}_{part}")
             write_problem(lifted.problem, scratch / path.name)
     return read_problem(paths["forward"]), read_problem(paths["backward"])
+
+
+def fused_problem(config: LlamaConfig, progress: Callable[[str], None] = lambda text: None) -> Problem:
+    """The backward graph priced for :data:`llama_repro.CLUSTER` with Inductor's predicted kernels; ``runtime`` model.
+
+    From the cache or captured now. The nodes and ids are those of :func:`stored_problems`.
+    """
+    folder = cache_dir() / "llama_repro"
+    path = folder / f"{cache_key(config)}-fused.json.gz"
+    try:
+        return read_problem(path)
+    except OverlapSchedError:
+        progress(f"capturing {config.name} for {CLUSTER}: tracing on {config.world} fake ranks")
+    with _scratch(folder) as scratch, captured(config) as graphs:
+        name = f"{config.name}_bwd"
+        lifted = overlap_sched.fx.lift(graphs.backward, name=name, cluster=CLUSTER, fusion="inductor")
+        write_problem(lifted.problem, scratch / path.name)
+    return read_problem(path)
 
 
 @contextmanager

@@ -87,8 +87,9 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     """``plan``: see :mod:`overlap_sched.cli.plan`."""
     with progress() as tell:
-        result = _scheduled(options, tell)
-        shown = plan.answer(options, result, tell)
+        loaded = _read(options, tell)
+        result = _scheduled(options, loaded.problem, tell)
+        shown = plan.answer(options, loaded, result, tell)
     _print(shown)
     return FINE if result.fell_back is None else FELL_BACK
 
@@ -102,7 +103,7 @@ def _explain(options: argparse.Namespace) -> int:
         _print(explain.costs(options, loaded))
         return FINE
     with progress() as tell:
-        result = _scheduled(options, tell)
+        result = _scheduled(options, _loaded(options, tell), tell)
     _print(explain.answer(options, result))
     return FINE if result.fell_back is None else FELL_BACK
 
@@ -143,10 +144,9 @@ def _answered(options: argparse.Namespace, command: ModuleType) -> int:
     return FINE
 
 
-def _scheduled(options: argparse.Namespace, tell: Tell) -> Schedule:
-    """Read the input and schedule it."""
+def _scheduled(options: argparse.Namespace, problem: Problem, tell: Tell) -> Schedule:
+    """Schedule what was read."""
     wanted = options_of(options)
-    problem = _loaded(options, tell)
     tell(f"scheduling {len(problem.nodes):,} nodes")
     return schedule(problem, replace(wanted, memory_model=options.memory_model or problem.memory_model))
 

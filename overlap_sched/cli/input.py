@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from overlap_sched.cli.contention import notes_on, with_contention
-from overlap_sched.cli.source import Loaded, Source
-from overlap_sched.cost import FREE, Price, Roofline, device_named
+from overlap_sched.cli.source import Loaded, PricedFor, Source
+from overlap_sched.cost import FREE, H100, Device, Price, Roofline, device_named
 from overlap_sched.cost.cluster import Cluster
-from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster_file import ASSUMED, read_cluster
 from overlap_sched.cost.kineto import RankTrace
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
@@ -58,19 +58,16 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
     loaded = _load_dump(source, tell) if is_dump(source.path) else _load_problem(source, tell)
     problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.path)
     asked = doubt(problem)
-    return Loaded(
-        problem,
-        tuple([price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]),
-        (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked])),
-        loaded.profile,
-    )
+    prices = [price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]
+    notes = (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked]))
+    return replace(loaded, problem=problem, prices=tuple(prices), notes=notes)
 
 
 def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
-    if (source.cluster is not None or source.mesh) and not source.prices_anew:
+    if (source.cluster is not None or source.mesh or not source.cluster_contention) and not source.prices_anew:
         raise OptionsError(
-            f"{source.path} is a problem file: it has its own times. Leave --cluster and --mesh out, or ask "
-            "`overlap-sched whatif`, which prices its collectives anew."
+            f"{source.path} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention out, "
+            "or ask `overlap-sched whatif`, which prices its collectives anew."
         )
     if source.groups or source.device or source.fusion or source.sizes or source.packages:
         raise OptionsError(
@@ -143,7 +140,8 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         raise MissingExtraError(
             f"{source.path} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"
         ) from None
-    cluster = None if source.cluster is None else read_cluster(source.cluster)
+    device = device_named(source.device or H100.name)
+    cluster = _cluster(source, device)
     for package in source.packages:
         _import(package)
     dump = load_dump(
@@ -154,15 +152,16 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         progress=lambda done, total: tell(f"reading {source.path}: {done:,} of {total:,} nodes"),
     )
     tell("lifting the graph")
+    fusion = source.fusion or "inductor"
     lifted = lift(
         dump.gm,
         name=dump.name,
         memory_model=source.memory_model or "runtime",
-        model=None if source.device is None else Roofline(device_named(source.device)),
+        model=Roofline(device) if cluster is None else None,
         cluster=cluster,
         mesh=source.mesh,
         contention=source.cluster_contention,
-        fusion=source.fusion or "inductor",
+        fusion=fusion,
     )
     profile = None
     if source.traces:
@@ -172,7 +171,29 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)
-    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile)
+    notes += _assumed(cluster, source) if cluster is not None and lifted.problem.collectives else []
+    on = device if cluster is None else cluster.device
+    priced_for = PricedFor(on.name, None if cluster is None else cluster.name, fusion)
+    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, priced_for)
+
+
+def _cluster(source: Source, device: Device) -> Cluster | None:
+    """The cluster given, else the one assumed; none of a device without one, and none beside traces.
+
+    What traces measured is slower by contention already, and is not to be slowed again.
+    """
+    name = ASSUMED.get(device.name) if source.cluster is None and not source.traces else source.cluster
+    return None if name is None else read_cluster(name)
+
+
+def _assumed(cluster: Cluster, source: Source) -> list[str]:
+    if source.cluster is not None:
+        return []
+    slowed = ", compute slower beside collectives (--no-contention: not slower)" if source.cluster_contention else ""
+    return [
+        f"collectives are priced for {cluster.name}, as nothing says where the graph runs: {cluster.ranks_per_node} "
+        f"ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
+    ]
 
 
 def _import(package: str) -> None:

@@ -113,7 +113,8 @@ def _cluster(group: argparse._ArgumentGroup) -> None:
     add(
         "--cluster",
         metavar="FILE_OR_NAME",
-        help="price it for this cluster: a cluster file (TOML), or the name of one that is shipped (dgx-h100)",
+        help="price it for this cluster: a cluster file (TOML), or the name of one that is shipped (default: "
+        "that of the device, dgx-h100; none with --profile)",
     )
     add(
         "--mesh",

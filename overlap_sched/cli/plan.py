@@ -3,10 +3,13 @@
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import RenderableType
 
 from overlap_sched.cli.schemas import as_json
+from overlap_sched.cli.source import Loaded
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_file
 from overlap_sched.report.reserved_text import reserved_changes, reserved_figures, reserved_rows
@@ -22,7 +25,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--trace", metavar="OUT.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
 
 
-def answer(options: argparse.Namespace, result: Schedule, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
+def answer(
+    options: argparse.Namespace, loaded: Loaded, result: Schedule, tell: Callable[[str], None]
+) -> str | tuple[RenderableType]:
     """Write the files asked for; what to print: JSON, or a table and perhaps a line."""
     if options.out:
         tell(f"writing {options.out}")
@@ -40,6 +45,13 @@ def answer(options: argparse.Namespace, result: Schedule, tell: Callable[[str], 
     reserved = reserved_changes(result)
     tell("computing the lower bound")
     if options.json:
-        return as_json("plan", {**figures(result), "reserved": reserved_figures(reserved)})
+        more = {"prices": _prices(options, loaded), "reserved": reserved_figures(reserved)}
+        return as_json("plan", {**figures(result), **more})
     kept = () if result.fell_back is None else (f"The original order was kept: {result.fell_back}",)
     return (summary(result, reserved_rows(reserved)), *kept)
+
+
+def _prices(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
+    """Where the times come from."""
+    of = {"from": "problem file"} if loaded.priced_for is None else {"from": "dump", **asdict(loaded.priced_for)}
+    return {**of, "comm_scale": options.comm_scale, "traces": len(options.profile)}

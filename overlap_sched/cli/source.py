@@ -31,7 +31,8 @@ class Source:
         device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
         fusion: Of a dump, whether nodes are priced by the kernels that TorchInductor would make of them (``inductor``,
             the default) or one by one (``none``).
-        cluster: Of a dump, the cluster that it is to run on: a file, or the name of one that is shipped.
+        cluster: Of a dump, the cluster that it is to run on: a file, or the name of one that is shipped; ``None``: the
+            one assumed (:data:`overlap_sched.cost.cluster_file.ASSUMED`).
         mesh: Of a dump, the dimensions of its device mesh, outermost first; empty: as the cluster says.
         cluster_contention: Whether the cluster's own contention counts.
         prices_anew: Of a problem file, too: the command prices its collectives for the cluster.
@@ -58,6 +59,21 @@ class Source:
 
 
 @dataclass(frozen=True)
+class PricedFor:
+    """What the nodes of a dump were priced for.
+
+    Attributes:
+        device: Its name.
+        cluster: The cluster's name; ``None``: none, a formula of latency and bandwidth prices collectives.
+        fusion: As of :class:`Source`.
+    """
+
+    device: str
+    cluster: str | None
+    fusion: str
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A problem, and what a reader of its figures should know about how it was made.
 
@@ -66,12 +82,14 @@ class Loaded:
         prices: Per node, its time and where that comes from.
         notes: What was guessed, and what looks wrong.
         profile: What traces say of it, where there are any.
+        priced_for: Of a dump; ``None``: a problem file, which has its own times.
     """
 
     problem: Problem
     prices: tuple[Price, ...]
     notes: tuple[str, ...] = ()
     profile: Profile | None = None
+    priced_for: PricedFor | None = None
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -126,7 +144,5 @@ def check_input(options: argparse.Namespace) -> None:
             f"--device {source.device}: cluster {source.cluster} has its own device. Leave one of the two out, or "
             "write a cluster file with another device."
         )
-    if options.no_contention and source.cluster is None and not source.prices_anew:
-        raise OptionsError("--no-contention switches off what a cluster says: give --cluster, too, or leave it out.")
     if options.redact and options.save_problem is None:
         raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")

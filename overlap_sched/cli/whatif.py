@@ -10,14 +10,14 @@ from overlap_sched.analysis.whatif import AXES, Point, whatif
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import shortened
 from overlap_sched.cli.source import options_of
+from overlap_sched.cost import H100
 from overlap_sched.cost.cluster import Cluster
-from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster_file import ASSUMED, read_cluster
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.report.whatif_text import whatif_figures, whatif_table
 
-CLUSTER = "dgx-h100"
 MAX_POINTS = 256
 _MAX_RANKS = 2**20
 
@@ -71,7 +71,7 @@ def request_of(options: argparse.Namespace) -> Request:
         points *= len(values)
     if points > MAX_POINTS:
         raise OptionsError(f"--vary: that makes {points} combinations, {MAX_POINTS} at most. Give fewer values.")
-    cluster = read_cluster(options.cluster or CLUSTER)
+    cluster = read_cluster(options.cluster or ASSUMED[H100.name])
     if options.mesh:
         cluster = replace(cluster, mesh=options.mesh)
     contention = not options.no_contention

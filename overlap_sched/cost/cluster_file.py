@@ -13,6 +13,9 @@ from overlap_sched.cost.cluster_writer import cluster_text
 from overlap_sched.cost.toml_table import TomlTable
 from overlap_sched.errors import ClusterError, ClusterFileError
 
+ASSUMED = {"H100": "dgx-h100", "H200": "dgx-h200", "A100": "dgx-a100"}
+"""By device, the shipped cluster that a dump is taken to run on where nothing says otherwise."""
+
 _SHIPPED = resources.files("overlap_sched.cost") / "clusters"
 _MOST_BYTES = 64 * 2**20
 

@@ -14,6 +14,9 @@ that is not finished by then holds at least one of its storages, or one that it 
 what it leaves to others. What fits beside z is a fractional knapsack of parts; all other compute has run before z::
 
     step >= all compute before z or beside it - what can be deferred beyond z + bottom level of z
+
+Under contention, what runs before v is launched also loses what collectives ahead of v on its stream take from it; and
+what a narrow place counts is a chain of :mod:`overlap_sched.judge.contended_bound`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +26,7 @@ import numpy as np
 
 from overlap_sched.judge.bit_sets import unpack
 from overlap_sched.judge.compute_time import compute_us
+from overlap_sched.judge.contended_bound import Chain, losses, part_lost
 from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us, reachability
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.reachability import reached
@@ -63,35 +67,59 @@ def _ends_of_streams(problem: Problem) -> list[float]:
     for group in sorted({nodes[v].group or "" for v in collectives}):
         mine = np.array([k for k, v in enumerate(collectives) if nodes[v].group == group])
         comm_us = np.array([nodes[collectives[k]].time_us for k in mine])
+        lost_us = comm_us * [part_lost(problem, collectives[k]) for k in mine]
         column = needed[:, mine]
         owner = column.argmax(axis=1)  # the first of the group that needs it
         owns = np.flatnonzero(column[np.arange(len(busy)), owner])
         for k in np.argsort(head_us[mine])[-_LATEST:]:
             besides = busy_us[owns] * (1.0 - column[owns, k])
-            of_each_us = np.bincount(owner[owns], besides, len(mine))
+            of_each_us = np.bincount(owner[owns], besides, len(mine)) + lost_us
+            of_each_us[k] = 0.0
             bounds.append(float(head_us[mine[k]] + comm_us[k] + np.minimum(of_each_us, comm_us).sum()))
     return bounds
 
 
 def _narrow_places(problem: Problem, budget_bytes: int) -> list[float]:
     nodes, us = problem.nodes, compute_us(problem)
-    bottom_level_us = [0.0] * len(nodes)  # longest path to the end, communication included, from the node's start
-    for v in range(len(nodes) - 1, -1, -1):
-        waits = problem.waits.get(v, ())
-        launched = max([bottom_level_us[w] for w in problem.successors[v] if w not in waits], default=0.0)
-        completed = max([bottom_level_us[w] for w in waits], default=0.0)
-        length_us = nodes[v].time_us if nodes[v].kind is Kind.COLLECTIVE else us[v]
-        bottom_level_us[v] = max(launched + us[v], completed + length_us)
+    behind = _longest_paths(problem, us)
     size = [sum(problem.storages[s].bytes for s in {*node.alloc, *node.use}) for node in nodes]
-    total_us = sum(us)
-    large = nlargest(_NARROW, ((size[v], v) for v in range(len(nodes)) if bottom_level_us[v] > us[v] > 0))
+    lost = losses(problem)
+    large = nlargest(_NARROW, ((size[v], v) for v in range(len(nodes)) if _length_us(behind[v]) > us[v] > 0))
     bounds = []
     for _, z in large:
         after = reached(problem.successors, [z]) - {z}
-        most_us = total_us - us[z] - sum(us[v] for v in after) + bottom_level_us[z]
-        if most_us > total_us:
-            bounds.append(most_us - _deferred_us(problem, z, after, us, budget_bytes))
+        ahead_us = lost.total_us - us[z] - sum(us[v] for v in after)
+        most_us = ahead_us + _length_us(behind[z])
+        if most_us <= lost.total_us and not problem.contention:
+            continue
+        deferred_us = _deferred_us(problem, z, after, us, budget_bytes)
+        bounds.append(most_us - deferred_us)
+        if problem.contention:
+            chain = behind[z]._replace(compute_us=ahead_us - deferred_us + behind[z].compute_us)
+            bounds.append(lost.step_us(chain))
     return bounds
+
+
+def _longest_paths(problem: Problem, us: Sequence[float]) -> list[Chain]:
+    """Per node the longest path from its start to the end, communication included."""
+    paths = [Chain(0.0, 0.0, 0.0)] * len(us)
+    for v in range(len(us) - 1, -1, -1):
+        waits, node = problem.waits.get(v, ()), problem.nodes[v]
+        longest = max((paths[w] for w in problem.successors[v] if w not in waits), key=_length_us, default=paths[v])
+        longest = longest._replace(compute_us=longest.compute_us + us[v])
+        if node.kind is Kind.COLLECTIVE:
+            completed = max((paths[w] for w in waits), key=_length_us, default=paths[v])
+            factor = problem.contention.slowdown_of(node.op)
+            sent = Chain(
+                completed.compute_us, completed.sent_us + node.time_us, completed.beside_us + node.time_us / factor
+            )
+            longest = max(longest, sent, key=_length_us)
+        paths[v] = longest
+    return paths
+
+
+def _length_us(chain: Chain) -> float:
+    return chain.compute_us + chain.sent_us
 
 
 def _deferred_us(problem: Problem, z: int, after: set[int], us: Sequence[float], budget_bytes: int) -> float:

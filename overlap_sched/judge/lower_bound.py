@@ -9,11 +9,13 @@ For collectives u, v let c(u -> v) be the compute that must run after u has fini
             (b) start(v) + time(v) + all compute that needs v finished
             (c) per group: its earliest start + all its time + the least compute after any of it
             (d) all compute + what the collectives of one group take from it (0 without contention)
+            (e) under contention: more than (b), by :mod:`overlap_sched.judge.contended_bound`
 
 "Finished" means that a wait of u lies between: a node that merely needs u launched does not wait for it.
 Groups that share a link do its work at its rate at most, like one group: (c) and (d) then hold per link. While a
 collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
-from compute; start(v) and what is behind are those without contention, which only makes them later.
+from compute; start(v) and what is behind are those without contention, which only makes them later. The chain of (e) is
+what (b) adds up: compute, and the collectives on the way to v.
 
 One reachability bit set per side (Python integers, one bit per collective) and one matrix product over the
 nodes that take time: well under a second for ten thousand nodes. Above ``EXACT_NODES`` nodes the bound is the
@@ -24,6 +26,7 @@ import numpy as np
 
 from overlap_sched.judge.bit_sets import unpack
 from overlap_sched.judge.compute_time import compute_us
+from overlap_sched.judge.contended_bound import Chain, losses
 from overlap_sched.judge.lower_bound_windows import windowed_bound_us
 from overlap_sched.problem import Problem
 
@@ -48,6 +51,7 @@ def lower_bound_us(problem: Problem) -> float:
     finished, needed_by = reachability(problem)
     count = len(collectives)
     comm_us = np.array([nodes[v].time_us for v in collectives])
+    slowdown = np.array([problem.contention.slowdown_of(nodes[v].op) for v in collectives])
     ahead_us, behind_us = np.zeros(count), np.zeros(count)
     between = np.zeros((count, count))  # [u, v]: c(u -> v)
     for low in range(0, len(busy), _ROWS):
@@ -59,13 +63,24 @@ def lower_bound_us(problem: Problem) -> float:
         between += after.T @ before
 
     start = ahead_us
+    sent_us, beside_us = comm_us.copy(), comm_us / slowdown  # of v and of what start(v) adds up
     for k, v in enumerate(collectives):
         earlier = np.flatnonzero(unpack([finished[v]], count)[0])
         if len(earlier):
-            start[k] = max(start[k], float((start[earlier] + comm_us[earlier] + between[earlier, k]).max()))
-    bounds.append(float((start + comm_us + behind_us).max()))
+            reached = start[earlier] + comm_us[earlier] + between[earlier, k]
+            u = earlier[reached.argmax()]
+            if reached.max() > start[k]:
+                start[k] = float(reached.max())
+                sent_us[k] += sent_us[u]
+                beside_us[k] += beside_us[u]
+    ends = start + comm_us + behind_us
+    bounds.append(float(ends.max()))
+    if problem.contention:
+        lost = losses(problem)
+        chains = zip(ends - sent_us, sent_us, beside_us, strict=True)
+        bounds.append(max(lost.step_us(Chain(*map(float, chain))) for chain in chains))
     contention = problem.contention
-    lost_us = np.array([1 - 1 / contention.slowdown_of(nodes[v].op) for v in collectives]) * comm_us
+    lost_us = (1 - 1 / slowdown) * comm_us
     link = [contention.link_of(nodes[v].group) for v in collectives]
     for name in sorted(set(link)):
         mine = np.array([other == name for other in link])

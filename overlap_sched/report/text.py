@@ -18,6 +18,7 @@ _WHY = {
     "reference": "it was the next node of the order that the scheduler started from",
     "latest start": "its latest start would have passed while the next compute ran",
     "frees memory": "its latest start would have passed while the next compute ran, and it frees memory",
+    "beside another": "a collective of another link is in flight, so that it slows compute no more",
     "no stall": "every other ready node would have stalled",
     "deferred": "its compute was deferred to the end of the step, where it hides the last collectives",
     "searched": "the best of the orders searched (the graph is small) has it there",

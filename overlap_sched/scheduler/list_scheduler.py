@@ -32,6 +32,8 @@ from overlap_sched.scheduler.streams import Streams
 
 _LOOK = 4
 """How many of the most urgent nodes, of each stream, are looked at in one step: refusals would be most of the work."""
+_MOST = 0.5
+"""A collective is launched beside another if this part of its time falls beside it."""
 
 
 def list_schedule(
@@ -173,6 +175,7 @@ class Rules:
         self._frees, self._reference_order = state.memory.reference.frees, state.memory.order
         self._lead_us = policy.lead * state.priorities.total_us
         self._slack_us = policy.slack * state.priorities.total_us
+        self._beside_us = policy.beside * state.priorities.total_us if state.streams.contended else 0.0
         self._window, self._keeps_busy = policy.window, policy.keeps_busy
 
     def choose(self) -> tuple[int, Reason]:
@@ -181,6 +184,11 @@ class Rules:
         v = self._costs_nothing()
         if v is not None:
             return v, "no stall"
+        # under contention: a collective that slows compute no more, as one of another link is in flight anyway
+        if self._beside_us > 0.0:
+            v = self._launch_beside()
+            if v is not None:
+                return v, "beside another"
         compute = self._next_compute()
         until_us = self._stall_us() if compute is None else self._compute_us[compute]
         end_us = max(self._state.priorities.critical_path_us, self._state.earliest_end_us())
@@ -208,6 +216,22 @@ class Rules:
             v = self._ready.free.popleft()
             if self._state.may_run(v):
                 return v
+        return None
+
+    def _launch_beside(self) -> NodeId | None:
+        """A collective (or what prepares it) most of whose time falls beside what is in flight on other links."""
+        before_us = self._state.computed_us + self._beside_us
+        for group, queue in self._ready.launches.items():
+            until_us = self._state.streams.beside_us(group, self._state.clock_us) if queue else 0.0
+            k = 0
+            for _ in range(_LOOK if until_us > 0.0 else 0):
+                if k == len(queue) or queue[k].latest_start_us >= before_us:
+                    break
+                v = queue[k].node
+                if _MOST * self._state.nodes[v].time_us > until_us:
+                    k += 1
+                elif self._state.may_run(v):
+                    return v
         return None
 
     def _next_compute(self) -> NodeId | None:

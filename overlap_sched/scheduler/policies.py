@@ -4,7 +4,7 @@ Which one suits a graph depends on what binds: compute, the network, memory. Tha
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,9 @@ class Policy:
         prepares: Is cheap compute moved to prepare launches? Else it fills stalls, and launches follow.
         keeps_busy: Does a launch never leave its stream idle for a more urgent one, where the stream has more to do
             than there is time for?
+        beside: The lead, instead, of what can be in flight beside a collective of another link: under contention
+            two at once slow compute no more than one. 0: nothing is launched for that.
+        again: Does the run start from the best order so far?
     """
 
     lead: float
@@ -25,6 +28,8 @@ class Policy:
     window: float = math.inf
     prepares: bool = True
     keeps_busy: bool = False
+    beside: float = 0.0
+    again: bool = False
 
 
 FAR, NEAR, NEXT = 8_000, 1_000, 250
@@ -52,6 +57,26 @@ NETWORK_BINDS = (
     COMPUTE_BINDS[0],
     *LAST,
 )
+BESIDE = 0.1
+"""Under contention, how much earlier than its latest start a collective is launched beside one of another link."""
+
+CONTENDED_LAST = tuple(replace(policy, beside=BESIDE) for policy in LAST)
+CONTENDED_COMPUTE_BINDS = (
+    Policy(0.0, -0.03, FAR, beside=BESIDE),  # launches at their latest start, or where they cost nothing
+    Policy(0.02, -0.03, NEAR, beside=BESIDE),
+    Policy(0.005, 0.12, FAR, beside=BESIDE),
+    Policy(0.01, -0.03, NEAR, beside=BESIDE),
+    *CONTENDED_LAST,
+)
+CONTENDED_NETWORK_BINDS = (
+    Policy(0.02, -0.03, NEAR, prepares=False, beside=BESIDE),
+    Policy(0.6, -0.03, FAR, keeps_busy=True, beside=BESIDE),  # launches very early: a link that is shared never rests
+    Policy(0.4, -0.03, FAR, keeps_busy=True, beside=BESIDE, again=True),
+    Policy(0.0, -0.03, FAR, beside=BESIDE),
+    Policy(0.02, -0.03, NEAR, beside=BESIDE),
+    Policy(0.1, -0.03, FAR),
+    *CONTENDED_LAST,
+)
 INTERLEAVED = (
     Policy(0.005, -1.0, FAR, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
     Policy(0.02, -0.03, NEAR, keeps_busy=True),
@@ -61,6 +86,8 @@ INTERLEAVED = (
 """For runs from an order of several chains (:mod:`overlap_sched.scheduler.interleave`)."""
 
 
-def policies_for(compute_binds: bool) -> tuple[Policy, ...]:
+def policies_for(compute_binds: bool, contended: bool = False) -> tuple[Policy, ...]:
     """Those for a graph whose compute is longer than any stream (else: for one where a stream is)."""
+    if contended:
+        return CONTENDED_COMPUTE_BINDS if compute_binds else CONTENDED_NETWORK_BINDS
     return COMPUTE_BINDS if compute_binds else NETWORK_BINDS

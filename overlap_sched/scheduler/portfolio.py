@@ -41,7 +41,7 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
     """The best of several runs from a reference order, or the one given where none beats it."""
     problem, options = task.problem, task.options
     compute_us, stream_us = busy_us(problem)
-    policies = policies_for(compute_binds=compute_us >= stream_us)
+    policies = policies_for(compute_us >= stream_us, bool(problem.contention))
     priorities = reference.priorities(policies[0].prepares)
     bound_us = simple_bound_us(problem, priorities)
     enough_us, count = bound_us * close_enough(task), runs(options.effort, len(problem.nodes))
@@ -59,8 +59,9 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
             start = Reference(problem, lowest_peak(task).order, reference.live_ranges)
         elif k > len(policies) and k % len(policies) == 0 and best.reasons:
             start = Reference(problem, best.order, reference.live_ranges)
-        made_by_us = bool(best.reasons)
-        best, as_long = _run(task, start, policies[k % len(policies)], best)
+        policy, made_by_us = policies[k % len(policies)], bool(best.reasons)
+        begin = Reference(problem, best.order, reference.live_ranges) if policy.again and made_by_us else start
+        best, as_long = _run(task, begin, policy, best)
         if as_long and made_by_us and best.step_us <= near_us:
             break
     return best

@@ -27,12 +27,15 @@ class Figures:
     peak_at: int
 
 
-Reason = Literal["reference", "latest start", "frees memory", "no stall", "searched", "deferred", "original"]
+Reason = Literal[
+    "reference", "latest start", "frees memory", "beside another", "no stall", "searched", "deferred", "original"
+]
 """Why a collective was launched where it was:
 
 - ``reference``: it was the next node of the order that the scheduler started from;
 - ``latest start``: its latest start would have passed while the next compute ran;
 - ``frees memory``: the same, and it frees memory once it has completed (a reduce_scatter);
+- ``beside another``: under contention, a collective of another link is in flight, so that it slows compute no more;
 - ``no stall``: every other ready node would have stalled;
 - ``deferred``: its compute was deferred to the end of the step, where it hides the last collectives;
 - ``searched``: of all orders of a small graph that were searched, the best has it there;

@@ -66,6 +66,7 @@ class Streams:
     contention O(collectives in flight) per collective that completes.
 
     Attributes:
+        contended: Do collectives slow compute, and are there several links?
         looked: Nodes visited by :meth:`delays_more_urgent`: the work done, for tests and benchmarks.
     """
 
@@ -75,6 +76,8 @@ class Streams:
         self._nodes, self._before = problem.nodes, problem.predecessors
         self._level_us, self._has_run = priorities.bottom_level_us, has_run
         self._times: StreamTimes = SharedStreams(problem) if problem.contention else FifoStreams(problem)
+        self._elsewhere = _elsewhere(problem)
+        self.contended = any(self._elsewhere.values())
         self._left_us = dict.fromkeys(problem.groups, 0.0)  # per group, the time of what has not been launched
         for v in problem.collectives:
             self._left_us[problem.nodes[v].group or ""] += problem.nodes[v].time_us
@@ -90,6 +93,15 @@ class Streams:
     def start_us(self, v: NodeId, clock_us: float) -> float:
         """When v would start if it were launched now."""
         return max(clock_us, self._times.free_us(self._nodes[v].group or ""))
+
+    def beside_us(self, group: str, clock_us: float) -> float:
+        """How much longer a collective that slows compute is in flight on other links than the group's.
+
+        0 where the group's own stream is busy: what is launched on it now starts later.
+        """
+        if self._times.free_us(group) > clock_us:
+            return 0.0
+        return max([self._times.free_us(other) - clock_us for other in self._elsewhere[group]], default=0.0)
 
     def compute(self, time_us: float, clock_us: float) -> float:
         """The clock after compute that takes so long alone."""
@@ -177,3 +189,11 @@ class Streams:
         if collective in self._times.finish_us:
             return self._times.finish_us[collective]
         return self.start_us(collective, launched_us) + self._nodes[collective].time_us
+
+
+def _elsewhere(problem: Problem) -> dict[str, tuple[str, ...]]:
+    """Per group those on other links whose collectives slow compute."""
+    contention, nodes = problem.contention, problem.nodes
+    slow = dict.fromkeys(nodes[v].group or "" for v in problem.collectives if contention.slowdown_of(nodes[v].op) > 1.0)
+    link = {group: contention.link_of(group) for group in problem.groups}
+    return {group: tuple(other for other in slow if link[other] != link[group]) for group in problem.groups}

@@ -39,6 +39,25 @@ def test_a_cluster_prices_and_places(dump: str, capsys: pytest.CaptureFixture[st
     assert all(a < b for a, b in zip(times, slower, strict=True))
 
 
+def test_what_is_assumed_is_said_with_the_flag_that_changes_it(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def noted(*options: str) -> str:
+        capsys.readouterr()
+        assert main(["plan", dump, "--group", "0=64", *options]) == 0
+        return capsys.readouterr().err
+
+    said = (
+        "overlap-sched: note: collectives are priced for {}, as nothing says where the graph runs: 8 ranks per node"
+        "{}; say otherwise with --cluster FILE_OR_NAME\n"
+    )
+    slowed = ", compute slower beside collectives (--no-contention: not slower)"
+    assert said.format("dgx-h100", slowed) in noted()
+    assert said.format("dgx-a100", slowed) in noted("--device", "A100")
+    assert said.format("dgx-h200", "") in noted("--device", "H200", "--no-contention")
+    for other in (("--cluster", "dgx-h100"), ("--device", "cpu")):  # given; a device that no shipped cluster has
+        assert "priced for" not in noted(*other)
+    assert saved(dump, "--group", "0=64") == saved(dump, "--group", "0=64", "--cluster", "dgx-h100")
+
+
 def test_a_group_by_its_dimension(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--mesh", "fsdp=64,tp=8", "--cluster", "dgx-h100")
     _, group, _ = saved(dump, "--group", "0=fsdp", *given)
@@ -55,8 +74,6 @@ def test_a_group_by_its_dimension(dump: str, capsys: pytest.CaptureFixture[str])
         (("--group", "0=64", "--mesh", "dp=8", "--cluster", "dgx-h100"),
          "process group '0' has 64 ranks, but no dimension of the mesh dp=8, nor neighbours together, has as many."),
         (("--cluster", "gloo", "--device", "A100"), "--device A100: cluster gloo has its own device."),
-        (("--no-contention",),
-         "--no-contention switches off what a cluster says: give --cluster, too, or leave it out."),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(dump: str, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,10 +82,11 @@ def test_what_does_not_fit(dump: str, options: tuple[str, ...], said: str, capsy
 
 
 def test_a_problem_file_has_its_own_times(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", problem, "--cluster", "gloo"]) == 2
-    assert capsys.readouterr().err == (
-        f"overlap-sched: error: {problem} is a problem file: it has its own times. Leave --cluster and --mesh out, or "
-        "ask `overlap-sched whatif`, which prices its collectives anew.\n"
-    )
+    for options in (("--cluster", "gloo"), ("--mesh", "tp=8"), ("--no-contention",)):
+        assert main(["plan", problem, *options]) == 2
+        assert capsys.readouterr().err == (
+            f"overlap-sched: error: {problem} is a problem file: it has its own times. Leave --cluster, --mesh and "
+            "--no-contention out, or ask `overlap-sched whatif`, which prices its collectives anew.\n"
+        )
     assert main(["whatif", problem, "--cluster", "gloo", "--vary", "network=1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cluster"] == "gloo"

@@ -94,19 +94,19 @@ def dump(tmp_path: Path) -> str:
 def test_a_dump_is_priced_by_predicted_kernels(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("explain", dump, "--costs", "--group", "0=64") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "layer: 8 nodes, compute 54.0 us, collectives 52.9 us (predicted)",
-        "  collective  roofline       52.9 us  100.0 %  in 1",
+        "layer: 8 nodes, compute 54.0 us, collectives 169.1 us (predicted)",
+        "  collective  nccl          169.1 us  100.0 %  in 1",
         "  compute     roofline       28.9 us   53.6 %  in 1",
         "  compute     fusion         25.0 us   46.4 %  in 1",
         "longest:",
-        "     time  source    bound by         flops     bytes  node",
-        "  52.9 us  roofline  latency              -   4.0 MiB  gather (all_gather_into_tensor on group 0)",
-        "  28.9 us  roofline  arithmetic  17.2 GFLOP  68.0 MiB  mm (aten.mm.default)",
-        "  25.0 us  fusion    memory               -  64.0 MiB  relu (aten.relu.default), part of the kernel of relu",
+        "      time  source    bound by         flops     bytes  node",
+        "  169.1 us  nccl      latency              -   4.0 MiB  gather (all_gather_into_tensor on group 0)",
+        "   28.9 us  roofline  arithmetic  17.2 GFLOP  68.0 MiB  mm (aten.mm.default)",
+        "   25.0 us  fusion    memory               -  64.0 MiB  relu (aten.relu.default), part of the kernel of relu",
     ]
     assert run("explain", dump, "--costs", "--group", "0=64", "--fusion", "none", "--json") == 0
     plain = json.loads(capsys.readouterr().out)
-    assert [cost["source"] for cost in plain["costs"]] == ["roofline"] * 4
+    assert [cost["source"] for cost in plain["costs"]] == ["nccl"] + ["roofline"] * 3
     assert plain["compute_us"] == pytest.approx(54.0 + 25.0, abs=0.1)
 
 

@@ -8,6 +8,10 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched.cli.command import main
+from overlap_sched.cost import Collective
+from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster_model import model_of
+from overlap_sched.problem import Group
 
 pytest.importorskip("torch")
 dumps = pytest.importorskip("overlap_sched.dump")
@@ -66,12 +70,15 @@ def test_a_dump_is_planned(dump: str, tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_the_device_and_the_network_set_the_times(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
     two_matmuls_us = 2 * 2 * 8192 * 4096 * 4096 / 594e12 * 1e6
-    collective_us = 30 + FULL_BYTES * 63 / 64 / 180e9 * 1e6
-    found = figures(capsys, dump, "--group", "0=64")
-    assert found["original_step_us"] == pytest.approx(two_matmuls_us + 2 * collective_us)
-    slower = figures(capsys, dump, "--group", "0=64", "--comm-scale", "4")
-    assert slower["original_step_us"] == pytest.approx(two_matmuls_us + 8 * collective_us)
-    assert figures(capsys, dump, "--group", "0=64", "--device", "A100")["original_step_us"] > found["original_step_us"]
+    model, group = model_of(read_cluster("dgx-h100")), Group(64, intra_node=False, nodes=8)
+    ops = ("all_gather_into_tensor", "reduce_scatter_tensor")
+    collectives_us = sum(model.collective_us(Collective(op, FULL_BYTES, group)) for op in ops)
+    given = ("--group", "0=64", "--no-contention")
+    found = figures(capsys, dump, *given)
+    assert found["original_step_us"] == pytest.approx(two_matmuls_us + collectives_us)
+    slower = figures(capsys, dump, *given, "--comm-scale", "4")
+    assert slower["original_step_us"] == pytest.approx(two_matmuls_us + 4 * collectives_us)
+    assert figures(capsys, dump, *given, "--device", "A100")["original_step_us"] > found["original_step_us"]
 
 
 def test_ranks_tell_whether_a_group_fits_a_node(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +111,10 @@ def test_guesses_are_told(dump: str, capsys: pytest.CaptureFixture[str]) -> None
     assert sizes == "overlap-sched: note: 2 x a size, taken as 8192"
     assert groups == [
         "overlap-sched: note: process group '0' (64 ranks): its ranks are not known, assumed on 8 nodes, 8 ranks on "
-        "each (taken as neighbours, 8 to a node); say otherwise with --group 0=RANK,RANK,... or --mesh NAME=SIZE,..."
+        "each (taken as neighbours, 8 to a node); say otherwise with --group 0=RANK,RANK,... or --mesh NAME=SIZE,...",
+        "overlap-sched: note: collectives are priced for dgx-h100, as nothing says where the graph runs: 8 ranks per "
+        "node, compute slower beside collectives (--no-contention: not slower); say otherwise with --cluster "
+        "FILE_OR_NAME",
     ]
 
 
@@ -199,5 +209,5 @@ def test_a_dump_is_saved_redacted_and_plans_alike(
     from_dump = figures(capsys, dump, "--group", "0=64", "--save-problem", saved, "--redact")
     from_problem = figures(capsys, saved)
     different = {key for key in from_dump if from_dump[key] != from_problem[key]}
-    assert different <= {"name", "schedule_s"}
+    assert different <= {"name", "schedule_s", "prices"}
     assert from_problem["name"] == "redacted"

@@ -59,6 +59,27 @@ def test_outputs_keep_to_their_schema(
     assert found["schema"] == f"overlap-sched/{written}/1"
 
 
+def test_a_plan_says_where_prices_come_from(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def prices(*options: str) -> object:
+        assert run("plan", *options, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        validator("plan").validate(found)
+        return found["prices"]
+
+    assert prices(problem) == {"from": "problem file", "comm_scale": 1.0, "traces": 0}
+    pytest.importorskip("torch")
+    from tests.cli.test_dump import DUMP
+
+    dump = tmp_path / "layer.py"
+    dump.write_text(DUMP)
+    h100 = {"cluster": "dgx-h100", "device": "H100"}
+    assert prices(str(dump)) == {"from": "dump", **h100, "fusion": "inductor", "comm_scale": 1.0, "traces": 0}
+    plain = {"from": "dump", "device": "Xeon-8480+", "cluster": None, "fusion": "none", "comm_scale": 1.0, "traces": 0}
+    assert prices(str(dump), "--device", "cpu", "--fusion", "none") == plain
+    on = {**plain, "cluster": "dgx-h200", "device": "H200", "fusion": "inductor", "comm_scale": 4.0}
+    assert prices(str(dump), "--cluster", "dgx-h200", "--comm-scale", "4") == on
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for at, problem in enumerate((Problem("alone", (Node("mm", Kind.COMPUTE),), ()), two_groups())):

@@ -28,6 +28,17 @@ def test_a_second_run_reads_what_the_first_one_captured(cached, tiny, monkeypatc
         cache.stored_problems(find_config("tiny"), refresh=True)
 
 
+def test_true_prices_are_those_of_fused_kernels_on_a_cluster(cached, tiny, monkeypatch):
+    fused, plain = cache.fused_problem(find_config("tiny")), tiny.problems["runtime"]
+    assert [(n.name, n.deps, n.alloc, n.use) for n in fused.nodes] == [
+        (n.name, n.deps, n.alloc, n.use) for n in plain.nodes
+    ]
+    assert sum(fused.compute_us) < sum(plain.compute_us)
+    assert fused.contention
+    monkeypatch.setattr(cache, "captured", _no_capture)
+    assert cache.fused_problem(find_config("tiny")) == fused  # from the cache
+
+
 def test_damaged_files_are_captured_anew(cached, tiny):
     for path in cached.iterdir():
         path.write_bytes(path.read_bytes()[:100])

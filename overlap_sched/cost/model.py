@@ -65,6 +65,14 @@ class LaunchingModel(CostModel, Protocol):
         """Microseconds; 0.0 where the host launches ahead of that stream, as it does for a GPU."""
 
 
+@runtime_checkable
+class FinishingModel(LaunchingModel, Protocol):
+    """A launching model that knows, too, what a wait takes of that stream when its collective has long been done."""
+
+    def finish_us(self, work: Collective) -> float:
+        """Microseconds; 0.0 where the host waits ahead of that stream."""
+
+
 class Pricer:
     """Prices by any cost model: its own where it explains itself, else its times as the user's.
 

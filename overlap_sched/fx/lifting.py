@@ -17,7 +17,7 @@ from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_facts, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
-from overlap_sched.fx.launches import LAUNCH, launch_times, with_launches
+from overlap_sched.fx.launches import FINISH, LAUNCH, launch_times, with_launches
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
@@ -132,7 +132,8 @@ def lift(
     _count(reading, after)
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
     priced = zip(nodes, stands_for, strict=True)
-    prices = tuple([costs.prices[v] if node.op != LAUNCH else Price(node.time_us, "table") for node, v in priced])
+    of_host = (LAUNCH, FINISH)
+    prices = tuple([costs.prices[v] if node.op not in of_host else Price(node.time_us, "table") for node, v in priced])
     return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told, prices, placements)
 
 

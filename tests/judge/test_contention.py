@@ -137,7 +137,7 @@ def test_a_collective_takes_longer_beside_compute() -> None:
     timeline = replay(problem, problem.original_order)
     # a third of 60 us is done beside compute, the other 20 at the wait
     assert (timeline.exposed_us, timeline.step_us, timeline.slowed_us) == (20.0, 80.0, 0.0)
-    assert bool(problem.contention)
+    assert problem.contention
     assert problem.contention.stretch_of("reduce_scatter_tensor") == 1.0
     with pytest.raises(ContentionError) as caught:
         Contention(stretch={"all_gather": 0.5})

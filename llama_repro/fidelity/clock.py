@@ -109,13 +109,15 @@ def everyone(own: Taken) -> list[Taken]:
 
 
 def typical_stretches(steps: Sequence[Taken]) -> list[float]:
-    """Of several steps of one graph, the median of each stretch."""
-    return [statistics.median(times) for times in zip(*(one.stretches_us for one in steps), strict=True)]
+    """Of several steps of one graph, the lower quartile of each stretch: whatever else runs on the machine only adds."""
+    every = zip(*(one.stretches_us for one in steps), strict=True)
+    return [statistics.quantiles(times, n=4, method="inclusive")[0] for times in every]
 
 
-def medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of several steps' figures, each by itself."""
-    return {name: statistics.median(step[name] for step in steps) for name in steps[0]}
+def quietest(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The medians of the third of the steps that were shortest without skew, each figure by itself."""
+    quiet = sorted(steps, key=lambda step: step["step_us"] - step["skew_us"])[: max(len(steps) // 3, 1)]
+    return {name: statistics.median(step[name] for step in quiet) for name in steps[0]}
 
 
 @contextmanager

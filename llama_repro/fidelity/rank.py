@@ -20,7 +20,7 @@ import torch
 from torch._inductor import config as inductor_config
 
 import overlap_sched
-from llama_repro.fidelity.clock import GraphClock, clocked, everyone, medians, step_figures, typical_stretches
+from llama_repro.fidelity.clock import GraphClock, clocked, everyone, quietest, step_figures, typical_stretches
 from llama_repro.fidelity.cores import own_core
 from llama_repro.fidelity.prediction import Predicted, predicted, repriced, stretched, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
@@ -33,7 +33,7 @@ from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import GraphReport
 from overlap_sched.options import Options
 
-ROUNDS, STEPS, CALIBRATING_STEPS = 3, 15, 7
+ROUNDS, STEPS, CALIBRATING_STEPS = 3, 12, 6
 
 
 def main() -> None:
@@ -110,14 +110,14 @@ def _stretches(original: Trainer, ours: Trainer, clock: GraphClock) -> list[floa
 def _measured(
     trainers: dict[str, Trainer], clock: GraphClock, losses: dict[str, list[float]]
 ) -> dict[str, dict[str, float]]:
-    """Medians over steps of each trainer, by turns; their losses are added to ``losses``."""
+    """What the quietest steps of each trainer took, by turns; their losses are added to ``losses``."""
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in trainers}
     for step in range(1, STEPS + 2):
         for name, trainer in trainers.items():
             clock.taken()
             losses[name].append(trainer.step(step))
             seen[name].append(step_figures(everyone(clock.taken()), trainer.world.rank))
-    return {name: medians(ones[1:]) for name, ones in seen.items()}
+    return {name: quietest(ones[1:]) for name, ones in seen.items()}
 
 
 def _predicted(

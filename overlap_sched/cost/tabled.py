@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from overlap_sched.cost.model import Collective, Compute, ExplainingModel, Roofline
+from overlap_sched.cost.model import Collective, Compute, ExplainingModel, PricedModel, Roofline
 from overlap_sched.cost.price import FREE, Price
 from overlap_sched.cost.table import Curve, Tables, curve_of, geometric_mean, kind_of, placed
 from overlap_sched.errors import OverlapSchedWarning, TableError
@@ -17,7 +17,7 @@ COPY = "aten.clone.default"
 
 
 @dataclass(frozen=True)
-class TableModel:
+class TableModel(PricedModel):
     """Times by measured tables; by formulas where there is no table.
 
     compute: the measured time where the operator was measured with as many operations and bytes. Else along the
@@ -39,14 +39,6 @@ class TableModel:
     on_host: bool = False
     name: str = "measured"
     beyond: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
-
-    def compute_us(self, work: Compute) -> float:
-        """See the class."""
-        return self.compute_price(work).time_us
-
-    def collective_us(self, work: Collective) -> float:
-        """See the class."""
-        return self.collective_price(work).time_us
 
     def compute_price(self, work: Compute) -> Price:
         """From the ``table``, or as the formulas explain it."""

@@ -34,7 +34,7 @@ from overlap_sched.distributed.calibration.measuring import (
 )
 from overlap_sched.distributed.calibration.slowdown import LARGEST, Beside, slowdown_of
 from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, together, trimmed_mean
-from overlap_sched.errors import CalibrationError
+from overlap_sched.errors import CalibrationError, DumpGroupError
 from overlap_sched.fx import lift
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Group, Kind, Node, Problem
@@ -318,6 +318,25 @@ def test_files_are_put_together_without_torch(tmp_path, capsys):
     write_cluster(calibrated("GPU", 8, Tables(), "test"), tmp_path / "b.toml")
     assert main(command) == 2
     assert "measurements of two machines cannot be put together: device is cpu in one" in capsys.readouterr().err
+
+
+def test_a_dump_that_does_not_say_how_large_its_groups_are(alone, tmp_path):
+    dump = tmp_path / "layer.py"
+    first, second = (
+        "all_gather_into_tensor.default(shard_1, 64, '0')",
+        "reduce_scatter_tensor.default(mm_1, 'sum', 64, '0')",
+    )
+    unknown = DUMP.replace(first, "all_reduce.default(shard_1, 'sum', '0')")
+    dump.write_text(unknown.replace(second, "all_reduce.default(mm_1, 'sum', '0')"))
+    request = Request("c.toml", (), (str(dump),), (), (4096, 4096), "bfloat16", "cpu")
+    with pytest.raises(DumpGroupError) as caught:
+        calibrate.wishes_of(request, alone, lambda text: None)
+    assert str(caught.value) == (
+        f"{dump}, line 7: node 'gather' (`gather = torch.ops._c10d_functional.all_reduce.default(shard_1, 'sum', "
+        "'0')`): the size of process group '0' is not known. Here --group divides the ranks that measure. Write a "
+        f"problem file with the sizes (overlap-sched plan {dump} --group NAME=SIZE --save-problem problem.json) and "
+        "give that, for its collectives; kernels are measured by a grid of shapes, without --graph."
+    )
 
 
 def test_a_dump_has_shapes_and_a_problem_file_has_sizes_alone(alone, tmp_path):

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 from llama_repro.capture.configs import CONFIGS
-from llama_repro.fidelity.clock import GraphClock, Taken, medians, step_figures, typical_stretches
+from llama_repro.fidelity.clock import GraphClock, Taken, quietest, step_figures, typical_stretches
 from llama_repro.fidelity.compare import main
 from llama_repro.fidelity.gpu import layer_lines, layer_rows, misses
 from llama_repro.fidelity.prediction import Predicted, predicted, repriced, stretched, total
@@ -139,7 +139,7 @@ def test_a_clock_of_communications():
     assert first.waits_us[0] > 900.0
     assert sum((*first.launches_us, *first.waits_us, *first.stretches_us)) == pytest.approx(first.graphs_us)
     steps = [first._replace(stretches_us=times) for times in ((1.0, 9.0), (3.0, 8.0), (2.0, 7.0))]
-    assert typical_stretches(steps) == [2.0, 8.0]
+    assert typical_stretches(steps) == [1.5, 7.5]
 
 
 def test_skew_is_what_other_ranks_did_not_wait():
@@ -148,7 +148,10 @@ def test_skew_is_what_other_ranks_did_not_wait():
     assert first == {"step_us": 1000.0, "exposed_us": 65.0, "skew_us": 30.0, "processor_us": 700.0}
     assert second == {"step_us": 990.0, "exposed_us": 55.0, "skew_us": 20.0, "processor_us": 800.0}
     assert step_figures(ranks[:1], 0)["skew_us"] == 0.0
-    assert medians([first, second, second])["skew_us"] == 20.0
+    # without skew 970 and 970 us, and the others longer: of six steps these two count
+    steps = [first, second, *[{**second, "step_us": us} for us in (1100.0, 1200.0, 1300.0, 1400.0)]]
+    assert quietest(steps) == {"step_us": 995.0, "exposed_us": 60.0, "skew_us": 25.0, "processor_us": 750.0}
+    assert quietest([first]) == first
 
 
 def figures(step_us, exposed_us, measured_step_us=1100.0, measured_exposed_us=200.0, skew_us=100.0):

@@ -25,7 +25,7 @@ from llama_repro.fidelity.clock import (
     Taken,
     clocked,
     everyone,
-    medians,
+    quietest,
     step_figures,
     typical_stretches,
 )
@@ -104,7 +104,7 @@ class Trained(NamedTuple):
     """A training.
 
     Attributes:
-        measured: Medians of the steps that are measured. stretches_us: of those that calibrate.
+        measured: Of the quietest steps. stretches_us: of those that calibrate.
         problem, order: Where our pass has run.
     """
 
@@ -148,9 +148,9 @@ def _trained(arguments: list[str], clock: GraphClock, calls: dict[tuple[str, str
         calls.setdefault((call.op, call.shapes), call)
     plans = [one.report.schedule for one in overlap_sched.reports() if one.report.schedule is not None]
     found = (plans[0].problem, plans[0].order) if plans else (None, None)
-    rank = dist.get_rank()
+    rank = int(os.environ["RANK"])  # torchtitan has left its process group
     stretches_us = typical_stretches([step[rank] for step in steps[FIRST:CALIBRATING]])
-    return Trained(medians([step_figures(step, rank) for step in steps[CALIBRATING:]]), stretches_us, *found)
+    return Trained(quietest([step_figures(step, rank) for step in steps[CALIBRATING:]]), stretches_us, *found)
 
 
 if __name__ == "__main__":

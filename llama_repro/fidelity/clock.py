@@ -109,7 +109,7 @@ def everyone(own: Taken) -> list[Taken]:
 
 
 def typical_stretches(steps: Sequence[Taken]) -> list[float]:
-    """Of several steps of one graph, the lower quartile of each stretch: whatever else runs on the machine only adds."""
+    """Of several steps of one graph, the lower quartile of each stretch: what else runs on the machine only adds."""
     every = zip(*(one.stretches_us for one in steps), strict=True)
     return [statistics.quantiles(times, n=4, method="inclusive")[0] for times in every]
 

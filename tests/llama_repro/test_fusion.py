@@ -38,8 +38,8 @@ def test_a_block_with_layer_norms_and_softmax() -> None:
 
 
 def test_a_block_of_experts() -> None:
-    x = torch.randn(2, 256, 128, requires_grad=True)
-    check([compared(name, graph) for name, graph in compiled_graphs("experts", Experts(128, 4, 2), x)], near_percent=50)
+    x = torch.randn(4, 512, 256, requires_grad=True)  # smaller kernels all take the shortest time there is
+    check([compared(name, graph) for name, graph in compiled_graphs("experts", Experts(256, 8, 2), x)])
 
 
 def test_the_sharded_models_of_the_plug_ins_tests() -> None:

@@ -58,8 +58,10 @@ class Settings:
 
     @property
     def priced_for(self) -> str:
-        """For which device times are predicted: the cost model's device or its name, for people."""
-        model = self.model or self.cluster or Roofline()
-        named = getattr(model, "device", model)
-        name = getattr(named, "name", None)
-        return f"{name or type(model).__name__}{'' if self.cost is None else ' and your costs'}"
+        """For which device or cluster times are predicted: the cost model's device or its name, for people."""
+        if self.model is None and isinstance(self.cluster, Cluster):
+            name = self.cluster.name
+        else:
+            model = self.model or Roofline()
+            name = getattr(getattr(model, "device", model), "name", None) or type(model).__name__
+        return f"{name}{'' if self.cost is None else ' and your costs'}"

@@ -17,14 +17,14 @@ from overlap_sched.cost.table import (
 from overlap_sched.distributed.calibration.collectives import ELEMENT_BYTES, Division, Groups, whole_elements
 from overlap_sched.distributed.calibration.kernels import KernelCall, timed_kernel
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.slowdown import timed_beside, timed_slowdown
+from overlap_sched.distributed.calibration.slowdown import timed_collective, timed_slowdown
 from overlap_sched.problem import Kind, Problem
 
 Row = CollectiveTime | KernelTime | SlowdownFactor
 
 
 class Wanted(NamedTuple):
-    """A collective to time, see :func:`~overlap_sched.distributed.calibration.slowdown.timed_beside`."""
+    """A collective to time, see :func:`~overlap_sched.distributed.calibration.slowdown.timed_collective`."""
 
     kind: str
     division: Division
@@ -98,7 +98,7 @@ def measurements(machine: Machine, wishes: Wishes) -> list[Measurement]:
     for kind, division, nbytes in wishes.collectives:
         whole = whole_elements(nbytes, division.size) * ELEMENT_BYTES
         key = ("collective", kind, division.size, division.nodes(world, per_node), whole)
-        run = partial(timed_beside, machine, groups, kind, division, nbytes)
+        run = partial(timed_collective, machine, groups, kind, division, nbytes)
         found.append(Measurement(f"{kind} of {whole:,} bytes, {division.size} ranks", key, run))
     for kind, division, nbytes in wishes.slowdowns:
         run_slowdown = partial(timed_slowdown, machine, groups, kind, division, nbytes)

@@ -50,7 +50,7 @@ class Beside(NamedTuple):
     timing: Timing
 
 
-def timed_beside(machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int) -> CollectiveTime:
+def timed_collective(machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int) -> CollectiveTime:
     """Time a collective: alone, and the wait for it once it is long done; all ranks call this.
 
     Args:
@@ -72,7 +72,7 @@ def timed_beside(machine: Machine, groups: Groups, kind: str, division: Division
 
 
 def timed_slowdown(machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int) -> SlowdownFactor:
-    """Measure what a collective and compute cost each other; arguments as of :func:`timed_beside`."""
+    """Measure what a collective and compute cost each other; arguments as of :func:`timed_collective`."""
     elements = whole_elements(nbytes, division.size)
     launch = launch_of(kind, elements, groups.mine(division), division.size, machine.device)
     alone = together(machine, launch, FUNCTIONAL.wait_tensor)

@@ -15,7 +15,7 @@ def contention_line(contention: Contention) -> str:
         times = [f"{factor:.15g}{'' if k else ' times as long'}" for k, (_, factor) in enumerate(by_kind)]
         parts.append(f"compute takes {', '.join(map(' '.join, zip(times, beside, strict=True)))}")
     for kind, factor in contention.stretch.items():
-        parts.append(f"{_kind(kind, bool(kind))} takes {factor:.15g} times as long beside compute")
+        parts.append(f"{_kind(kind, len(contention.stretch) > 1)} takes {factor:.15g} times as long beside compute")
     for link in contention.shared_links:
         *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
         parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")

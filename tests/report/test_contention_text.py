@@ -8,7 +8,7 @@ def test_both_directions_are_said() -> None:
     both = Contention({"all_gather": 1.5}, stretch={"all_gather": 4.0, "": 2.0})
     assert contention_line(both) == (
         "With contention: compute takes 1.5 times as long beside all_gather*; all_gather* takes 4 times as long beside "
-        "compute; any collective takes 2 times as long beside compute."
+        "compute; any other collective takes 2 times as long beside compute."
     )
     assert contention_figures(both) == {
         "slowdown": {"all_gather": 1.5},

@@ -32,7 +32,9 @@ class Taken(NamedTuple):
         graphs_us: Inside graphs. waits_us: of that, at each wait.
         processor_us: Inside graphs but not at waits, that the thread had a processor: on a busy machine less than the
             rest of ``graphs_us``.
-        launches_us: At each launch. stretches_us: from each communication, or the beginning of a graph, to the next.
+        launches_us: At each launch.
+        stretches_us: From each communication, or the beginning of a graph, to the next: what the thread had of a
+            processor, so that others, and gloo's threads beside a rank that is late, are no part of it.
     """
 
     graphs_us: float
@@ -51,7 +53,7 @@ class GraphClock:
     processor_us: float = 0.0
     launches_us: list[float] = field(default_factory=list)
     stretches_us: list[float] = field(default_factory=list)
-    _last: float = 0.0  # when the last communication was over, or the graph began
+    _last_s: float = 0.0  # the thread's processor time when the last communication was over, or the graph began
 
     def taken(self) -> Taken:
         """All of it; it starts again at nothing."""
@@ -64,25 +66,25 @@ class GraphClock:
     @contextmanager
     def communicating(self, times_us: list[float]) -> Iterator[None]:
         """A launch or a wait is made inside; its time is added to those."""
+        self.stretches_us.append((time.thread_time() - self._last_s) * 1e6)
         began = time.perf_counter()
-        self.stretches_us.append((began - self._last) * 1e6)
         yield
-        self._last = time.perf_counter()
-        times_us.append((self._last - began) * 1e6)
+        times_us.append((time.perf_counter() - began) * 1e6)
+        self._last_s = time.thread_time()
 
     def inside(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, whose time counts as that of a graph."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             began, processor = time.perf_counter(), time.thread_time()
-            self._last = began
+            self._last_s = processor
             try:
                 return run(*args, **kwargs)
             finally:
-                ended = time.perf_counter()
-                self.stretches_us.append((ended - self._last) * 1e6)
-                self.graphs_us += (ended - began) * 1e6
-                self.processor_us += (time.thread_time() - processor) * 1e6
+                self.graphs_us += (time.perf_counter() - began) * 1e6
+                ended = time.thread_time()
+                self.stretches_us.append((ended - self._last_s) * 1e6)
+                self.processor_us += (ended - processor) * 1e6
 
         return timed
 

@@ -116,7 +116,7 @@ def test_a_clock_of_graphs():
     assert taken.graphs_us > 0
     assert taken.processor_us >= 0
     assert len(taken.stretches_us) == 1
-    assert taken.stretches_us[0] == pytest.approx(taken.graphs_us)
+    assert taken.stretches_us[0] == pytest.approx(taken.processor_us)
     assert clock.taken() == (0.0, (), 0.0, (), ())
     failing = clock.inside(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -137,7 +137,8 @@ def test_a_clock_of_communications():
     first = clock.taken()
     assert (len(first.launches_us), len(first.waits_us), len(first.stretches_us)) == (1, 1, 3)
     assert first.waits_us[0] > 900.0
-    assert sum((*first.launches_us, *first.waits_us, *first.stretches_us)) == pytest.approx(first.graphs_us)
+    assert 0 < sum(first.stretches_us) <= first.processor_us
+    assert sum(first.stretches_us) < 900.0  # a stretch has no part of a wait
     steps = [first._replace(stretches_us=times) for times in ((1.0, 9.0), (3.0, 8.0), (2.0, 7.0))]
     assert typical_stretches(steps) == [1.5, 7.5]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llama_repro import ROOT
+from llama_repro.fidelity.cores import ALONE
 from llama_repro.fidelity.table import STEP_AIM, Row, failures, fidelity_table, rows_of
 from llama_repro.harness.console import guarded, verdict, wide_console
 from llama_repro.harness.record import provenance, write_record
@@ -59,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder, progress() as tell:
         for name in options.cases or [name for name in CASES if name != "titan"]:
             tell(f"{name}: {CASES[name].ranks} ranks")
-            found = _ranks(CASES[name], Path(folder) / f"{name}.json", options.limit)
+            found = _ranks(CASES[name], Path(folder) / f"{name}.json", options)
             if isinstance(found, str):
                 failed.append(f"{name}: {found}")
             else:
@@ -72,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _command(options: argparse.Namespace) -> str:
-    return " ".join(["scripts/fidelity.py", *options.cases])
+    return " ".join(["scripts/fidelity.py", *options.cases, *(["--alone"] if options.alone else [])])
 
 
 def _gpu() -> int:
@@ -92,21 +93,22 @@ def _gpu() -> int:
     return verdict(console, lines, misses(rows, STEP_AIM))
 
 
-def _ranks(case: Case, out: Path, limit_s: int) -> Any:
+def _ranks(case: Case, out: Path, options: argparse.Namespace) -> Any:
     """What rank 0 wrote; the end of what was said, as text, where the job failed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}"]
     threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    alone = {ALONE: "1"} if options.alone else {}
     try:
         done = subprocess.run(
             [*command, "-m", case.module, str(out), *case.arguments],
-            env={**os.environ, **threads},
+            env={**os.environ, **threads, **alone},
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=limit_s,
+            timeout=options.limit,
         )
     except subprocess.TimeoutExpired:
-        return f"has not ended within {limit_s} s"
+        return f"has not ended within {options.limit} s"
     return json.loads(out.read_text()) if done.returncode == 0 else (done.stdout + done.stderr)[-2000:]
 
 
@@ -114,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("fidelity.py", description="Predictions beside measurements, on CPU ranks.")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all but titan)")
     parser.add_argument("--gpu", action="store_true", help="instead: a layer of Llama-3-8B on one GPU, step and memory")
+    parser.add_argument(
+        "--alone", action="store_true", help="raise the ranks' priority, on a machine that others use (needs root)"
+    )
     parser.add_argument("--record", type=Path, metavar="OUT.json", help="write the figures, when and on what")
     parser.add_argument("--limit", type=int, default=1800, metavar="S", help="seconds a case may take (default: 1800)")
     return parser

@@ -2,13 +2,16 @@
 
     torchrun --nproc-per-node 2 -m llama_repro.fidelity.rank OUT.json [ARGUMENTS OF TRAIN.PY]
 
-Two models are compiled, one in the order of torch, one in ours. Each round calibrates, then times steps of both by
-turns. Rank 0 writes ``OUT.json``: per round and order what was predicted and what was measured.
+Two models are compiled, one in the order of torch, one in ours. Each round calibrates: collectives and what they and
+compute cost each other by themselves, kernels in steps of torch's order. Then it times steps of both orders by turns.
+Rank 0 writes ``OUT.json``: per round and order what was predicted and what was measured.
 """
 
 import json
+import os
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,9 @@ import torch
 from torch._inductor import config as inductor_config
 
 import overlap_sched
-from llama_repro.fidelity.clock import GraphClock, clocked, everyone, medians, step_figures
-from llama_repro.fidelity.prediction import Predicted, predicted, repriced, total
+from llama_repro.fidelity.clock import GraphClock, clocked, everyone, quietest, step_figures, typical_stretches
+from llama_repro.fidelity.cores import own_core
+from llama_repro.fidelity.prediction import Predicted, predicted, repriced, stretched, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
 from llama_repro.training.arguments import Arguments, parse
 from llama_repro.training.calibrate import model_of
@@ -29,7 +33,7 @@ from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import GraphReport
 from overlap_sched.options import Options
 
-ROUNDS, STEPS = 3, 9
+ROUNDS, STEPS, CALIBRATING_STEPS = 3, 12, 6
 
 
 def main() -> None:
@@ -38,7 +42,8 @@ def main() -> None:
     arguments = parse(["--device", "cpu", *given])
     warnings.simplefilter("ignore", OverlapSchedWarning)  # of sizes a little beyond the tables
     torch.set_num_threads(1)
-    with world_of("cpu") as world, clocked() as clock, inductor_config.patch(fx_graph_cache=False):
+    bound = own_core(int(os.environ.get("LOCAL_RANK", "0")))
+    with bound, world_of("cpu") as world, clocked() as clock, inductor_config.patch(fx_graph_cache=False):
         found = compared(arguments, world, clock)
     if world.rank == 0:
         out.write_text(json.dumps(found))
@@ -57,15 +62,22 @@ def compared(arguments: Arguments, world: World, clock: GraphClock) -> dict[str,
     losses: dict[str, list[float]] = {"original": [], "ours": []}
     for _ in range(ROUNDS):
         model = model_of(world, wishes)
+        kernels_us = stretched(problems, model, _stretches(original, ours, clock))
         measured = _measured({"original": original, "ours": ours}, clock, losses)
         rounds.append(
             {
-                name: {"predicted": _predicted(which, model)._asdict(), "measured": measured[name]}
+                name: {"predicted": _predicted(which, model, kernels_us)._asdict(), "measured": measured[name]}
                 for name, which in (("original", reports), ("ours", our_reports))
             }
         )
     slowdown = {one.kind: one.factor for one in model.tables.slowdowns}
-    return {"rounds": rounds, "slowdown": slowdown, "same_losses": losses["original"] == losses["ours"]}
+    stretch = {one.kind: one.stretch for one in model.tables.slowdowns}
+    return {
+        "rounds": rounds,
+        "slowdown": slowdown,
+        "stretch": stretch,
+        "same_losses": losses["original"] == losses["ours"],
+    }
 
 
 def _compiled(
@@ -84,27 +96,40 @@ def _compiled(
     return trainer, overlap_sched.reports()
 
 
+def _stretches(original: Trainer, ours: Trainer, clock: GraphClock) -> list[float]:
+    """Of steps in torch's order that are not measured; ours makes as many, so that the weights stay equal."""
+    steps = []
+    for _ in range(CALIBRATING_STEPS):
+        ours.step(0)
+        clock.taken()
+        original.step(0)
+        steps.append(clock.taken())
+    return typical_stretches(steps[1:])
+
+
 def _measured(
     trainers: dict[str, Trainer], clock: GraphClock, losses: dict[str, list[float]]
 ) -> dict[str, dict[str, float]]:
-    """Medians over steps of each trainer, by turns; their losses are added to ``losses``."""
+    """What the quietest steps of each trainer took, by turns; their losses are added to ``losses``."""
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in trainers}
     for step in range(1, STEPS + 2):
         for name, trainer in trainers.items():
             clock.taken()
             losses[name].append(trainer.step(step))
             seen[name].append(step_figures(everyone(clock.taken()), trainer.world.rank))
-    return {name: medians(ones[1:]) for name, ones in seen.items()}
+    return {name: quietest(ones[1:]) for name, ones in seen.items()}
 
 
-def _predicted(reports: tuple[GraphReport, ...], model: TableModel) -> Predicted:
+def _predicted(
+    reports: tuple[GraphReport, ...], model: TableModel, kernels_us: Sequence[Mapping[str, float]]
+) -> Predicted:
     parts = []
-    for one in reports:
+    for one, times_us in zip(reports, kernels_us, strict=True):
         plan = one.report.schedule
         if plan is None:
             raise RuntimeError(f"{one.name} was not read: {one.report.reason}")
         order = plan.order if one.report.changed else plan.problem.original_order
-        parts.append(predicted(*repriced(plan.problem, order, model)))
+        parts.append(predicted(*repriced(plan.problem, order, model, times_us)))
     return total(parts)
 
 

@@ -23,7 +23,7 @@ from functools import partial
 import torch
 
 from llama_repro.fusion.compare import Comparison, compared
-from llama_repro.fusion.graphs import Gpt, compiled_graphs, llama_graphs
+from llama_repro.fusion.graphs import Experts, Gpt, compiled_graphs, llama_graphs
 from llama_repro.fusion.orders import worths
 from llama_repro.fusion.pretended_gpu import pretended_gpu
 from llama_repro.harness.console import guarded
@@ -95,8 +95,9 @@ def _comparisons(device: str, layers: int) -> Iterator[Comparison]:
             with pretended_gpu() if device == "cuda" else nullcontext():
                 yield compared(name, graph)
     if device == "cpu":
-        for name, graph in compiled_graphs("GPT block", Gpt(256, 4), torch.randn(4, 512, 256, requires_grad=True)):
-            yield compared(name, graph)
+        for block, model in (("GPT block", Gpt(256, 4)), ("experts", Experts(256, 8, 2))):
+            for name, graph in compiled_graphs(block, model, torch.randn(4, 512, 256, requires_grad=True)):
+                yield compared(name, graph)
 
 
 def _row(c: Comparison) -> str:

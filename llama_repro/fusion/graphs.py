@@ -1,4 +1,4 @@
-"""The graphs that are compared: captured Llamas, and a GPT written out in plain torch."""
+"""The graphs that are compared: captured Llamas, and blocks written out in plain torch: a GPT's, and experts."""
 
 import functools
 from collections.abc import Iterator
@@ -50,6 +50,31 @@ class Gpt(nn.Module):
         scores = torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5, -1)
         x = x + self.out((scores @ value).transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Experts(nn.Module):
+    """A mixture-of-experts block: a router, the best experts of each token, SwiGLU. ``(batch, sequence, width)``.
+
+    Tokens are sorted by expert and every expert takes an equal share, as where a capacity balances them: the sizes of
+    the graph are known.
+    """
+
+    def __init__(self, width: int, experts: int, best: int) -> None:
+        super().__init__()
+        self.experts, self.best = experts, best
+        self.norm, self.router = nn.LayerNorm(width), nn.Linear(width, experts, bias=False)
+        self.gate, self.up = (nn.Parameter(torch.randn(experts, width, 2 * width) / width**0.5) for _ in range(2))
+        self.down = nn.Parameter(torch.randn(experts, 2 * width, width) / (2 * width) ** 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the shape of ``x``."""
+        tokens = self.norm(x).flatten(0, 1)
+        weights, chosen = torch.topk(torch.softmax(self.router(tokens), -1), self.best)
+        order = torch.argsort(chosen.flatten(), stable=True)
+        taken = (tokens[order // self.best]).unflatten(0, (self.experts, -1))
+        hidden = nn.functional.silu(taken @ self.gate) * (taken @ self.up)
+        out = (hidden @ self.down).flatten(0, 1) * weights.flatten()[order].unsqueeze(-1)
+        return x + torch.zeros_like(tokens).index_add(0, order // self.best, out).view_as(x)
 
 
 def compiled_graphs(name: str, model: nn.Module, x: Tensor) -> list[tuple[str, fx.GraphModule]]:

@@ -16,7 +16,7 @@ from overlap_sched.cli.source import Source
 from overlap_sched.cost.calibrated import calibrated, check_same, put_together, with_tables
 from overlap_sched.cost.cluster_file import cluster_text, read_cluster
 from overlap_sched.cost.table import Tables
-from overlap_sched.errors import MissingExtraError, OptionsError
+from overlap_sched.errors import DumpGroupError, MissingExtraError, OptionsError
 from overlap_sched.options import size_bytes
 from overlap_sched.report.calibration_text import calibration_text
 from overlap_sched.report.files import check_writable, write_file
@@ -205,13 +205,26 @@ def wishes_of(request: Request, here: "Machine", tell: Callable[[str], object]) 
 
 
 def _graph(path: str) -> "tuple[Problem, Lifted | None]":
-    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes."""
+    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes.
+
+    Raises:
+        DumpGroupError: A dump does not say how large its groups are, and ``--group`` has another meaning here.
+        OverlapSchedError: Another of its subclasses: it cannot be read.
+    """
     from overlap_sched.dump import load_dump
     from overlap_sched.fx import lift
 
     if not is_dump(path):
         return load(Source(path), lambda text: None).problem, None
-    lifted = lift(load_dump(path).gm)
+    try:
+        lifted = lift(load_dump(path).gm)
+    except DumpGroupError as error:
+        fault = str(error).partition(" Give ")[0]
+        raise DumpGroupError(
+            f"{fault} Here --group divides the ranks that measure. Write a problem file with the sizes "
+            f"(overlap-sched plan {path} --group NAME=SIZE --save-problem problem.json) and give that, for its "
+            "collectives; kernels are measured by a grid of shapes, without --graph."
+        ) from None
     return lifted.problem, lifted
 
 

@@ -42,7 +42,8 @@ def with_contention(problem: Problem, given: Contention, path: str) -> Problem:
                 "Correct the name, or leave it out."
             )
     own = problem.contention
-    return replace(problem, contention=Contention({**own.slowdown, **given.slowdown}, {**own.links, **given.links}))
+    slowdown, links = {**own.slowdown, **given.slowdown}, {**own.links, **given.links}
+    return replace(problem, contention=Contention(slowdown, links, own.stretch))
 
 
 def notes_on(problem: Problem, given: Contention) -> tuple[str, ...]:

@@ -62,9 +62,8 @@ class Across:
         cards_per_node: How many of them a node has for its ranks.
         latency_us: What the network adds to each step between nodes.
         rails: Leaf switches over which a node's cards are spread; with as many as cards, card k of every node is on
-            switch k, and what stays on one rail passes no spine switch. No price depends on it yet.
-        oversubscription: How many times the bandwidth of the spine is asked for when all cards send (1: none). No price
-            depends on it yet.
+            switch k, and what stays on one rail passes no spine switch.
+        oversubscription: How many times the bandwidth of the spine is asked for when all cards send (1: none).
         source: Where the numbers come from, for people.
     """
 
@@ -160,14 +159,30 @@ class Cluster:
         return rank // self.ranks_per_node
 
     @property
+    def on_rails(self) -> bool:
+        """Whether what ranks send to other nodes stays on its rail: each card of a node has one of its own.
+
+        Rings join equal cards of neighbouring nodes, and an all_to_all goes through the GPU of the node that is on the
+        receiver's rail (PXN, NCCL 2.12 and later: NVIDIA, Doubling all2all Performance with NCCL 2.12, 2022).
+        """
+        return self.across is not None and 1 < self.across.rails == self.across.cards_per_node
+
+    @property
     def cards_per_rank(self) -> float:
         """How much of a card, or how many, each rank has when all of a node send; 0.0 on a single node."""
         return 0.0 if self.across is None else self.across.cards_per_node / self.ranks_per_node
 
     @property
     def across_bytes_per_s(self) -> float:
-        """Bandwidth across nodes of one rank when all of its node send; 0.0 on a single node."""
-        return 0.0 if self.across is None else self.across.card_bytes_per_s * self.cards_per_rank
+        """Bandwidth across nodes of one rank when all of its node send; 0.0 on a single node.
+
+        Off their rails the ranks of a node share its part of the spine. No file says which nodes have a leaf switch in
+        common, so a group's nodes are taken to have none.
+        """
+        if self.across is None:
+            return 0.0
+        spine = 1.0 if self.on_rails else self.across.oversubscription
+        return self.across.card_bytes_per_s * self.cards_per_rank / spine
 
 
 def _check_across(across: Across) -> None:

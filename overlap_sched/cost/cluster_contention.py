@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from overlap_sched.cost.cluster import Cluster
+from overlap_sched.cost.table import Tables
 from overlap_sched.problem import Group
 from overlap_sched.problem.contention import Contention
 
@@ -16,10 +17,19 @@ def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
     Every rank runs the same graph: groups of one rank that are in its node share its links there, and those that
     cross nodes share its part of the network cards.
     """
-    measured = {one.kind: one.factor for one in cluster.tables.slowdowns}
-    slowdown = {kind: factor for kind, factor in {**cluster.beside.slowdown, **measured}.items() if factor > 1.0}
+    own = measured_contention(cluster.tables)
+    slowdown = {**cluster.beside.slowdown, **{one.kind: 1.0 for one in cluster.tables.slowdowns}, **own.slowdown}
+    slowdown = {kind: factor for kind, factor in slowdown.items() if factor > 1.0}
     if not cluster.beside.shared_links:
-        return Contention(slowdown)
+        return Contention(slowdown, stretch=own.stretch)
     links = {name: INSIDE if group.intra_node else ACROSS for name, group in groups.items() if group.size > 1}
     shared = list(links.values())
-    return Contention(slowdown, {name: link for name, link in links.items() if shared.count(link) > 1})
+    return Contention(slowdown, {name: link for name, link in links.items() if shared.count(link) > 1}, own.stretch)
+
+
+def measured_contention(tables: Tables) -> Contention:
+    """What compute and collectives cost each other, as it was measured: both directions, by kind."""
+    return Contention(
+        {one.kind: one.factor for one in tables.slowdowns if one.factor > 1.0},
+        stretch={one.kind: one.stretch for one in tables.slowdowns if one.stretch > 1.0},
+    )

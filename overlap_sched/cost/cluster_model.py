@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.device import Device
-from overlap_sched.cost.model import Collective, Compute, ExplainingModel, Roofline
+from overlap_sched.cost.model import Collective, Compute, ExplainingModel, PricedModel, Roofline
 from overlap_sched.cost.nccl import nccl_us, setting
 from overlap_sched.cost.price import FREE, Price, Source
 from overlap_sched.cost.tabled import TableModel
@@ -12,7 +12,7 @@ from overlap_sched.problem import Group
 
 
 @dataclass(frozen=True)
-class ClusterModel:
+class ClusterModel(PricedModel):
     """Prices of a cluster, without its measured tables: for these see :func:`model_of`."""
 
     cluster: Cluster
@@ -21,14 +21,6 @@ class ClusterModel:
     def device(self) -> Device:
         """What compute is priced for."""
         return self.cluster.device
-
-    def compute_us(self, work: Compute) -> float:
-        """As of :class:`~overlap_sched.cost.Roofline`."""
-        return Roofline(self.device).compute_us(work)
-
-    def collective_us(self, work: Collective) -> float:
-        """See the class."""
-        return self.collective_price(work).time_us
 
     def compute_price(self, work: Compute) -> Price:
         """As of :class:`~overlap_sched.cost.Roofline`."""

@@ -124,9 +124,10 @@ def _tables(file: TomlTable) -> Tables:
 def _collective_times(own: TomlTable) -> list[CollectiveTime]:
     kind, ranks, nodes = own.text("kind"), own.whole("ranks"), own.whole("nodes")
     columns = [own.numbers(key) for key in ("bytes", "us", "spread_us", "launch_us")]
+    columns.append(own.numbers("finish_us") if "finish_us" in own else [0.0] * len(columns[0]))
     own.done()
     if not columns[0] or len({len(column) for column in columns}) != 1:
-        lengths = ", ".join(str(len(column)) for column in columns)
+        lengths = ", ".join(str(len(column)) for column in columns[:4])
         raise own.error("bytes", f"us, spread_us and launch_us have {lengths} values; each size has one of each.")
     if not 1 <= nodes <= ranks:
         raise own.error("nodes", f"is {nodes}, but the group has {ranks} ranks: it is 1 to {ranks}.")
@@ -153,8 +154,9 @@ def _kernel_time(own: TomlTable) -> KernelTime:
 
 
 def _slowdown(own: TomlTable) -> SlowdownFactor:
-    slowdown = SlowdownFactor(own.text("kind"), own.number("factor"), own.number("spread"))
+    slowdown = SlowdownFactor(own.text("kind"), own.number("factor"), own.number("spread"), own.number("stretch", 1.0))
     own.done()
-    if slowdown.factor < 1:
-        raise own.error("factor", f"is {slowdown.factor:g}; it is 1 or more.")
+    for key, factor in (("factor", slowdown.factor), ("stretch", slowdown.stretch)):
+        if factor < 1:
+            raise own.error(key, f"is {factor:g}; it is 1 or more.")
     return slowdown

@@ -69,6 +69,7 @@ def _table_lines(tables: Tables) -> list[str]:
             "us": [one.time_us for one in ones],
             "spread_us": [one.spread_us for one in ones],
             "launch_us": [one.launch_us for one in ones],
+            "finish_us": [one.finish_us for one in ones],
         }
         lines += _section("[[collective]]", {"kind": kind, "ranks": ranks, "nodes": nodes, **columns})
     for kernel in tables.kernels:

@@ -1,5 +1,6 @@
 """The small protocol behind which cost models stand, and the first of them: a roofline."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -65,6 +66,34 @@ class LaunchingModel(CostModel, Protocol):
         """Microseconds; 0.0 where the host launches ahead of that stream, as it does for a GPU."""
 
 
+@runtime_checkable
+class FinishingModel(LaunchingModel, Protocol):
+    """A launching model that knows, too, what a wait takes of that stream when its collective has long been done."""
+
+    def finish_us(self, work: Collective) -> float:
+        """Microseconds; 0.0 where the host waits ahead of that stream."""
+
+
+class PricedModel(ABC):
+    """A cost model whose prices say it all: its times are theirs."""
+
+    @abstractmethod
+    def compute_price(self, work: Compute) -> Price:
+        """See :class:`ExplainingModel`."""
+
+    @abstractmethod
+    def collective_price(self, work: Collective) -> Price:
+        """See :class:`ExplainingModel`."""
+
+    def compute_us(self, work: Compute) -> float:
+        """The time of its price."""
+        return self.compute_price(work).time_us
+
+    def collective_us(self, work: Collective) -> float:
+        """The time of its price."""
+        return self.collective_price(work).time_us
+
+
 class Pricer:
     """Prices by any cost model: its own where it explains itself, else its times as the user's.
 
@@ -92,7 +121,7 @@ def _explained(us: float, price: Price | None) -> Price:
 
 
 @dataclass(frozen=True)
-class Roofline:
+class Roofline(PricedModel):
     """Compute runs at the device's rate or its bandwidth, whichever is slower; collectives by latency and bandwidth.
 
     compute: max(flops / rate, bytes / bandwidth, ``kernel_us``); nothing to do (views, getitem) takes no time.
@@ -103,14 +132,6 @@ class Roofline:
 
     device: Device = H100
     network: Network = HGX
-
-    def compute_us(self, work: Compute) -> float:
-        """See the class."""
-        return self.compute_price(work).time_us
-
-    def collective_us(self, work: Collective) -> float:
-        """See the class."""
-        return self.collective_price(work).time_us
 
     def compute_price(self, work: Compute) -> Price:
         """Bound by ``flops``, ``bytes`` or ``kernel``, whichever takes longest."""

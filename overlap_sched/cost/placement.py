@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from overlap_sched.cost.cluster import MeshDimension
+from overlap_sched.cost.cluster import Cluster, MeshDimension
 from overlap_sched.errors import PlacementError
 from overlap_sched.problem import Group
 
@@ -40,6 +40,13 @@ class Nodes(NamedTuple):
     ranks_per_node: int
     single: bool = False
     mesh: tuple[MeshDimension, ...] = ()
+
+
+def nodes_of_ranks(cluster: Cluster | None, ranks_per_node: int, mesh: Sequence[MeshDimension] = ()) -> Nodes:
+    """The machines of a cluster, or without one such of so many ranks; ``mesh`` goes before the cluster's own."""
+    if cluster is None:
+        return Nodes(ranks_per_node, mesh=tuple(mesh))
+    return Nodes(cluster.ranks_per_node, cluster.across is None, tuple(mesh) or cluster.mesh)
 
 
 class Placement(NamedTuple):

@@ -33,9 +33,11 @@ class CollectiveTime(NamedTuple):
         kind: One of :data:`KINDS`.
         ranks: Of the group. nodes: on how many nodes they are.
         bytes: The larger of its input and its output, on each rank.
-        time_us: From the moment that the last rank comes until it is done: the median of the repetitions.
+        time_us: From the moment that the last rank comes until it is done: the mean of the repetitions, the fastest
+            and the slowest tenth left out.
         spread_us: Between the quartiles of the repetitions.
-        launch_us: What the call that starts it takes of the thread that calls (median).
+        launch_us: What the call that starts it takes of the thread that calls.
+        finish_us: What the wait for it takes when it has long been done (a copy, the call itself); 0.0: not measured.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class CollectiveTime(NamedTuple):
     time_us: float
     spread_us: float
     launch_us: float
+    finish_us: float = 0.0
 
 
 class KernelTime(NamedTuple):
@@ -66,11 +69,18 @@ class KernelTime(NamedTuple):
 
 
 class SlowdownFactor(NamedTuple):
-    """How many times as long compute takes beside collectives of a kind (1 or more), and the quartiles' distance."""
+    """What compute and collectives of a kind cost each other.
+
+    Attributes:
+        kind: One of :data:`KINDS`.
+        factor: How many times as long compute takes beside one (1 or more). spread: between the quartiles.
+        stretch: How many times as long such a collective takes beside compute (1 or more).
+    """
 
     kind: str
     factor: float
     spread: float
+    stretch: float = 1.0
 
 
 _Row = TypeVar("_Row", CollectiveTime, KernelTime, SlowdownFactor)
@@ -158,6 +168,10 @@ class Tables:
         """What the thread that launches takes for it, over bytes; raises as :meth:`collective` does."""
         return self._found(self._launches, kind, ranks, nodes)
 
+    def finish(self, kind: str, ranks: int, nodes: int) -> Curve:
+        """What a wait takes at least, over bytes; raises as :meth:`collective` does."""
+        return self._found(self._finishes, kind, ranks, nodes)
+
     def kernel(self, op: str) -> tuple[KernelTime, ...]:
         """What was measured of an operator.
 
@@ -190,11 +204,19 @@ class Tables:
 
     @cached_property
     def _collectives(self) -> dict[tuple[str, int, int], Curve]:
-        return {key: curve_of((one.bytes, one.time_us) for one in ones) for key, ones in self._grouped.items()}
+        return self._curves(lambda one: one.time_us)
 
     @cached_property
     def _launches(self) -> dict[tuple[str, int, int], Curve]:
-        return {key: curve_of((one.bytes, one.launch_us) for one in ones) for key, ones in self._grouped.items()}
+        return self._curves(lambda one: one.launch_us)
+
+    @cached_property
+    def _finishes(self) -> dict[tuple[str, int, int], Curve]:
+        known = {key: [one for one in ones if one.finish_us > 0] for key, ones in self._grouped.items()}
+        return {key: curve_of((one.bytes, one.finish_us) for one in ones) for key, ones in known.items() if ones}
+
+    def _curves(self, figure: Callable[[CollectiveTime], float]) -> dict[tuple[str, int, int], Curve]:
+        return {key: curve_of((one.bytes, figure(one)) for one in ones) for key, ones in self._grouped.items()}
 
     @cached_property
     def _grouped(self) -> dict[tuple[str, int, int], list[CollectiveTime]]:

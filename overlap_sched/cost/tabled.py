@@ -2,11 +2,12 @@
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from overlap_sched.cost.model import Collective, Compute, ExplainingModel, Roofline
+from overlap_sched.cost.model import Collective, Compute, ExplainingModel, PricedModel, Roofline
 from overlap_sched.cost.price import FREE, Price
 from overlap_sched.cost.table import Curve, Tables, curve_of, geometric_mean, kind_of, placed
 from overlap_sched.errors import OverlapSchedWarning, TableError
@@ -16,13 +17,14 @@ COPY = "aten.clone.default"
 
 
 @dataclass(frozen=True)
-class TableModel:
+class TableModel(PricedModel):
     """Times by measured tables; by formulas where there is no table.
 
     compute: the measured time where the operator was measured with as many operations and bytes. Else along the
     operator's curve, whose sizes are the times that the formulas give: one number in which shapes compare. A kernel
     without matrix products that was not measured takes as long as a copy that moves as many bytes.
-    collective: along the curve of its kind, its ranks and its nodes.
+    collective: along the curve of its kind, its ranks and its nodes; where launching it takes time of its own, without
+    that.
 
     Attributes:
         tables: What was measured.
@@ -37,14 +39,6 @@ class TableModel:
     on_host: bool = False
     name: str = "measured"
     beyond: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
-
-    def compute_us(self, work: Compute) -> float:
-        """See the class."""
-        return self.compute_price(work).time_us
-
-    def collective_us(self, work: Collective) -> float:
-        """See the class."""
-        return self.collective_price(work).time_us
 
     def compute_price(self, work: Compute) -> Price:
         """From the ``table``, or as the formulas explain it."""
@@ -67,16 +61,26 @@ class TableModel:
             curve = self.tables.collective(kind, work.group.size, nodes)
         except TableError:
             return self.otherwise.collective_price(work)
-        return self._along(curve, work.bytes, placed(kind, work.group.size, nodes))
+        price = self._along(curve, work.bytes, placed(kind, work.group.size, nodes))
+        launch_us = self.launch_us(work)
+        return price._replace(time_us=max(price.time_us - launch_us, 0.0)) if launch_us else price
 
     def launch_us(self, work: Collective) -> float:
         """What starting a collective takes of the compute stream; 0.0 where that was not measured, or not of it."""
+        return self._of_host(self.tables.launch, work)
+
+    def finish_us(self, work: Collective) -> float:
+        """What the wait for one that is done takes of the compute stream; 0.0 as for :meth:`launch_us`."""
+        return self._of_host(self.tables.finish, work)
+
+    def _of_host(self, curve_of_kind: Callable[[str, int, int], Curve], work: Collective) -> float:
         kind = kind_of(work.op)
+        if not self.on_host:
+            return 0.0
         try:
-            curve = self.tables.launch(kind, work.group.size, self.tables.nodes_of(kind, work.group))
+            return curve_of_kind(kind, work.group.size, self.tables.nodes_of(kind, work.group)).at(work.bytes)
         except TableError:
             return 0.0
-        return curve.at(work.bytes) if self.on_host else 0.0
 
     def _copied(self, work: Compute, formula: Price) -> Price:
         if work.flops or self._copies is None:

@@ -4,15 +4,14 @@ Traces are what ``torch.profiler.profile.export_chrome_trace`` writes: JSON, pla
 the Chrome trace format under ``traceEvents`` (times in microseconds), and what Kineto says of the job beside it.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from overlap_sched.errors import InputTooLargeError, ProfileError
+from overlap_sched.errors import ProfileError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
-from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
+from overlap_sched.problem.unpack import read_json
 
 _PARTS_PER_NODE = 16
 """JSON objects and lists per node of the limit, as for problem files: parsed, they take far more than their text."""
@@ -111,27 +110,12 @@ def _shown(value: Any) -> str:
 
 
 def _load(path: str | Path, limits: Limits) -> Any:
-    try:
-        raw = read_unpacked(path, limits, gzipped=str(path).endswith(".gz"))
-    except CutShortError:
-        raise ProfileError(f"{path}: the gzip stream is cut short. Copy the trace again.") from None
-    except DamagedError as error:
-        raise ProfileError(f"{path}: is named like gzip but is not ({error}). Rename it to .json.") from None
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
-    parts = raw.count(b"{") + raw.count(b"[")
-    if parts > _PARTS_PER_NODE * limits.nodes:
-        raise InputTooLargeError(
+    def too_many(parts: int) -> str:
+        if parts <= _PARTS_PER_NODE * limits.nodes:
+            return ""
+        return (
             f"{path}: has {parts:,} objects and lists, more than {_PARTS_PER_NODE} for each of {limits.nodes:,} nodes, "
             "which is the limit. Profile fewer steps, or raise the limit (--max-nodes on the command line)."
         )
-    try:
-        return json.loads(raw)
-    except UnicodeDecodeError:
-        raise ProfileError(f"{path}: is not text. A trace is JSON, plain or gzipped.") from None
-    except json.JSONDecodeError as error:
-        raise ProfileError(
-            f"{path}: is not JSON at line {error.lineno}, column {error.colno} ({error.msg}). Was it cut short?"
-        ) from None
-    except (RecursionError, ValueError) as error:
-        raise ProfileError(f"{path}: cannot be parsed ({error}). A trace is a flat JSON object.") from None
+
+    return read_json(path, limits, "trace", ProfileError, too_many)

@@ -1,27 +1,29 @@
-"""What launching collectives takes of the compute stream, in problems where a launch itself takes nothing.
+"""What launching and awaiting collectives takes of the compute stream, in problems where neither takes anything.
 
 On a GPU the host launches ahead of time. On a CPU the thread that computes launches, too, and over gloo that takes it
 50 to 1,000 us. A cost model that knows so (``launch_us``) gives each collective a *launch node*: a compute node in
 front of it, which holds no memory and takes that long::
 
-    compute       | mm |launch|     mm      |wait|
+    compute       | mm |launch|     mm      |finish|wait|
     fsdp                      |== gather ===|
 
-Both stand for one node of the graph, which is where the collective is. Without such a model no node is added.
+A wait for a collective that is done takes time, too (gloo copies what a reduce_scatter has summed up). Where the model
+knows that (``finish_us``), a *finish node* stands in front of the wait. Each stands for the same node of the graph as
+the collective or wait behind it. Without such a model no node is added.
 """
 
 from collections.abc import Mapping, Sequence
 
 from overlap_sched.cost import Collective, CostModel
-from overlap_sched.cost.model import LaunchingModel
+from overlap_sched.cost.model import FinishingModel, LaunchingModel
 from overlap_sched.problem import Group, Kind, Node
 
-LAUNCH = "launch"
-"""Operator of launch nodes."""
+LAUNCH, FINISH = "launch", "finish"
+"""Operators of launch and finish nodes."""
 
 
 def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, float]:
-    """Per collective (its index) what launching it takes, where that is not nothing."""
+    """Per collective and wait (its index) what launching or finishing takes, where that is not nothing."""
     if not isinstance(model, LaunchingModel):
         return {}
     works = {
@@ -29,15 +31,19 @@ def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: Cost
         for v, node in enumerate(nodes)
         if node.kind is Kind.COLLECTIVE and node.group is not None
     }
-    return {v: us for v, work in works.items() if (us := model.launch_us(work)) > 0.0}
+    times = {v: model.launch_us(work) for v, work in works.items()}
+    if isinstance(model, FinishingModel):
+        waits = {v: node.collective for v, node in enumerate(nodes) if node.kind is Kind.WAIT}
+        times |= {v: model.finish_us(works[u]) for v, u in waits.items() if u is not None}
+    return {v: us for v, us in times.items() if us > 0.0}
 
 
 def with_launches(nodes: Sequence[Node], launch_us: Mapping[int, float]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-    """Nodes with a launch node before each collective that has one, and per node the index of what it stands for.
+    """Nodes with a launch or finish node before each that has one, and per node the index of what it stands for.
 
     Args:
         nodes: In their original order.
-        launch_us: Per collective (its index) the time of its launch node.
+        launch_us: Per collective and wait (its index) the time of the node before it.
     """
     if not launch_us:
         return tuple(nodes), tuple(range(len(nodes)))
@@ -47,7 +53,8 @@ def with_launches(nodes: Sequence[Node], launch_us: Mapping[int, float]) -> tupl
     for v, node in enumerate(nodes):
         deps = tuple(sorted(ids[u] for u in node.deps))
         if v in launch_us:
-            result.append(Node(f"{node.name}.{LAUNCH}", Kind.COMPUTE, deps, time_us=launch_us[v], op=LAUNCH))
+            op = FINISH if node.kind is Kind.WAIT else LAUNCH
+            result.append(Node(f"{node.name}.{op}", Kind.COMPUTE, deps, time_us=launch_us[v], op=op))
             stands_for.append(v)
             deps = (*deps, len(result) - 1)
         ids.append(len(result))

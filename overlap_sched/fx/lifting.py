@@ -11,13 +11,13 @@ from overlap_sched.cost.cluster import Cluster, MeshDimension
 from overlap_sched.cost.cluster_contention import contention_of
 from overlap_sched.cost.cluster_file import cluster_given
 from overlap_sched.cost.cluster_model import model_of
-from overlap_sched.cost.placement import Nodes, Placement
+from overlap_sched.cost.placement import Placement, nodes_of_ranks
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_facts, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
-from overlap_sched.fx.launches import LAUNCH, launch_times, with_launches
+from overlap_sched.fx.launches import FINISH, LAUNCH, launch_times, with_launches
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
@@ -111,12 +111,9 @@ def lift(
     reading = read_graph(graph)
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
     on = None if cluster is None else cluster_given(cluster)
-    if on is None:
-        nodes_of_ranks = Nodes(ranks_per_node, mesh=tuple(mesh))
-    else:
-        nodes_of_ranks = Nodes(on.ranks_per_node, on.across is None, tuple(mesh) or on.mesh)
+    machines = nodes_of_ranks(on, ranks_per_node, mesh)
     comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
-    name_of, placements = groups_of(reading, comms, groups or {}, carried_facts(graph), nodes_of_ranks)
+    name_of, placements = groups_of(reading, comms, groups or {}, carried_facts(graph), machines)
     group_table = {group: placement.group for group, placement in placements.items()}
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
@@ -132,7 +129,8 @@ def lift(
     _count(reading, after)
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
     priced = zip(nodes, stands_for, strict=True)
-    prices = tuple([costs.prices[v] if node.op != LAUNCH else Price(node.time_us, "table") for node, v in priced])
+    of_host = (LAUNCH, FINISH)
+    prices = tuple([costs.prices[v] if node.op not in of_host else Price(node.time_us, "table") for node, v in priced])
     return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told, prices, placements)
 
 

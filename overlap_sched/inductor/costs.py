@@ -48,7 +48,7 @@ class KernelCosts:
     """
 
     def __init__(
-        self, reading: Reading, model: CostModel, cost: Cost | None, ranks_per_node: int, notes: Counter[str]
+        self, reading: Reading, model: CostModel, cost: Cost | None, nodes: Nodes, notes: Counter[str]
     ) -> None:
         self._reading, self._model, self._notes = reading, model, notes
         self._cost = None if cost is None else cache(cost)
@@ -56,7 +56,7 @@ class KernelCosts:
         comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
         self.group_of: Mapping[int, str]
         self.groups: Mapping[str, Group]
-        self.group_of, placements = groups_of(reading, comms, {}, {}, Nodes(ranks_per_node))
+        self.group_of, placements = groups_of(reading, comms, {}, {}, nodes)
         self.groups = {name: placement.group for name, placement in placements.items()}
         self._fx: Costs = costs_of(reading, model, self._cost, self.group_of, self.groups)
 

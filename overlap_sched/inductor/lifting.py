@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from overlap_sched.cost import CostModel, Roofline
+from overlap_sched.cost.cluster import Cluster
+from overlap_sched.cost.cluster_contention import contention_of
+from overlap_sched.cost.cluster_model import model_of
+from overlap_sched.cost.placement import nodes_of_ranks
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.launches import launch_times, with_launches
 from overlap_sched.fx.reader import read_graph
@@ -21,6 +25,7 @@ from overlap_sched.inductor.data_flow import DataFlow
 from overlap_sched.inductor.dependencies import dependencies
 from overlap_sched.inductor.private import V, is_collective, members
 from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.problem.contention import NO_CONTENTION
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ def lift_kernels(
     cost: Cost | None = None,
     model: CostModel | None = None,
     ranks_per_node: int = 8,
+    cluster: Cluster | None = None,
     name: str = "inductor",
 ) -> LiftedKernels:
     """Lift scheduler nodes, in the order in which they would run. They are only read.
@@ -67,7 +73,8 @@ def lift_kernels(
         cost: Microseconds of an FX node, or ``None`` to leave it to ``model``; of a fused kernel, the times of the
             nodes that it came from are added up.
         model: Cost model; an H100 in nodes of eight by default.
-        ranks_per_node: Consecutive ranks that share a node.
+        ranks_per_node: Consecutive ranks that share a node; a cluster has its own.
+        cluster: As for :func:`overlap_sched.fx.lift`.
         name: Name of the problem.
 
     Raises:
@@ -77,7 +84,8 @@ def lift_kernels(
     reading = read_graph(V.graph.graph)
     notes: Counter[str] = reading.notes
     buffers = read_buffers(snodes, reading, notes)
-    costs = KernelCosts(reading, model or Roofline(), cost, ranks_per_node, notes)
+    model = model or (Roofline() if cluster is None else model_of(cluster))
+    costs = KernelCosts(reading, model, cost, nodes_of_ranks(cluster, ranks_per_node), notes)
     flow = DataFlow(snodes, buffers, notes)
     after = dependencies(snodes, buffers, flow, reading, costs, notes)
     problem_inputs, numbers = _inputs(buffers)
@@ -91,7 +99,8 @@ def lift_kernels(
     storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
     used = {node.group for node in nodes if node.group is not None}
     groups = {k: g for k, g in costs.groups.items() if k in used}
-    problem = Problem(name, nodes, storages, groups, "runtime")
+    beside = NO_CONTENTION if cluster is None else contention_of(cluster, groups)
+    problem = Problem(name, nodes, storages, groups, "runtime", beside)
     snodes_of = [*[None] * shift, *snodes, None]
     told = {k: n for k, n in sorted(notes.items()) if n}
     return LiftedKernels(problem, tuple([snodes_of[v] for v in stands_for]), told, buffers)

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from overlap_sched.cost import CostModel, Roofline
+from overlap_sched.cost.cluster import Cluster
+from overlap_sched.cost.cluster_file import cluster_given
 from overlap_sched.distributed import TIMEOUT_S
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.reporting import Stage
@@ -22,7 +25,9 @@ class Settings:
         cost: Microseconds of an FX node, or ``None`` to leave it to ``model``. With a function torch compiles without
             its caches, unless it has a ``uuid()``.
         model: Cost model; an H100 in nodes of eight by default.
-        ranks_per_node: Consecutive ranks that share a node.
+        ranks_per_node: Consecutive ranks that share a node; a cluster has its own.
+        cluster: Where the job runs: a file, or the name of one that is shipped (``"dgx-h100"``). It prices all that
+            ``cost`` and ``model`` leave open, places process groups, and says what they cost each other.
         ranks: Those who compile the graphs that this one does and must agree with it, the same on each of them; by
             default all. For pipelines, where each stage has graphs of its own.
         timeout_s: How long to wait for them (seconds), see :data:`overlap_sched.distributed.TIMEOUT_S`.
@@ -35,20 +40,28 @@ class Settings:
     cost: Cost | None = None
     model: CostModel | None = None
     ranks_per_node: int = 8
+    cluster: Cluster | str | Path | None = None
     ranks: Sequence[int] | None = None
     timeout_s: float = TIMEOUT_S
     simple_overlap: bool = False
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Reads the cluster's file, now and not in the middle of a job; raises as :func:`read_cluster` does."""
+        if self.cluster is not None:
+            object.__setattr__(self, "cluster", cluster_given(self.cluster))
+
     @property
     def costs(self) -> dict[str, Any]:
         """The arguments with which a graph is lifted."""
-        return {"cost": self.cost, "model": self.model, "ranks_per_node": self.ranks_per_node}
+        return {"cost": self.cost, "model": self.model, "ranks_per_node": self.ranks_per_node, "cluster": self.cluster}
 
     @property
     def priced_for(self) -> str:
-        """For which device times are predicted: the cost model's device or its name, for people."""
-        model = self.model or Roofline()
-        named = getattr(model, "device", model)
-        name = getattr(named, "name", None)
-        return f"{name or type(model).__name__}{'' if self.cost is None else ' and your costs'}"
+        """For which device or cluster times are predicted: the cost model's device or its name, for people."""
+        if self.model is None and isinstance(self.cluster, Cluster):
+            name = self.cluster.name
+        else:
+            model = self.model or Roofline()
+            name = getattr(getattr(model, "device", model), "name", None) or type(model).__name__
+        return f"{name}{'' if self.cost is None else ' and your costs'}"

@@ -15,12 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch.distributed as dist
 from torch._inductor import config
 
 from overlap_sched.cost import CostModel
+from overlap_sched.cost.cluster import Cluster
 from overlap_sched.errors import OptionsError, TorchVersionError
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.console import rank, say, warn
@@ -53,6 +55,7 @@ class How(TypedDict, total=False):
     cost: Cost | None
     model: CostModel | None
     ranks_per_node: int
+    cluster: Cluster | str | Path | None
     ranks: Sequence[int] | None
     timeout_s: float
 
@@ -66,7 +69,7 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
 
     Args:
         options: How to schedule; ``None``: the defaults (zero headroom).
-        **how: ``stage``, ``cost``, ``model``, ``ranks_per_node``, ``ranks`` and ``timeout_s``, see
+        **how: ``stage``, ``cost``, ``model``, ``ranks_per_node``, ``cluster``, ``ranks`` and ``timeout_s``, see
             :class:`~overlap_sched.inductor.settings.Settings`.
 
     Raises:

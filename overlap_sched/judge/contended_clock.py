@@ -3,9 +3,9 @@
 Processor sharing, exact between events. What runs advances at a constant rate until the next collective is finished or
 the compute at hand is; then rates are new::
 
-    compute   |== alone ==|=== beside an all_gather: 1 / slowdown ===|
-    fsdp                  |=========== alone =======|== with ep: 1/2 ==|
-    ep                                              |====== 1/2 =======|
+    compute   |== alone ==|=== beside an all_gather: 1 / slowdown ===|... at a wait ...|
+    fsdp                  |==== beside compute: 1 / stretch =========|==== alone ====|
+    ep, on fsdp's link                         |===== 1 / 2 and 1 / stretch ======|
 """
 
 import math
@@ -36,6 +36,8 @@ class ContendedClock:
         self._nodes = problem.nodes
         self._link = {name: contention.link_of(name) for name in problem.groups}
         self._factor = {v: contention.slowdown_of(problem.nodes[v].op) for v in problem.collectives}
+        self._stretch = {v: contention.stretch_of(problem.nodes[v].op) for v in problem.collectives}
+        self._computing = False
         self._queue: dict[str, deque[int]] = {name: deque() for name in problem.groups}
         self._left_us: dict[int, float] = {}  # of the collectives in flight, what they would still take alone
         self._sharing = dict.fromkeys(self._link.values(), 0)  # how many are in flight, per link
@@ -49,6 +51,7 @@ class ContendedClock:
 
     def compute(self, time_us: float) -> None:
         """The compute stream does what takes so long alone."""
+        self._computing = True
         while True:
             factor = max((self._factor[v] for v in self._left_us), default=1.0)
             until_us = self._next_finish_us()
@@ -60,11 +63,13 @@ class ContendedClock:
 
     def wait(self, v: int) -> None:
         """The compute stream stalls until collective v is finished."""
+        self._computing = False
         while v not in self.finish_us:
             self._advance(self._next_finish_us())
 
     def drain(self) -> float:
         """Let everything in flight finish; returns when it has."""
+        self._computing = False
         while self._left_us:
             self._advance(self._next_finish_us())
         return self.clock_us
@@ -77,20 +82,24 @@ class ContendedClock:
     def _link_of(self, v: int) -> str:
         return self._link[self._nodes[v].group or ""]
 
+    def _pace(self, v: int) -> float:
+        """How many times as long as alone collective v takes as things stand."""
+        return self._sharing[self._link_of(v)] * (self._stretch[v] if self._computing else 1.0)
+
     def _next_finish_us(self) -> float:
         """How long until one of those in flight is finished, if none is launched before."""
-        return min((left * self._sharing[self._link_of(v)] for v, left in self._left_us.items()), default=math.inf)
+        return min((left * self._pace(v) for v, left in self._left_us.items()), default=math.inf)
 
     def _advance(self, time_us: float) -> None:
         """Time goes on, at most to the next finish; what is finished then makes room on its stream."""
         self.clock_us += time_us
         finished = []
         for v, left in self._left_us.items():
-            sharing = self._sharing[self._link_of(v)]
-            if left * sharing <= time_us:
+            pace = self._pace(v)
+            if left * pace <= time_us:
                 finished.append(v)
             else:
-                self._left_us[v] = left - time_us / sharing
+                self._left_us[v] = left - time_us / pace
         for v in finished:
             self.finish_us[v] = self.clock_us
             del self._left_us[v]

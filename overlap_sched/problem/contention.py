@@ -1,11 +1,16 @@
 """What compute and communication cost each other when they run at the same time; by default nothing.
 
-Two things are modelled, both of a problem (like its times, they are the hardware's):
+Three things are modelled, all of a problem (like its times, they are the hardware's):
 
 ``slowdown``
     Compute takes longer while a collective of a given kind is in flight (it takes memory bandwidth, and NCCL's kernels
     take multiprocessors). ``{"all_gather": 1.1}``: while any collective whose operator begins with ``all_gather`` runs
     on its stream, compute takes 1.1 times its time. Of several in flight, the largest factor counts.
+
+``stretch``
+    The reverse: a collective of a given kind takes longer while compute runs. ``{"all_gather": 4.0}``: gloo's threads
+    wait for the cores that compute, so of such a collective only a quarter gets done while compute runs beside it; at
+    a wait, where nothing computes, it goes on at full speed. NCCL's kernels do not wait so; by default 1.
 
 ``links``
     Process groups that use the same wires. ``{"tp": "nvlink", "ep": "nvlink"}``: while collectives of k groups of one
@@ -15,7 +20,7 @@ Two things are modelled, both of a problem (like its times, they are the hardwar
         ep             |= 20 =|             ep             |== 20 ==|
 
 Times of nodes (``Node.time_us``) are those of each alone. "In flight" is from when a collective starts on its stream
-to when it is finished. A collective is not slowed by compute.
+to when it is finished.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,6 +38,7 @@ class Contention:
         slowdown: By how an operator of collectives begins (``Node.op``; ``""``: all of them): a factor of 1 or more on
             the time of compute. Of several that fit, the longest counts.
         links: Of process groups that share a link, by name: which link.
+        stretch: As ``slowdown``: a factor of 1 or more on the time of such collectives while compute runs.
 
     Raises:
         ContentionError: A factor is below 1 or not finite.
@@ -40,18 +46,18 @@ class Contention:
 
     slowdown: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
+    stretch: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for op, factor in self.slowdown.items():
-            if not 1.0 <= factor <= LONGEST_US:
-                raise errors.ContentionError(
-                    f"contention: compute beside {op!r} takes {shown(factor)} times its time; a factor is finite and 1 "
-                    "or more. Give how many times as long compute takes, 1.1 for a tenth longer."
-                )
+            _check_factor(f"compute beside {op!r}", factor, "compute")
+        for op, factor in self.stretch.items():
+            _check_factor(f"{op!r} beside compute", factor, "the collective")
 
     def __bool__(self) -> bool:
         """Is there any?"""
-        return any(factor != 1.0 for factor in self.slowdown.values()) or bool(self.shared_links)
+        factors = (*self.slowdown.values(), *self.stretch.values())
+        return any(factor != 1.0 for factor in factors) or bool(self.shared_links)
 
     @property
     def shared_links(self) -> Collection[str]:
@@ -61,14 +67,30 @@ class Contention:
 
     def slowdown_of(self, op: str) -> float:
         """Factor on the time of compute while a collective of this operator is in flight."""
-        fits = [begin for begin in self.slowdown if op.startswith(begin)]
-        return self.slowdown[max(fits, key=len)] if fits else 1.0
+        return _factor_of(self.slowdown, op)
+
+    def stretch_of(self, op: str) -> float:
+        """Factor on the time of a collective of this operator while compute runs."""
+        return _factor_of(self.stretch, op)
 
     def link_of(self, group: str | None) -> str:
         """The link of a group: groups with the same one share it."""
         name = group or ""
         link = self.links.get(name)
         return f"group {name}" if link is None else f"link {link}"
+
+
+def _factor_of(factors: Mapping[str, float], op: str) -> float:
+    fits = [begin for begin in factors if op.startswith(begin)]
+    return factors[max(fits, key=len)] if fits else 1.0
+
+
+def _check_factor(what: str, factor: float, which: str) -> None:
+    if not 1.0 <= factor <= LONGEST_US:
+        raise errors.ContentionError(
+            f"contention: {what} takes {shown(factor)} times its time; a factor is finite and 1 or more. Give how many "
+            f"times as long {which} takes, 1.1 for a tenth longer."
+        )
 
 
 NO_CONTENTION = Contention()

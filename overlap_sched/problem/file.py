@@ -4,9 +4,9 @@
 ``storages``: list of {``bytes``, ``pinned``}; ``nodes``
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
 absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
-Version 2 adds ``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, see
-:mod:`overlap_sched.problem.contention`. Written only where there is any: all else
-stays readable to old versions.
+Version 2 adds ``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, where there
+is any ``stretch`` {operator prefix: factor on collectives}, see :mod:`overlap_sched.problem.contention`. Written only
+where there is any: all else stays readable to old versions.
 
 Files are not trusted: every field is checked for its type here, for its meaning by :class:`Problem`; a key that is not
 among those above is an error.
@@ -17,13 +17,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from overlap_sched.errors import InputTooLargeError, ProblemFileError, QuantityError
+from overlap_sched.errors import ProblemFileError, QuantityError
 from overlap_sched.problem import Group, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.quantities import LONGEST_US, shown
 from overlap_sched.problem.reader import FORMAT, FORMAT_2, Reader
-from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
+from overlap_sched.problem.unpack import read_json
 
 PARTS_PER_NODE = 16
 """JSON objects and lists, at most: a node has four, each storage is one. Parsed, they take far more than their text."""
@@ -65,6 +65,8 @@ def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:
             "slowdown": dict(problem.contention.slowdown),
             "links": dict(problem.contention.links),
         }
+        if problem.contention.stretch:
+            data["contention"]["stretch"] = dict(problem.contention.stretch)
     data["groups"] = {name: _group_fields(group) for name, group in problem.groups.items()}
     data["storages"] = [storage._asdict() for storage in problem.storages]
     data["nodes"] = [_node_fields(node) for node in problem.nodes]
@@ -85,29 +87,12 @@ def _node_fields(node: Node) -> dict[str, Any]:
 
 
 def _load(path: Path, limits: Limits) -> Any:
-    try:
-        raw = read_unpacked(path, limits, gzipped=str(path).endswith(".gz"))
-    except CutShortError:
-        raise ProblemFileError(f"{path}: the gzip stream is cut short. Copy or download the file again.") from None
-    except DamagedError as error:
-        raise ProblemFileError(
-            f"{path}: is named like gzip but is not ({error}). Rename it to .json or compress it again."
-        ) from None
-    except OSError as error:
-        raise ProblemFileError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
-    parts = raw.count(b"{") + raw.count(b"[")
-    if parts > PARTS_PER_NODE * limits.nodes:
-        raise InputTooLargeError(
+    def too_many(parts: int) -> str:
+        if parts <= PARTS_PER_NODE * limits.nodes:
+            return ""
+        return (
             f"{path}: has {parts:,} objects and lists, more than a problem of {limits.nodes:,} nodes has. "
             "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
         )
-    try:
-        return json.loads(raw)
-    except UnicodeDecodeError:
-        raise ProblemFileError(f"{path}: is not text. A problem is JSON, plain or gzipped.") from None
-    except json.JSONDecodeError as error:
-        raise ProblemFileError(
-            f"{path}: is not JSON at line {error.lineno}, column {error.colno} ({error.msg}). Was it cut short?"
-        ) from None
-    except (RecursionError, ValueError) as error:
-        raise ProblemFileError(f"{path}: cannot be parsed ({error}). A problem is a flat JSON object.") from None
+
+    return read_json(path, limits, "problem", ProblemFileError, too_many)

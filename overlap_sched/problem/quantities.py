@@ -52,7 +52,8 @@ def check_sums(problem: "Problem") -> None:
     if not math.isfinite(total_us):
         raise errors.QuantityError("the times of all nodes add up to infinity. Are they in microseconds?")
     contention = problem.contention
-    if not math.isfinite(total_us * max(contention.slowdown.values(), default=1.0) * max(len(contention.links), 1)):
+    slowest = max(contention.slowdown.values(), default=1.0) * max(contention.stretch.values(), default=1.0)
+    if not math.isfinite(total_us * slowest * max(len(contention.links), 1)):
         raise errors.QuantityError(
             "the times of all nodes, slowed down by contention, add up to infinity. "
             "Is a factor of `slowdown` too large?"

@@ -14,7 +14,7 @@ from overlap_sched.problem.quantities import LONGEST_US, MAX_COUNT, check_group,
 FORMAT, FORMAT_2 = "overlap-problem/1", "overlap-problem/2"
 _KINDS = {kind.value: kind for kind in Kind}
 _FILE_KEYS = ("format", "name", "memory_model", "contention", "groups", "storages", "nodes")
-_CONTENTION_KEYS = ("slowdown", "links")
+_CONTENTION_KEYS = ("slowdown", "links", "stretch")
 _GROUP_KEYS = ("size", "intra_node", "nodes")
 _STORAGE_KEYS = ("bytes", "pinned")
 _NODE_KEYS = ("name", "kind", "deps", "alloc", "use", "us", "op", "flops", "bytes", "group", "collective")
@@ -79,9 +79,11 @@ class Reader:
         self._known(data, _CONTENTION_KEYS, "contention")
         slowdown = self._field(data, "slowdown", dict, "contention", {})
         links = self._field(data, "links", dict, "contention", {})
+        stretch = self._field(data, "stretch", dict, "contention", {})
         return Contention(
             {op: self._number(slowdown, op, "contention.slowdown") for op in slowdown},
             {group: self._field(links, group, str, "contention.links") for group in links},
+            {op: self._number(stretch, op, "contention.stretch") for op in stretch},
         )
 
     def _group(self, name: str, data: Any) -> Group:

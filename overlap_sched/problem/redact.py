@@ -18,11 +18,10 @@ def redacted(problem: Problem) -> Problem:
     groups = _renamed("group", problem.groups)
     links = _renamed("link", problem.contention.links.values())
     ops = {problem.nodes[v].op for v in problem.collectives}
-    slowdown = {
-        begin: factor
-        for begin, factor in problem.contention.slowdown.items()
-        if any(op.startswith(begin) for op in ops)  # another one could be anything
-    }
+    slowdown, stretch = (
+        {begin: factor for begin, factor in factors.items() if any(op.startswith(begin) for op in ops)}
+        for factors in (problem.contention.slowdown, problem.contention.stretch)  # another one could be anything
+    )
     return replace(
         problem,
         name=_NAME,
@@ -31,7 +30,9 @@ def redacted(problem: Problem) -> Problem:
             for v, node in enumerate(problem.nodes)
         ),
         groups={groups[name]: group for name, group in problem.groups.items()},
-        contention=Contention(slowdown, {groups[name]: links[link] for name, link in problem.contention.links.items()}),
+        contention=Contention(
+            slowdown, {groups[name]: links[link] for name, link in problem.contention.links.items()}, stretch
+        ),
     )
 
 

@@ -1,12 +1,14 @@
-"""The bytes of a file, decompressed where it is gzipped, and never more of them than allowed.
+"""The bytes of a file, decompressed where it is gzipped, and never more of them than allowed; or what its JSON holds.
 
 A gzip stream of 3 MB can hold 3 GB. It is read in parts, and reading stops at the limit.
 """
 
 import gzip
+import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from overlap_sched.errors import InputTooLargeError
 from overlap_sched.problem.limits import Limits
@@ -43,6 +45,46 @@ def read_unpacked(path: str | Path, limits: Limits, *, gzipped: bool = False) ->
             raise CutShortError from None
         except (gzip.BadGzipFile, zlib.error) as error:
             raise DamagedError(str(error)) from None
+
+
+def read_json(
+    path: str | Path, limits: Limits, what: str, error: type[Exception], too_many: Callable[[int], str]
+) -> Any:
+    """What a JSON file holds, plain or gzipped; nothing of it is checked but its size.
+
+    Args:
+        path: The file; gzipped where its name ends in ``.gz``, or it begins so.
+        limits: How large it may be.
+        what: What it should be, for messages: ``"problem"``.
+        error: What is raised where it is none.
+        too_many: What to say of so many JSON objects and lists, parsed far larger than their text; ``""``: they may be.
+
+    Raises:
+        error: It cannot be read or parsed.
+        InputTooLargeError: It is larger than the limits.
+    """
+    try:
+        raw = read_unpacked(path, limits, gzipped=str(path).endswith(".gz"))
+    except CutShortError:
+        raise error(f"{path}: the gzip stream is cut short. Copy or download the file again.") from None
+    except DamagedError as damage:
+        raise error(
+            f"{path}: is named like gzip but is not ({damage}). Rename it to .json or compress it again."
+        ) from None
+    except OSError as fault:
+        raise error(f"{path}: cannot be read ({fault.strerror}). Check the path.") from None
+    if refused := too_many(raw.count(b"{") + raw.count(b"[")):
+        raise InputTooLargeError(refused)
+    try:
+        return json.loads(raw)
+    except UnicodeDecodeError:
+        raise error(f"{path}: is not text. A {what} is JSON, plain or gzipped.") from None
+    except json.JSONDecodeError as fault:
+        raise error(
+            f"{path}: is not JSON at line {fault.lineno}, column {fault.colno} ({fault.msg}). Was it cut short?"
+        ) from None
+    except (RecursionError, ValueError) as fault:
+        raise error(f"{path}: cannot be parsed ({fault}). A {what} is a flat JSON object.") from None
 
 
 def _bounded(file: BinaryIO | gzip.GzipFile, path: str | Path, limit: int, when: str) -> bytes:

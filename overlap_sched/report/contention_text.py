@@ -7,13 +7,15 @@ from overlap_sched.report.units import printable
 
 
 def contention_line(contention: Contention) -> str:
-    """One line that says which slowdown and which links there are; empty where there is no contention."""
+    """One line that says which slowdown, stretch and links there are; empty where there is no contention."""
     parts = []
     if any(factor != 1.0 for factor in contention.slowdown.values()):
         by_kind = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
         beside = [f"beside {_kind(kind, len(by_kind) > 1)}" for kind, _ in by_kind]
         times = [f"{factor:.15g}{'' if k else ' times as long'}" for k, (_, factor) in enumerate(by_kind)]
         parts.append(f"compute takes {', '.join(map(' '.join, zip(times, beside, strict=True)))}")
+    for kind, factor in contention.stretch.items():
+        parts.append(f"{_kind(kind, len(contention.stretch) > 1)} takes {factor:.15g} times as long beside compute")
     for link in contention.shared_links:
         *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
         parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")
@@ -27,7 +29,10 @@ def with_contention_line(text: str, contention: Contention) -> str:
 
 def contention_figures(contention: Contention) -> dict[str, Any] | None:
     """The same as data, in the words of a problem file; ``None`` where there is none."""
-    return {"slowdown": dict(contention.slowdown), "links": dict(contention.links)} if contention else None
+    if not contention:
+        return None
+    figures: dict[str, Any] = {"slowdown": dict(contention.slowdown), "links": dict(contention.links)}
+    return {**figures, "stretch": dict(contention.stretch)} if contention.stretch else figures
 
 
 def _kind(kind: str, among_others: bool) -> str:

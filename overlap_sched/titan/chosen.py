@@ -36,6 +36,7 @@ def plug_in_arguments(settings: Settings) -> dict[str, Any]:
         "cost": settings.cost,
         "model": settings.model,
         "ranks_per_node": settings.ranks_per_node,
+        "cluster": settings.cluster,
         "ranks": settings.ranks,
         "timeout_s": settings.timeout_s,
     }

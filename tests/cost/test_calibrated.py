@@ -114,5 +114,6 @@ def test_the_model_of_a_measured_file_knows_launches_on_a_cpu_alone():
         model = model_of(calibrated(device, 8, TABLES, ""))
         assert isinstance(model, TableModel)
         assert model.launch_us(gather) == launch_us
-        assert model.collective_price(gather) == Price(20.0, "table")
+        assert model.finish_us(gather) == 0.0  # not measured
+        assert model.collective_price(gather) == Price(20.0 - launch_us, "table")  # a launch has a node of its own
         assert model.collective_price(gather._replace(op="broadcast")).source == "roofline"

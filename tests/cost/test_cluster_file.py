@@ -1,5 +1,6 @@
 """Cluster files: those that are shipped, the way there and back, and every mistake by its text."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,20 +56,36 @@ def test_what_a_file_says() -> None:
     assert cluster.node_of(15) == 1
 
 
+def test_off_their_rails_ranks_share_the_spine() -> None:
+    text = GOOD.replace("rails = 2", "rails = 4\noversubscription = 2.0")
+    on_rails = parse_cluster(text, "x")
+    assert (on_rails.on_rails, on_rails.across_bytes_per_s) == (True, 25e9)
+    for rails in (1, 2):
+        off = parse_cluster(text.replace("rails = 4", f"rails = {rails}"), "x")
+        assert (off.on_rails, off.across_bytes_per_s) == (False, 12.5e9)
+    one_card = parse_cluster(text.replace("rails = 4", "rails = 1").replace("= 4", "= 1"), "x")
+    assert not one_card.on_rails  # one leaf switch for all nodes is not known to be there
+    assert not replace(on_rails, across=None).on_rails
+
+
 def test_there_and_back(tmp_path: Path) -> None:
     tables = Tables(
         (
             CollectiveTime("all_gather", 8, 1, 1024, 20.5, 0.1, 3.0),
-            CollectiveTime("all_gather", 8, 1, 4096, 21.0, 0.2, 3.0),
+            CollectiveTime("all_gather", 8, 1, 4096, 21.0, 0.2, 3.0, 1.5),
         ),
         (KernelTime("aten.mm.default", 'bf16 2x2 "x" 2x2', 16, 24, 2.5, 0.25),),
-        (SlowdownFactor("all_gather", 1.125, 0.01),),
+        (SlowdownFactor("all_gather", 1.125, 0.01, 3.5),),
     )
     beside = Beside({"": 1.189, "all_to_all": 1.4}, False, "ours")
     cluster = replace(parse_cluster(GOOD, "x"), tables=tables, beside=beside, source='2026, \\ a "test"\n')
     write_cluster(cluster, tmp_path / "c.toml")
     assert read_cluster(tmp_path / "c.toml") == cluster
     assert cluster_text(cluster) == cluster_text(read_cluster(tmp_path / "c.toml"))
+    older = re.sub("(finish_us|stretch) = .*\n", "", cluster_text(cluster))  # as calibrate wrote it before
+    known = parse_cluster(older, "x").tables
+    assert [one.finish_us for one in known.collectives] == [0.0, 0.0]
+    assert known.slowdowns == (SlowdownFactor("all_gather", 1.125, 0.01),)
 
 
 @pytest.mark.parametrize(

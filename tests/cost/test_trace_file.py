@@ -69,7 +69,7 @@ NO_EVENTS = (
             b'{"traceEvents": [{"ph": "X", "name": "mm", "ts": NaN, "dur": 1}]}',
             "traceEvents[0] ('mm') has ts nan and dur 1; they are microseconds, and a duration is 0 or more.",
         ),
-        (gzip.compress(b"{}" * 1000)[:20], "the gzip stream is cut short. Copy the trace again."),
+        (gzip.compress(b"{}" * 1000)[:20], "the gzip stream is cut short. Copy or download the file again."),
     ],
     ids=range(13),
 )
@@ -90,7 +90,8 @@ def test_files_that_are_not_there_or_not_gzip(tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as error:
         read_trace_file(path)
     assert str(error.value) == (
-        f"{path}: is named like gzip but is not (Not a gzipped file (b'{{}}')). Rename it to .json."
+        f"{path}: is named like gzip but is not (Not a gzipped file (b'{{}}')). Rename it to .json or "
+        "compress it again."
     )
 
 

@@ -17,17 +17,27 @@ from overlap_sched.cli import calibrate
 from overlap_sched.cli.calibrate import Request
 from overlap_sched.cli.command import main
 from overlap_sched.cost.calibrated import calibrated
+from overlap_sched.cost.cluster_contention import measured_contention
 from overlap_sched.cost.cluster_file import read_cluster, write_cluster
 from overlap_sched.cost.table import KINDS, CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.cost.tabled import COPY
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
 from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
 from overlap_sched.distributed.calibration.machine import Machine, alone_on
-from overlap_sched.distributed.calibration.measuring import Wanted, Wishes, collectives_of, measure, wishes_of
-from overlap_sched.distributed.calibration.slowdown import LARGEST, slowdown_of
-from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, together
-from overlap_sched.errors import CalibrationError
+from overlap_sched.distributed.calibration.measuring import (
+    Wanted,
+    Wishes,
+    collectives_of,
+    measure,
+    one_of_each,
+    wishes_of,
+)
+from overlap_sched.distributed.calibration.slowdown import LARGEST, Beside, slowdown_of
+from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, together, trimmed_mean
+from overlap_sched.errors import CalibrationError, DumpGroupError
 from overlap_sched.fx import lift
+from overlap_sched.judge.replay import replay
+from overlap_sched.problem import Group, Kind, Node, Problem
 from tests.cli.test_dump import DUMP
 from tests.support.fx_graphs import gather, trace, wait
 from tests.support.ranks import run_ranks
@@ -113,9 +123,15 @@ class TestKernels:
         assert run_of(call, CPU)().shape == (2, 4, 4)
 
 
+def took(launch_us=0.0, finish_us=0.0, spread_us=0.0):
+    return Timing(launch_us + finish_us, spread_us, launch_us, finish_us)
+
+
 class TestSlowdown:
-    def factor(self, both_us, spread_us=0.0, launch_us=0.0):
-        found = slowdown_of("all_gather", 100.0, Timing(200.0, 0.0, 0.0), Timing(both_us, spread_us, 0.0), launch_us)
+    def factor(self, busy_us, spread_us=0.0, launch_us=0.0):
+        alone, long = took(launch_us, 100.0), Beside(200.0, took(busy_us, 0.0, spread_us))
+        found = slowdown_of("all_gather", alone, None, long)
+        assert found.stretch == 1.0
         return found.factor, found.spread
 
     def test_a_replay_finds_the_time_again(self):
@@ -130,6 +146,25 @@ class TestSlowdown:
 
     def test_its_spread_is_that_between_the_quartiles(self):
         assert self.factor(220.0, spread_us=40.0) == (1.25, pytest.approx(1 / 0.6 - 1.0, rel=1e-5))
+
+    @pytest.mark.parametrize(
+        ("left_us", "stretch"),
+        [(0.0, 1.2), (50.0, 2.4), (110.0, LARGEST)],  # of 100 us, what is left after 120 us of compute
+    )
+    def test_both_directions_and_the_replay_finds_them_again(self, left_us, stretch):
+        finish_us, alone = 7.0, took(10.0, 100.0)
+        short = Beside(115.0, took(10.0 + 120.0, left_us + finish_us))
+        long = Beside(5000.0, took(10.0 + 5030.0, finish_us))
+        found = slowdown_of("all_gather", alone, short, long)
+        assert found.stretch == pytest.approx(stretch)
+        nodes = (
+            Node("gather", Kind.COLLECTIVE, time_us=100.0, op="all_gather", group="g"),
+            Node("mm", Kind.COMPUTE, time_us=5000.0),
+            Node("wait", Kind.WAIT, collective=0),
+        )
+        contention = measured_contention(Tables(slowdowns=(found,)))
+        problem = Problem("beside", nodes, (), {"g": Group(2, True)}, contention=contention)
+        assert replay(problem, (0, 1, 2)).step_us == pytest.approx(5030.0)
 
 
 class TestStopwatch:
@@ -147,15 +182,27 @@ class TestStopwatch:
         seen = []
         machine = TwoRanks(0, 2, 2, CPU, None)
         timing = together(machine, lambda: seen.append("begin"), lambda _: seen.append("end"))
-        assert 2.0 <= timing.time_us <= 4.0  # of 4, 9 and 2, again and again
+        assert timing.time_us == pytest.approx(5.0, abs=0.3)  # the mean of 4, 9 and 2, again and again
         assert seen[:4] == ["begin", "end"] * 2
         assert len(seen) // 2 >= 3 + 7  # warm-ups and repetitions
+        assert together(machine, lambda: None, lambda _: None, max).time_us == 9.0
         every = side_by_side(machine, lambda: None)
         assert 4.0 < every.time_us < 9.0  # of all six
 
     def test_a_launch_is_part_of_the_time(self, alone):
         timing = together(alone, lambda: sum(range(2000)), lambda _: sum(range(20000)))
         assert 0 < timing.launch_us < timing.time_us
+        assert 0 < timing.finish_us < timing.time_us
+
+    def test_a_mean_leaves_out_a_tenth_at_each_end(self):
+        assert trimmed_mean([100.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, -50.0]) == 4.5
+        assert trimmed_mean([1.0, 4.0, 7.0]) == 4.0
+
+    def test_something_is_done_before_each_repetition(self, alone):
+        seen = []
+        side_by_side(alone, lambda: seen.append("run"), lambda: seen.append("before"))
+        assert seen[:5] == ["run"] * 3 + ["before", "run"]
+        assert seen.count("before") == seen.count("run") - 3
 
 
 class TestMeasuring:
@@ -199,7 +246,9 @@ class TestMeasuring:
         more = [Wanted("all_gather", Division(2), 8), Wanted("all_gather", Division(2), 5)]
         wishes = wishes_of([Division(2), Division(4)], [8], [], more)
         assert len(wishes.collectives) == 2 * len(KINDS) + 1
-        assert wishes.slowdowns == tuple((kind, Division(2)) for kind in KINDS)
+        assert wishes.slowdowns == tuple((kind, Division(2), 8) for kind in KINDS)
+        sizes = [Wanted("all_gather", Division(2), nbytes) for nbytes in (64, 4, 16)]
+        assert one_of_each([*sizes, Wanted("all_gather", Division(4), 32)]) == (sizes[2],)
         assert wishes_of([], [8], []) == Wishes()
 
 
@@ -269,6 +318,25 @@ def test_files_are_put_together_without_torch(tmp_path, capsys):
     write_cluster(calibrated("GPU", 8, Tables(), "test"), tmp_path / "b.toml")
     assert main(command) == 2
     assert "measurements of two machines cannot be put together: device is cpu in one" in capsys.readouterr().err
+
+
+def test_a_dump_that_does_not_say_how_large_its_groups_are(alone, tmp_path):
+    dump = tmp_path / "layer.py"
+    first, second = (
+        "all_gather_into_tensor.default(shard_1, 64, '0')",
+        "reduce_scatter_tensor.default(mm_1, 'sum', 64, '0')",
+    )
+    unknown = DUMP.replace(first, "all_reduce.default(shard_1, 'sum', '0')")
+    dump.write_text(unknown.replace(second, "all_reduce.default(mm_1, 'sum', '0')"))
+    request = Request("c.toml", (), (str(dump),), (), (4096, 4096), "bfloat16", "cpu")
+    with pytest.raises(DumpGroupError) as caught:
+        calibrate.wishes_of(request, alone, lambda text: None)
+    assert str(caught.value) == (
+        f"{dump}, line 7: node 'gather' (`gather = torch.ops._c10d_functional.all_reduce.default(shard_1, 'sum', "
+        "'0')`): the size of process group '0' is not known. Here --group divides the ranks that measure. Write a "
+        f"problem file with the sizes (overlap-sched plan {dump} --group NAME=SIZE --save-problem problem.json) and "
+        "give that, for its collectives; kernels are measured by a grid of shapes, without --graph."
+    )
 
 
 def test_a_dump_has_shapes_and_a_problem_file_has_sizes_alone(alone, tmp_path):

@@ -8,7 +8,7 @@ from overlap_sched import EXAMPLE
 from overlap_sched.cost import Collective, Roofline
 from overlap_sched.cost.model import LaunchingModel
 from overlap_sched.fx import lift
-from overlap_sched.fx.launches import LAUNCH, launch_times, with_launches
+from overlap_sched.fx.launches import FINISH, LAUNCH, launch_times, with_launches
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
@@ -43,6 +43,26 @@ def test_a_launch_node_stands_before_its_collective():
     problem = Problem("example", nodes, EXAMPLE.storages, EXAMPLE.groups)  # is checked
     before, after = (replay(one, one.original_order) for one in (EXAMPLE, problem))
     assert after.step_us == before.step_us + 5.0 + 3.0
+
+
+class Finishing(Launching):
+    """Waits for scatters copy what was summed up, 4 us."""
+
+    def finish_us(self, work: Collective) -> float:
+        return 4.0 if work.op.startswith("reduce_scatter") else 0.0
+
+
+def test_a_finish_node_stands_before_its_wait():
+    times = launch_times(EXAMPLE.nodes, EXAMPLE.groups, Finishing())
+    assert times == {2: 7.0, 8: 4.0}
+    nodes, stands_for = with_launches(EXAMPLE.nodes, times)
+    assert stands_for == (0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 8, 9)
+    finish, wait = nodes[9:11]
+    assert (finish.name, finish.kind, finish.time_us, finish.op) == ("grad.finish", Kind.COMPUTE, 4.0, FINISH)
+    assert wait.deps == (8, 9)
+    assert wait.collective == 8
+    launched_before = EXAMPLE.nodes[8]._replace(collective=None)  # by another graph: its size is not known here
+    assert launch_times((*EXAMPLE.nodes[:8], launched_before), EXAMPLE.groups, Finishing()) == {2: 7.0}
 
 
 def test_without_launch_times_nothing_changes():

@@ -12,7 +12,8 @@ from torch._inductor import config
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Roofline
-from overlap_sched.errors import OptionsError, OverlapSchedWarning, TorchVersionError
+from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.errors import ClusterError, OptionsError, OverlapSchedWarning, TorchVersionError
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
@@ -247,4 +248,13 @@ def test_for_which_device_times_are_predicted() -> None:
 
 def test_a_cost_model_goes_along() -> None:
     (only,) = overlap_sched.inductor_options(model=Roofline(), ranks_per_node=4)[PASSES]
-    assert only.settings.costs == {"cost": None, "model": Roofline(), "ranks_per_node": 4}
+    assert only.settings.costs == {"cost": None, "model": Roofline(), "ranks_per_node": 4, "cluster": None}
+
+
+def test_a_cluster_goes_along_and_is_read_at_once() -> None:
+    (only,) = overlap_sched.inductor_options(cluster="dgx-h100")[PASSES]
+    assert only.settings.costs["cluster"] == read_cluster("dgx-h100")
+    assert only.settings.priced_for == "dgx-h100"
+    assert Settings(cluster="dgx-h100", model=Roofline(A100)).priced_for == "A100"
+    with pytest.raises(ClusterError, match="no-such"):
+        overlap_sched.inductor_options(cluster="no-such")

@@ -17,18 +17,20 @@ from tests.support.graphs import problems
 from tests.support.oracle import all_orders, random_order
 
 FACTORS = st.sampled_from((1.0, 1.25, 1.5, 3.0))
+by_kind = st.dictionaries(
+    st.sampled_from(("", "all_gather", "all_gather_into_tensor", "reduce_scatter", "all_to_all")), FACTORS
+)
 contentions = st.builds(
     Contention,
-    st.dictionaries(
-        st.sampled_from(("", "all_gather", "all_gather_into_tensor", "reduce_scatter", "all_to_all")), FACTORS
-    ),
+    by_kind,
     st.dictionaries(st.sampled_from(("g0", "g1", "g2")), st.sampled_from(("nvlink", "rail"))),
+    by_kind,
 )
 
 
 def contended(problem: Problem, contention: Contention) -> Problem:
     links = {name: link for name, link in contention.links.items() if name in problem.groups}
-    return replace(problem, contention=Contention(contention.slowdown, links))
+    return replace(problem, contention=Contention(contention.slowdown, links, contention.stretch))
 
 
 @given(problems(), contentions)
@@ -124,3 +126,23 @@ def test_the_oracle_knows_the_example() -> None:
     exact = contended_step(EXAMPLE, EXAMPLE.original_order)
     assert (exact.step_us, exact.exposed_us) == (190, 80)
     assert exact.finish_us[8] == Fraction(190)
+
+
+def test_a_collective_takes_longer_beside_compute() -> None:
+    nodes = (
+        Node("gather", Kind.COLLECTIVE, time_us=40.0, op="all_gather_into_tensor", group="fsdp"),
+        Node("beside", Kind.COMPUTE, time_us=60.0),
+        Node("wait", Kind.WAIT, collective=0),
+    )
+    problem = Problem("one group", nodes, (), {"fsdp": Group(2, True)}, contention=Contention(stretch={"all_": 3.0}))
+    timeline = replay(problem, problem.original_order)
+    # a third of 60 us is done beside compute, the other 20 at the wait
+    assert (timeline.exposed_us, timeline.step_us, timeline.slowed_us) == (20.0, 80.0, 0.0)
+    assert problem.contention
+    assert problem.contention.stretch_of("reduce_scatter_tensor") == 1.0
+    with pytest.raises(ContentionError) as caught:
+        Contention(stretch={"all_gather": 0.5})
+    assert str(caught.value) == (
+        "contention: 'all_gather' beside compute takes 0.5 times its time; a factor is finite and 1 or more. "
+        "Give how many times as long the collective takes, 1.1 for a tenth longer."
+    )

@@ -1,6 +1,8 @@
 """Predictions beside measurements: a graph priced anew, clocks, rows, and what misses its aim."""
 
 import json
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -9,16 +11,16 @@ pytest.importorskip("torch")
 import torch
 
 from llama_repro.capture.configs import CONFIGS
-from llama_repro.fidelity.clock import GraphClock, Taken, medians, step_figures
+from llama_repro.fidelity.clock import GraphClock, Taken, quietest, step_figures, typical_stretches
 from llama_repro.fidelity.compare import main
 from llama_repro.fidelity.gpu import layer_lines, layer_rows, misses
-from llama_repro.fidelity.prediction import Predicted, predicted, repriced, total
+from llama_repro.fidelity.prediction import Predicted, predicted, repriced, stretched, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
 from llama_repro.fidelity.table import failures, fidelity_table, rows_of
 from overlap_sched import EXAMPLE
 from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.cost.tabled import COPY, TableModel
-from overlap_sched.distributed.calibration.collectives import Division
+from overlap_sched.problem import Kind
 from tests.support.fx_graphs import gather, trace, wait
 from tests.support.ranks import run_ranks
 
@@ -42,13 +44,13 @@ class TestPrediction:
             "output",
         ]
         times = {node.name: node.time_us for node in problem.nodes}
-        assert times["gather"] == 100.0
+        assert times["gather"] == 93.0  # without its launch
         assert times["gather.launch"] == 7.0
         assert times["scatter.launch"] == 5.0
         assert times["mm"] == 0.0  # the example has no operations and bytes
         found = predicted(problem, mapped)
-        assert found == Predicted(7 + 100 + 5 + 60, 100 + 60, 0.0, 12.0, 160.0)
-        assert total([found, found]) == Predicted(344.0, 320.0, 0.0, 24.0, 320.0)
+        assert found == Predicted(100 + 60, 93 + 55, 0.0, 12.0, 148.0)
+        assert total([found, found]) == Predicted(320.0, 296.0, 0.0, 24.0, 296.0)
 
     def test_launch_nodes_that_are_there_are_priced_and_not_doubled(self):
         problem, order = repriced(EXAMPLE, EXAMPLE.original_order, HOST)
@@ -56,6 +58,30 @@ class TestPrediction:
         again, same = repriced(problem, order, dearer)
         assert same == order
         assert [node.time_us for node in again.nodes if node.op == "launch"] == [50.0, 50.0]
+
+    def test_what_a_wait_takes_at_least_is_exposed(self):
+        slow = Tables(tuple(one._replace(finish_us=9.0) for one in TABLES.collectives))
+        problem, order = repriced(EXAMPLE, EXAMPLE.original_order, TableModel(slow, on_host=True))
+        assert [node.name for node in problem.nodes if node.op == "finish"] == ["full.finish", "grad.finish"]
+        # it runs while the collective does, so nothing takes longer
+        assert predicted(problem, order) == Predicted(160.0, 148.0, 0.0, 12.0, 148.0)
+        again, same = repriced(problem, order, HOST)  # which knows of no such time
+        assert same == order
+        assert [node.time_us for node in again.nodes if node.op == "finish"] == [0.0, 0.0]
+
+    def test_kernels_take_what_they_took_in_a_step(self):
+        sized = {"mm": 1000, "dgrad": 3000, "wgrad": 1000}
+        nodes = tuple(node._replace(op=COPY, bytes=sized.get(node.name, 0)) for node in EXAMPLE.nodes)
+        pairs = zip(nodes, EXAMPLE.nodes, strict=True)
+        problem = replace(EXAMPLE, nodes=tuple(ours if ours.kind is Kind.COMPUTE else old for ours, old in pairs))
+        copies = (KernelTime(COPY, "", 0, 1000, 5.0, 0.0), KernelTime(COPY, "", 0, 3000, 15.0, 0.0))
+        model = TableModel(Tables(kernels=copies))
+        (times,) = stretched([problem], model, [1.0, 2.0, 100.0, 3.0, 4.0])
+        assert times == pytest.approx({"mm": 20.0, "dgrad": 60.0, "wgrad": 20.0})
+        priced, _ = repriced(problem, problem.original_order, model, times)
+        assert [node.time_us for node in priced.nodes if node.kind is Kind.COMPUTE] == pytest.approx([20.0, 60.0, 20.0])
+        with pytest.raises(ValueError, match="a step of 2 stretches, graphs of 10"):
+            stretched([problem, problem], model, [1.0, 2.0])
 
     def test_contention_is_what_was_measured(self):
         slow = TableModel(Tables(TABLES.collectives, (), (SlowdownFactor("all_gather", 1.5, 0.0),)))
@@ -77,7 +103,7 @@ class TestShapes:
             ("all_gather", 8 * MIB),
             ("reduce_scatter", 8 * MIB),
         ]
-        assert wishes.slowdowns == (("all_gather", Division(8)), ("reduce_scatter", Division(8)))
+        assert wishes.slowdowns == wishes.collectives
         assert {call.op for call in wishes.calls} == {COPY}
         assert wishes_for([], [EXAMPLE], 3).collectives == ()
 
@@ -89,11 +115,32 @@ def test_a_clock_of_graphs():
     taken = clock.taken()
     assert taken.graphs_us > 0
     assert taken.processor_us >= 0
-    assert clock.taken() == (0.0, (), 0.0)
+    assert len(taken.stretches_us) == 1
+    assert taken.stretches_us[0] == pytest.approx(taken.processor_us)
+    assert clock.taken() == (0.0, (), 0.0, (), ())
     failing = clock.inside(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         failing()
     assert clock.graphs_us > 0
+
+
+def test_a_clock_of_communications():
+    clock = GraphClock()
+
+    def graph():
+        with clock.communicating(clock.launches_us):
+            pass
+        with clock.communicating(clock.waits_us):
+            time.sleep(0.001)
+
+    clock.inside(graph)()
+    first = clock.taken()
+    assert (len(first.launches_us), len(first.waits_us), len(first.stretches_us)) == (1, 1, 3)
+    assert first.waits_us[0] > 900.0
+    assert 0 < sum(first.stretches_us) <= first.processor_us
+    assert sum(first.stretches_us) < 900.0  # a stretch has no part of a wait
+    steps = [first._replace(stretches_us=times) for times in ((1.0, 9.0), (3.0, 8.0), (2.0, 7.0))]
+    assert typical_stretches(steps) == [1.5, 7.5]
 
 
 def test_skew_is_what_other_ranks_did_not_wait():
@@ -102,7 +149,10 @@ def test_skew_is_what_other_ranks_did_not_wait():
     assert first == {"step_us": 1000.0, "exposed_us": 65.0, "skew_us": 30.0, "processor_us": 700.0}
     assert second == {"step_us": 990.0, "exposed_us": 55.0, "skew_us": 20.0, "processor_us": 800.0}
     assert step_figures(ranks[:1], 0)["skew_us"] == 0.0
-    assert medians([first, second, second])["skew_us"] == 20.0
+    # without skew 970 and 970 us, and the others longer: of six steps these two count
+    steps = [first, second, *[{**second, "step_us": us} for us in (1100.0, 1200.0, 1300.0, 1400.0)]]
+    assert quietest(steps) == {"step_us": 995.0, "exposed_us": 60.0, "skew_us": 25.0, "processor_us": 750.0}
+    assert quietest([first]) == first
 
 
 def figures(step_us, exposed_us, measured_step_us=1100.0, measured_exposed_us=200.0, skew_us=100.0):

@@ -12,7 +12,7 @@ with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is f
     warnings.simplefilter("ignore", DeprecationWarning)
     from llama_repro.fusion.__main__ import main
     from llama_repro.fusion.compare import Comparison, compared
-    from llama_repro.fusion.graphs import Gpt, compiled_graphs, llama_graphs
+    from llama_repro.fusion.graphs import Experts, Gpt, compiled_graphs, llama_graphs
 
 from tests.support.inductor.models import RANKS, Net, Pair, emulated_ranks
 
@@ -35,6 +35,11 @@ def test_a_block_with_layer_norms_and_softmax() -> None:
     found = [compared(name, graph) for name, graph in compiled_graphs("gpt", Gpt(128, 2), x)]
     check(found)
     assert all(c.unfused_us > 2 * c.kernels_us for c in found)
+
+
+def test_a_block_of_experts() -> None:
+    x = torch.randn(4, 512, 256, requires_grad=True)  # smaller kernels all take the shortest time there is
+    check([compared(name, graph) for name, graph in compiled_graphs("experts", Experts(256, 8, 2), x)])
 
 
 def test_the_sharded_models_of_the_plug_ins_tests() -> None:

@@ -59,10 +59,15 @@ def test_contention_is_written_as_version_2_where_there_is_any(tmp_path: Path) -
     problem = replace(EXAMPLE, contention=Contention({"all_gather": 1.1, "": 1.05}, {"fsdp": "nvlink"}))
     write_problem(problem, path)
     assert json.loads(path.read_text())["format"] == "overlap-problem/2"
+    assert "stretch" not in json.loads(path.read_text())["contention"]  # older readers know no such key
     assert read_problem(path) == problem
+    both = replace(problem, contention=replace(problem.contention, stretch={"all_gather": 4.0}))
+    write_problem(both, path)
+    assert read_problem(path) == both
     for field, said in (
         ({"slowdown": {"": "fast"}}, 'contention.slowdown. is "fast"; it must be a number.'),
         ({"links": {"fsdp": 1}}, "contention.links.fsdp is 1; it must be text."),
+        ({"stretch": {"": []}}, "contention.stretch. is []; it must be a number."),
         ({"links": []}, "contention.links is []; it must be an object."),
         ({"link": {}}, "contention has an unknown key 'link'. Did you mean 'links'?"),
         (

@@ -14,17 +14,18 @@ TABLES = Tables(
         KernelTime("aten.mm.default", "b", 10**9, 10**6, 10.0, 0.1),
         KernelTime(COPY, "c", 0, 10**6, 10.0, 0.1),
     ),
-    (SlowdownFactor("all_gather", 1.25, 0.1),),
+    (SlowdownFactor("all_gather", 1.25, 0.1), SlowdownFactor("all_reduce", 1.5, 0.1, 3.0)),
 )
 
 
 def test_a_line_per_table():
     assert calibration_text(TABLES, ["all_to_all of 4 bytes, 8 ranks: no such thing"], "c.toml").splitlines() == [
-        "c.toml: 2 collectives, 3 kernels, 1 slowdowns measured",
+        "c.toml: 2 collectives, 3 kernels, 2 slowdowns measured",
         "  all_gather of 8 ranks on 2 nodes: 4.0 KiB 30.0 us, 1.0 MiB 500.0 us (2.10 GB/s), launch 10.0 us to 20.0 us",
         "  aten.clone.default: 1 shapes, 100 GB/s at best",
         "  aten.mm.default: 2 shapes, 400 TFLOP/s at best",
         "  compute beside all_gather: 1.25 times as long (spread 0.10)",
+        "  compute beside all_reduce: 1.50 times as long (spread 0.10), it beside compute: 3.00 times",
         "  noisy: 1, whose quartiles lie more than 50% of the median apart. Is the machine busy?",
         "  not measured: all_to_all of 4 bytes, 8 ranks: no such thing",
     ]

@@ -3,7 +3,7 @@
 At every moment: what could make progress is found anew from what is finished, and how fast it is from that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -45,7 +45,9 @@ def contended_step(problem: Problem, order: Sequence[int]) -> Exact:
         speed = {v: Fraction(1, sum(same_link(problem, u, v) for u in flying)) for v in flying}
         computing = order[at] if at < len(order) and nodes[order[at]].kind is not Kind.WAIT else None
         if computing is not None:
-            speed[computing] = 1 / max([Fraction(1), *(factor(problem, v) for v in flying)])
+            contention = problem.contention
+            speed = {v: speed[v] / factor(problem, v, contention.stretch) for v in flying}
+            speed[computing] = 1 / max([Fraction(1), *(factor(problem, v, contention.slowdown) for v in flying)])
         if not speed:
             return Exact(now, exposed, finish)
         passed = min(left[v] / speed[v] for v in speed)
@@ -71,9 +73,7 @@ def same_link(problem: Problem, u: int, v: int) -> bool:
     return a == b or (a in links and links[a] == links.get(b))
 
 
-def factor(problem: Problem, v: int) -> Fraction:
+def factor(problem: Problem, v: int, factors: Mapping[str, float]) -> Fraction:
     """Of the prefixes that fit, the longest."""
-    fits = {
-        len(begin): by for begin, by in problem.contention.slowdown.items() if problem.nodes[v].op.startswith(begin)
-    }
+    fits = {len(begin): by for begin, by in factors.items() if problem.nodes[v].op.startswith(begin)}
     return Fraction(fits[max(fits)]) if fits else Fraction(1)

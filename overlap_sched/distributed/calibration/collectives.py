@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from overlap_sched.cost.table import CollectiveTime
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.stopwatch import together
 from overlap_sched.errors import CalibrationError
 
-_FUNCTIONAL = torch.ops._c10d_functional
-_ELEMENT_BYTES = 4
+FUNCTIONAL = torch.ops._c10d_functional
+ELEMENT_BYTES = 4
 """fp32, in which gradients are reduced."""
 
 
@@ -75,22 +73,9 @@ class Groups:
         return self._made[division]
 
 
-def timed_collective(machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int) -> CollectiveTime:
-    """Time it; all ranks call this.
-
-    Args:
-        machine: The ranks.
-        groups: Their groups.
-        kind: One of :data:`overlap_sched.cost.table.KINDS`.
-        division: Which groups communicate.
-        nbytes: The larger of input and output; cut down to what divides evenly.
-    """
-    group = groups.mine(division)
-    elements = max(nbytes // _ELEMENT_BYTES // division.size, 1) * division.size
-    begin = launch_of(kind, elements, group, division.size, machine.device)
-    timing = together(machine, begin, _FUNCTIONAL.wait_tensor)
-    nodes = division.nodes(machine.size, machine.ranks_per_node)
-    return CollectiveTime(kind, division.size, nodes, elements * _ELEMENT_BYTES, *timing)
+def whole_elements(nbytes: int, ranks: int) -> int:
+    """How many fp32 numbers so many bytes hold, cut down to what the ranks of a group divide evenly; one of each."""
+    return max(nbytes // ELEMENT_BYTES // ranks, 1) * ranks
 
 
 def launch_of(kind: str, elements: int, group: Any, ranks: int, device: torch.device) -> Callable[[], torch.Tensor]:
@@ -99,19 +84,19 @@ def launch_of(kind: str, elements: int, group: Any, ranks: int, device: torch.de
     whole = torch.ones(elements, device=device)
     part = torch.ones(elements // ranks, device=device)
     if kind == "all_gather":
-        return partial(_gather_out if device.type == "cpu" else _FUNCTIONAL.all_gather_into_tensor, part, ranks, name)
+        return partial(_gather_out if device.type == "cpu" else FUNCTIONAL.all_gather_into_tensor, part, ranks, name)
     if kind == "reduce_scatter":
-        return partial(_FUNCTIONAL.reduce_scatter_tensor, whole, "sum", ranks, name)
+        return partial(FUNCTIONAL.reduce_scatter_tensor, whole, "sum", ranks, name)
     if kind == "all_reduce":
-        return partial(_FUNCTIONAL.all_reduce, whole, "sum", name)
+        return partial(FUNCTIONAL.all_reduce, whole, "sum", name)
     splits = [elements // ranks] * ranks
-    return partial(_FUNCTIONAL.all_to_all_single, whole, splits, splits, name)
+    return partial(FUNCTIONAL.all_to_all_single, whole, splits, splits, name)
 
 
 def _gather_out(part: torch.Tensor, ranks: int, group: Any) -> torch.Tensor:
     """How functional gathers run over gloo, see :mod:`overlap_sched.inductor.gloo`."""
     out = part.new_empty(part.shape[0] * ranks)
-    gathered: torch.Tensor = _FUNCTIONAL.all_gather_into_tensor_out(part, ranks, group, out=out)
+    gathered: torch.Tensor = FUNCTIONAL.all_gather_into_tensor_out(part, ranks, group, out=out)
     return gathered
 
 

@@ -14,17 +14,17 @@ from overlap_sched.cost.table import (
     kind_of,
     merged,
 )
-from overlap_sched.distributed.calibration.collectives import Division, Groups, timed_collective
+from overlap_sched.distributed.calibration.collectives import ELEMENT_BYTES, Division, Groups, whole_elements
 from overlap_sched.distributed.calibration.kernels import KernelCall, timed_kernel
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.slowdown import timed_slowdown
+from overlap_sched.distributed.calibration.slowdown import timed_collective, timed_slowdown
 from overlap_sched.problem import Kind, Problem
 
 Row = CollectiveTime | KernelTime | SlowdownFactor
 
 
 class Wanted(NamedTuple):
-    """A collective to time, see :func:`timed_collective`."""
+    """A collective to time, see :func:`~overlap_sched.distributed.calibration.slowdown.timed_collective`."""
 
     kind: str
     division: Division
@@ -38,12 +38,12 @@ class Wishes:
     Attributes:
         collectives: Each kind, division and size.
         calls: Kernels.
-        slowdowns: Kinds of collectives beside which compute is timed, and the division of each.
+        slowdowns: Collectives that are timed beside compute, one of each kind.
     """
 
     collectives: tuple[Wanted, ...] = ()
     calls: tuple[KernelCall, ...] = ()
-    slowdowns: tuple[tuple[str, Division], ...] = ()
+    slowdowns: tuple[Wanted, ...] = ()
 
 
 class Measurement(NamedTuple):
@@ -57,10 +57,23 @@ class Measurement(NamedTuple):
 def wishes_of(
     divisions: Sequence[Division], sizes: Iterable[int], calls: Iterable[KernelCall], more: Iterable[Wanted] = ()
 ) -> Wishes:
-    """Every kind of collective in each division and size; ``more`` besides; the kernels; the slowdowns of all kinds."""
+    """Every kind of collective in each division and size; ``more`` besides; the kernels; the slowdowns of all kinds.
+
+    The slowdown of a kind is measured with one size, see :func:`one_of_each`.
+    """
     grid = [Wanted(kind, division, nbytes) for division in divisions for kind in KINDS for nbytes in sizes]
-    slowdowns = tuple((kind, divisions[0]) for kind in KINDS) if divisions else ()
-    return Wishes(tuple(dict.fromkeys([*grid, *more])), tuple(calls), slowdowns)
+    asked = list(more)
+    return Wishes(tuple(dict.fromkeys([*grid, *asked])), tuple(calls), one_of_each([*asked, *grid]))
+
+
+def one_of_each(wanted: Iterable[Wanted]) -> tuple[Wanted, ...]:
+    """Of each kind the collective of middle size in the division that is named first."""
+    found = []
+    for kind in KINDS:
+        ones = [one for one in wanted if one.kind == kind]
+        ones = sorted((one for one in ones if one.division == ones[0].division), key=lambda one: one.bytes)
+        found += ones[len(ones) // 2 :][:1]
+    return tuple(found)
 
 
 def collectives_of(problem: Problem, divisions: Sequence[Division]) -> list[Wanted]:
@@ -83,12 +96,12 @@ def measurements(machine: Machine, wishes: Wishes) -> list[Measurement]:
         for call in wishes.calls
     ]
     for kind, division, nbytes in wishes.collectives:
-        whole = max(nbytes // 4 // division.size, 1) * division.size * 4
+        whole = whole_elements(nbytes, division.size) * ELEMENT_BYTES
         key = ("collective", kind, division.size, division.nodes(world, per_node), whole)
         run = partial(timed_collective, machine, groups, kind, division, nbytes)
         found.append(Measurement(f"{kind} of {whole:,} bytes, {division.size} ranks", key, run))
-    for kind, division in wishes.slowdowns:
-        run_slowdown = partial(timed_slowdown, machine, groups, kind, division)
+    for kind, division, nbytes in wishes.slowdowns:
+        run_slowdown = partial(timed_slowdown, machine, groups, kind, division, nbytes)
         found.append(Measurement(f"compute beside {kind}", ("slowdown", kind), run_slowdown))
     return list({one.key: one for one in reversed(found)}.values())[::-1]
 

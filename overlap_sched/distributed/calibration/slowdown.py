@@ -1,66 +1,135 @@
-"""How much longer compute takes beside a collective.
+"""What compute and a collective cost each other when they run at the same time, in both directions.
 
-A collective is launched, matrix products run that take about twice as long as it, then it is waited for. What the whole
-takes longer than the products alone (and the launch) is what the collective has cost them. The factor is the one with
-which a replay finds that time again: while the collective is in flight, T microseconds, compute gets T / factor done::
+A collective is launched, matrix products run, then it is waited for; once with products for about as long as the
+collective takes alone, T, and once with products for much longer::
 
-    alone        |== products ==================|
-    beside one   |launch|===:===:===:===|=============|      lost = T - T / factor
+    long     |launch|===:===:===:===:===:===|finish|     the products take longer than alone, by the time *lost*
+    short    |launch|===:===:===|..... wait .....|       what is left of the collective is seen at the wait
 
-So a collective that works on the same processors (gloo) has a large factor; there, hiding it gains little.
+In the short run the products took D, and T less what was left was done beside them: the collective is *stretched* by
+D / (T - left). So, in the long run, it was in flight for T * stretch, in which compute lost what it lost: the *factor*
+with which a replay finds that again. On the processors that gloo and compute share both are large; there, hiding a
+collective gains little.
 """
 
 import math
-from typing import Any
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
-from overlap_sched.cost.table import SlowdownFactor
-from overlap_sched.distributed.calibration.collectives import Division, Groups, launch_of
+from overlap_sched.cost.table import CollectiveTime, SlowdownFactor
+from overlap_sched.distributed.calibration.collectives import (
+    ELEMENT_BYTES,
+    FUNCTIONAL,
+    Division,
+    Groups,
+    launch_of,
+    whole_elements,
+)
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.stopwatch import Timing, rounded, side_by_side, together
+from overlap_sched.distributed.calibration.stopwatch import Timing, rounded, together
 
-_FUNCTIONAL = torch.ops._c10d_functional
 LARGEST = 20.0
-"""A collective may cost compute all the time that it takes, and more: no factor says that."""
+"""No factor is larger: a collective may cost compute all the time that it takes, or not get on at all beside it."""
 _SIDE = {"cpu": 256, "cuda": 4096}
 """Of the square matrices: a product is short beside the collective, and keeps the device busy."""
-_BYTES = {"cpu": 2**23, "cuda": 2**28}
-_TIMES = 2.0
+_LONG_TIMES, _LONG_MORE_US = 2.0, 5_000.0
+"""Products for so many times as long as the collective, and so much more, outlast it."""
 
 
-def timed_slowdown(machine: Machine, groups: Groups, kind: str, division: Division) -> SlowdownFactor:
-    """Measure it for a kind of collective; all ranks call this."""
+class Beside(NamedTuple):
+    """A collective beside products.
+
+    Attributes:
+        products_us: What the products take alone. timing: of both; its ``launch_us`` ends with the products.
+    """
+
+    products_us: float
+    timing: Timing
+
+
+def timed_collective(machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int) -> CollectiveTime:
+    """Time a collective: alone, and the wait for it once it is long done; all ranks call this.
+
+    Args:
+        machine: The ranks.
+        groups: Their groups.
+        kind: One of :data:`overlap_sched.cost.table.KINDS`.
+        division: Which groups communicate.
+        nbytes: The larger of input and output; cut down to what divides evenly.
+    """
+    elements = whole_elements(nbytes, division.size)
+    launch = launch_of(kind, elements, groups.mine(division), division.size, machine.device)
+    alone = together(machine, launch, FUNCTIONAL.wait_tensor)
+    finish_us = 0.0
+    if machine.device.type == "cpu":  # a GPU's stream does not wait for the host
+        finish_us = _beside(machine, launch, _long_us(alone)).timing.finish_us
+    nodes = division.nodes(machine.size, machine.ranks_per_node)
+    times = (alone.time_us, alone.spread_us, alone.launch_us, finish_us)
+    return CollectiveTime(kind, division.size, nodes, elements * ELEMENT_BYTES, *times)
+
+
+def timed_slowdown(machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int) -> SlowdownFactor:
+    """Measure what a collective and compute cost each other; arguments as of :func:`timed_collective`."""
+    elements = whole_elements(nbytes, division.size)
+    launch = launch_of(kind, elements, groups.mine(division), division.size, machine.device)
+    alone = together(machine, launch, FUNCTIONAL.wait_tensor)
+    long = _beside(machine, launch, _long_us(alone))
+    if machine.device.type == "cpu":
+        return slowdown_of(kind, alone, _beside(machine, launch, alone.time_us), long)
+    # on a GPU the host launches ahead, and nothing that computes keeps a collective's kernel from running
+    ended = long._replace(timing=long.timing._replace(launch_us=long.timing.time_us))
+    return slowdown_of(kind, alone._replace(launch_us=0.0), None, ended)
+
+
+def slowdown_of(kind: str, alone: Timing, short: Beside | None, long: Beside) -> SlowdownFactor:
+    """The factors, see the module; the spread is that of the long run.
+
+    Args:
+        kind: Of the collective.
+        alone: The collective alone.
+        short: It beside products for as long; ``None`` where nothing stretches it.
+        long: It beside products that outlast it.
+    """
+    time_us = max(alone.time_us - alone.launch_us, 1e-3)
+    stretch = 1.0
+    if short is not None:
+        beside_us = short.timing.launch_us - alone.launch_us
+        left_us = max(short.timing.finish_us - long.timing.finish_us, 0.0)
+        stretch = min(max(beside_us / max(time_us - left_us, 1e-3), 1.0), LARGEST)
+
+    def factor(busy_us: float) -> float:
+        lost = (busy_us - alone.launch_us - long.products_us) / (time_us * stretch)
+        return 1 / (1 - min(max(lost, 0.0), 1 - 1 / LARGEST))
+
+    busy_us, half_us = long.timing.launch_us, long.timing.spread_us / 2
+    spread = factor(busy_us + half_us) - factor(busy_us - half_us)
+    return SlowdownFactor(kind, rounded(factor(busy_us)), rounded(spread), rounded(stretch))
+
+
+def _long_us(alone: Timing) -> float:
+    return _LONG_TIMES * alone.time_us + _LONG_MORE_US
+
+
+def _beside(machine: Machine, launch: Callable[[], Any], products_us: float) -> Beside:
+    """The collective beside products that take about so long."""
     device = machine.device
-    elements = _BYTES[device.type] // 4 // division.size * division.size
-    launch = launch_of(kind, elements, groups.mine(division), division.size, device)
     matrix = torch.randn(_SIDE[device.type], _SIDE[device.type], device=device, dtype=torch.bfloat16)
 
     def products(count: int) -> None:
         for _ in range(count):
             torch.mm(matrix, matrix)
 
-    alone = together(machine, launch, _FUNCTIONAL.wait_tensor)
-    one_us = side_by_side(machine, lambda: products(10)).time_us / 10
-    count = machine.from_first(math.ceil(_TIMES * alone.time_us / one_us))
+    def alone_us(count: int) -> float:
+        return together(machine, lambda: products(count), lambda _: None, statistics.median).time_us
+
+    count = machine.from_first(max(math.ceil(10 * products_us / alone_us(10)), 1))
 
     def both() -> Any:
         launched = launch()
         products(count)
-        return _FUNCTIONAL.wait_tensor(launched)
+        return launched
 
-    compute = side_by_side(machine, lambda: products(count), meet=True)
-    launch_us = alone.launch_us if device.type == "cpu" else 0.0  # a GPU's stream does not wait for the host
-    return slowdown_of(kind, alone.time_us, compute, side_by_side(machine, both, meet=True), launch_us)
-
-
-def slowdown_of(kind: str, alone_us: float, compute: Timing, both: Timing, launch_us: float) -> SlowdownFactor:
-    """The factor, from the times of the collective alone, of compute alone, of both; its spread is that of ``both``."""
-
-    def factor(both_us: float) -> float:
-        lost = (both_us - launch_us - compute.time_us) / alone_us
-        return 1 / (1 - min(max(lost, 0.0), 1 - 1 / LARGEST))
-
-    half_us = both.spread_us / 2
-    spread = factor(both.time_us + half_us) - factor(both.time_us - half_us)
-    return SlowdownFactor(kind, rounded(factor(both.time_us)), rounded(spread))
+    return Beside(alone_us(count), together(machine, both, FUNCTIONAL.wait_tensor, statistics.median))

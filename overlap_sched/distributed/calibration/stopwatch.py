@@ -1,4 +1,4 @@
-"""Timing one thing on all ranks at once: warmed up, repeated, the median and the quartiles.
+"""Timing one thing on all ranks at once: warmed up, repeated, a typical time and the quartiles.
 
 On a CPU the clock is the host's. On a GPU it is the GPU's (CUDA events), and each repetition begins with a kernel that
 spins while the host launches what is timed: else a short kernel would be charged for its launch.
@@ -17,22 +17,36 @@ Begin = Callable[[], Any]
 """Starts what is timed."""
 End = Callable[[Any], object]
 """Waits for what ``Begin`` has returned."""
+Typical = Callable[[Sequence[float]], float]
+"""One time for those of all repetitions."""
 
 WARM_UPS = 3
-FEWEST, MOST = 7, 50
+FEWEST, MOST = 7, 100
 """Repetitions."""
 BUDGET_S = 0.6
 """About how long the repetitions of one thing may take; the fewest are made all the same."""
 _SPIN_CYCLES = 2_000_000
 """About a millisecond on a GPU: longer than a launch takes."""
+_TRIMMED = 0.1
+"""Part of the repetitions that counts at neither end of a mean."""
 
 
 class Timing(NamedTuple):
-    """Microseconds: the median of the repetitions, the distance of their quartiles, the median of the launches."""
+    """Microseconds.
+
+    Attributes:
+        time_us: Of one repetition: the median; of a collective alone the mean without the fastest and the slowest
+            tenth. Over gloo its times have two modes, some tenths of a millisecond and 4 ms (a thread that waits for
+            the kernel's next tick), and a step adds them up.
+        spread_us: Between the quartiles.
+        launch_us: Until ``Begin`` has returned, as ``time_us``.
+        finish_us: From there to the end, as ``time_us``; of each repetition on the rank where it was shortest.
+    """
 
     time_us: float
     spread_us: float
     launch_us: float
+    finish_us: float
 
 
 class _Once(NamedTuple):
@@ -40,33 +54,42 @@ class _Once(NamedTuple):
     launch_us: float
 
 
-def together(machine: Machine, begin: Begin, end: End) -> Timing:
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean without a tenth of the values at each end."""
+    out = int(len(values) * _TRIMMED)
+    return statistics.fmean(sorted(values)[out : len(values) - out])
+
+
+def together(machine: Machine, begin: Begin, end: End, typical: Typical = trimmed_mean) -> Timing:
     """Time what all ranks do with each other, a collective.
 
     A rank that comes early waits for the others, and its time is too long by that much: of each repetition the shortest
     time of any rank counts, which is that of the rank that came last.
     """
-    runs = machine.everyone(_repeated(machine, begin, end, meet=True))
-    times = [min(once.time_us for once in of_ranks) for of_ranks in zip(*runs, strict=True)]
-    return _timing(times, [once.launch_us for of_rank in runs for once in of_rank])
+    runs = machine.everyone(_repeated(machine, begin, end, machine.meet))
+    last = [min(of_ranks, key=lambda once: once.time_us) for of_ranks in zip(*runs, strict=True)]
+    finishes = [min(once.time_us - once.launch_us for once in of_ranks) for of_ranks in zip(*runs, strict=True)]
+    return _timing(last, [once for of_rank in runs for once in of_rank], finishes, typical)
 
 
-def side_by_side(machine: Machine, run: Callable[[], object], *, meet: bool = False) -> Timing:
+def side_by_side(machine: Machine, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> Timing:
     """Time what each rank does by itself, all at the same time: they share memory, caches and power.
 
     Args:
         machine: The ranks.
         run: What is timed.
-        meet: Whether all ranks begin each repetition together: where it communicates.
+        before: Done before each repetition, not timed.
     """
-    runs = machine.everyone(_repeated(machine, run, lambda _: None, meet=meet))
+    runs = machine.everyone(_repeated(machine, run, lambda _: None, before))
     every = [once for of_rank in runs for once in of_rank]
-    return _timing([once.time_us for once in every], [once.launch_us for once in every])
+    return _timing(every, every, [0.0], statistics.median)
 
 
-def _timing(times_us: Sequence[float], launches_us: Sequence[float]) -> Timing:
-    low, middle, high = statistics.quantiles(times_us, n=4)
-    return Timing(rounded(middle), rounded(high - low), rounded(statistics.median(launches_us)))
+def _timing(ones: Sequence[_Once], launches: Sequence[_Once], finishes_us: Sequence[float], typical: Typical) -> Timing:
+    times_us = [one.time_us for one in ones]
+    low, _, high = statistics.quantiles(times_us, n=4)
+    launches_us = [one.launch_us for one in launches]
+    return Timing(*map(rounded, (typical(times_us), high - low, typical(launches_us), typical(finishes_us))))
 
 
 def rounded(value: float) -> float:
@@ -74,8 +97,8 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _repeated(machine: Machine, begin: Begin, end: End, *, meet: bool) -> list[_Once]:
-    """``meet``: before each repetition. All ranks make as many."""
+def _repeated(machine: Machine, begin: Begin, end: End, before: Callable[[], object]) -> list[_Once]:
+    """All ranks make as many."""
     machine.meet()
     for _ in range(WARM_UPS):
         last = once(machine.device, begin, end)
@@ -83,8 +106,7 @@ def _repeated(machine: Machine, begin: Begin, end: End, *, meet: bool) -> list[_
     repeats = min(max(int(BUDGET_S / max(slowest_s, 1e-9)), FEWEST), MOST)
     runs = []
     for _ in range(repeats):
-        if meet:
-            machine.meet()
+        before()
         runs.append(once(machine.device, begin, end))
     return runs
 

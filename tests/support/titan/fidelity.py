@@ -2,24 +2,35 @@
 
     torchrun --nproc-per-node 2 -m tests.support.titan.fidelity OUT.json [ARGUMENTS OF TORCHTITAN]
 
-Each round trains with torchtitan's own order and with ours, and calibrates; the graph that runs is a whole step. Rank 0
-writes ``OUT.json``, as :mod:`llama_repro.fidelity.rank` does.
+Each round trains with torchtitan's own order and with ours, and calibrates; the graph that runs is a whole step. The
+first steps in torchtitan's order calibrate kernels, the others are measured. Rank 0 writes ``OUT.json``, as
+:mod:`llama_repro.fidelity.rank` does.
 """
 
 import json
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import fx
 
-from llama_repro.fidelity.clock import GraphClock, clocked, everyone, medians, step_figures
-from llama_repro.fidelity.prediction import predicted, repriced
+from llama_repro.fidelity.clock import (
+    GraphClock,
+    Taken,
+    clocked,
+    everyone,
+    quietest,
+    step_figures,
+    typical_stretches,
+)
+from llama_repro.fidelity.cores import own_core
+from llama_repro.fidelity.prediction import predicted, repriced, stretched
 from llama_repro.fidelity.shapes import wishes_for
 from llama_repro.training.calibrate import model_of
 from llama_repro.training.world import World
@@ -31,7 +42,8 @@ from tests.support.titan.cpu import on_cpu
 from tests.support.titan.jobs import LLAMA, OURS
 
 ROUNDS = 3
-_SIZE = ("--training.steps", "12", "--training.local_batch_size", "8", "--training.seq_len", "256")
+FIRST, CALIBRATING = 2, 7
+_SIZE = ("--training.steps", "18", "--training.local_batch_size", "8", "--training.seq_len", "256")
 
 
 def main() -> None:
@@ -46,19 +58,23 @@ def main() -> None:
     calls: dict[tuple[str, str], KernelCall] = {}
     orders: dict[str, tuple[Problem, Order]] = {}
     rounds = []
-    with clocked() as clock:
+    with own_core(rank), clocked() as clock:
         for number in range(ROUNDS):
-            measured = {}
+            trained: dict[str, Trained] = {}
             for name, job in jobs.items():
                 _join(out, f"{number}-{name}", rank, size)
-                measured[name], problem, order = _trained(job, clock, calls)
-                if problem is not None and order is not None:
-                    orders = {"original": (problem, problem.original_order), "ours": (problem, order)}
+                trained[name] = done = _trained(job, clock, calls)
+                if done.problem is not None and done.order is not None:
+                    orders = {
+                        "original": (done.problem, done.problem.original_order),
+                        "ours": (done.problem, done.order),
+                    }
                 _leave()
             _join(out, f"{number}-calibrate", rank, size)
             model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"))
             _leave()
-            rounds.append({name: _row(*orders[name], model, measured[name]) for name in jobs})
+            (kernels_us,) = stretched([orders["original"][0]], model, trained["original"].stretches_us)
+            rounds.append({name: _row(*orders[name], model, kernels_us, trained[name].measured) for name in jobs})
     if rank == 0:
         out.write_text(
             json.dumps({"rounds": rounds, "slowdown": {one.kind: one.factor for one in model.tables.slowdowns}})
@@ -78,14 +94,27 @@ def _calibrated(calls: dict[tuple[str, str], KernelCall], problem: Problem, worl
     return model_of(world, wishes_for(calls.values(), [problem], world.size))
 
 
-def _row(problem: Problem, order: Order, model: TableModel, measured: dict[str, float]) -> dict[str, Any]:
-    return {"predicted": predicted(*repriced(problem, order, model))._asdict(), "measured": measured}
+def _row(
+    problem: Problem, order: Order, model: TableModel, kernels_us: Mapping[str, float], measured: dict[str, float]
+) -> dict[str, Any]:
+    return {"predicted": predicted(*repriced(problem, order, model, kernels_us))._asdict(), "measured": measured}
 
 
-def _trained(
-    arguments: list[str], clock: GraphClock, calls: dict[tuple[str, str], KernelCall]
-) -> tuple[dict[str, float], Problem | None, Order | None]:
-    """Medians over the steps after the first two; the problem and the order where our pass has run."""
+class Trained(NamedTuple):
+    """A training.
+
+    Attributes:
+        measured: Of the quietest steps. stretches_us: of those that calibrate.
+        problem, order: Where our pass has run.
+    """
+
+    measured: dict[str, float]
+    stretches_us: list[float]
+    problem: Problem | None
+    order: Order | None
+
+
+def _trained(arguments: list[str], clock: GraphClock, calls: dict[tuple[str, str], KernelCall]) -> Trained:
     import torchtitan.experiments.graph_trainer.trainer as graph_trainer
     import torchtitan.train
 
@@ -93,7 +122,7 @@ def _trained(
 
     overlap_sched.clear_reports()
     torch._dynamo.reset()
-    steps: list[dict[str, float]] = []
+    steps: list[list[Taken]] = []
     graphs: list[fx.GraphModule] = []
     run_traced = graph_trainer.run_traced
 
@@ -104,7 +133,7 @@ def _trained(
         def step(*inputs: Any) -> Any:
             clock.taken()
             result = run(*inputs)
-            steps.append(step_figures(everyone(clock.taken()), dist.get_rank()))
+            steps.append(everyone(clock.taken()))
             return result
 
         return step
@@ -119,7 +148,9 @@ def _trained(
         calls.setdefault((call.op, call.shapes), call)
     plans = [one.report.schedule for one in overlap_sched.reports() if one.report.schedule is not None]
     found = (plans[0].problem, plans[0].order) if plans else (None, None)
-    return medians(steps[2:]), *found
+    rank = int(os.environ["RANK"])  # torchtitan has left its process group
+    stretches_us = typical_stretches([step[rank] for step in steps[FIRST:CALIBRATING]])
+    return Trained(quietest([step_figures(step, rank) for step in steps[CALIBRATING:]]), stretches_us, *found)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,20 @@
+"""Contention beside figures, in words and as data."""
+
+from overlap_sched.problem.contention import NO_CONTENTION, Contention
+from overlap_sched.report.contention_text import contention_figures, contention_line
+
+
+def test_both_directions_are_said() -> None:
+    both = Contention({"all_gather": 1.5}, stretch={"all_gather": 4.0, "": 2.0})
+    assert contention_line(both) == (
+        "With contention: compute takes 1.5 times as long beside all_gather*; all_gather* takes 4 times as long beside "
+        "compute; any other collective takes 2 times as long beside compute."
+    )
+    assert contention_figures(both) == {
+        "slowdown": {"all_gather": 1.5},
+        "links": {},
+        "stretch": {"all_gather": 4.0, "": 2.0},
+    }
+    assert contention_figures(Contention({"": 1.1})) == {"slowdown": {"": 1.1}, "links": {}}
+    assert contention_line(NO_CONTENTION) == ""
+    assert contention_figures(NO_CONTENTION) is None

@@ -44,6 +44,7 @@ ARROWS = (
     ("peak_memory",),
     ("scheduler",),
     ("cost",),
+    ("transform",),
     ("analysis",),
     ("report",),
     ("fx",),

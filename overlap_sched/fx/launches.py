@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 from overlap_sched.cost import Collective, CostModel
 from overlap_sched.cost.model import LaunchingModel
 from overlap_sched.problem import Group, Kind, Node
-
-LAUNCH = "launch"
-"""Operator of launch nodes."""
+from overlap_sched.problem.node import LAUNCH
 
 
 def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, float]:

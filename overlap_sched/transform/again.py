@@ -84,7 +84,7 @@ def streamed(draft: Draft, stream: Stream) -> None:
         raise RewriteError(f"{stream.collective!r} is no collective: it has no stream to leave.")
     if group.endswith(second_group("")):
         raise RewriteError(f"{stream.collective!r} is on the second communicator {group!r} already.")
-    draft.set_group(v, second_group(group), draft.groups[group])
+    draft.set_group(v, second_group(group))
 
 
 def _gather(draft: Draft, name: str) -> Member:

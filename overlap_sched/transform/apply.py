@@ -63,4 +63,4 @@ def apply(
                 gathered_again(draft, rewrite, prices)
             case _:
                 streamed(draft, rewrite)
-    return draft.finished(problem.name)
+    return draft.finished()

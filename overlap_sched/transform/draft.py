@@ -1,14 +1,14 @@
 """A problem that is being rewritten: nodes may go and come, and whoever used the old ones is told of the new.
 
-Ids of a draft are its own: those of the problem, then those of new nodes as they come. At the end the nodes are put into
-an order again, and numbered by it.
+Ids of a draft are its own: those of the problem, then those of new nodes as they come. At the end the nodes are put
+into an order again, and numbered by it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Group, Node, NodeId, Problem, Storage
+from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.node import LAUNCH, StorageId
 
 
@@ -33,6 +33,7 @@ class Draft:
         self.nodes: list[Node | None] = list(problem.nodes)
         self.storages: list[Storage] = list(problem.storages)
         self.groups: dict[str, Group] = dict(problem.groups)
+        self._links = dict(problem.contention.links)
         self.at: list[float] = [0.0] * len(problem.nodes)
         for position, v in enumerate(order):
             self.at[v] = position
@@ -117,9 +118,12 @@ class Draft:
             node = self.node(w)
             self._change(w, node._replace(use=tuple(dict.fromkeys(new if s == old else s for s in node.use))))
 
-    def set_group(self, v: NodeId, group: str, like: Group) -> None:
-        """A collective runs in another group from now on."""
-        self.groups[group] = like
+    def set_group(self, v: NodeId, group: str) -> None:
+        """A collective runs in another group of the same ranks from now on: it uses the same wires."""
+        old = self.node(v).group or ""
+        self.groups[group] = self.groups[old]
+        if old in self._links:
+            self._links[group] = self._links[old]
         self.nodes[v] = self.node(v)._replace(group=group)
 
     def launch_node(self, v: NodeId) -> NodeId | None:
@@ -147,7 +151,7 @@ class Draft:
                 self._users[s].append(v)
         self.nodes[v] = node
 
-    def finished(self, name: str) -> Problem:
+    def finished(self) -> Problem:
         """The problem that it has become, its original order as near to the one it comes from as can be.
 
         Raises:
@@ -170,8 +174,15 @@ class Draft:
             )
         used = {node.group for node in nodes if node.group is not None}
         groups = {group: facts for group, facts in self.groups.items() if group in used}
-        storages = tuple(self.storages[s] for s in kept)
-        return replace(self.problem, name=name, nodes=tuple(nodes), storages=storages, groups=groups)
+        links = {group: link for group, link in self._links.items() if group in groups}
+        return Problem(
+            name=self.problem.name,
+            nodes=tuple(nodes),
+            storages=tuple(self.storages[s] for s in kept),
+            groups=groups,
+            memory_model=self.problem.memory_model,
+            contention=Contention(self.problem.contention.slowdown, links),
+        )
 
     def _sorted(self) -> list[NodeId]:
         """All nodes, each as soon as its place has come and not before what it needs: that is pulled ahead of it."""

@@ -71,7 +71,7 @@ def member(draft: Draft, name: str) -> Member:
         )
     if others:
         raise RewriteError(
-            f"{draft.node(others[0]).name!r} needs the launch of {name!r} itself, not its wait: a rewrite would lose that."
+            f"{draft.node(others[0]).name!r} needs the launch of {name!r}, not a wait: a rewrite would lose that."
         )
     launch = draft.launch_node(v)
     gives = node.alloc[0] if node.alloc else None

@@ -3,8 +3,8 @@
 The cap is a time, a multiple of the latency: by 16 latencies, a sixteenth of a full bucket's time is latency, on every
 group and at every speed of the network. Caps may differ from part to part of the order.
 
-No compute of any weight is moved for a bucket: a collective joins only if all that it needs, but for cheap preparations,
-runs before the first use of what is in the bucket already::
+No compute of any weight is moved for a bucket: a collective joins only if all that it needs, but for cheap
+preparations, runs before the first use of what is in the bucket already::
 
     order     cast w1  cast w2  mm w1  mm w2  wgrad  mm w3 ...
     w1, w2    ready at once; w1 is used at `mm w1`: w2 joins, its cast is pulled ahead

@@ -139,17 +139,20 @@ def check_offsets(draft: Draft, members: Sequence[Site]) -> None:
 
 
 def check_same_value(name: str, old: fx.Node, new: fx.Node) -> None:
-    """A result must be what it was: shape, strides, type, device.
+    """A result must be what it was: shape, type, device, and strides where there is more than one step of them.
 
     Raises:
         RewriteError: It is not.
     """
-    was, now = (
-        (tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
-        for value in (old.meta["val"], new.meta["val"])
-    )
+    was, now = layout(old.meta["val"]), layout(new.meta["val"])
     if was != now:
         raise RewriteError(f"the result of {name!r} would be {now} and was {was}.")
+
+
+def layout(value: torch.Tensor) -> tuple[Any, ...]:
+    """What a tensor is, but for the strides of dimensions of size 1, which mean nothing."""
+    strides = tuple(stride if size > 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+    return tuple(value.shape), strides, value.dtype, value.device
 
 
 def ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node
+from overlap_sched.transform.bucket import WAIT
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Member, launched, member
 from overlap_sched.transform.prices import Prices
@@ -52,7 +53,7 @@ def gathered_again(draft: Draft, wanted: Regather, prices: Prices) -> None:
     deps = launched(draft, name, one.inputs, host_us, at)
     launch = draft.add(node._replace(name=name, deps=deps, alloc=given), at)
     use = tuple(dict.fromkeys((*one.takes, *given)))
-    wait = draft.add(Node(f"{name}_wait", Kind.WAIT, (launch,), (), use, collective=launch), at)
+    wait = draft.add(Node(f"{name}_wait", Kind.WAIT, (launch,), (), use, op=WAIT, collective=launch), at)
     moved = _with_views(draft, one, users)
     for w in one.waits:
         draft.redirect(w, wait, [u for u in users if w in draft.node(u).deps])

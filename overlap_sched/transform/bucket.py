@@ -21,7 +21,8 @@ from overlap_sched.transform.members import Alike, Member, check_alike, launched
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket
 
-VIEW, SLICE, GETITEM = "aten.view.default", "aten.slice.Tensor", "<built-in function getitem>"
+VIEW, SLICE, GETITEM = "aten.view.default", "aten.slice.Tensor", "getitem"
+WAIT = "_c10d_functional.wait_tensor.default"
 CAT, CLONE = "aten.cat.default", "aten.clone.default"
 
 
@@ -52,8 +53,8 @@ def _coalesced(draft: Draft, name: str, members: Sequence[Member], prices: Price
     for i, one in enumerate(members):
         given = () if one.gives is None else (one.gives,)
         place = min(draft.at[w] for w in one.waits)
-        get = draft.add(Node(f"{name}_get_{i}", Kind.COMPUTE, (launch,), (), given, op=GETITEM), place)
-        wait = Node(f"{name}_out_{i}", Kind.WAIT, (get,), (), _unique((*takes, *given)), collective=launch)
+        get = draft.add(Node(f"{name}_get_{i}", Kind.COMPUTE, (launch,), (), gives, op=GETITEM), place)
+        wait = Node(f"{name}_out_{i}", Kind.WAIT, (get,), (), _unique((*takes, *given)), op=WAIT, collective=launch)
         outs.append(draft.add(wait, place))
     return outs
 
@@ -79,7 +80,7 @@ def _copied(draft: Draft, name: str, members: Sequence[Member], prices: Prices) 
     source = draft.add(copy, at)
     launch = _launch(draft, name, op, members, prices, ((source,), packed, result, at))
     first = min(draft.at[w] for one in members for w in one.waits)
-    wait = draft.add(Node(f"{name}_wait", Kind.WAIT, (launch,), (), (*packed, *result), collective=launch), first)
+    wait = draft.add(Node(f"{name}_wait", Kind.WAIT, (launch,), (), (*packed, *result), op=WAIT, collective=launch), first)
     unpack = _copied_out if "gather" in op else _parts
     return unpack(draft, name, members, prices, (wait, result))
 

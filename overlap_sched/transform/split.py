@@ -7,7 +7,7 @@ it; a reduce_scatter's are columns, which are copied. Results are put together b
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
 from overlap_sched.problem.node import StorageId
-from overlap_sched.transform.bucket import CAT, CLONE, SLICE, VIEW
+from overlap_sched.transform.bucket import CAT, CLONE, SLICE, VIEW, WAIT
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Member, launched, member, replaced
 from overlap_sched.transform.prices import Prices
@@ -72,4 +72,4 @@ def _part(
         Node(f"{name}{p}", Kind.COLLECTIVE, deps, tuple(result), takes, us, node.op, group, bytes=nbytes), at
     )
     use = tuple(dict.fromkeys((*takes, *result)))
-    return draft.add(Node(f"{name}wait_{p}", Kind.WAIT, (launch,), (), use, collective=launch), place), result
+    return draft.add(Node(f"{name}wait_{p}", Kind.WAIT, (launch,), (), use, op=WAIT, collective=launch), place), result

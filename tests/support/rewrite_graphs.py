@@ -1,6 +1,6 @@
 """Graphs of functional collectives for the tests of rewrites, their sites, and problems by name."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any
 
@@ -11,7 +11,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites import prepare
 from overlap_sched.problem import Problem
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
-from tests.support.fx_graphs import ATEN, C10D, RANKS, gather, scatter, trace, wait
+from tests.support.fx_graphs import C10D, RANKS, gather, scatter, trace, wait
 from tests.support.whole_step import recomputed, whole_step
 
 
@@ -55,16 +55,14 @@ def twice(a: Tensor, b: Tensor) -> list[Tensor]:
     return [wait(s), wait(t).view(-1), first + second]
 
 
-def graphs() -> dict[str, fx.GraphModule]:
-    """By name, traced afresh."""
-    made = {
-        "mixed": trace(mixed, (4, 8), (2, 8), (8, 8), (4, 4)),
-        "hazards": trace(hazards, (4, 8), (4, 8)),
-        "twice": trace(twice, (4, 8), (4, 8)),
-        "whole": whole_step(),
-        "recomputed": recomputed(),
-    }
-    return made
+GRAPHS: dict[str, Callable[[], fx.GraphModule]] = {
+    "mixed": lambda: trace(mixed, (4, 8), (2, 8), (8, 8), (4, 4)),
+    "hazards": lambda: trace(hazards, (4, 8), (4, 8)),
+    "twice": lambda: trace(twice, (4, 8), (4, 8)),
+    "whole": whole_step,
+    "recomputed": recomputed,
+}
+"""By name; each call traces afresh."""
 
 
 def tried(gm: fx.GraphModule) -> Iterator[Rewrite]:
@@ -118,5 +116,3 @@ def described(graph: fx.Graph) -> list[tuple[Any, ...]]:
     """All that can be seen of a graph: nodes in order, what they call, take and are worth."""
     return [(n, n.name, n.op, n.target, n.args, n.kwargs, set(n.users), id(n.meta.get("val"))) for n in graph.nodes]
 
-
-__all__ = ["ATEN", "by_name", "described", "graphs", "legal", "refusal", "tried"]

@@ -60,11 +60,19 @@ def rewrite_graph(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite]) ->
     prepare(gm, rewrites).commit()
 
 
-def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite]) -> Pending:
+def prepare(
+    gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: Sequence[str] | None = None
+) -> Pending:
     """Make the new nodes, check everything, and leave it to the caller to commit or undo.
 
+    Args:
+        gm: A graph, or its module.
+        rewrites: What to do.
+        names: An order of the rewritten problem, as names of its nodes; ``None``: the graph's own, with new nodes in
+            the place of old ones.
+
     Raises:
-        RewriteError: One of them is not legal; the graph is as it was.
+        RewriteError: One of them is not legal, or the order is not; the graph is as it was.
     """
     draft = Draft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
     try:
@@ -72,7 +80,7 @@ def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite]) -> Pendi
             since = draft.made
             _do(draft, one)
             draft.owned_by(getattr(one, "name", ""), since)
-        return Pending(gm, draft, draft.sorted())
+        return Pending(gm, draft, draft.sorted() if names is None else draft.in_order(names))
     except BaseException:
         draft.undo()
         raise

@@ -150,6 +150,32 @@ class Draft:
                 stack.extend(sorted(missing, key=self._place, reverse=True))
         return order
 
+    def in_order(self, names: Sequence[str]) -> list[fx.Node]:
+        """All nodes that stay, in an order of the rewritten problem.
+
+        Args:
+            names: Of its nodes. Those with a dot stand for no node of a graph: launches, and waits of several
+                collectives that are listed once for each of them.
+
+        Raises:
+            RewriteError: They are not the nodes of the rewritten graph, each once, or one comes before what it needs.
+        """
+        order = [self._by_name[name] for name in names if name in self._by_name]
+        unknown = [name for name in names if name not in self._by_name and "." not in name]
+        if unknown or len(order) != len(self._by_name) or len(set(order)) != len(order):
+            missing = sorted(self._by_name.keys() - set(names))
+            raise RewriteError(
+                f"the order has {len(order)} of the {len(self._by_name)} nodes of the rewritten graph: it lacks "
+                f"{missing[:3]} and has {unknown[:3]} that are not there."
+            )
+        before, done = self._before(), set()
+        for node in order:
+            late = [u for u in before(node) if u not in done]
+            if late:
+                raise RewriteError(f"the order has {node.name!r} before {late[0].name!r}, which it needs.")
+            done.add(node)
+        return order
+
     def _place(self, node: fx.Node) -> tuple[float, int]:
         return self.at[node], self._number[node]
 

@@ -35,7 +35,7 @@ def second_communicators(groups: Sequence[str] | None = None) -> dict[str, str]:
     """
     if not dist.is_initialized():
         raise OptionsError("there is no process group to make a second one of. Call init_process_group first.")
-    names = [dist.group.WORLD.group_name] if groups is None else list(groups)  # type: ignore[union-attr]
+    names = [dist.group.WORLD.group_name] if groups is None else list(groups)
     return {name: _second(name) for name in names}
 
 
@@ -54,7 +54,7 @@ def _second(name: str) -> str:
 
 def _known(name: str) -> dist.ProcessGroup | None:
     try:
-        return c10d._resolve_process_group(name)  # type: ignore[no-any-return]
+        return c10d._resolve_process_group(name)
     except Exception:  # torch raises several types for "no such group"
         return None
 

@@ -83,7 +83,7 @@ def test_undone_where_asking_fails() -> None:
     before = described(gm.graph)
     with (
         mock.patch.multiple(rewriting, asks=lambda settings: True, ask=mock.Mock(side_effect=AgreementError("no"))),
-        pytest.raises(AgreementError, match="^no$"),
+        pytest.raises(AgreementError, match="no"),
     ):
         rewrite_fx(gm, Settings(Options(strict=True), stage="backend"), chosen(GATHERS))
     assert described(gm.graph) == before
@@ -129,14 +129,20 @@ def test_a_key_for_torchs_caches_only_where_nobody_is_asked() -> None:
 @pytest.fixture(scope="module")
 def rewritten(ranks: None) -> Compiled:
     """Compiled by Inductor with gathers merged before lowering."""
-    with torch._inductor.config.patch(post_grad_custom_post_pass=RewritePass(Settings(Options(strict=True)), neighbours)):
+    with torch._inductor.config.patch(
+        post_grad_custom_post_pass=RewritePass(Settings(Options(strict=True)), neighbours)
+    ):
         return compiled_step(own_functions=True)
+
+
+def gathers_in(code: str) -> int:
+    """How many all_gathers generated code launches."""
+    return sum(" = torch.ops._c10d_functional.all_gather" in line for line in code.splitlines())
 
 
 def test_code_of_inductor_has_fewer_collectives_and_the_same_results(plain: Compiled, rewritten: Compiled) -> None:
     for graph in (0, 1):
-        launches = [sum("all_gather_into_tensor" in line for line in one.code[graph].splitlines() if " = torch.ops" in line) for one in (plain, rewritten)]
-        assert launches[1] < launches[0], graph
+        assert gathers_in(rewritten.code[graph]) < gathers_in(plain.code[graph]), graph
     assert all(map(torch.equal, plain.results, rewritten.results))
 
 

@@ -115,4 +115,3 @@ def by_name(problem: Problem) -> dict[str, dict[str, Any]]:
 def described(graph: fx.Graph) -> list[tuple[Any, ...]]:
     """All that can be seen of a graph: nodes in order, what they call, take and are worth."""
     return [(n, n.name, n.op, n.target, n.args, n.kwargs, set(n.users), id(n.meta.get("val"))) for n in graph.nodes]
-

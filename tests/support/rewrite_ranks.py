@@ -93,13 +93,10 @@ def cases() -> Iterator[tuple[str, Callable[..., list[Tensor]], int, torch.dtype
             yield f"coalesced {label}", f, rows, dtype, [Bucket(members, "coalesced")]
             yield f"split {label}", f, rows, dtype, [Split(op, 3), Split(f"{op}_2", 2)]
         yield f"stream {short}", gathers, 1, dtype, [Stream("all_gather_into_tensor_1")]
-        yield f"bucket on a stream {short}", gathers, 1, dtype, [Bucket(members := _two()), Stream(Bucket(members).name)]
+        two = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_2"))
+        yield f"bucket on a stream {short}", gathers, 1, dtype, [two, Stream(two.name)]
         yield f"keep {short}", twice, 1, dtype, [Keep("all_gather_into_tensor", "all_gather_into_tensor_1")]
         yield f"regather {short}", twice, 1, dtype, [Regather("all_gather_into_tensor", ("add",))]
-
-
-def _two() -> tuple[str, str]:
-    return ("all_gather_into_tensor", "all_gather_into_tensor_2")
 
 
 def run(name: str, f: Callable[..., list[Tensor]], rows: int, dtype: torch.dtype, rewrites: list[Rewrite]) -> Any:
@@ -115,10 +112,7 @@ def run(name: str, f: Callable[..., list[Tensor]], rows: int, dtype: torch.dtype
     for turn in range(ROUNDS):
         inputs = [data(shape, dtype, 10 * turn + k) for k, shape in enumerate(shapes)]
         want, got = plain(*inputs), changed(*inputs)
-        alike &= all(
-            layout(a) == layout(b) and torch.equal(bits(a), bits(b))
-            for a, b in zip(want, got, strict=True)
-        )
+        alike &= all(layout(a) == layout(b) and torch.equal(bits(a), bits(b)) for a, b in zip(want, got, strict=True))
     return alike
 
 

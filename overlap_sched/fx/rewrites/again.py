@@ -48,6 +48,8 @@ def regather(draft: Draft, rewrite: Regather) -> None:
             raise RewriteError(f"{user.name!r} does not use a wait of {rewrite.gather!r}, or is the graph's output.")
     if not users or len(set(users)) < len(users):
         raise RewriteError(f"{rewrite.gather!r} is to be gathered again for {len(users)} users: name each once.")
+    if all(user in users for wait in one.waits for user in draft.users(wait)):
+        raise RewriteError(f"gathering {rewrite.gather!r} again needs users for both: some, and not all.")
     at = min(draft.at[user] for user in users)
     launch = draft.call(rewrite.name, one.node.target, one.node.args, at, one.node)
     wait = draft.call(f"{rewrite.name}_wait", WAIT, (launch,), at, one.node)

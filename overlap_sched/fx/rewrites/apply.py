@@ -60,9 +60,7 @@ def rewrite_graph(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite]) ->
     prepare(gm, rewrites).commit()
 
 
-def prepare(
-    gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: Sequence[str] | None = None
-) -> Pending:
+def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: Sequence[str] | None = None) -> Pending:
     """Make the new nodes, check everything, and leave it to the caller to commit or undo.
 
     Args:

@@ -9,7 +9,7 @@ from overlap_sched.fx.rewrites.sites import Site
 
 
 def check_coalesced(name: str, one: Site) -> None:
-    """gloo's coalesced all_gather must not be used.
+    """Gloo's coalesced all_gather must not be used.
 
     Several of them in flight damage memory: four ranks abort within some hundred rounds in torch 2.13 and 2.15
     (:mod:`overlap_sched.inductor.gloo` says the same of plain gathers, which go that way too and are led around it).

@@ -19,7 +19,17 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites.backends import check_coalesced
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.exactness import check_exact
-from overlap_sched.fx.rewrites.sites import ATEN, C10D, GETITEM, WAIT, Site, check_offsets, check_same_value, ranges, site
+from overlap_sched.fx.rewrites.sites import (
+    ATEN,
+    C10D,
+    GETITEM,
+    WAIT,
+    Site,
+    check_offsets,
+    check_same_value,
+    ranges,
+    site,
+)
 from overlap_sched.transform.rewrites import Bucket
 
 
@@ -112,7 +122,9 @@ def _copied(draft: Draft, name: str, members: Sequence[Site]) -> tuple[fx.Node, 
     launch = draft.call(name, like.target, (packed, *members[0].rest), at, like)
     first = min(draft.at[one.waits[0]] for one in members)
     wait = draft.call(f"{name}_wait", WAIT, (launch,), first, like)
-    outs = _columns(draft, name, members, wait) if op == "all_gather_into_tensor" else _parts(draft, name, members, wait)
+    outs = (
+        _columns(draft, name, members, wait) if op == "all_gather_into_tensor" else _parts(draft, name, members, wait)
+    )
     return packed, outs
 
 

@@ -222,11 +222,15 @@ class Draft:
 
 
 def _value(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    values: list[Any] = [node.meta["val"] for node in _nodes(args)]
+    values = [_value_of(node) for node in _nodes(args)]
     mode = next(value.fake_mode for value in _flat(values) if isinstance(value, FakeTensor))
-    given = fx.node.map_arg(args, lambda node: node.meta["val"])
+    given = fx.node.map_arg(args, _value_of)
     with mode, torch.no_grad():
         return target(*given, **kwargs)
+
+
+def _value_of(node: fx.Node) -> Any:
+    return node.meta.get("val", "")  # of a process group: fake kernels do not look at it
 
 
 def _nodes(args: tuple[Any, ...]) -> list[fx.Node]:

@@ -1,7 +1,7 @@
 """Which reductions keep their bits when their elements are moved to other places of a buffer.
 
-A reduction adds the values of n ranks in some order, and sums of floats depend on it. gloo reduces in a ring: the buffer
-is cut into n chunks, and each chunk starts at another rank. So:
+A reduction adds the values of n ranks in some order, and sums of floats depend on it. gloo reduces in a ring: the
+buffer is cut into n chunks, and each chunk starts at another rank. So:
 
 - what is only copied (gathers), and integers, keep their bits wherever they lie;
 - two ranks have only one order for a sum, an average or a product (``a + b == b + a``); their maximum has two, and

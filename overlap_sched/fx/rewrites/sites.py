@@ -76,7 +76,7 @@ def site(draft: Draft, name: str) -> Site:
     """
     node = draft.find(name)
     op = LAUNCHES.get(node.target)
-    if op is None or len(node.args) != len(node.target._schema.arguments):  # type: ignore[union-attr]
+    if op is None or len(node.args) != len(node.target._schema.arguments):
         raise RewriteError(f"{name!r} is {_target(node)!r}: what can be rewritten is {', '.join(BUCKETED)}.")
     waits = _waits(draft, node)
     source = node.args[0]
@@ -89,7 +89,7 @@ def site(draft: Draft, name: str) -> Site:
         raise RewriteError(f"process group {group_name!r} of {name!r} also sends or receives: its order must stay.")
     gathers = op == "all_gather_into_tensor"
     reduction = "" if gathers else str(node.args[1])
-    ranks = draft.facts.ranks(group_name) if op == "all_reduce" else int(node.args[1 if gathers else 2])  # type: ignore[arg-type]
+    ranks = draft.facts.ranks(group_name) if op == "all_reduce" else int(node.args[1 if gathers else 2])
     return Site(node, op, source, node.args[-1], group_name, reduction, ranks, waits)
 
 

@@ -1,4 +1,4 @@
-"""Both halves of a rewrite agree: the rewritten graph, lifted, is the rewritten problem, at every site of every graph."""
+"""Both halves of a rewrite agree at every site of every graph: the rewritten graph, lifted, is the rewritten problem."""
 
 from typing import Any
 

@@ -33,11 +33,12 @@ from overlap_sched.transform.neighbours import Windows, neighbours
 from overlap_sched.transform.rewrites import Bucket, Form, Rewrite, Stream
 from overlap_sched.transform.trial import Asked, Trial, tried
 
-CAPS = (4, 8, 16, 32, 48, 64, 96)
-"""Of buckets of neighbours, in latencies."""
-BATCH_CAPS = (8, 32)
-"""Of batches of what waits."""
-BATCH_POLICIES = (NETWORK_BINDS[2], NETWORK_BINDS[0])
+CAPS = (32, 48, 64, 96, 16, 8, 4)
+"""Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
+BINDS = 0.5
+"""Neighbours are merged on streams that are at least this part as busy as the busiest."""
+BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0]))
+"""Of batches of what waits: caps in latencies, and the policy of the run."""
 PARTS = 4
 """Parts of the step that may have caps of their own."""
 
@@ -48,13 +49,13 @@ class Wanted:
 
     Attributes:
         forms: Of buckets, the one preferred first.
+        buckets: Whether there may be any.
         streams: Whether reductions may go to a second communicator.
-        runs: How many candidates are scheduled at most.
     """
 
     forms: tuple[Form, ...]
+    buckets: bool
     streams: bool
-    runs: int
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Graph:
     Attributes:
         problem: With the groups of this variant; ids are those of the problem asked about.
         moved: Names of the collectives on a second communicator.
+        keys: Of all that may be bucketed. binding: of those on streams that bind.
     """
 
     def __init__(self, asked: Asked, moved: frozenset[str]) -> None:
@@ -88,7 +90,15 @@ class Graph:
         self.problem = apply(asked.problem, [one for one in streams if one.collective in moved], asked.prices)
         self.keys = keys_of(self.problem, asked.alike)
         self.time_us: BatchTime = batch_time(self.problem, asked.prices)
+        binding = self._busy_groups()
+        self.binding = {v: key for v, key in self.keys.items() if key.group in binding}
         self.windows = Windows(self.problem, self.problem.original_order)
+
+    def _busy_groups(self) -> list[str]:
+        nodes, busy = self.problem.nodes, dict.fromkeys(self.problem.groups, 0.0)
+        for v in self.problem.collectives:
+            busy[nodes[v].group or ""] += nodes[v].time_us
+        return [group for group, us in busy.items() if us >= BINDS * max(busy.values())]
 
     def rewrites(self, groups: Sequence[Sequence[NodeId]], form: Form) -> tuple[Rewrite, ...]:
         """Buckets of those that are several; then what moves to the second communicator."""
@@ -103,8 +113,9 @@ class Graph:
         """No step with these buckets is shorter: all compute, or the busiest stream."""
         nodes = self.problem.nodes
         busy = dict.fromkeys(self.problem.groups, 0.0)
+        inside = {v for ids in groups for v in ids}
         for v in self.problem.collectives:
-            if v not in self.keys:
+            if v not in inside:
                 busy[nodes[v].group or ""] += nodes[v].time_us
         for ids in groups:
             key = self.keys[ids[0]]
@@ -148,6 +159,8 @@ def _search(graph: Graph, wanted: Wanted, found: Found) -> None:
                 found.best_us,
             )
         )
+    if not wanted.buckets:
+        return
     best_caps: tuple[float, ...] = ()
     for cap in CAPS:
         if _by_size(graph, found, (float(cap),) * PARTS, form, f"buckets of up to {cap} latencies{on}"):
@@ -167,7 +180,7 @@ def _search(graph: Graph, wanted: Wanted, found: Found) -> None:
 def _by_size(graph: Graph, found: Found, caps: tuple[float, ...], form: Form, what: str) -> bool:
     asked = graph.asked
     order = asked.problem.original_order
-    groups = neighbours(graph.problem, order, graph.keys, graph.time_us, caps, graph.windows)
+    groups = neighbours(graph.problem, order, graph.binding, graph.time_us, caps, graph.windows)
     least_us = graph.least_us(groups)
     rewrites = graph.rewrites(groups, form)
     if least_us >= found.best_us:
@@ -182,12 +195,11 @@ def _batches(graph: Graph, budget_bytes: int) -> Iterator[tuple[int, Order, list
         return  # batches know streams of their own only
     urgent = without_latency(graph.problem, graph.keys, graph.time_us)
     reference = Reference(urgent, urgent.original_order)
-    for cap in BATCH_CAPS:
-        for policy in BATCH_POLICIES:
-            streams = BatchingStreams(graph.problem, graph.keys, graph.time_us, cap)
-            run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, times=streams)
-            if isinstance(run, Candidate):
-                yield cap, run.order, [batch.members for batch in streams.batches if batch.key is not None]
+    for cap, policy in BATCHES:
+        streams = BatchingStreams(graph.problem, graph.keys, graph.time_us, cap)
+        run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, times=streams)
+        if isinstance(run, Candidate):
+            yield cap, run.order, [batch.members for batch in streams.batches if batch.key is not None]
 
 
 def _reductions(problem: Problem) -> frozenset[str]:

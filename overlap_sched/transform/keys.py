@@ -35,19 +35,26 @@ BatchTime = Callable[[Key, int], float]
 """Microseconds of a collective of a key and so many bytes."""
 
 
-def keys_of(problem: Problem, alike: Alike) -> Mapping[NodeId, Key]:
-    """Per collective that can be a member: its key. Linear."""
+def keys_of(problem: Problem, alike: Alike | None) -> Mapping[NodeId, Key]:
+    """Per collective that can be a member: its key. Linear.
+
+    Args:
+        problem: What they are of.
+        alike: Only those that are in it can; ``None``: it is not known, and all can.
+    """
     draft = Draft(problem, problem.original_order)
     before, behind = _levels(problem)
     keys = {}
     for v in problem.collectives:
         node = problem.nodes[v]
+        if alike is not None and node.name not in alike:
+            continue
         try:
             member(draft, node.name)
         except RewriteError:
             continue
         level = before[v] if "gather" in node.op else behind[v]
-        keys[v] = Key(node.op, node.group or "", alike.get(node.name, ""), level)
+        keys[v] = Key(node.op, node.group or "", "" if alike is None else alike[node.name], level)
     return keys
 
 

@@ -14,7 +14,7 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import COMPUTE_BINDS, LAST, NETWORK_BINDS, Policy
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import NO_WORK, Work
-from overlap_sched.transform.apply import apply
+from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
@@ -28,13 +28,14 @@ class Asked:
     """What every try shares.
 
     Attributes:
-        problem: Not rewritten. prices, alike: as for :func:`overlap_sched.transform.apply.apply`.
+        problem: Not rewritten. prices: of new nodes.
+        alike: Per collective that may be bucketed, what members share; ``None``: not known, all may.
         budget_bytes: What the peak may be.
     """
 
     problem: Problem
     prices: Prices
-    alike: Alike
+    alike: Alike | None
     budget_bytes: int
 
 
@@ -72,7 +73,7 @@ def tried(asked: Asked, what: str, rewrites: Sequence[Rewrite], order: Sequence[
     """
     failed = Trial(what, tuple(rewrites))
     try:
-        problem = apply(asked.problem, rewrites, asked.prices, asked.alike, order)
+        problem = apply(asked.problem, rewrites, asked.prices, asked.alike or NOT_KNOWN, order)
     except RewriteError as error:
         return _because(failed, str(error))
     live_ranges = LiveRanges(problem)

@@ -99,10 +99,10 @@ def _do(draft: Draft, rewrite: Rewrite) -> None:
 
 
 def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
-    """Per collective that may be bucketed or split, what members of a bucket must share: ``"bfloat16 sum"``.
+    """Per collective, by name, what members of a bucket must share: ``"bfloat16 sum"``.
 
-    All others are missing. So the choice is made among those that are legal (but for paths between them, which the
-    choice sees).
+    Of one that cannot be bucketed it is the reason, which names it: so it is like no other. What remains to be seen by
+    who chooses are operator, group, and paths between members.
     """
     draft = Draft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
     kinds: dict[str, str] = {}
@@ -112,7 +112,7 @@ def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
                 one = site(draft, node.name)
                 check_exact(node.name, one.op, one.reduction, one.taken.dtype, one.ranks)
                 check_offsets(draft, [one])
-            except RewriteError:
-                continue
-            kinds[node.name] = one.kind
+                kinds[node.name] = one.kind
+            except RewriteError as refused:
+                kinds[node.name] = str(refused)
     return kinds

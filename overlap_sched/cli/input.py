@@ -14,6 +14,7 @@ from overlap_sched.cli.source import Loaded, Source
 from overlap_sched.cost import FREE, Price, Roofline, device_named
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster_model import model_of
 from overlap_sched.cost.kineto import RankTrace
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
@@ -63,6 +64,8 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
         tuple([price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]),
         (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked])),
         loaded.profile,
+        loaded.model,
+        loaded.alike,
     )
 
 
@@ -137,6 +140,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
         from overlap_sched.fx.profile import lifted_with_profile
+        from overlap_sched.fx.rewrites import alike_of
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
@@ -172,7 +176,10 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)
-    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile)
+    device = None if source.device is None else device_named(source.device)
+    model = model_of(cluster) if cluster is not None else Roofline() if device is None else Roofline(device)
+    alike = alike_of(dump.gm) if source.prices_anew else None
+    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, model, alike)
 
 
 def _import(package: str) -> None:

@@ -80,8 +80,8 @@ def _copied(draft: Draft, name: str, members: Sequence[Member], prices: Prices) 
     source = draft.add(copy, at)
     launch = _launch(draft, name, op, members, prices, ((source,), packed, result, at))
     first = min(draft.at[w] for one in members for w in one.waits)
-    use = (*packed, *result)
-    wait = draft.add(Node(f"{name}_wait", Kind.WAIT, (launch,), (), use, op=WAIT, collective=launch), first)
+    ended = Node(f"{name}_wait", Kind.WAIT, (launch,), (), (*packed, *result), op=WAIT, collective=launch)
+    wait = draft.add(ended, first)
     unpack = _copied_out if "gather" in op else _parts
     return unpack(draft, name, members, prices, (wait, result))
 

@@ -137,18 +137,14 @@ class Draft:
 
     def _change(self, v: NodeId, node: Node) -> None:
         old = self.node(v)
-        for u in old.deps:
-            if u not in node.deps:
-                self._after[u].remove(v)
-        for u in node.deps:
-            if u not in old.deps:
-                self._after[u].append(v)
-        for s in old.use:
-            if s not in node.use:
-                self._users[s].remove(v)
-        for s in node.use:
-            if s not in old.use:
-                self._users[s].append(v)
+        for u in set(old.deps).difference(node.deps):
+            self._after[u].remove(v)
+        for u in set(node.deps).difference(old.deps):
+            self._after[u].append(v)
+        for s in set(old.use).difference(node.use):
+            self._users[s].remove(v)
+        for s in set(node.use).difference(old.use):
+            self._users[s].append(v)
         self.nodes[v] = node
 
     def finished(self) -> Problem:

@@ -51,6 +51,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from overlap_sched.errors import RewriteError
+from overlap_sched.options import RewriteKind
 
 Form = Literal["copied", "coalesced"]
 """One buffer, with copies in and out on the compute stream; or one launch of several tensors, without copies."""
@@ -59,9 +60,8 @@ BUCKETED = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor")
 """Operators that can be bucketed and split."""
 COALESCED = tuple(f"{op}_coalesced" for op in BUCKETED)
 
-RewriteKind = Literal["bucket", "split", "keep", "stream"]
-"""What ``Options.rewrites`` names; re-gathering belongs to ``"keep"``."""
 KINDS: tuple[RewriteKind, ...] = get_args(RewriteKind)
+"""What ``Options.rewrites`` names; re-gathering belongs to ``"keep"``."""
 
 
 @dataclass(frozen=True)

@@ -99,10 +99,9 @@ def _do(draft: Draft, rewrite: Rewrite) -> None:
 
 
 def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
-    """Per collective, by name, what members of a bucket must share: ``"bfloat16 sum"``.
+    """Per collective that can be bucketed, by name, what members of a bucket must share: ``"bfloat16 sum"``.
 
-    Of one that cannot be bucketed it is the reason, which names it: so it is like no other. What remains to be seen by
-    who chooses are operator, group, and paths between members.
+    Besides operator and group; what else must be seen by who chooses are paths between members.
     """
     draft = Draft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
     kinds: dict[str, str] = {}
@@ -112,7 +111,7 @@ def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
                 one = site(draft, node.name)
                 check_exact(node.name, one.op, one.reduction, one.taken.dtype, one.ranks)
                 check_offsets(draft, [one])
-                kinds[node.name] = one.kind
-            except RewriteError as refused:
-                kinds[node.name] = str(refused)
+            except RewriteError:
+                continue
+            kinds[node.name] = one.kind
     return kinds

@@ -137,4 +137,4 @@ def test_all_that_may_be_bucketed_is_told() -> None:
     assert told["all_gather_into_tensor"] == "float32"
     hazards = alike_of(GRAPHS["hazards"]())
     assert hazards["all_gather_into_tensor"] == "float32"
-    assert hazards["all_gather_into_tensor_2"].startswith("something writes to the result of ")
+    assert "all_gather_into_tensor_2" not in hazards  # something writes to its result

@@ -234,7 +234,7 @@ def test_results_that_must_be_tensors_of_their_own() -> None:
         assert why(f, PLAIN, scatters) == addressed
         assert why(f, PLAIN, Bucket(scatters.members, "coalesced")) is None
         assert why(f, PLAIN, Split(SCATTER_1)) is None
-        assert alike_of(trace(f, *PLAIN)) == {SCATTER: "float32 sum", SCATTER_1: addressed}
+        assert alike_of(trace(f, *PLAIN)) == {SCATTER: "float32 sum"}
 
 
 def test_parts_start_where_kernels_expect_them() -> None:
@@ -248,9 +248,7 @@ def test_parts_start_where_kernels_expect_them() -> None:
     )
     assert why(f, odd, Bucket((SCATTER, SCATTER_1), "coalesced")) is None
     assert why(two, odd, BUCKET) is None  # gathers are copied out
-    told = alike_of(trace(f, *odd))
-    assert told[SCATTER].startswith("the result of 'reduce_scatter_tensor' has 24 bytes")
-    assert told[SCATTER_1] == "float32 sum"
+    assert alike_of(trace(f, *odd)) == {SCATTER_1: "float32 sum"}
 
 
 def test_values_that_are_not_known() -> None:
@@ -299,7 +297,7 @@ def test_reductions_that_would_change_bits() -> None:
         said = why(f, PLAIN, one)
         assert said is not None
         assert said.startswith("'all_reduce' is a sum of float32 on ranks of an unknown number (all_reduce): where")
-    assert len(set(alike_of(trace(f, *PLAIN)).values())) == 2  # each its own reason
+    assert alike_of(trace(f, *PLAIN)) == {}
 
 
 def test_keeping_and_gathering_again() -> None:
@@ -336,7 +334,7 @@ def test_a_second_communicator_must_be_there() -> None:
 
 
 def test_coalesced_gathers_over_gloo() -> None:
-    with mock.patch.object(backends, "_is_gloo", return_value=True):
+    with mock.patch.object(backends, "over_gloo", return_value=True):
         assert why(two, PLAIN, Bucket((GATHER, GATHER_1), "coalesced")) == (
             "'bucket_all_gather_into_tensor_2' would be a coalesced all_gather over gloo, where several in flight "
             "damage memory. Use form='copied'."

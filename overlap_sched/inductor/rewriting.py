@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import fx
+from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_sched.distributed import Digest, digest_of
@@ -69,7 +70,9 @@ class _Known:
     choice: Choice = field(default_factory=Choice)
 
 
-def rewrite_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose) -> Sequence[Rewrite]:
+def rewrite_fx(
+    gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, kind: str | None = None
+) -> Sequence[Rewrite]:
     """Rewrite a graph in place, or leave it as it was; all ranks do the same.
 
     Call it on every rank for every graph, before its order is planned.
@@ -78,6 +81,7 @@ def rewrite_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose
         gm: The graph, or its module, which is recompiled.
         settings: How; whom to ask.
         choose: What to do.
+        kind: See :func:`overlap_sched.inductor.fx_stage.schedule_fx`.
 
     Returns:
         What was done.
@@ -88,7 +92,7 @@ def rewrite_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if not launches_in(graph.nodes):
         return ()
-    known = _Known()
+    known = _Known(graph_name(graph, kind))
     try:
         try:
             _prepare(gm, settings, choose, known)
@@ -115,7 +119,6 @@ def _prepare(gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, 
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if asks(settings):
         known.key, known.launches = graph_key(graph, "rewrites"), launch_digest(launches_in(graph.nodes))
-    known.name = graph_name(graph)
     compiled = settings.stage in ("inductor", "post_grad")
     lifted = lift(graph, name=known.name, fusion="inductor" if compiled else "none", **settings.costs)
     choice = known.choice = choose(lifted, settings, alike_of(graph))
@@ -185,6 +188,8 @@ class RewritePass(CustomGraphPass):
         """Rewrite the graph in place, or leave it as it was."""
         if self.before is not None:
             self.before(graph)
+        if config.deterministic:  # no order is set behind fusion
+            return
         rewrite_fx(graph, self.settings, self.choose)
 
     def uuid(self) -> str | None:

@@ -26,7 +26,7 @@ GATHERS = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"))
 def neighbours(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Choice:
     """Neighbouring gathers two by two, as far as they do not need each other; in the graph's order."""
     nodes = lifted.problem.nodes
-    ready = [n.name for n in nodes if n.name in alike and n.op == "all_gather_into_tensor"]
+    ready = [n.name for n in nodes if alike.get(n.name) == "float32" and n.op == "all_gather_into_tensor"]
     inputs = {v for v, n in enumerate(nodes) if n.kind == "input"}
     free = [name for name in ready if all(u in inputs for n in nodes if n.name == name for u in n.deps)]
     return Choice([Bucket(pair) for pair in zip(free[::2], free[1::2], strict=False)])

@@ -99,10 +99,9 @@ def _do(draft: Draft, rewrite: Rewrite) -> None:
 
 
 def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
-    """Per collective that may be bucketed or split, what members of a bucket must share: ``"bfloat16 sum"``.
+    """Per collective that can be bucketed, by name, what members of a bucket must share: ``"bfloat16 sum"``.
 
-    All others are missing. So the choice is made among those that are legal (but for paths between them, which the
-    choice sees).
+    Besides operator and group; what else must be seen by who chooses are paths between members.
     """
     draft = Draft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
     kinds: dict[str, str] = {}

@@ -200,8 +200,9 @@ class Draft:
                     before.add(node.collective)
                 missing = [u for u in before if state[u] != 2]
                 if not missing:
-                    state[v] = 2
-                    order.append(v)
+                    for w in (v, *self._taken_out_of(v)):
+                        state[w] = 2
+                        order.append(w)
                     stack.pop()
                     continue
                 state[v] = 1
@@ -210,6 +211,12 @@ class Draft:
                     raise RewriteError(self._in_a_ring(v, ring[0]))
                 stack.extend(sorted(missing, key=lambda u: (at[u], u), reverse=True))
         return order
+
+    def _taken_out_of(self, v: NodeId) -> list[NodeId]:
+        """Views that need a new launch alone: each holds all its results, so they come at once behind it."""
+        if v < len(self.problem.nodes) or self.node(v).kind is not Kind.COLLECTIVE:
+            return []
+        return [w for w in self._after[v] if self.node(w).kind is Kind.COMPUTE and self.node(w).deps == (v,)]
 
     def _in_a_ring(self, v: NodeId, u: NodeId) -> str:
         return (

@@ -7,7 +7,7 @@ into an order again, and numbered by it.
 from collections.abc import Iterable, Sequence
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Group, Node, NodeId, Problem, Storage
+from overlap_sched.problem import Group, Kind, Node, NodeId, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.node import LAUNCH, StorageId
 

@@ -54,7 +54,7 @@ def test_a_copied_bucket_of_gathers_by_hand() -> None:
 def test_a_coalesced_bucket_of_gathers_by_hand() -> None:
     after = apply(TWO, [Bucket(("gather0_0", "gather0_1"), "coalesced")], PRICES)
     b = "bucket_gather0_0_2"
-    assert live(after)[:5] == [(b, 36), (f"{b}_get_0", 36), (f"{b}_out_0", 36), (f"{b}_get_1", 36), (f"{b}_out_1", 36)]
+    assert live(after)[:5] == [(b, 36), (f"{b}_get_0", 36), (f"{b}_get_1", 36), (f"{b}_out_0", 36), (f"{b}_out_1", 36)]
     assert named(after, b).op == "all_gather_into_tensor_coalesced"
 
 

@@ -24,7 +24,7 @@ BUCKETS = Options(rewrites=("bucket",))
 
 
 @given(sharded_problems())
-@settings(max_examples=30)
+@settings(max_examples=15, deadline=None)
 def test_a_plan_keeps_its_promises(problem: Problem) -> None:
     found = plan(problem, PRICES, ALL)
     after, order = found.schedule.problem, list(found.schedule.order)
@@ -46,7 +46,7 @@ def test_latency_is_saved_where_the_network_binds() -> None:
     launches = [found.schedule.problem.nodes[v] for v in found.schedule.problem.collectives]
     assert len(launches) < 12
     assert found.schedule.scheduled.step_us < 0.6 * found.without.scheduled.step_us
-    assert found.without.scheduled.step_us > 24 * 12.0
+    assert found.without.scheduled.step_us == pytest.approx(24 * 12.0)
     assert sum(record.stream_us for record in found.records) == pytest.approx(10.0 * (24 - len(launches)))
 
 

@@ -80,6 +80,10 @@ class OrderError(OverlapSchedError, ValueError):
     """An order is not a permutation of the problem's nodes, or breaks a rule."""
 
 
+class RewriteError(OverlapSchedError, ValueError):
+    """A collective cannot be rewritten in the way asked for; the message says what stands in the way."""
+
+
 class UnreachableError(OverlapSchedError, ValueError):
     """A memory limit or a step was asked for that no order found keeps."""
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
@@ -16,6 +16,8 @@ from overlap_sched.problem.quantities import shown
 Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
 Base = Literal["original", "memory", "memory-peak"]
+
+RewriteKind = Literal["bucket", "split", "keep", "stream"]
 
 _UNITS = {
     "": 1, "b": 1,
@@ -57,6 +59,10 @@ class Options:
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the
             process group's store; all use it or none does, see ``docs/agreement.md``. ``"none"``: they trust that
             all have the same graph and options; where they have not, the job may hang. A rank alone does nothing.
+        rewrites: How collectives may be rewritten, besides being reordered (:mod:`overlap_sched.transform`): any of
+            ``"bucket"`` (several become one), ``"split"`` (one becomes several), ``"keep"`` (a gathered parameter
+            stays for its next use) and ``"stream"`` (reductions go to a second communicator). Default ``()``: none.
+            With any, ``budget``, ``preserve_collective_order`` and ``allocator`` stay at their defaults.
 
     Raises:
         OptionsError: A value is not one of those above.
@@ -71,6 +77,7 @@ class Options:
     strict: bool = False
     agreement: Agree = "digest"
     allocator: str = "none"
+    rewrites: tuple[RewriteKind, ...] = ()
 
     def __post_init__(self) -> None:
         headroom_bytes(self.headroom, 0)
@@ -103,8 +110,28 @@ class Options:
                 f"allocator is {self.allocator!r} and memory_model is {self.memory_model!r}: only "
                 "memory_model='runtime' holds what a real allocator holds. Leave one of the two at its default."
             )
+        self._check_rewrites()
         if not isinstance(self.strict, bool):
             raise OptionsError(f"strict is {self.strict!r}; it is True or False.")
+
+    def _check_rewrites(self) -> None:
+        known = get_args(RewriteKind)
+        names = self.rewrites
+        if not isinstance(names, tuple) or not set(names) <= set(known) or len(set(names)) < len(names):
+            raise OptionsError(f"rewrites is {names!r}; it is a tuple of {', '.join(map(repr, known))}, each once.")
+        defaults = {
+            "budget": "peak",
+            "memory_model": "runtime",
+            "preserve_collective_order": "none",
+            "allocator": "none",
+        }
+        for name, default in defaults.items() if names else ():
+            value = getattr(self, name)
+            if value != default:
+                raise OptionsError(
+                    f"rewrites is {names!r} and {name} is {value!r}: a rewritten graph has other nodes, launches and "
+                    f"storages, so that it means nothing there. Use {name}={default!r}, or rewrites=()."
+                )
 
 
 def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:

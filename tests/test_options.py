@@ -132,3 +132,26 @@ def test_a_lower_peak_is_not_a_lower_profile() -> None:
 def test_ranks_compare_their_orders_unless_told_otherwise() -> None:
     assert Options().agreement == "digest"
     assert Options(agreement="none").agreement == "none"
+
+
+@pytest.mark.parametrize("rewrites", [("merge",), ["bucket"], "bucket", ("bucket", "bucket"), None])
+def test_rewrites_that_are_none(rewrites: Any) -> None:
+    with pytest.raises(OptionsError) as caught:
+        Options(rewrites=rewrites)
+    expected = f"rewrites is {rewrites!r}; it is a tuple of 'bucket', 'split', 'keep', 'stream', each once."
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"budget": "profile"},
+        {"memory_model": "tracker"},
+        {"preserve_collective_order": "group"},
+        {"allocator": "expandable"},
+    ],
+)
+def test_rewrites_want_the_other_defaults(other: dict[str, Any]) -> None:
+    ((name, value),) = other.items()
+    with pytest.raises(OptionsError, match=f"and {name} is '{value}': a rewritten graph has other nodes"):
+        Options(rewrites=("bucket",), **other)

@@ -45,6 +45,7 @@ ARROWS = (
     ("scheduler",),
     ("cost",),
     ("analysis",),
+    ("transform",),
     ("report",),
     ("fx",),
     ("dump",),

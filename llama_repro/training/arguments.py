@@ -89,6 +89,10 @@ def _training(group: argparse._ArgumentGroup) -> None:
     add("--seed", type=int, default=0, help="seed of the first weights and of the data (default: 0)")
 
 
+def _kinds(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
 def _scheduling(group: argparse._ArgumentGroup) -> None:
     add, default = group.add_argument, Options()
     add("--scheduler", default="overlap_sched", choices=SCHEDULERS, help="who orders graphs (default: overlap_sched)")
@@ -116,6 +120,7 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
         help="use an order only where all ranks agree",
     )
     add("--allocator", default=default.allocator, metavar="KIND", help="keep to what it reserves: plain, expandable")
+    add("--rewrites", type=_kinds, default=default.rewrites, metavar="KINDS", help="bucket, stream: joined by commas")
     add(
         "--costs",
         default="measured",

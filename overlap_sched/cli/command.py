@@ -28,6 +28,7 @@ from overlap_sched.report.progress import progress
 from overlap_sched.report.units import printable
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.plan import Plan
 
 FINE, FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
 Tell = Callable[[str], None]
@@ -87,11 +88,31 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     """``plan``: see :mod:`overlap_sched.cli.plan`."""
     with progress() as tell:
-        loaded = _read(options, tell)
-        result = _scheduled(options, loaded.problem, tell)
-        shown = plan.answer(options, loaded, result, tell)
+        if options.rewrites:
+            loaded, made = _rewritten(options, tell)
+            shown = plan.answer(options, loaded, made.schedule, tell, made)
+            fell_back = made.fell_back or made.without.fell_back
+        else:
+            loaded = _read(options, tell)
+            result = _scheduled(options, loaded.problem, tell)
+            shown, fell_back = plan.answer(options, loaded, result, tell), result.fell_back
     _print(shown)
-    return FINE if result.fell_back is None else FELL_BACK
+    return FINE if fell_back is None else FELL_BACK
+
+
+def _rewritten(options: argparse.Namespace, tell: Tell) -> tuple[Loaded, Plan]:
+    """Read the input, rewrite and schedule it; what ``--save-problem`` writes is the graph that the order is of."""
+    wanted = options_of(options)
+    loaded = _read(options, tell, saves=False)
+    wanted = replace(wanted, memory_model=options.memory_model or loaded.problem.memory_model)
+    tell(f"scheduling {len(loaded.problem.nodes):,} nodes, with rewrites")
+    made = plan.rewritten(options, wanted, loaded)
+    if options.save_problem:
+        tell(f"writing {options.save_problem}")
+        save(made.schedule.problem, options.save_problem, redact=options.redact)
+    elif options.out and made.rewrites:
+        _complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
+    return loaded, made
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -155,15 +176,21 @@ def _loaded(options: argparse.Namespace, tell: Tell) -> Problem:
     return _read(options, tell).problem
 
 
-def _read(options: argparse.Namespace, tell: Tell) -> Loaded:
-    """Read the input, and save it where that is asked for; notes on how it was read go to standard error."""
+def _read(options: argparse.Namespace, tell: Tell, *, saves: bool = True) -> Loaded:
+    """Read the input, and save it where that is asked for; notes on how it was read go to standard error.
+
+    Args:
+        options: As given.
+        tell: Hears what is being done.
+        saves: Whether ``--save-problem`` is about the graph as it is read.
+    """
     tell(f"reading {options.problem}")
     loaded = load(source_of(options), tell)
     for note in loaded.notes:
         _complain(f"note: {note}")
     if loaded.profile is not None:
         print(_shown(profile_table(loaded.profile)), file=sys.stderr)
-    if options.save_problem:
+    if options.save_problem and saves:
         tell(f"writing {options.save_problem}")
         save(loaded.problem, options.save_problem, redact=options.redact)
     return loaded

@@ -14,6 +14,7 @@ from overlap_sched.cli.source import Loaded, PricedFor, Source
 from overlap_sched.cost import FREE, H100, Device, Price, Roofline, device_named
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.cluster_file import ASSUMED, read_cluster
+from overlap_sched.cost.cluster_model import model_of
 from overlap_sched.cost.kineto import RankTrace
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
@@ -134,6 +135,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
         from overlap_sched.fx.profile import lifted_with_profile
+        from overlap_sched.fx.rewrites import alike_of
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
@@ -174,7 +176,9 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     notes += _assumed(cluster, source) if cluster is not None and lifted.problem.collectives else []
     on = device if cluster is None else cluster.device
     priced_for = PricedFor(on.name, None if cluster is None else cluster.name, fusion)
-    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, priced_for)
+    model = Roofline(device) if cluster is None else model_of(cluster)
+    alike = alike_of(dump.gm) if source.prices_anew else None
+    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, priced_for, model, alike)
 
 
 def _cluster(source: Source, device: Device) -> Cluster | None:

@@ -3,17 +3,26 @@
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import RenderableType
 
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Loaded
+from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.options import Options
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_file
 from overlap_sched.report.reserved_text import reserved_changes, reserved_figures, reserved_rows
+from overlap_sched.report.rewrites_text import rewrites_figures, rewrites_text
 from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.plan import plan as transform_plan
+from overlap_sched.transform.prices import Prices, on_cluster
+
+CLUSTER = "dgx-h100"
+"""That problem files are priced for where rewrites are asked for and no cluster is named."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,12 +32,48 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema plan`)")
     add("--plot", metavar="OUT.png", help="draw memory and streams, before and after (.png, .svg, .pdf)")
     add("--trace", metavar="OUT.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
+    add(
+        "--rewrites",
+        default="",
+        metavar="KINDS",
+        help="rewrite collectives, too, where that makes the step shorter in the same memory: bucket (several become "
+        "one), stream (reductions on a second communicator), or both, joined by a comma; collectives of a problem file "
+        "are priced for --cluster (default: dgx-h100)",
+    )
+
+
+def rewritten(options: argparse.Namespace, wanted: Options, loaded: Loaded) -> Plan:
+    """Choose rewrites and an order; a problem file is priced for the cluster first.
+
+    Raises:
+        OptionsError, ClusterError, PlacementError: They do not fit the problem.
+    """
+    if loaded.model is not None:
+        prices = Prices(loaded.model, options.comm_scale)
+        return transform_plan(loaded.problem, prices, wanted, loaded.alike)
+    cluster = read_cluster(options.cluster or CLUSTER)
+    if options.mesh:
+        cluster = replace(cluster, mesh=tuple(options.mesh))
+    problem, prices = on_cluster(loaded.problem, cluster, options.comm_scale)
+    return transform_plan(problem, prices, wanted)
 
 
 def answer(
-    options: argparse.Namespace, loaded: Loaded, result: Schedule, tell: Callable[[str], None]
-) -> str | tuple[RenderableType]:
-    """Write the files asked for; what to print: JSON, or a table and perhaps a line."""
+    options: argparse.Namespace,
+    loaded: Loaded,
+    result: Schedule,
+    tell: Callable[[str], None],
+    made: Plan | None = None,
+) -> str | tuple[RenderableType, ...]:
+    """Write the files asked for; what to print: JSON, or a table and perhaps more lines.
+
+    Args:
+        options: As given.
+        loaded: The input.
+        result: The schedule.
+        tell: Hears what is being done.
+        made: The plan that it is of; ``None``: no rewrites were asked for.
+    """
     if options.out:
         tell(f"writing {options.out}")
         names = result.problem.names(result.order)
@@ -42,11 +87,14 @@ def answer(
         tell(f"writing {options.trace}")
         write_trace(result, options.trace)
     tell("replaying the caching allocator")
-    reserved = reserved_changes(result)
+    reserved = {} if made is not None and made.rewrites else reserved_changes(result)
     tell("computing the lower bound")
     if options.json:
-        more = {"prices": _prices(options, loaded), "reserved": reserved_figures(reserved)}
+        more = {} if made is None else rewrites_figures(made)
+        more |= {"prices": _prices(options, loaded), "reserved": reserved_figures(reserved)}
         return as_json("plan", {**figures(result), **more})
+    if made is not None:
+        return (summary(result, reserved_rows(reserved)), rewrites_text(made))
     kept = () if result.fell_back is None else (f"The original order was kept: {result.fell_back}",)
     return (summary(result, reserved_rows(reserved)), *kept)
 

@@ -4,14 +4,14 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from overlap_sched.cli.contention import contention_given
-from overlap_sched.cost import Price
+from overlap_sched.cost import CostModel, Price
 from overlap_sched.cost.cluster import MeshDimension
 from overlap_sched.cost.profile import Profile
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import Options
+from overlap_sched.options import Options, RewriteKind
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
@@ -83,6 +83,9 @@ class Loaded:
         notes: What was guessed, and what looks wrong.
         profile: What traces say of it, where there are any.
         priced_for: Of a dump; ``None``: a problem file, which has its own times.
+        model: Of a dump, what priced it; ``None``: the times are a file's.
+        alike: Of a dump, what collectives must share to be bucketed (:func:`overlap_sched.fx.rewrites.alike_of`);
+            ``None``: it is not known.
     """
 
     problem: Problem
@@ -90,6 +93,8 @@ class Loaded:
     notes: tuple[str, ...] = ()
     profile: Profile | None = None
     priced_for: PricedFor | None = None
+    model: CostModel | None = None
+    alike: Mapping[str, str] | None = None
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -110,7 +115,7 @@ def source_of(options: argparse.Namespace) -> Source:
         cluster=options.cluster,
         mesh=tuple(options.mesh or ()),
         cluster_contention=not options.no_contention,
-        prices_anew=options.command == "whatif",
+        prices_anew=options.command == "whatif" or bool(rewrites_of(options)),
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
         traces=tuple(options.profile),
@@ -126,8 +131,15 @@ def options_of(options: argparse.Namespace) -> Options:
         base=options.base,
         effort=options.effort,
         allocator=options.allocator,
+        rewrites=rewrites_of(options),
         strict=options.strict,
     )
+
+
+def rewrites_of(options: argparse.Namespace) -> tuple[RewriteKind, ...]:
+    """What ``--rewrites`` names; nothing for commands that do not have it. :class:`Options` checks the names."""
+    text: str = getattr(options, "rewrites", "")
+    return tuple(cast(RewriteKind, name.strip()) for name in text.split(",")) if text else ()
 
 
 def check_input(options: argparse.Namespace) -> None:
@@ -143,6 +155,11 @@ def check_input(options: argparse.Namespace) -> None:
         raise OptionsError(
             f"--device {source.device}: cluster {source.cluster} has its own device. Leave one of the two out, or "
             "write a cluster file with another device."
+        )
+    if rewrites_of(options) and options.profile:
+        raise OptionsError(
+            "--rewrites: merged collectives are in no trace, so that measured and predicted times do not compare. "
+            "Leave --profile out."
         )
     if options.redact and options.save_problem is None:
         raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")

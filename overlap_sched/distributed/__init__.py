@@ -3,9 +3,10 @@
     mine = digest_of(problem, options, order)
     if agree(mine).agreed: ...   # use the order; else keep the original
 
-Nothing here imports torch unless a process group is up, or :func:`shard` is asked for.
+Nothing here imports torch unless a process group is up, or :func:`shard` or :func:`second_communicators` is asked for.
 """
 
+from importlib import import_module
 from typing import Any
 
 from overlap_sched.distributed.agreement import TIMEOUT_S, Agreement, agree
@@ -15,11 +16,15 @@ from overlap_sched.distributed.verdict import Verdict
 
 __all__ = ["TIMEOUT_S", "Agreement", "Digest", "Verdict", "agree", "broadcast_costs", "digest_of", "run_token"]
 
+_LAZY = {
+    "ShardedModule": "overlap_sched.sharding",
+    "shard": "overlap_sched.sharding",
+    "second_communicators": "overlap_sched.distributed.communicators",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Sharding needs torch: imported when it is first asked for."""
-    if name in ("ShardedModule", "shard"):
-        import overlap_sched.sharding
-
-        return getattr(overlap_sched.sharding, name)
+    """What needs torch: imported when it is first asked for."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

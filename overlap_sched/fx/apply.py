@@ -8,14 +8,23 @@ from typing import Any
 
 from torch import fx
 
+from overlap_sched.cost import Roofline
+from overlap_sched.cost.cluster_file import cluster_given
+from overlap_sched.cost.cluster_model import model_of
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
-from overlap_sched.fx.lifting import lift
+from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.reordering import reorder
+from overlap_sched.fx.rewrites import alike_of, prepare
+from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.options import Options
 from overlap_sched.report.kept import why_no_better
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.plan import plan as rewriting_plan
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Rewrite
 
 NO_COLLECTIVES = "the graph has no collectives"
 """The reason of a report on a graph in which there is nothing to move."""
@@ -32,6 +41,7 @@ class Report:
         reason: Why it has not; ``None`` where it has.
         notes: See :class:`overlap_sched.fx.lifting.Lifted`.
         lift_s: Seconds to lift the graph. reorder_s: to put the order back.
+        rewrites: What was done to collectives, first to last; ``schedule`` is then of the rewritten graph.
         kept: What the ranks differ in, so that the launch order was kept though the options do not ask for it; ``None``
             where they do not differ, or the graph had to stay as it was.
     """
@@ -44,6 +54,7 @@ class Report:
     lift_s: float = 0.0
     reorder_s: float = 0.0
     kept: str | None = None
+    rewrites: tuple[Rewrite, ...] = ()
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -56,6 +67,8 @@ class Report:
             lines.append(f"  before  {_figures(plan.original)}")
             if self.changed:
                 lines.append(f"  after   {_figures(plan.scheduled)}")
+                if self.rewrites:
+                    lines.append(f"  {count(len(self.rewrites), 'rewrite')} of collectives")
             lines.append(f"  peak budget {size(plan.budget_bytes)} ({model} memory model)")
             lines.append(
                 f"  {count(len(plan.problem.nodes), 'node')}, {count(len(plan.problem.collectives), 'collective')}; "
@@ -109,12 +122,32 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     name = lifted.problem.name
     if not lifted.problem.collectives:
         return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
-    plan = schedule(lifted.problem, options)
+    if options.rewrites and lift_arguments.get("cost") is None:
+        made = _planned(gm, lifted, options, lift_arguments)
+        if made.rewrites:
+            began = time.perf_counter()
+            prepare(gm, made.rewrites, made.schedule.problem.names(made.schedule.order)).commit()
+            took_s = time.perf_counter() - began
+            return Report(name, made.schedule, True, None, lifted.notes, lift_s, took_s, rewrites=made.rewrites)
+        plan = made.schedule
+    else:
+        plan = schedule(lifted.problem, options)
     if plan.order == lifted.problem.original_order:
         return Report(name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
     reorder(gm, lifted.reordered(plan.order))
     return Report(name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
+
+
+def _planned(
+    gm: fx.GraphModule | fx.Graph, lifted: Lifted, options: Options, lift_arguments: Mapping[str, Any]
+) -> Plan:
+    """Rewrites and an order; new nodes are priced by what has priced the others."""
+    model, cluster = lift_arguments.get("model"), lift_arguments.get("cluster")
+    if model is None:
+        model = Roofline() if cluster is None else model_of(cluster_given(cluster))
+    forms = forms_for(lifted.nodes[v] for v in lifted.problem.collectives)
+    return rewriting_plan(lifted.problem, Prices(model), options, alike_of(gm), forms)
 
 
 def _restore(gm: fx.GraphModule | fx.Graph, before: list[fx.Node]) -> None:

@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from overlap_sched.cost import Collective, CostModel
 from overlap_sched.cost.model import FinishingModel, LaunchingModel
 from overlap_sched.problem import Group, Kind, Node
+from overlap_sched.problem.node import LAUNCH
 
-LAUNCH, FINISH = "launch", "finish"
-"""Operators of launch and finish nodes."""
+FINISH = "finish"
+"""Operator of finish nodes."""
 
 
 def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, float]:

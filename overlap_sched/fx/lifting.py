@@ -17,7 +17,7 @@ from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_facts, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
-from overlap_sched.fx.launches import FINISH, LAUNCH, launch_times, with_launches
+from overlap_sched.fx.launches import FINISH, launch_times, with_launches
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
@@ -25,6 +25,7 @@ from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
+from overlap_sched.problem.node import LAUNCH
 
 
 @dataclass(frozen=True)

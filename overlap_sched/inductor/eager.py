@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.graph import _BoxedCodeGen
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.choosing import rewrite_and_schedule
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.options import Options
@@ -72,7 +72,7 @@ def options_from(given: Options | Mapping[str, Any] | None) -> Options:
 
 
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Settings, kind: str) -> Callable[..., Any]:
-    schedule_fx(gm, settings, kind)
+    rewrite_and_schedule(gm, settings, kind)
     gm.graph.set_codegen(_BoxedCodeGen())  # takes its inputs as a list that it empties: they can be freed after use
     gm.recompile()
     forward = gm.forward

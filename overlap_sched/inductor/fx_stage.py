@@ -1,5 +1,7 @@
 """Schedule an FX graph for a plug-in: in place, agreed with all ranks, kept in the reports."""
 
+from dataclasses import replace
+
 from torch import fx
 
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
@@ -25,6 +27,7 @@ def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | N
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    settings = replace(settings, options=replace(settings.options, rewrites=()))  # those are done, see choosing
     before, attempt = list(graph.nodes), Attempt(settings)
     try:
         report = attempt.decided(lambda known: _plan(gm, before, known, kind))

@@ -12,7 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_sched.inductor.agree import asks
 from overlap_sched.inductor.cache_key import key_after, settings_key
-from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.choosing import rewrite_and_schedule
 from overlap_sched.inductor.settings import Settings
 
 
@@ -32,7 +32,7 @@ class PostGradPass(CustomGraphPass):
         """Reorder the graph in place, or leave it as it was."""
         if self.before is not None:
             self.before(graph)
-        schedule_fx(graph, self.settings)
+        rewrite_and_schedule(graph, self.settings)
 
     def uuid(self) -> str | None:
         """Name of this package's version and of all settings, for torch's caches; ``None``: compile without them.

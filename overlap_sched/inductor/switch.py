@@ -25,10 +25,12 @@ from overlap_sched.cost import CostModel
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.errors import OptionsError, TorchVersionError
 from overlap_sched.fx.costs import Cost
+from overlap_sched.inductor.choosing import planned
 from overlap_sched.inductor.console import rank, say, warn
 from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWatch
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.post_grad import PostGradPass
+from overlap_sched.inductor.rewriting import RewritePass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.sessions import listening, observe, sessions_ended
 from overlap_sched.inductor.settings import Settings
@@ -151,7 +153,7 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     notes += [f"torch's pass {p!r} is turned off" for p in earlier if isinstance(p, str)]
     notes += [f"{getattr(p, '__name__', type(p).__name__)} runs before this pass" for p in theirs]
     before = known[POST_GRAD]
-    while isinstance(before, PostGradPass | DeterministicWatch):  # ours, of an outer block
+    while isinstance(before, PostGradPass | DeterministicWatch | RewritePass):  # ours, of an outer block
         before = before.before
     if settings.stage == "post_grad":
         settings = replace(
@@ -170,6 +172,8 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
             settings = replace(settings, simple_overlap=True)
     settings = replace(settings, notes=tuple(notes))
     changes[PASSES_ON], changes[PASSES] = True, [*theirs, SchedulerPass(settings)]
+    if settings.options.rewrites:
+        before = RewritePass(settings, planned, before)
     changes[POST_GRAD] = DeterministicWatch(settings, before)
     return settings, changes
 

@@ -27,6 +27,10 @@ class Kind(StrEnum):
     OUTPUT = "output"
 
 
+LAUNCH = "launch"
+"""Operator of *launch nodes*: compute in front of a collective that stands for what launching it takes of the compute
+stream. Its name is the collective's with ``.launch`` behind it."""
+
 TIMED = (Kind.COMPUTE, Kind.COLLECTIVE)
 """Kinds of nodes that take time."""
 

@@ -28,7 +28,7 @@ from overlap_sched.scheduler.priority import LaunchKey, Priorities
 from overlap_sched.scheduler.ready_list import ReadyList
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import Reason, Work
-from overlap_sched.scheduler.streams import Streams
+from overlap_sched.scheduler.streams import Streams, StreamTimes
 
 _LOOK = 4
 """How many of the most urgent nodes, of each stream, are looked at in one step: refusals would be most of the work."""
@@ -43,6 +43,7 @@ def list_schedule(
     pairs: Sequence[Pair] = (),
     beat_us: float = math.inf,
     gate: AllocatorGate | None = None,
+    times: StreamTimes | None = None,
 ) -> Candidate | Work:
     """Schedule once.
 
@@ -53,11 +54,12 @@ def list_schedule(
         pairs: Extra pairs (before, after) that the order must keep, and that the reference keeps.
         beat_us: A step that has been reached already: a run that will be longer is given up.
         gate: The allocator beside the run: what would make it reserve more than it may is not moved ahead.
+        times: When collectives are finished, where not as each in its turn: they may go together.
 
     Returns:
         What it made, within the budget by construction; of a run that was given up only what it took.
     """
-    state = State(reference, limit, reference.priorities(policy.prepares), pairs, gate)
+    state = State(reference, limit, reference.priorities(policy.prepares), pairs, gate, times)
     rules = Rules(state, policy)
     while len(state.order) < len(reference.order):
         v, reason = rules.choose()
@@ -91,6 +93,7 @@ class State:
         priorities: Priorities,
         pairs: Sequence[Pair],
         gate: AllocatorGate | None,
+        times: StreamTimes | None = None,
     ) -> None:
         """Nothing has run."""
         self._gate = gate
@@ -98,7 +101,7 @@ class State:
         self.nodes, self.priorities = problem.nodes, priorities
         self.memory = CompletionProfile(reference, limit)
         self.ready = ReadyList(reference, priorities, self.memory)
-        self.streams = Streams(problem, priorities, self.memory.has_run)
+        self.streams = Streams(problem, priorities, self.memory.has_run, times)
         self.order: list[int] = []
         self.clock_us = self.computed_us = 0.0
         self.reasons: dict[int, Reason] = {}

@@ -113,14 +113,14 @@ def _tasks(problem: Problem, options: Options, original: Candidate) -> list[tupl
 
 def _found(task: Task, base: Order, original: Candidate) -> Iterator[Candidate]:
     """The best order from one base; under contention also that made as if there were none: both are greedy."""
-    yield _phases(task, base, original)
+    yield phases(task, base, original)
     if task.problem.contention:
         alone = task.without_contention()
-        found = _phases(alone, base, alone.measured(original.order))
+        found = phases(alone, base, alone.measured(original.order))
         yield task.remeasured(found, found.order)
 
 
-def _phases(task: Task, base: Order, original: Candidate) -> Candidate:
+def phases(task: Task, base: Order, original: Candidate) -> Candidate:
     """All that moves nodes, from one base; what no phase improves stays as it is."""
     reference = Reference(task.problem, base, task.live_ranges)
     best = original

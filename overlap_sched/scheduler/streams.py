@@ -70,12 +70,16 @@ class Streams:
         looked: Nodes visited by :meth:`delays_more_urgent`: the work done, for tests and benchmarks.
     """
 
-    def __init__(self, problem: Problem, priorities: Priorities, has_run: Sequence[bool]) -> None:
-        """Nothing launched; ``has_run``: per node id, kept up to date by its owner."""
+    def __init__(
+        self, problem: Problem, priorities: Priorities, has_run: Sequence[bool], times: StreamTimes | None = None
+    ) -> None:
+        """Nothing launched; ``has_run``: per node id, kept up to date by its owner; ``times``: others than by FIFO."""
         self.looked = 0
         self._nodes, self._before = problem.nodes, problem.predecessors
         self._level_us, self._has_run = priorities.bottom_level_us, has_run
-        self._times: StreamTimes = SharedStreams(problem) if problem.contention else FifoStreams(problem)
+        if times is None:
+            times = SharedStreams(problem) if problem.contention else FifoStreams(problem)
+        self._times: StreamTimes = times
         self._elsewhere = _elsewhere(problem)
         self.contended = any(self._elsewhere.values())
         self._left_us = dict.fromkeys(problem.groups, 0.0)  # per group, the time of what has not been launched

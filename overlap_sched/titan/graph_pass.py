@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.choosing import rewrite_and_schedule
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import enabled
 from overlap_sched.titan.artifact import mark
@@ -32,7 +32,7 @@ def overlap_sched_pass(gm: fx.GraphModule, example_inputs: Any = None, *, settin
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    schedule_fx(gm, settings, "training step")
+    rewrite_and_schedule(gm, settings, "training step")
     return mark(gm)
 
 

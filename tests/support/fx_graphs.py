@@ -122,7 +122,7 @@ def _scattered(x: torch.Tensor) -> torch.Tensor:
 
 
 def _unset(x: torch.Tensor, rows: int) -> torch.Tensor:
-    return x.new_full((rows, *x.shape[1:]), float("nan"))
+    return x.new_full((rows, *x.shape[1:]), float("nan") if x.is_floating_point() else 123456789)
 
 
 def _out_of_place(f: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
@@ -141,17 +141,20 @@ def _reduce_in_place(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, Callable[[
     return x, lambda: x.mul_(RANKS)
 
 
-def _gather_coalesced(xs: list[torch.Tensor], *_: Any) -> tuple[list[torch.Tensor], Callable[[], object]]:
-    outs = [_unset(x, RANKS * x.shape[0]) for x in xs]
-    done: list[bool] = []
+def _coalesced(f: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def launch(xs: list[torch.Tensor], *_: Any) -> tuple[list[torch.Tensor], Callable[[], object]]:
+        outs = [_unset(x, f(x).shape[0]) for x in xs]
+        done: list[bool] = []
 
-    def move() -> None:
-        if not done:  # one piece of work with several outputs
-            done.append(True)
-            for out, x in zip(outs, xs, strict=True):
-                out.copy_(_gathered(x))
+        def move() -> None:
+            if not done:  # one piece of work with several outputs
+                done.append(True)
+                for out, x in zip(outs, xs, strict=True):
+                    out.copy_(f(x))
 
-    return outs, move
+        return outs, move
+
+    return launch
 
 
 MOVES: dict[Any, Callable[..., Any]] = {
@@ -160,7 +163,9 @@ MOVES: dict[Any, Callable[..., Any]] = {
     C10D.all_reduce.default: _out_of_place(lambda x: x * RANKS),
     C10D.all_reduce_.default: _reduce_in_place,
     C10D.all_gather_into_tensor_out.default: _gather_out,
-    C10D.all_gather_into_tensor_coalesced.default: _gather_coalesced,
+    C10D.all_gather_into_tensor_coalesced.default: _coalesced(_gathered),
+    C10D.reduce_scatter_tensor_coalesced.default: _coalesced(_scattered),
+    C10D.all_reduce_coalesced.default: _coalesced(lambda x: x * RANKS),
 }
 
 

@@ -1,0 +1,117 @@
+"""Do rewrites to an FX graph: all of them, or none.
+
+    pending = prepare(gm, rewrites)     # RewriteError: they are not legal, the graph is as it was
+    pending.commit()                    # cannot fail; or pending.undo()
+
+Between the two ranks can agree: what may fail on one of them has been done.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.fx.rewrites.again import keep, regather
+from overlap_sched.fx.rewrites.bucket import bucket
+from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.exactness import check_exact
+from overlap_sched.fx.rewrites.sites import LAUNCHES, check_offsets, site
+from overlap_sched.fx.rewrites.split import split
+from overlap_sched.fx.rewrites.stream import stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Rewrites that are prepared: commit or undo them before anything else is done to the graph.
+
+    Attributes:
+        gm: The graph, or its module.
+        draft: What is to become of it.
+        order: Its nodes, in an order that is right.
+    """
+
+    gm: fx.GraphModule | fx.Graph
+    draft: Draft
+    order: Sequence[fx.Node]
+
+    def commit(self) -> None:
+        """The graph is the rewritten one from now on; a module is recompiled."""
+        self.draft.commit(self.order)
+        if isinstance(self.gm, fx.GraphModule):
+            self.gm.recompile()
+
+    def undo(self) -> None:
+        """The graph is as it was."""
+        self.draft.undo()
+
+
+def rewrite_graph(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite]) -> None:
+    """Do rewrites to a graph, in place, in the order in which they are listed.
+
+    Args:
+        gm: A graph of functional collectives whose nodes have ``meta["val"]``. A module is recompiled.
+        rewrites: What to do.
+
+    Raises:
+        RewriteError: One of them is not legal; the graph is as it was.
+    """
+    prepare(gm, rewrites).commit()
+
+
+def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: Sequence[str] | None = None) -> Pending:
+    """Make the new nodes, check everything, and leave it to the caller to commit or undo.
+
+    Args:
+        gm: A graph, or its module.
+        rewrites: What to do.
+        names: An order of the rewritten problem, as names of its nodes; ``None``: the graph's own, with new nodes in
+            the place of old ones.
+
+    Raises:
+        RewriteError: One of them is not legal, or the order is not; the graph is as it was.
+    """
+    draft = Draft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
+    try:
+        for one in rewrites:
+            since = draft.made
+            _do(draft, one)
+            draft.owned_by(getattr(one, "name", ""), since)
+        return Pending(gm, draft, draft.sorted() if names is None else draft.in_order(names))
+    except BaseException:
+        draft.undo()
+        raise
+
+
+def _do(draft: Draft, rewrite: Rewrite) -> None:
+    match rewrite:
+        case Bucket():
+            bucket(draft, rewrite)
+        case Split():
+            split(draft, rewrite)
+        case Stream():
+            stream(draft, rewrite)
+        case Keep():
+            keep(draft, rewrite)
+        case Regather():
+            regather(draft, rewrite)
+
+
+def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
+    """Per collective that can be bucketed, by name, what members of a bucket must share: ``"bfloat16 sum"``.
+
+    Besides operator and group; what else must be seen by who chooses are paths between members.
+    """
+    draft = Draft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
+    kinds: dict[str, str] = {}
+    for node in draft.graph.nodes:
+        if node.op == "call_function" and node.target in LAUNCHES:
+            try:
+                one = site(draft, node.name)
+                check_exact(node.name, one.op, one.reduction, one.taken.dtype, one.ranks)
+                check_offsets(draft, [one])
+            except RewriteError:
+                continue
+            kinds[node.name] = one.kind
+    return kinds

@@ -1,0 +1,235 @@
+"""An FX graph that is being rewritten: new nodes are there, old ones still stand beside them, all can be undone.
+
+::
+
+    make new nodes, tell users of them -> sort -> commit: the old nodes go, the order is set
+                                       -> undo:   the new nodes go, users take what they took
+"""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch.utils._pytree import tree_leaves, tree_map
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.fx.reordering import reorder
+from overlap_sched.fx.rewrites.facts import GraphFacts
+
+_KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
+"""What new nodes take over from the collective that they stand for, where it has it."""
+
+
+class Draft:
+    """A graph with rewrites that are not yet committed.
+
+    Attributes:
+        graph: It.
+        facts: About the nodes that it had.
+        at: Per node, where it is to stand: the position of an old node, as near as can be.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        """Nothing is rewritten yet."""
+        self.graph = graph
+        self.facts = GraphFacts(graph)
+        self.at: dict[fx.Node, float] = dict(self.facts.at)
+        self._by_name = {node.name: node for node in graph.nodes}
+        self._took: dict[fx.Node, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._number = dict(self.facts.at)
+        self._made: list[fx.Node] = []
+        self._made_by: dict[fx.Node, str] = {}
+        self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+
+    def find(self, name: str) -> fx.Node:
+        """The node of this name.
+
+        Raises:
+            RewriteError: There is none.
+        """
+        node = self._by_name.get(name)
+        if node is None:
+            raise RewriteError(f"there is no node {name!r} to rewrite: it is not in the graph, or gone by now.")
+        return node
+
+    def users(self, node: fx.Node) -> list[fx.Node]:
+        """Those that take what a node gives."""
+        return [user for user in node.users if user not in self._gone]
+
+    def call(
+        self,
+        name: str,
+        target: Any,
+        args: tuple[Any, ...],
+        at: float,
+        like: fx.Node,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> fx.Node:
+        """A new node, and its value on fake tensors.
+
+        Args:
+            name: Its name.
+            target: What it calls.
+            args: With nodes.
+            at: Where it is to stand.
+            like: A collective that it stands for: where in the program that comes from is where this one does.
+            kwargs: Without nodes.
+
+        Raises:
+            RewriteError: Its name is taken.
+        """
+        if name in self._by_name:
+            raise RewriteError(f"a new node would be named {name!r}, as another one is already.")
+        node = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name)
+        node.name = name  # also where an earlier node had it that is gone
+        self._made.append(node)
+        self._by_name[name] = node
+        self.at[node], self._number[node] = at, len(self._number)
+        node.meta.update({key: like.meta[key] for key in _KEPT_META if key in like.meta})
+        node.meta["val"] = _value(target, node.args, node.kwargs)
+        return node
+
+    def replace(self, old: fx.Node, new: fx.Node, users: Iterable[fx.Node] | None = None) -> None:
+        """Users of a node (or only some of them) take another one instead."""
+        for user in self.users(old) if users is None else users:
+            self._remember(user)
+            user.replace_input_with(old, new)
+
+    def set_argument(self, node: fx.Node, position: int, value: Any) -> None:
+        """A node gets another argument."""
+        self._remember(node)
+        node.update_arg(position, value)
+
+    def remove(self, node: fx.Node, first: fx.Node, last: fx.Node) -> None:
+        """Take a node away that nobody uses any more.
+
+        Args:
+            node: It.
+            first: What stands for it from now on where it must come after something.
+            last: The same, where something must come after it.
+        """
+        assert not self.users(node), f"{node} is used by {self.users(node)}"
+        self._gone[node] = (first, last)
+        del self._by_name[node.name]
+
+    def owned_by(self, rewrite: str, since: int) -> None:
+        """The nodes made since then belong to a rewrite: for messages."""
+        self._made_by.update(dict.fromkeys(self._made[since:], rewrite))
+
+    @property
+    def made(self) -> int:
+        """How many nodes have been made."""
+        return len(self._made)
+
+    def sorted(self) -> list[fx.Node]:
+        """All nodes that stay: each where its place is, what it needs is pulled ahead of it.
+
+        Raises:
+            RewriteError: Nodes need each other: what was merged lies on one path.
+        """
+        before = self._before()
+        done: set[fx.Node] = set()
+        open_: set[fx.Node] = set()
+        order: list[fx.Node] = []
+        for start in sorted((node for node in self.at if node not in self._gone), key=self._place):
+            stack = [start]
+            while stack:
+                node = stack[-1]
+                missing = [u for u in before(node) if u not in done]
+                if node in done or not missing:
+                    stack.pop()
+                    open_.discard(node)
+                    if node not in done:
+                        done.add(node)
+                        order.append(node)
+                    continue
+                open_.add(node)
+                if any(u in open_ for u in missing):
+                    raise RewriteError(self._ring([n for n in stack if n in open_], missing))
+                stack.extend(sorted(missing, key=self._place, reverse=True))
+        return order
+
+    def in_order(self, names: Sequence[str]) -> list[fx.Node]:
+        """All nodes that stay, in an order of the rewritten problem.
+
+        Args:
+            names: Of its nodes. Those with a dot stand for no node of a graph: launches, and waits of several
+                collectives that are listed once for each of them.
+
+        Raises:
+            RewriteError: They are not the nodes of the rewritten graph, each once, or one comes before what it needs.
+        """
+        order = [self._by_name[name] for name in names if name in self._by_name]
+        unknown = [name for name in names if name not in self._by_name and "." not in name]
+        if unknown or len(order) != len(self._by_name) or len(set(order)) != len(order):
+            missing = sorted(self._by_name.keys() - set(names))
+            raise RewriteError(
+                f"the order has {len(order)} of the {len(self._by_name)} nodes of the rewritten graph: it lacks "
+                f"{missing[:3]} and has {unknown[:3]} that are not there."
+            )
+        before, done = self._before(), set()
+        for node in order:
+            late = [u for u in before(node) if u not in done]
+            if late:
+                raise RewriteError(f"the order has {node.name!r} before {late[0].name!r}, which it needs.")
+            done.add(node)
+        return order
+
+    def _place(self, node: fx.Node) -> tuple[float, int]:
+        return self.at[node], self._number[node]
+
+    def _before(self) -> Any:
+        later: dict[fx.Node, set[fx.Node]] = {}
+        for node, earlier in self.facts.after.items():
+            stands = self._stands_for(node, 0)
+            later.setdefault(stands, set()).update({self._stands_for(u, 1) for u in earlier} - {stands})
+
+        def before(node: fx.Node) -> Iterable[fx.Node]:
+            hazards = later.get(node)
+            return node.all_input_nodes if hazards is None else [*node.all_input_nodes, *hazards]
+
+        return before
+
+    def _stands_for(self, node: fx.Node, side: int) -> fx.Node:
+        while node in self._gone:
+            node = self._gone[node][side]
+        return node
+
+    def _ring(self, open_: Sequence[fx.Node], missing: Sequence[fx.Node]) -> str:
+        again = next(u for u in missing if u in set(open_))
+        ring = open_[open_.index(again) :]
+        buckets = list(dict.fromkeys(self._made_by[node] for node in ring if node in self._made_by))
+        named = " and ".join(map(repr, buckets)) or repr(again.name)
+        through = next((node.name for node in ring if node not in self._made_by), again.name)
+        return f"{named} would need itself, through {through!r}: merged collectives lie on one path. Leave one out."
+
+    def commit(self, order: Sequence[fx.Node]) -> None:
+        """Take the old nodes away and set the order, one of :meth:`sorted`."""
+        for node in sorted(self._gone, key=self._place, reverse=True):
+            self.graph.erase_node(node)
+        reorder(self.graph, order)
+
+    def undo(self) -> None:
+        """The graph as it was."""
+        for user, (args, kwargs) in self._took.items():
+            user.args, user.kwargs = args, kwargs
+        for node in reversed(self._made):
+            self.graph.erase_node(node)
+
+    def _remember(self, node: fx.Node) -> None:
+        self._took.setdefault(node, (node.args, dict(node.kwargs)))
+
+
+def _value(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a call gives on fake tensors, straight from the meta kernels: a tenth of what a ``FakeTensorMode`` takes."""
+    values = fx.node.map_arg(args, lambda node: node.meta.get("val", ""))  # kernels look at no process group
+    if target is operator.getitem:
+        return target(*values)
+    like = next(leaf for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor))
+    mode, device = like.fake_mode, like.fake_device
+    with in_kernel_invocation_manager(mode), torch.no_grad():
+        result = target(*values, **kwargs)
+    return tree_map(lambda tensor: FakeTensor(mode, tensor, device), result)

@@ -1,0 +1,78 @@
+"""What is read of a graph before it is rewritten: hazards, and who writes to what or looks at it in a special way."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from overlap_sched.cost.placement import Facts as GroupFacts
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.graph_hazards import graph_hazards
+from overlap_sched.fx.groups import carried_facts, live_ranks, name_and_group
+from overlap_sched.fx.reader import read_graph
+
+_ATEN = torch.ops.aten
+_BY_ADDRESS: frozenset[Any] = frozenset(
+    overload
+    for packet in (_ATEN.as_strided, _ATEN.as_strided_, _ATEN.as_strided_scatter, _ATEN.set_)
+    for overload in (getattr(packet, name) for name in packet.overloads())
+) | {_ATEN.view.dtype}
+"""Operators that count from the start of a storage, or of its elements in another type."""
+
+
+class GraphFacts:
+    """Facts about the nodes that a graph has before any rewrite.
+
+    Attributes:
+        after: Per node, the earlier ones that it must come after although it does not take their values.
+        at: Per node, its position.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        """Read a graph; about ten microseconds a node."""
+        reading = read_graph(graph)
+        nodes = reading.nodes
+        comms = {v: t.comm for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT}
+        groups = {v: name_and_group(nodes[v]) for v in comms}
+        hazards = graph_hazards(reading, {v: name for v, (name, _) in groups.items()})
+        self.at: Mapping[fx.Node, int] = {node: v for v, node in enumerate(nodes)}
+        self.after: Mapping[fx.Node, list[fx.Node]] = {
+            nodes[v]: [nodes[u] for u in sorted(before)] for v, before in hazards.items() if before
+        }
+        self._roots = {node: frozenset(roots) for node, roots in zip(nodes, reading.outs, strict=True)}
+        self._written = {root for roots in reading.writes.values() for root in roots}
+        self._by_address = {root for v, takes in enumerate(reading.takes) if _by_address(nodes[v]) for root in takes}
+        self._returned = {root for v, takes in enumerate(reading.takes) if nodes[v].op == "output" for root in takes}
+        self._frozen = {groups[v][0] for v, comm in comms.items() if comm.point_to_point}
+        self._carried = carried_facts(graph)
+        self._live = {name: name if live is None else live for name, live in groups.values()}
+
+    def written(self, node: fx.Node) -> bool:
+        """Whether anything in the graph writes to what a node gives."""
+        return not self._roots.get(node, frozenset()).isdisjoint(self._written)
+
+    def by_address(self, node: fx.Node) -> bool:
+        """Whether anything looks at what a node gives by its place in the storage."""
+        return not self._roots.get(node, frozenset()).isdisjoint(self._by_address)
+
+    def returned(self, node: fx.Node) -> bool:
+        """Whether the graph returns what a node gives, or a view of it."""
+        return not self._roots.get(node, frozenset()).isdisjoint(self._returned)
+
+    def sends(self, group: str) -> bool:
+        """Whether a process group also sends or receives in this graph."""
+        return group in self._frozen
+
+    def ranks(self, group: str) -> int | None:
+        """How many ranks a group has; ``None``: not known."""
+        carried: GroupFacts | None = self._carried.get(group)
+        if carried is not None:
+            return int(carried.size)
+        live = live_ranks(self._live.get(group, group))
+        return None if live is None else len(live)
+
+
+def _by_address(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target in _BY_ADDRESS

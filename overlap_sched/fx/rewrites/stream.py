@@ -1,0 +1,54 @@
+"""A collective goes to a second communicator of the same ranks: what that makes of an FX graph.
+
+The communicator must be there, on all ranks, before a graph is rewritten:
+:func:`overlap_sched.distributed.second_communicators`.
+"""
+
+from torch import fx
+from torch._ops import OpOverload
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.groups import GROUPS_KEY, live_ranks
+from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.transform.rewrites import Stream, second_group
+
+
+def stream(draft: Draft, rewrite: Stream) -> None:
+    """Do it.
+
+    Raises:
+        RewriteError: It is no functional collective, is on a second communicator already, or there is none.
+    """
+    node = draft.find(rewrite.collective)
+    position = _group_argument(node)
+    group = None if position is None else node.args[position]
+    if not isinstance(group, str) or position is None:
+        raise RewriteError(f"{rewrite.collective!r} does not name its process group: it must stay there.")
+    if group.endswith(second_group("")):
+        raise RewriteError(f"{rewrite.collective!r} is on a second communicator already, {group!r}.")
+    if draft.facts.sends(group):
+        raise RewriteError(f"process group {group!r} also sends or receives: its order must stay.")
+    second, ranks = second_group(group), live_ranks(group)
+    carried = getattr(draft.graph.owning_module, "meta", {}).get(GROUPS_KEY)
+    if carried is not None and group in carried:
+        carried[second] = carried[group]
+    elif ranks is not None and live_ranks(second) != ranks:
+        raise RewriteError(
+            f"there is no second communicator {second!r}. Make it on all ranks before compiling: "
+            "overlap_sched.distributed.second_communicators()."
+        )
+    draft.set_argument(node, position, second)
+
+
+def _group_argument(node: fx.Node) -> int | None:
+    """The position of a functional collective's group; ``None``: it is none."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return None
+    comm = traits_of(node.target).comm
+    if comm is None or comm.role is not Role.LAUNCH or comm.point_to_point:
+        return None
+    names = [argument.name for argument in node.target._schema.arguments]
+    position = names.index("group_name") if "group_name" in names else -1
+    return position if 0 <= position < len(node.args) else None

@@ -1,0 +1,202 @@
+"""Rewrite the collectives of a graph for a plug-in: chosen, prepared, agreed with all ranks, and only then done.
+
+    lift -> choose -> prepare -> all ranks agree -> commit, which cannot fail
+                any failure before, or no agreement: undo, the graph as it was on every rank
+
+Ranks show each other the graph, the options and the prices from which they have chosen, and what: under ``order`` of
+their digests stand the rewrites. What comes after (Inductor's lowering, the order behind fusion) meets a rewritten
+graph as it would any other, and agrees on its order by itself.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from torch import fx
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from overlap_sched.distributed import Digest, digest_of
+from overlap_sched.errors import AgreementError, VerificationError
+from overlap_sched.fx.lifting import Lifted, lift
+from overlap_sched.fx.rewrites import Pending, alike_of, prepare
+from overlap_sched.inductor.agree import ask, asks, graph_key
+from overlap_sched.inductor.cache_key import key_after, settings_key
+from overlap_sched.inductor.fx_stage import graph_name
+from overlap_sched.inductor.launches import launch_digest, launches_in
+from overlap_sched.inductor.reporting import log, warn
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.report.units import count
+from overlap_sched.transform.rewrites import Rewrite, to_json
+
+
+class Choice(NamedTuple):
+    """What is to be done to a graph.
+
+    Attributes:
+        rewrites: In their order; none: the graph stays.
+        names: An order of the rewritten problem; ``None``: the graph's own.
+    """
+
+    rewrites: Sequence[Rewrite] = ()
+    names: Sequence[str] | None = None
+
+
+Choose = Callable[[Lifted, Settings, Mapping[str, str]], Choice]
+"""Chooses rewrites of a lifted graph. It must be the same function of the same graph on every rank; the mapping is what
+members of a bucket must share, see :func:`overlap_sched.fx.rewrites.alike_of`."""
+
+
+@dataclass
+class _Known:
+    """What is known of a graph so far: as much as a failure leaves.
+
+    Attributes:
+        name: The graph's.
+        key: Under which the ranks meet; ``""``: not yet known.
+        launches: The digest of its launches; ``""``: not known.
+        mine: What the others are shown.
+        pending: The rewritten graph, not committed.
+        choice: What it was made by.
+    """
+
+    name: str = "a graph"
+    key: str = ""
+    launches: str = ""
+    mine: Digest | None = None
+    pending: Pending | None = None
+    choice: Choice = field(default_factory=Choice)
+
+
+def rewrite_fx(
+    gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, kind: str | None = None
+) -> Sequence[Rewrite]:
+    """Rewrite a graph in place, or leave it as it was; all ranks do the same.
+
+    Call it on every rank for every graph, before its order is planned.
+
+    Args:
+        gm: The graph, or its module, which is recompiled.
+        settings: How; whom to ask.
+        choose: What to do.
+        kind: See :func:`overlap_sched.inductor.fx_stage.schedule_fx`.
+
+    Returns:
+        What was done.
+
+    Raises:
+        VerificationError, AgreementError: With ``strict``, instead of a fallback.
+    """
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    if not launches_in(graph.nodes):
+        return ()
+    known = _Known(graph_name(graph, kind))
+    try:
+        try:
+            _prepare(gm, settings, choose, known)
+            failure = None
+        except Exception as error:  # a pass that fails must not take the compilation with it
+            failure = error
+        done = _agreed(known, settings, failure)
+    except BaseException:
+        _undo(known)
+        raise
+    if failure is not None:
+        _undo(known)
+        return _refused(known, settings, failure)
+    if not done or known.pending is None:
+        _undo(known)
+        return ()
+    known.pending.commit()
+    log.info("%s: %s", known.name, count(len(known.choice.rewrites), "rewrite"))
+    return known.choice.rewrites
+
+
+def _prepare(gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known) -> None:
+    """What this rank would do by itself."""
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    if asks(settings):
+        known.key, known.launches = graph_key(graph, "rewrites"), launch_digest(launches_in(graph.nodes))
+    compiled = settings.stage in ("inductor", "post_grad")
+    lifted = lift(graph, name=known.name, fusion="inductor" if compiled else "none", **settings.costs)
+    choice = known.choice = choose(lifted, settings, alike_of(graph))
+    if known.key:
+        problem = lifted.problem
+        digest = digest_of(problem, settings.options, problem.original_order)
+        known.mine = replace(digest, key=known.key, launches=known.launches, order=_digest(choice))
+    if choice.rewrites:
+        known.pending = prepare(gm, choice.rewrites, choice.names)
+
+
+def _digest(choice: Choice) -> str:
+    """Of the rewrites, and of the order where there is one."""
+    names = None if choice.names is None else list(choice.names)
+    said = json.dumps([to_json(choice.rewrites), names], sort_keys=True)
+    return f"rewrites: {hashlib.sha256(said.encode()).hexdigest()}"
+
+
+def _agreed(known: _Known, settings: Settings, failure: Exception | None) -> bool:
+    """Whether all ranks do the same; nothing that could fail comes after it."""
+    if not known.key:
+        return True
+    mine = known.mine
+    if mine is None or failure is not None:
+        mine = Digest.of_failure(_text(failure), known.key, known.launches, known.name)
+    agreement = ask(mine, settings)
+    if agreement is None or agreement.agreed:
+        return True
+    if agreement.verdict.to_mend or not agreement.verdict.launches_alike:
+        warn(f"overlap_sched rewrites no collective of {known.name!r}: {agreement.reason}")
+    return False
+
+
+def _refused(known: _Known, settings: Settings, failure: Exception) -> Sequence[Rewrite]:
+    if settings.options.strict:
+        if isinstance(failure, VerificationError | AgreementError):
+            raise failure
+        raise VerificationError(f"rewriting {known.name!r} failed: {_text(failure)}") from failure
+    warn(f"overlap_sched rewrites no collective of {known.name!r}: {_text(failure)}")
+    return ()
+
+
+def _undo(known: _Known) -> None:
+    if known.pending is not None:
+        known.pending.undo()
+
+
+def _text(failure: Exception | None) -> str:
+    return f"{type(failure).__name__}: {failure}"
+
+
+@dataclass(frozen=True)
+class RewritePass(CustomGraphPass):
+    """A pass for ``torch._inductor.config.post_grad_custom_post_pass``: rewrites, before Inductor lowers.
+
+    Attributes:
+        settings: How.
+        choose: What to do.
+        before: The pass that was set before; it runs first.
+    """
+
+    settings: Settings
+    choose: Choose
+    before: CustomGraphPass | None = None
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the graph in place, or leave it as it was."""
+        if self.before is not None:
+            self.before(graph)
+        if config.deterministic:  # no order is set behind fusion
+            return
+        rewrite_fx(graph, self.settings, self.choose)
+
+    def uuid(self) -> str | None:
+        """A name for torch's caches; ``None``: compile without them.
+
+        So it is where ranks must agree: one that found a rewritten graph in a cache would not take part.
+        """
+        if asks(self.settings):
+            return None
+        return key_after(self.before, settings_key(self.settings))

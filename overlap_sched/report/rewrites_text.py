@@ -1,0 +1,67 @@
+"""A plan with rewrites in words: what was rewritten, what each bought and costs, what else was tried."""
+
+from typing import Any
+
+from overlap_sched.report.text import gap_percent
+from overlap_sched.report.units import count, duration, size
+from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.records import Record, records_json
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Split
+
+_SHOWN = 12
+"""So many rewrites are listed, those first that take most off their stream."""
+
+
+def rewrites_figures(made: Plan) -> dict[str, Any]:
+    """For ``--json``: microseconds, bytes."""
+    return {
+        "rewrites": records_json(made.records),
+        "step_without_rewrites_us": made.without.scheduled.step_us,
+        "bound_without_rewrites_us": made.without.lower_bound_us,
+        "tried": [
+            {"what": trial.what, "step_us": trial.step_us if trial.order else None, "why_not": trial.why_not}
+            for trial in made.trials
+        ],
+    }
+
+
+def rewrites_text(made: Plan) -> str:
+    """A few lines: the best order without rewrites, what was rewritten, what was tried and not taken."""
+    without, step_us = made.without.scheduled.step_us, made.schedule.scheduled.step_us
+    bound_us = made.without.lower_bound_us
+    lines = [
+        f"Without rewrites the best order found takes {duration(without)}, "
+        f"{gap_percent(without, bound_us):.1f} % above its own bound of {duration(bound_us)}."
+    ]
+    if not made.rewrites:
+        why = f": {made.fell_back}" if made.fell_back else ""
+        lines.append(f"No rewrite makes it shorter within the memory budget{why}.")
+    else:
+        lines.append(f"With {count(len(made.rewrites), 'rewrite')}: {duration(step_us)}.")
+        first = sorted(made.records, key=lambda one: -one.stream_us)[:_SHOWN]
+        lines += [f"  {_record(one)}" for one in first]
+        if len(made.records) > len(first):
+            lines.append(f"  and {len(made.records) - len(first)} more (--json lists all)")
+    if made.trials:
+        lines.append(f"Tried {count(len(made.trials), 'plan')}:")
+        lines += [
+            f"  {trial.what}: {duration(trial.step_us) if trial.order else f'not taken, {trial.why_not}'}"
+            for trial in made.trials
+        ]
+    return "\n".join(lines)
+
+
+def _record(one: Record) -> str:
+    match one.rewrite:
+        case Bucket(members, form):
+            what = f"{len(members)} together from {members[0]} on, {form}"
+        case Split(collective, parts):
+            what = f"{collective} in {parts} parts"
+        case Keep(first, again):
+            what = f"{first} kept instead of {again}"
+        case Regather(gather):
+            what = f"{gather} gathered again"
+        case stream:
+            return f"{stream.collective} on a second communicator"
+    copies = f", {duration(one.compute_us)} of copies" if one.compute_us else ""
+    return f"{what}: {duration(one.stream_us)} less on its stream{copies}, {size(one.held_bytes)} more at once"

@@ -1,0 +1,225 @@
+"""A problem that is being rewritten: nodes may go and come, and whoever used the old ones is told of the new.
+
+Ids of a draft are its own: those of the problem, then those of new nodes as they come. At the end the nodes are put
+into an order again, and numbered by it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.problem import Group, Kind, Node, NodeId, Problem, Storage
+from overlap_sched.problem.contention import Contention
+from overlap_sched.problem.node import LAUNCH, StorageId
+
+
+class Draft:
+    """What a problem has become so far.
+
+    Attributes:
+        nodes: By draft id; ``None``: gone.
+        storages: Old and new; those that nobody allocates any more are dropped at the end.
+        groups: Old and new.
+        at: By draft id, where a node is in the order that the draft comes from: new nodes stand where they are put.
+    """
+
+    def __init__(self, problem: Problem, order: Sequence[NodeId]) -> None:
+        """Nothing is rewritten yet.
+
+        Args:
+            problem: What is to be rewritten; stays as it is.
+            order: A valid order of it: new nodes are put into this one.
+        """
+        self.problem = problem
+        self.nodes: list[Node | None] = list(problem.nodes)
+        self.storages: list[Storage] = list(problem.storages)
+        self.groups: dict[str, Group] = dict(problem.groups)
+        self._links = dict(problem.contention.links)
+        self.at: list[float] = [0.0] * len(problem.nodes)
+        for position, v in enumerate(order):
+            self.at[v] = position
+        self._ids = {node.name: v for v, node in enumerate(problem.nodes)}
+        self._after: list[list[NodeId]] = [[] for _ in problem.nodes]
+        self._users: list[list[NodeId]] = [[] for _ in problem.storages]
+        for v, node in enumerate(problem.nodes):
+            for u in node.deps:
+                self._after[u].append(v)
+            for s in node.use:
+                self._users[s].append(v)
+
+    def find(self, name: str) -> NodeId:
+        """The node of this name.
+
+        Raises:
+            RewriteError: There is none.
+        """
+        v = self._ids.get(name)
+        if v is None:
+            raise RewriteError(f"there is no node {name!r} to rewrite: it is not in the graph, or gone by now.")
+        return v
+
+    def node(self, v: NodeId) -> Node:
+        """A node that is there."""
+        node = self.nodes[v]
+        assert node is not None, f"node {v} is gone"
+        return node
+
+    def add(self, node: Node, at: float) -> NodeId:
+        """A new node, whose deps are draft ids.
+
+        Raises:
+            RewriteError: Its name is taken.
+        """
+        if node.name in self._ids:
+            raise RewriteError(f"a new node would be named {node.name!r}, as another one is already.")
+        v = len(self.nodes)
+        self.nodes.append(node)
+        self.at.append(at)
+        self._after.append([])
+        self._ids[node.name] = v
+        for u in node.deps:
+            self._after[u].append(v)
+        for s in node.use:
+            self._users[s].append(v)
+        return v
+
+    def storage(self, nbytes: int) -> StorageId:
+        """A new storage; whoever allocates it must say so."""
+        self.storages.append(Storage(nbytes))
+        self._users.append([])
+        return len(self.storages) - 1
+
+    def remove(self, v: NodeId) -> None:
+        """Take a node away; those that depend on it must have been told (:meth:`redirect`)."""
+        node = self.node(v)
+        del self._ids[node.name]
+        for u in node.deps:
+            self._after[u].remove(v)
+        for s in node.use:
+            self._users[s].remove(v)
+        self.nodes[v] = None
+
+    def after(self, v: NodeId) -> Sequence[NodeId]:
+        """Nodes that have v among their deps."""
+        return self._after[v]
+
+    def users(self, s: StorageId) -> Sequence[NodeId]:
+        """Nodes that use a storage."""
+        return self._users[s]
+
+    def redirect(self, old: NodeId, new: NodeId, who: Iterable[NodeId] | None = None) -> None:
+        """Those that depend on one node (or only some of them) depend on another one instead."""
+        for w in list(self._after[old] if who is None else who):
+            node = self.node(w)
+            self._change(w, node._replace(deps=tuple(dict.fromkeys(new if u == old else u for u in node.deps))))
+
+    def rehouse(self, old: StorageId, new: StorageId, who: Iterable[NodeId] | None = None) -> None:
+        """Those that use one storage (or only some of them) use another one instead."""
+        for w in list(self._users[old] if who is None else who):
+            node = self.node(w)
+            self._change(w, node._replace(use=tuple(dict.fromkeys(new if s == old else s for s in node.use))))
+
+    def set_group(self, v: NodeId, group: str) -> None:
+        """A collective runs in another group of the same ranks from now on: it uses the same wires."""
+        old = self.node(v).group or ""
+        self.groups[group] = self.groups[old]
+        if old in self._links:
+            self._links[group] = self._links[old]
+        self.nodes[v] = self.node(v)._replace(group=group)
+
+    def launch_node(self, v: NodeId) -> NodeId | None:
+        """The node that stands for what launching a collective takes of the compute stream, where there is one."""
+        launch = self._ids.get(f"{self.node(v).name}.{LAUNCH}")
+        return launch if launch is not None and launch in self.node(v).deps else None
+
+    def waits(self, v: NodeId) -> list[NodeId]:
+        """Of a collective, its waits."""
+        return [w for w in self._after[v] if self.node(w).collective == v]
+
+    def _change(self, v: NodeId, node: Node) -> None:
+        old = self.node(v)
+        for u in set(old.deps).difference(node.deps):
+            self._after[u].remove(v)
+        for u in set(node.deps).difference(old.deps):
+            self._after[u].append(v)
+        for s in set(old.use).difference(node.use):
+            self._users[s].remove(v)
+        for s in set(node.use).difference(old.use):
+            self._users[s].append(v)
+        self.nodes[v] = node
+
+    def finished(self) -> Problem:
+        """The problem that it has become, its original order as near to the one it comes from as can be.
+
+        Raises:
+            RewriteError: Nodes that were merged need each other: there is no order.
+        """
+        order = self._sorted()
+        new_id = {v: k for k, v in enumerate(order)}
+        kept = sorted({s for v in order for s in self.node(v).alloc})
+        new_storage = {s: k for k, s in enumerate(kept)}
+        nodes = []
+        for v in order:
+            node = self.node(v)
+            nodes.append(
+                node._replace(
+                    deps=tuple(sorted([new_id[u] for u in node.deps])),
+                    alloc=tuple([new_storage[s] for s in node.alloc]),
+                    use=tuple([new_storage[s] for s in node.use]),
+                    collective=None if node.collective is None else new_id[node.collective],
+                )
+            )
+        used = {node.group for node in nodes if node.group is not None}
+        groups = {group: facts for group, facts in self.groups.items() if group in used}
+        links = {group: link for group, link in self._links.items() if group in groups}
+        return Problem(
+            name=self.problem.name,
+            nodes=tuple(nodes),
+            storages=tuple(self.storages[s] for s in kept),
+            groups=groups,
+            memory_model=self.problem.memory_model,
+            contention=Contention(self.problem.contention.slowdown, links),
+        )
+
+    def _sorted(self) -> list[NodeId]:
+        """All nodes, each as soon as its place has come and not before what it needs: that is pulled ahead of it."""
+        nodes, at = self.nodes, self.at
+        maker = {s: v for v, node in enumerate(nodes) if node is not None for s in node.alloc}
+        places = sorted([v for v, node in enumerate(nodes) if node is not None], key=at.__getitem__)
+        state = bytearray(len(nodes))  # 1: being visited, 2: in the order
+        order: list[NodeId] = []
+        for start in places:
+            stack = [start]
+            while stack:
+                v = stack[-1]
+                if state[v] == 2:
+                    stack.pop()
+                    continue
+                node = self.node(v)
+                before = {*node.deps, *(maker[s] for s in node.use)} - {v}
+                if node.collective is not None:
+                    before.add(node.collective)
+                missing = [u for u in before if state[u] != 2]
+                if not missing:
+                    for w in (v, *self._taken_out_of(v)):
+                        state[w] = 2
+                        order.append(w)
+                    stack.pop()
+                    continue
+                state[v] = 1
+                ring = [u for u in missing if state[u] == 1]
+                if ring:
+                    raise RewriteError(self._in_a_ring(v, ring[0]))
+                stack.extend(sorted(missing, key=lambda u: (at[u], u), reverse=True))
+        return order
+
+    def _taken_out_of(self, v: NodeId) -> list[NodeId]:
+        """Views that need a new launch alone: each holds all its results, so they come at once behind it."""
+        if v < len(self.problem.nodes) or self.node(v).kind is not Kind.COLLECTIVE:
+            return []
+        return [w for w in self._after[v] if self.node(w).kind is Kind.COMPUTE and self.node(w).deps == (v,)]
+
+    def _in_a_ring(self, v: NodeId, u: NodeId) -> str:
+        return (
+            f"{self.node(v).name!r} and {self.node(u).name!r} would need each other: collectives that were merged lie "
+            "on one path. Leave one of them out."
+        )

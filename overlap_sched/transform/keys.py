@@ -1,0 +1,94 @@
+"""Which collectives may go together: those of one key, without a path between them.
+
+Besides operator, group and what else must be alike, a key has a *level*: of what gathers, how many collectives lie on
+the longest path before it; of what reduces, behind it. Two collectives of one level have no path between them, and
+buckets of one level never wait for each other in a ring: what gathers a parameter has level 0, as what reduces its
+gradient has, while activations that are gathered layer by layer have a level each::
+
+    gather w -> mm -> gather (tp) -> mm -> reduce (tp) -> wgrad -> scatter dw
+    level 0           level 1              level 1                 level 0
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.problem import Kind, NodeId, Problem
+from overlap_sched.transform.draft import Draft
+from overlap_sched.transform.members import Alike, member
+from overlap_sched.transform.prices import Prices
+
+SMALL_BYTES = 2**16
+"""What a collective of so few bytes takes is latency."""
+
+
+class Key(NamedTuple):
+    """What members of a bucket share."""
+
+    op: str
+    group: str
+    alike: str
+    level: int
+
+
+BatchTime = Callable[[Key, int], float]
+"""Microseconds of a collective of a key and so many bytes."""
+
+
+def keys_of(problem: Problem, alike: Alike | None) -> Mapping[NodeId, Key]:
+    """Per collective that can be a member: its key. Linear.
+
+    Args:
+        problem: What they are of.
+        alike: Only those that are in it can; ``None``: it is not known, and all can.
+    """
+    draft = Draft(problem, problem.original_order)
+    before, behind = _levels(problem)
+    keys = {}
+    for v in problem.collectives:
+        node = problem.nodes[v]
+        if alike is not None and node.name not in alike:
+            continue
+        try:
+            member(draft, node.name)
+        except RewriteError:
+            continue
+        level = before[v] if "gather" in node.op else behind[v]
+        keys[v] = Key(node.op, node.group or "", "" if alike is None else alike[node.name], level)
+    return keys
+
+
+def _levels(problem: Problem) -> tuple[list[int], list[int]]:
+    """Per node, how many collectives lie on the longest path before it, and behind it."""
+    launches = [node.kind is Kind.COLLECTIVE for node in problem.nodes]
+    before, behind = [0] * len(launches), [0] * len(launches)
+    for v, needs in enumerate(problem.predecessors):
+        before[v] = max([before[u] + launches[u] for u in needs], default=0)
+    for v in range(len(launches) - 1, -1, -1):
+        behind[v] = max([behind[w] + launches[w] for w in problem.successors[v]], default=0)
+    return before, behind
+
+
+def batch_time(problem: Problem, prices: Prices) -> BatchTime:
+    """Times of batches, each asked for once."""
+    known: dict[tuple[str, str, int], float] = {}
+
+    def time_us(key: Key, nbytes: int) -> float:
+        of = (key.op, key.group, nbytes)
+        if of not in known:
+            known[of] = prices.collective_us(key.op, nbytes, problem.groups[key.group])
+        return known[of]
+
+    return time_us
+
+
+def without_latency(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> Problem:
+    """The problem with each collective at what it adds to a large batch: how urgent it is once many go together."""
+    large = 2**28
+    nodes = list(problem.nodes)
+    for v, key in keys.items():
+        node = nodes[v]
+        nodes[v] = node._replace(time_us=min(node.time_us, time_us(key, large) / large * node.bytes))
+    return Problem(
+        problem.name, tuple(nodes), problem.storages, problem.groups, problem.memory_model, problem.contention
+    )

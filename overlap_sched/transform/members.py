@@ -1,0 +1,120 @@
+"""What a rewrite needs to know of a collective, and whether it may be touched at all."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.problem import Kind, Node, NodeId
+from overlap_sched.problem.node import LAUNCH, StorageId
+from overlap_sched.transform.draft import Draft
+from overlap_sched.transform.rewrites import BUCKETED
+
+Alike = Mapping[str, str]
+"""Per collective, by name, what a problem does not say and members must share: ``"bfloat16"``, ``"float32 sum"``.
+
+Collectives that are not in it have ``""``: of a problem file it is not known, and taken to be alike by operator and
+group."""
+
+
+class Member(NamedTuple):
+    """A collective with one result, that nothing but waits looks at.
+
+    Attributes:
+        node: As it is. v: its draft id.
+        takes: Storages of its input (none where they are not counted).
+        gives: The storage of its result; ``None`` where it is not counted.
+        waits: Draft ids.
+        launch: Draft id of its launch node; ``None``: it has none.
+        ranks: Of its group.
+    """
+
+    node: Node
+    v: NodeId
+    takes: tuple[StorageId, ...]
+    gives: StorageId | None
+    waits: tuple[NodeId, ...]
+    launch: NodeId | None
+    ranks: int
+
+    @property
+    def given_bytes(self) -> int:
+        """Of its result: ``Node.bytes`` is the larger side."""
+        return -(-self.node.bytes // self.ranks) if "reduce_scatter" in self.node.op else self.node.bytes
+
+    @property
+    def inputs(self) -> tuple[NodeId, ...]:
+        """Draft ids of what it depends on, without its launch node."""
+        return tuple(u for u in self.node.deps if u != self.launch)
+
+    @property
+    def taken_bytes(self) -> int:
+        """Of its input."""
+        return -(-self.node.bytes // self.ranks) if "all_gather" in self.node.op else self.node.bytes
+
+
+def member(draft: Draft, name: str) -> Member:
+    """A collective that can be bucketed, split, kept or gathered again.
+
+    Raises:
+        RewriteError: It is none, it has no wait, or something else looks at what it returns.
+    """
+    v = draft.find(name)
+    node = draft.node(v)
+    if node.kind is not Kind.COLLECTIVE or node.op not in BUCKETED:
+        what = node.op or node.kind.value
+        raise RewriteError(f"{name!r} is {what!r}: what can be rewritten is {', '.join(BUCKETED)}.")
+    waits = tuple(draft.waits(v))
+    others = [w for w in draft.after(v) if w not in waits and draft.node(w).kind is not Kind.OUTPUT]
+    if not waits or len(node.alloc) > 1:
+        raise RewriteError(
+            f"{name!r} has {len(waits)} waits and {len(node.alloc)} results: it needs a wait and one result."
+        )
+    if others:
+        raise RewriteError(
+            f"{draft.node(others[0]).name!r} needs the launch of {name!r}, not a wait: a rewrite would lose that."
+        )
+    launch = draft.launch_node(v)
+    gives = node.alloc[0] if node.alloc else None
+    assert node.group is not None
+    return Member(node, v, node.use, gives, waits, launch, draft.groups[node.group].size)
+
+
+def check_alike(members: Sequence[Member], alike: Alike) -> None:
+    """Members of a bucket must be of one operator, group, type of element and reduction.
+
+    Raises:
+        RewriteError: They are not; or one is listed twice, or there is only one.
+    """
+    names = [one.node.name for one in members]
+    if len(set(names)) < max(len(names), 2):
+        raise RewriteError(f"a bucket of {', '.join(names)}: two collectives at least, each once.")
+    first = members[0]
+    for one in members[1:]:
+        for what, here, there in (
+            ("operator", one.node.op, first.node.op),
+            ("process group", one.node.group, first.node.group),
+            ("type and reduction", alike.get(one.node.name, ""), alike.get(first.node.name, "")),
+        ):
+            if here != there:
+                raise RewriteError(
+                    f"{one.node.name!r} has {what} {here!r} and {first.node.name!r} has {there!r}: a bucket has one."
+                )
+
+
+def launched(draft: Draft, name: str, deps: Sequence[NodeId], time_us: float, at: float) -> tuple[NodeId, ...]:
+    """The deps of a new collective: those given, and a launch node of its own where launching takes time."""
+    if not time_us:
+        return tuple(deps)
+    launch = Node(f"{name}.{LAUNCH}", Kind.COMPUTE, tuple(deps), time_us=time_us, op=LAUNCH)
+    return (*deps, draft.add(launch, at))
+
+
+def replaced(draft: Draft, one: Member, out: NodeId) -> None:
+    """Users of a collective's waits use ``out``; it, its waits and its launch node go."""
+    for w in one.waits:
+        draft.redirect(w, out)
+        draft.remove(w)
+    draft.redirect(one.v, out)  # an output, which comes after everything
+    draft.remove(one.v)
+    if one.launch is not None:
+        draft.remove(one.launch)

@@ -1,0 +1,162 @@
+"""A plan: rewrites and an order of what they make, judged against the best order of the graph as it was.
+
+    found = plan(problem, prices, Options(rewrites=("bucket",)))
+    found.schedule.scheduled.step_us <= found.without.scheduled.step_us     always
+
+The budget is that of the graph as it was. A plan whose judges find anything wrong is none: the graph stays, in its best
+order.
+"""
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
+from overlap_sched.options import Options
+from overlap_sched.problem import Problem
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.explain import decisions
+from overlap_sched.scheduler.pipeline import phases, schedule
+from overlap_sched.scheduler.portfolio import close_enough
+from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.transform.apply import NOT_KNOWN, apply
+from overlap_sched.transform.choose import Found, Wanted, search
+from overlap_sched.transform.members import Alike
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.records import Record, records
+from overlap_sched.transform.rewrites import Form, Rewrite
+from overlap_sched.transform.trial import Asked, Trial
+
+FORMS: tuple[Form, ...] = ("coalesced", "copied")
+"""Forms of buckets, the one preferred first: coalesced ones copy nothing."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rewrites and an order.
+
+    Attributes:
+        rewrites: What is done, in this order; none: the graph stays.
+        schedule: Of the rewritten problem; its ``original`` figures are those of the graph as it was.
+        without: The best order without rewrites.
+        records: Per rewrite, what it bought and costs.
+        trials: All that was tried, in this order.
+        plan_s: Seconds that it took beyond ``without`` (for people; nothing depends on it).
+        fell_back: Why rewrites that were found are not used; ``None``: none were, or they are.
+    """
+
+    rewrites: tuple[Rewrite, ...]
+    schedule: Schedule
+    without: Schedule
+    records: tuple[Record, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    plan_s: float = 0.0
+    fell_back: str | None = None
+
+
+def plan(
+    problem: Problem,
+    prices: Prices,
+    options: Options,
+    alike: Alike | None = None,
+    forms: Sequence[Form] = FORMS,
+) -> Plan:
+    """Choose rewrites and an order.
+
+    Args:
+        problem: Its collectives priced by the model of ``prices``.
+        prices: Of new nodes.
+        options: ``rewrites`` says what may be tried; none: the order alone is found.
+        alike: Per collective that may be bucketed, what members must share besides operator and group; ``None``: not
+            known, all may.
+        forms: Of buckets, the one preferred first. Where a backend has no coalesced collectives: ``("copied",)``.
+
+    Raises:
+        OptionsError: No form. VerificationError: with ``strict=True``, where a plan is not what it was thought to be.
+    """
+    if not forms:
+        raise OptionsError("forms is empty: buckets are coalesced, copied, or both.")
+    without = schedule(problem, replace(options, rewrites=()))
+    if "bucket" not in options.rewrites and "stream" not in options.rewrites:
+        return Plan((), without, without)
+    if not options.effort or not problem.collectives or _good_enough(without):
+        return Plan((), without, without)
+    began = time.perf_counter()
+    kept = Plan((), without, without)
+    try:
+        found = _searched(without, prices, options, alike, forms)
+        kept = replace(kept, trials=tuple(found.trials))
+        if found.best is None:
+            return replace(kept, plan_s=time.perf_counter() - began)
+        made = _finished(without, found.best, prices, options, alike)
+        broken = _broken(made)
+    except Exception as error:  # what fails here must not take the training job with it
+        made, broken = kept, f"choosing rewrites failed: {type(error).__name__}: {error}"
+        if options.strict:
+            raise VerificationError(broken) from error
+    if broken is not None:
+        message = f"overlap_sched rewrites nothing in {problem.name!r}: {broken}"
+        if options.strict:
+            raise VerificationError(message)
+        warnings.warn(message, OverlapSchedWarning, stacklevel=2)
+        return replace(kept, fell_back=broken, plan_s=time.perf_counter() - began)
+    return replace(made, trials=kept.trials, plan_s=time.perf_counter() - began)
+
+
+def _good_enough(without: Schedule) -> bool:
+    """Nothing is to be gained by rewrites where the order alone is as near to all compute as is asked for."""
+    task = Task(without.problem, without.options, without.base_bytes)
+    compute_us = sum(without.problem.compute_us)
+    return without.scheduled.step_us <= compute_us * close_enough(task)
+
+
+def _searched(without: Schedule, prices: Prices, options: Options, alike: Alike | None, forms: Sequence[Form]) -> Found:
+    asked = Asked(without.problem, prices, alike, without.budget_bytes)
+    wanted = Wanted(tuple(forms), "bucket" in options.rewrites, "stream" in options.rewrites)
+    return search(asked, wanted, without.scheduled.step_us)
+
+
+def _finished(without: Schedule, best: Trial, prices: Prices, options: Options, alike: Alike | None) -> Plan:
+    """The best trial with all that the scheduler does behind it, on the problem in its own order."""
+    assert best.problem is not None
+    problem = apply(without.problem, best.rewrites, prices, alike or NOT_KNOWN)
+    ids = {node.name: v for v, node in enumerate(problem.nodes)}
+    order = tuple(ids[name] for name in best.problem.names(best.order))
+    scheduling = replace(options, rewrites=(), headroom=0, base="original")
+    task = Task(problem, scheduling, without.budget_bytes)
+    start = task.measured(order)
+    better = phases(task, order, start)
+    chosen = better if better.beats(start) and task.within_budget(better.order) else start
+    return _planned(without, problem, chosen, best.rewrites)
+
+
+def _planned(without: Schedule, problem: Problem, chosen: Candidate, rewrites: tuple[Rewrite, ...]) -> Plan:
+    after = measure(problem, chosen.order)
+    peak = max(after.profile)
+    made = replace(
+        without,
+        problem=problem,
+        order=tuple(chosen.order),
+        scheduled=Figures(after.timeline.step_us, after.timeline.exposed_us, peak, list(after.profile).index(peak)),
+        decisions=decisions(problem, after.timeline, chosen),
+        work=without.work.plus(chosen.work),
+    )
+    return Plan(rewrites, made, without, records(without.problem, problem, rewrites))
+
+
+def _broken(made: Plan) -> str | None:
+    """The first promise that a plan breaks, by the judges; ``None``: it keeps all."""
+    problem, order = made.schedule.problem, made.schedule.order
+    broken = violation(problem, order)
+    if broken is not None:
+        return broken
+    over_bytes = max(measure(problem, order).profile) - made.without.budget_bytes
+    if over_bytes > 0:
+        return f"the peak is {over_bytes} bytes above the budget of the graph as it was"
+    step_us, before_us = replay(problem, order).step_us, made.without.scheduled.step_us
+    if step_us > before_us * (1 + REPLAY_TOLERANCE):
+        return f"the step takes {step_us} us, longer than the {before_us} us without rewrites"
+    return None

@@ -1,0 +1,56 @@
+"""What the nodes take that rewrites make: by the cost model that priced the rest, so that old and new compare."""
+
+from dataclasses import dataclass, replace
+
+from overlap_sched.analysis.whatif import placed_on
+from overlap_sched.cost.cluster import Cluster
+from overlap_sched.cost.cluster_model import model_of
+from overlap_sched.cost.model import Collective, Compute, CostModel, LaunchingModel
+from overlap_sched.problem import Group, Kind, Problem
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Times of new nodes, in microseconds.
+
+    Attributes:
+        model: Of the device and the network.
+        comm_scale: Every collective takes so many times as long, as ``--comm-scale`` says.
+    """
+
+    model: CostModel
+    comm_scale: float = 1.0
+
+    def collective_us(self, op: str, nbytes: int, group: Group) -> float:
+        """A collective whose larger side has so many bytes: of several coalesced ones, all together."""
+        return self.model.collective_us(Collective(op, nbytes, group)) * self.comm_scale
+
+    def copy_us(self, op: str, nbytes: int) -> float:
+        """A copy that reads and writes so many bytes, both together."""
+        return self.model.compute_us(Compute(op, 0, nbytes))
+
+    def launch_us(self, op: str, nbytes: int, group: Group) -> float:
+        """What launching takes of the compute stream; 0.0 where that is not known, or not of it."""
+        return self.model.launch_us(Collective(op, nbytes, group)) if isinstance(self.model, LaunchingModel) else 0.0
+
+
+def on_cluster(problem: Problem, cluster: Cluster, comm_scale: float = 1.0) -> tuple[Problem, Prices]:
+    """A problem with all its collectives priced for a cluster, and the prices of new ones.
+
+    A problem file has its own times and no model behind them: merged and unmerged collectives compare only where one
+    model prices both. A group that the file puts inside a node stays there, the others are placed on the cluster's
+    nodes. Times of compute and contention stay the problem's own.
+
+    Raises:
+        PlacementError: A process group does not fit the cluster.
+    """
+    prices = Prices(model_of(cluster), comm_scale)
+    placed = placed_on(problem, cluster).groups
+    groups = {name: group if group.intra_node else placed[name] for name, group in problem.groups.items()}
+    nodes = tuple(
+        node._replace(time_us=prices.collective_us(node.op, node.bytes, groups[node.group]))
+        if node.kind is Kind.COLLECTIVE and node.group is not None
+        else node
+        for node in problem.nodes
+    )
+    return replace(problem, nodes=nodes, groups=groups), prices

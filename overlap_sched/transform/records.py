@@ -1,0 +1,81 @@
+"""Why collectives were rewritten: what each rewrite bought, what it costs, and what else was tried."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream, kind_of, to_json
+
+
+class Record(NamedTuple):
+    """One rewrite.
+
+    Attributes:
+        rewrite: It.
+        stream_us: By how much less its group's stream has to do (negative: more).
+        compute_us: What its copies take of the compute stream.
+        held_bytes: What its launch allocates, beyond the largest of what it stands for: live together from there on.
+    """
+
+    rewrite: Rewrite
+    stream_us: float
+    compute_us: float
+    held_bytes: int
+
+
+def records(before: Problem, after: Problem, rewrites: Sequence[Rewrite]) -> tuple[Record, ...]:
+    """One record per rewrite, in their order.
+
+    Args:
+        before: The problem as it was.
+        after: With all rewrites.
+        rewrites: Them.
+    """
+    old = {node.name: node for node in before.nodes}
+    new = {node.name: node for node in after.nodes}
+    return tuple(_record(before, after, old, new, rewrite) for rewrite in rewrites)
+
+
+def _record(
+    before: Problem, after: Problem, old: Mapping[str, Node], new: Mapping[str, Node], rewrite: Rewrite
+) -> Record:
+    match rewrite:
+        case Bucket():
+            gone = [old[name] for name in rewrite.members]
+            made = [new[name] for name in _made(new, rewrite.name)]
+        case Split():
+            gone = [old[rewrite.collective]]
+            made = [new[name] for name in _made(new, rewrite.name)]
+        case Keep():
+            gone, made = [old[rewrite.again]], []
+        case Regather():
+            gone, made = [], [new[rewrite.name]]
+        case Stream():
+            return Record(rewrite, 0.0, 0.0, 0)
+    us = {kind: sum(node.time_us for node in made if node.kind is kind) for kind in (Kind.COLLECTIVE, Kind.COMPUTE)}
+    stream_us = sum(node.time_us for node in gone) - us[Kind.COLLECTIVE]
+    largest = max((_allocated(before, node) for node in gone), default=0)
+    held = sum(_allocated(after, node) for node in made if not node.name.endswith("_copy")) - largest
+    return Record(rewrite, stream_us, us[Kind.COMPUTE], max(held, 0))
+
+
+def _made(new: Mapping[str, Node], name: str) -> list[str]:
+    return [one for one in new if one == name or one.startswith(f"{name}_") or one.startswith(f"{name}.")]
+
+
+def _allocated(problem: Problem, node: Node) -> int:
+    return sum(problem.storages[s].bytes for s in node.alloc)
+
+
+def records_json(found: Sequence[Record]) -> list[dict[str, Any]]:
+    """For ``--json``: the rewrite as :func:`overlap_sched.transform.rewrites.to_json` has it, and its figures."""
+    return [
+        to_json([one.rewrite])[0]
+        | {
+            "option": kind_of(one.rewrite),
+            "stream_us": one.stream_us,
+            "compute_us": one.compute_us,
+            "held_bytes": one.held_bytes,
+        }
+        for one in found
+    ]

@@ -1,0 +1,190 @@
+"""What may be done to the collectives of a graph, as values; nodes are named, so that a problem and a graph agree.
+
+A rewrite has two meanings that must agree: what it makes of a problem (:mod:`overlap_sched.transform.apply`) and what
+it makes of an FX graph (:mod:`overlap_sched.fx.rewrites`). Both make the nodes listed here, by these names, so that an
+order of the one is an order of the other. ``<b>`` is :meth:`Bucket.name`, ``i`` the index in ``members``, ``x_i`` the
+input of member i, ``n`` the ranks of the group::
+
+    Bucket, copied, all_gather_into_tensor          Bucket, copied, reduce_scatter_tensor
+      <b>_flat_i  view(x_i, [-1])            view     <b>_rows_i  view(x_i, [n, -1])              view
+      <b>_in      cat([flat_*])              copy     <b>_in      cat([rows_*], 1)                copy
+      <b>         all_gather(in, n, group)   launch   <b>         reduce_scatter(in, op, n, group) launch
+      <b>_wait    wait_tensor(b)             wait     <b>_wait    wait_tensor(b)                  wait
+      <b>_rows    view(wait, [n, -1])        view     <b>_part_i  slice(wait, 1, from, to)        view
+      <b>_part_i  slice(rows, 1, from, to)   view     <b>_out_i   view(part_i, shape of wait i)   view
+      <b>_copy_i  clone(part_i, contiguous)  copy
+      <b>_out_i   view(copy_i, shape of wait i) view
+
+    Bucket, copied, all_reduce                      Bucket, coalesced, any of the three
+      <b>_flat_i  view(x_i, [-1])            view     <b>         <op>_coalesced([x_*], ...)      launch
+      <b>_in      cat([flat_*])              copy     <b>_get_i   getitem(b, i)                   view
+      <b>         all_reduce(in, op, group)  launch   <b>_out_i   wait_tensor(get_i)              wait
+      <b>_wait    wait_tensor(b)             wait
+      <b>_part_i  slice(wait, 0, from, to)   view
+      <b>_out_i   view(part_i, shape of wait i) view
+
+``<b>_out_i`` stands for every wait of member i: their users use it. Members and their waits are gone. All members'
+inputs are contiguous (a functional collective wants that); the parts of ``reduce_scatter`` and ``all_reduce`` are
+contiguous views of one storage, those of ``all_gather`` are not, so they are copied.
+
+``Split`` is the inverse, ``<s>`` its name, for ``parts`` p = 0, 1, ... of as equal numbers of elements per rank as can
+be (the first ones get one more)::
+
+    Split, all_gather_into_tensor                   Split, reduce_scatter_tensor
+      <s>_flat    view(x, [-1])              view     <s>_rows    view(x, [n, -1])                view
+      <s>_part_p  slice(flat, 0, from, to)   view     <s>_part_p  slice(rows, 1, from, to)        view
+      <s>_p       all_gather(part_p, ...)    launch   <s>_in_p    clone(part_p, contiguous)       copy
+      <s>_wait_p  wait_tensor(p)             wait     <s>_p       reduce_scatter(in_p, ...)       launch
+      <s>_rows_p  view(wait_p, [n, -1])      view     <s>_wait_p  wait_tensor(p)                  wait
+      <s>_copy    cat([rows_*], 1)           copy     <s>_copy    cat([wait_*], 1)                copy
+      <s>_out     view(copy, shape of wait)  view     <s>_out     view(copy, shape of wait)       view
+
+    Split, all_reduce: as all_gather, but <s>_p all_reduce(part_p, op, group), no <s>_rows_p, <s>_copy cat([wait_*]).
+
+``Stream`` makes no node: the collective keeps its name and runs in the group :func:`second_group`.
+``Keep`` makes none either: ``again`` and its waits are gone, their users use the (first) wait of ``first``.
+``Regather`` makes ``<r>`` (the same operator on the same input) and ``<r>_wait``, which the listed users use.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.options import RewriteKind
+
+Form = Literal["copied", "coalesced"]
+"""One buffer, with copies in and out on the compute stream; or one launch of several tensors, without copies."""
+
+BUCKETED = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor")
+"""Operators that can be bucketed and split."""
+COALESCED = tuple(f"{op}_coalesced" for op in BUCKETED)
+
+KINDS: tuple[RewriteKind, ...] = get_args(RewriteKind)
+"""What ``Options.rewrites`` names; re-gathering belongs to ``"keep"``."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Several collectives become one.
+
+    Legal where all members have one operator (of :data:`BUCKETED`), group, type of element and reduction; where none
+    needs another, directly or through others, once all earlier rewrites are done; and where nothing but waits uses
+    what they return. A member is a collective of the graph, not a bucket: buckets do not nest.
+
+    Attributes:
+        members: Collectives by name, two or more, in their original order. So they are packed: the order of parameters.
+        form: See :data:`Form`.
+    """
+
+    members: tuple[str, ...]
+    form: Form = "copied"
+
+    @property
+    def name(self) -> str:
+        """Of the launch; all other new nodes start with it."""
+        return f"bucket_{self.members[0]}_{len(self.members)}"
+
+
+@dataclass(frozen=True)
+class Split:
+    """One collective becomes several, of nearly equal parts; legal for :data:`BUCKETED` where only waits use it."""
+
+    collective: str
+    parts: int = 2
+
+    @property
+    def name(self) -> str:
+        """What all new nodes start with."""
+        return f"split_{self.collective}_{self.parts}"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A collective goes to a second communicator of the same ranks; legal for each once. It may be a bucket's name."""
+
+    collective: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The later gather of the same input is dropped; its users use the first one's result.
+
+    Legal where both gather one and the same node in one group, and nothing writes to either result.
+    """
+
+    first: str
+    again: str
+
+
+@dataclass(frozen=True)
+class Regather:
+    """Some users of a gather's result use a fresh gather of the same input, so that the first result dies sooner.
+
+    Legal where the users use a wait of it, nothing writes to the result, and the input lives (or is an input).
+    """
+
+    gather: str
+    users: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the new launch; its wait is ``<name>_wait``."""
+        return f"again_{self.gather}_{self.users[0]}"
+
+
+Rewrite = Bucket | Split | Stream | Keep | Regather
+"""They are done in the order in which they are listed; what one makes may be a ``Stream``'s collective."""
+
+
+def second_group(group: str) -> str:
+    """The name of the second communicator of a group's ranks: ``"0"`` -> ``"0/2"``."""
+    return f"{group}/2"
+
+
+def kind_of(rewrite: Rewrite) -> RewriteKind:
+    """Under which name of ``Options.rewrites`` it is done."""
+    match rewrite:
+        case Bucket():
+            return "bucket"
+        case Split():
+            return "split"
+        case Stream():
+            return "stream"
+        case Keep() | Regather():
+            return "keep"
+
+
+def to_json(rewrites: Sequence[Rewrite]) -> list[dict[str, Any]]:
+    """Plain data: ``{"kind": "bucket", "members": [...], "form": "copied"}``; the same for all ranks, byte for byte."""
+    return [{"kind": type(one).__name__.lower()} | _fields(one) for one in rewrites]
+
+
+def _fields(one: Rewrite) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(one).items()}
+
+
+_CLASSES: Mapping[str, Callable[..., Rewrite]] = {
+    "bucket": Bucket,
+    "split": Split,
+    "stream": Stream,
+    "keep": Keep,
+    "regather": Regather,
+}
+
+
+def from_json(data: Sequence[Mapping[str, Any]]) -> tuple[Rewrite, ...]:
+    """The rewrites that :func:`to_json` wrote.
+
+    Raises:
+        RewriteError: It did not.
+    """
+    try:
+        return tuple(_read(dict(one)) for one in data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RewriteError(f"rewrites cannot be read: {type(error).__name__}: {error}.") from None
+
+
+def _read(one: dict[str, Any]) -> Rewrite:
+    made = _CLASSES[one.pop("kind")]
+    return made(**{name: tuple(value) if isinstance(value, list) else value for name, value in one.items()})

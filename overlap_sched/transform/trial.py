@@ -1,0 +1,132 @@
+"""One try: rewrites applied to an order, and scheduled from there by a few policies; within the budget or nothing."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
+from overlap_sched.scheduler.list_scheduler import list_schedule
+from overlap_sched.scheduler.policies import COMPUTE_BINDS, LAST, NETWORK_BINDS, Policy
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.result import NO_WORK, Work
+from overlap_sched.transform.apply import NOT_KNOWN, apply
+from overlap_sched.transform.members import Alike
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Rewrite
+
+POLICIES = (NETWORK_BINDS[0], NETWORK_BINDS[2], COMPUTE_BINDS[0], LAST[1])
+"""Launches late, launches early, the critical path ahead, the order as it is: which fits shows afterwards."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every try shares.
+
+    Attributes:
+        problem: Not rewritten. prices: of new nodes.
+        alike: Per collective that may be bucketed, what members share; ``None``: not known, all may.
+        budget_bytes: What the peak may be.
+    """
+
+    problem: Problem
+    prices: Prices
+    alike: Alike | None
+    budget_bytes: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a try.
+
+    Attributes:
+        what: It, in words.
+        rewrites: What was tried.
+        step_us: The step found; ``inf``: none within the budget, or none as short as the best before it.
+        problem, order: The rewritten problem, and the order found; ``None`` and empty without one.
+        why_not: Why it was not taken, in words; ``""``: it was, for the moment.
+        work: What it took.
+    """
+
+    what: str
+    rewrites: tuple[Rewrite, ...] = ()
+    step_us: float = math.inf
+    problem: Problem | None = None
+    order: Order = ()
+    why_not: str = ""
+    work: Work = NO_WORK
+
+
+def tried(asked: Asked, what: str, rewrites: Sequence[Rewrite], order: Sequence[NodeId], beat_us: float) -> Trial:
+    """Apply rewrites to an order and schedule from there.
+
+    Args:
+        asked: What every try shares.
+        what: For people.
+        rewrites: What is tried.
+        order: Of the problem as it was; new nodes are put into it.
+        beat_us: What has been reached: a run that will be longer is given up.
+    """
+    failed = Trial(what, tuple(rewrites))
+    try:
+        problem = apply(asked.problem, rewrites, asked.prices, asked.alike or NOT_KNOWN, order)
+    except RewriteError as error:
+        return _because(failed, str(error))
+    live_ranges = LiveRanges(problem)
+    over_bytes = int(live_ranges.profile(problem.original_order).max()) - asked.budget_bytes
+    if over_bytes > 0:
+        return _because(failed, f"{over_bytes:,} bytes above the budget before anything is moved")
+    reference = Reference(problem, primed(problem, live_ranges, asked.budget_bytes), live_ranges)
+    best, work = None, NO_WORK
+    for policy in POLICIES:
+        run = _run(reference, policy, asked.budget_bytes, beat_us)
+        work = work.plus(run.work if isinstance(run, Candidate) else run)
+        if isinstance(run, Candidate) and run.step_us < beat_us * (1 - SAME_STEP):
+            best, beat_us = run, run.step_us
+    if best is None:
+        return _because(failed, "no shorter", work)
+    return Trial(what, tuple(rewrites), best.step_us, problem, best.order, "", work)
+
+
+def _because(failed: Trial, why_not: str, work: Work = NO_WORK) -> Trial:
+    return Trial(failed.what, failed.rewrites, why_not=why_not, work=work)
+
+
+def _run(reference: Reference, policy: Policy, budget_bytes: int, beat_us: float) -> Candidate | Work:
+    """One run; one that leaves the budget counts as given up."""
+    run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, (), beat_us)
+    return run.work if isinstance(run, Candidate) and run.peak_bytes > budget_bytes else run
+
+
+def primed(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -> Order:
+    """The original order with the first launch of each stream, and what it needs, at the front where memory allows.
+
+    A stream that binds should not begin behind compute that needs nothing of it.
+    """
+    order = problem.original_order
+    firsts: dict[str | None, NodeId] = {}
+    for v in problem.collectives:
+        firsts.setdefault(problem.nodes[v].group, v)
+    for v in firsts.values():
+        needed = _needed(problem, v)
+        if any(problem.nodes[u].kind is Kind.WAIT for u in needed):
+            continue
+        moved = (*(u for u in order if u in needed), *(u for u in order if u not in needed))
+        if int(live_ranges.profile(moved).max()) <= budget_bytes:
+            order = moved
+    return order
+
+
+def _needed(problem: Problem, v: NodeId) -> set[NodeId]:
+    """v, and everything that must run before it."""
+    needed, todo = {v}, [v]
+    while todo:
+        for u in problem.predecessors[todo.pop()]:
+            if u not in needed:
+                needed.add(u)
+                todo.append(u)
+    return needed

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""The table of docs/rewrites.md: steps with and without rewrites on the shared graphs, at NCCL-tuned prices. Simulated.
+
+    python scripts/rewrites_bench.py                                   all rows
+    python scripts/rewrites_bench.py llama3_8b_bw_64_2d:4 --caps       one row, with buckets up to fixed caps beside it
+
+A row is NAME:SCALE: a graph of scripts/instances, every collective SCALE times as long. Needs no torch.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works where it is not installed, too
+
+from overlap_sched import Options, Problem, read_problem
+from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.judge.validate import measure
+from overlap_sched.scheduler.candidate import Task
+from overlap_sched.scheduler.pipeline import phases
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.keys import Key, keys_of
+from overlap_sched.transform.neighbours import Windows
+from overlap_sched.transform.plan import plan
+from overlap_sched.transform.prices import Prices, on_cluster
+from overlap_sched.transform.rewrites import Bucket, Form
+
+INSTANCES = Path(__file__).parent / "instances"
+ROWS = ("llama3_8b_bw_64_2d:1", "llama3_8b_bw_64_2d:4", "dsv3_bw_64:1", "dsv3_bw_64:4", "llama3_8b_bw_64_1d:1")
+CAPS_MB = (25, 50, 100, 200)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, row by row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="NAME:SCALE", help=f"default: {' '.join(ROWS)}")
+    parser.add_argument("--cluster", default="dgx-h100", help="a cluster file, or the name of one that is shipped")
+    parser.add_argument("--caps", action="store_true", help="also buckets of neighbours up to fixed caps, both forms")
+    parser.add_argument("--copied", action="store_true", help="also without coalesced collectives")
+    options = parser.parse_args(arguments)
+    print("| graph | rewrites | step ms | its bound | peak | collectives | seconds |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for row in options.rows or ROWS:
+        name, _, scale = row.partition(":")
+        problem = read_problem(INSTANCES / f"{name}.json.gz")
+        _row(row, *on_cluster(problem, read_cluster(options.cluster), float(scale or 1)), options)
+    return 0
+
+
+def _row(row: str, problem: Problem, prices: Prices, options: argparse.Namespace) -> None:
+    wanted = [
+        ("bucket", ("bucket",), ("coalesced", "copied")),
+        ("stream", ("bucket", "stream"), ("coalesced", "copied")),
+    ]
+    if options.copied:
+        wanted.append(("bucket, copied only", ("bucket",), ("copied",)))
+    for at, (what, kinds, forms) in enumerate(wanted):
+        began = time.process_time()
+        found = plan(problem, prices, Options(rewrites=kinds), forms=forms)
+        seconds = time.process_time() - began
+        if not at:
+            one = found.without
+            _print(
+                row, "none", one.scheduled.step_us, one.lower_bound_us, 0.0, len(problem.collectives), one.schedule_s
+            )
+        one = found.schedule
+        peak = 100 * (one.scheduled.peak_bytes / one.original.peak_bytes - 1)
+        launches = len(one.problem.collectives)
+        _print(row, what, one.scheduled.step_us, one.lower_bound_us, peak, launches, seconds)
+    if options.caps:
+        for form in ("copied", "coalesced"):
+            for cap in CAPS_MB:
+                _capped(row, problem, prices, form, cap)
+
+
+def _capped(row: str, problem: Problem, prices: Prices, form: Form, cap_mb: int) -> None:
+    """Neighbours of the original order up to a cap, everywhere; the order found at the original peak where it fits."""
+    began = time.process_time()
+    keys, windows = keys_of(problem, None), Windows(problem, problem.original_order)
+    open_buckets: dict[Key, list[int]] = {}
+    buckets: list[list[int]] = []
+    for v in (v for v in problem.collectives if v in keys):
+        bucket = open_buckets.get(keys[v], [])
+        total = sum(problem.nodes[u].bytes for u in (*bucket, v))
+        fits = bucket and total <= cap_mb * 1e6 and windows.ready[v] < min(windows.first_use[u] for u in bucket)
+        if not fits:
+            open_buckets[keys[v]] = bucket = []
+            buckets.append(bucket)
+        bucket.append(v)
+    names = [tuple(problem.nodes[v].name for v in ids) for ids in buckets if len(ids) > 1]
+    after = apply(problem, [Bucket(members, form) for members in names], prices)
+    budget = max(measure(problem, problem.original_order).profile)
+    own = max(measure(after, after.original_order).profile)
+    task = Task(after, Options(), max(budget, own))
+    found = phases(task, after.original_order, task.measured(after.original_order))
+    peak = 100 * (found.peak_bytes / budget - 1)
+    seconds = time.process_time() - began
+    _print(row, f"{cap_mb} MB, {form}", found.step_us, 0.0, peak, len(after.collectives), seconds)
+
+
+def _print(row: str, what: str, step_us: float, bound_us: float, peak: float, launches: int, seconds: float) -> None:
+    bound = f"{bound_us / 1e3:.1f}" if bound_us else ""
+    print(
+        f"| {row} | {what} | {step_us / 1e3:.1f} | {bound} | {peak:+.1f} % | {launches} | {seconds:.1f} |", flush=True
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""``plan --rewrites``: what it prints, what it writes, what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overlap_sched import read_problem, write_problem
+from overlap_sched.judge.order_file import read_order
+from overlap_sched.judge.replay import replay
+from tests.cli.test_schemas import validator
+from tests.support.command import run
+from tests.support.sharded import sharded
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> str:
+    """Latency binds on every network: twelve parameters of a few bytes."""
+    path = tmp_path / "graph.json"
+    write_problem(sharded([[2, 2, 2]] * 4, compute_us=4.0), path)
+    return str(path)
+
+
+def test_what_it_prints(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", graph, "--rewrites", "bucket", "--headroom", "100%") == 0
+    out = capsys.readouterr().out
+    assert "Without rewrites the best order found takes " in out
+    assert " rewrites: " in out or " rewrite: " in out
+    assert "together from gather" in out
+    assert "Tried " in out
+
+
+def test_json_and_the_rewritten_graph(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, order = tmp_path / "rewritten.json.gz", tmp_path / "order.json"
+    wanted = ("--rewrites", "bucket,stream", "--headroom", "100%", "--cluster", "dgx-a100", "--comm-scale", "4")
+    assert run("plan", graph, *wanted, "--json", "--save-problem", str(saved), "--out", str(order)) == 0
+    found = json.loads(capsys.readouterr().out)
+    validator("plan").validate(found)
+    assert found["rewrites"]
+    assert found["step_us"] < found["step_without_rewrites_us"]
+    rewritten = read_problem(saved)
+    assert replay(rewritten, read_order(order, rewritten)).step_us == pytest.approx(found["step_us"])
+
+
+def test_an_order_of_a_graph_that_is_not_written(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ("--rewrites", "bucket", "--headroom", "100%", "--out", str(tmp_path / "order.json"))
+    assert run("plan", graph, *wanted) == 0
+    note = "note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json"
+    assert note in capsys.readouterr().err
+
+
+def test_without_rewrites_nothing_changes(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", graph, "--json") == 0
+    assert not {"rewrites", "tried", "step_without_rewrites_us"} & set(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'split', 'keep', 'stream'"),
+        (("--rewrites", "bucket", "--budget", "profile"), "rewrites is ('bucket',) and budget is 'profile'"),
+        (("--rewrites", "bucket", "--allocator", "plain"), "rewrites is ('bucket',) and allocator is 'plain'"),
+        (("--rewrites", "bucket", "--profile", "trace.json"), "--rewrites: merged collectives are in no trace"),
+    ],
+)
+def test_what_it_refuses(graph: str, wanted: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", graph, *wanted) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,140 @@
+"""Both halves of a rewrite agree, at every site of every graph: what is rewritten, lifted, is the rewritten problem."""
+
+from typing import Any
+
+import pytest
+from torch import fx
+
+from overlap_sched.cost import Roofline
+from overlap_sched.errors import RewriteError
+from overlap_sched.fx import lift
+from overlap_sched.fx.rewrites import alike_of, rewrite_graph
+from overlap_sched.problem import Group, Problem
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Bucket, Regather, Rewrite, Split, Stream
+from tests.support.rewrite_graphs import GRAPHS, by_name, legal, refusal
+
+GROUPS = {name: Group(2, True) for name in ("0", "1", "0/2", "1/2")}
+SEVERAL: dict[str, list[Rewrite]] = {
+    "mixed": [
+        Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1")),
+        Stream("bucket_all_gather_into_tensor_2"),
+        Split("all_gather_into_tensor_3"),
+        Bucket(("all_reduce", "all_reduce_1"), "coalesced"),
+        Stream("bucket_all_reduce_2"),
+    ],
+    "whole": [
+        Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"), "coalesced"),
+        Bucket(("reduce_scatter_tensor", "reduce_scatter_tensor_1")),
+    ],
+    "recomputed": [
+        Split("all_gather_into_tensor_1", 2),
+        Stream("split_all_gather_into_tensor_1_2_1"),
+        Regather("all_gather_into_tensor", ("mm_again",)),
+    ],
+}
+
+
+def problem_of(gm: fx.GraphModule) -> Problem:
+    return lift(gm, groups=GROUPS).problem
+
+
+def rewritten_problem(gm: fx.GraphModule, rewrites: list[Rewrite]) -> Problem | None:
+    """The rewritten problem; ``None``: refused, as where a problem knows of a hazard less than a graph."""
+    try:
+        return apply(problem_of(gm), rewrites, Prices(Roofline()), alike_of(gm))
+    except RewriteError:
+        return None
+
+
+def ancestors(problem: Problem) -> dict[str, set[str]]:
+    """Per node all that must run before it."""
+    found: list[set[int]] = []
+    for before in problem.predecessors:
+        found.append(set(before).union(*(found[u] for u in before)))
+    return {node.name: {problem.nodes[u].name for u in found[v]} for v, node in enumerate(problem.nodes)}
+
+
+def comparable(problem: Problem, hazards: bool, merged: set[str]) -> dict[str, dict[str, Any]]:
+    """Nodes by name. With hazards, what must run before counts, and not by which of the pairs that say so.
+
+    A node that takes two results which have become one reads that once: its bytes are not compared.
+    """
+    before = ancestors(problem)
+    nodes = by_name(problem)
+    for name, node in nodes.items():
+        if hazards:
+            node["deps"] = sorted(before[name])
+        if name in merged:
+            node["bytes"] = node["time_us"] = None
+    return nodes
+
+
+def takes_several(gm: fx.GraphModule) -> set[str]:
+    """Nodes that take several results of one gathered shard."""
+    found = set()
+    for node in gm.graph.nodes:
+        sources = [u.args[0].args[0] for u in node.all_input_nodes if "wait_tensor" in u.name and u.op != "placeholder"]
+        if len(sources) > len(set(sources)):
+            found.add(node.name)
+    return found
+
+
+def check(name: str, rewrites: list[Rewrite]) -> bool:
+    gm = GRAPHS[name]()
+    merged = takes_several(gm)
+    want = rewritten_problem(gm, rewrites)
+    rewrite_graph(gm, rewrites)
+    gm.graph.lint()
+    if want is None:
+        return False
+    hazards = name == "hazards"
+    _equal(comparable(problem_of(gm), hazards, merged), comparable(want, hazards, merged), rewrites)
+    return True
+
+
+def _equal(lifted: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]], rewrites: list[Rewrite]) -> None:
+    """The same nodes, and of each the same; says which are not, and in what."""
+    assert lifted.keys() == wanted.keys(), rewrites
+    differ = {
+        (name, what): (value, wanted[name][what])
+        for name, node in lifted.items()
+        for what, value in node.items()
+        if value != wanted[name][what]
+    }
+    assert not differ, rewrites
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_site(name: str) -> None:
+    sites = legal(GRAPHS[name]())
+    agreed = [check(name, [one]) for one in sites]
+    assert len(sites) >= 11
+    assert sum(agreed) >= (5 if name == "hazards" else len(sites))
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_at_once(name: str) -> None:
+    assert check(name, SEVERAL[name])
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_a_problem_refuses_and_a_graph_does_not_is_a_hazard(name: str) -> None:
+    gm = GRAPHS[name]()
+    for one in legal(gm):
+        if name != "hazards":
+            assert rewritten_problem(gm, [one]) is not None, one
+
+
+def test_all_that_may_be_bucketed_is_told() -> None:
+    gm = GRAPHS["mixed"]()
+    told = alike_of(gm)
+    for one, kind in told.items():
+        assert refusal(gm, [Split(one)]) is None
+        assert kind in ("float32", "float32 sum", "int32 sum")
+    assert told["all_reduce"] == "int32 sum"
+    assert told["all_gather_into_tensor"] == "float32"
+    hazards = alike_of(GRAPHS["hazards"]())
+    assert hazards["all_gather_into_tensor"] == "float32"
+    assert "all_gather_into_tensor_2" not in hazards  # something writes to its result

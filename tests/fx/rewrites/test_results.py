@@ -1,0 +1,140 @@
+"""Rewritten graphs give the same results, whenever the network moves its data and in whatever valid order they run."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.fx.rewrites import prepare, rewrite_graph
+from overlap_sched.fx.rewrites.sites import layout
+from overlap_sched.transform.rewrites import Bucket, Split
+from tests.support.fx_graphs import RANKS, TIMINGS, gather, outcome, reordered, same, scatter, trace, wait
+from tests.support.rewrite_graphs import GRAPHS, described, legal, reduce, tried
+
+
+def check_results(before: fx.GraphModule, after: fx.GraphModule, seed: int, orders: int = 2) -> None:
+    """In its own order, and in others that the lifted graph allows."""
+    rng = random.Random(seed)
+    want = [outcome(before, timing) for timing in TIMINGS]
+    for gm in (after, *(reordered(after, rng) for _ in range(orders))):
+        for timing, expected in zip(TIMINGS, want, strict=True):
+            assert same(outcome(gm, timing), expected), timing
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_rewrite_alone(name: str) -> None:
+    original = GRAPHS[name]()
+    for seed, one in enumerate(legal(original)):
+        gm = GRAPHS[name]()
+        rewrite_graph(gm, [one])
+        gm.graph.lint()
+        check_results(original, gm, seed, orders=1)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_new_nodes_have_the_values_that_running_them_gives(name: str) -> None:
+    for one in legal(GRAPHS[name]()):
+        gm = GRAPHS[name]()
+        rewrite_graph(gm, [one])
+        told = {n: _layouts(n.meta["val"]) for n in gm.graph.nodes if n.op == "call_function"}
+        inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+        FakeTensorProp(gm, inputs[0].fake_mode).propagate_dont_convert_inputs(*inputs)
+        assert told == {n: _layouts(n.meta["val"]) for n in told}
+
+
+def _layouts(value: object) -> list[object]:
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [layout(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_undone_the_graph_is_as_it_was(name: str) -> None:
+    gm = GRAPHS[name]()
+    before = described(gm.graph)
+    refused = 0
+    for one in tried(gm):
+        try:
+            prepare(gm, [one]).undo()
+        except RewriteError:
+            refused += 1
+        assert described(gm.graph) == before, one
+    assert refused
+
+
+def test_names_that_were_undone_are_free_again() -> None:
+    gm = GRAPHS["whole"]()
+    bucket = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"))
+    prepare(gm, [bucket]).undo()
+    rewrite_graph(gm, [bucket])
+    names = [node.name for node in gm.graph.nodes]
+    assert "bucket_all_gather_into_tensor_2_flat_0" in names
+    assert len(set(names)) == len(names)
+    check_results(GRAPHS["whole"](), gm, 0)
+
+
+def test_an_uneven_split_puts_every_element_back() -> None:
+    for parts in (2, 3, 5, 8):
+        gm = GRAPHS["mixed"]()
+        rewrite_graph(gm, [Split("reduce_scatter_tensor", parts), Split("all_gather_into_tensor", parts)])
+        assert sum(n.target is torch.ops.aten.slice.Tensor for n in gm.graph.nodes) == 2 * parts
+        check_results(GRAPHS["mixed"](), gm, parts)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[tuple[str, int, int]]:
+    """Steps on a growing list of tensors: what, and on which of them."""
+    ops = st.sampled_from(["gather", "gather", "scatter", "scatter", "reduce", "mix", "write"])
+    number = st.integers(0, 30)
+    return draw(st.lists(st.tuples(ops, number, number), min_size=4, max_size=12))
+
+
+def program(steps: list[tuple[str, int, int]], *inputs: Tensor) -> list[Tensor]:
+    """Collectives are launched where they stand and waited for when their results are used, or at the end.
+
+    Tensors are of 4 rows and 8 columns, or of 2 rows and 8 columns.
+    """
+    values: list[Tensor] = [x * 1.0 for x in inputs]
+    waiting: dict[int, Tensor] = {}
+
+    def value(k: int) -> Tensor:
+        k %= len(values)
+        if k in waiting:
+            values[k] = wait(waiting.pop(k))
+        return values[k]
+
+    def launched(x: Tensor) -> None:
+        waiting[len(values)] = x
+        values.append(x)
+
+    for what, k, j in steps:
+        x = value(k)
+        if what == "gather":
+            launched(gather(x if j % 2 else x.reshape(-1, 4).contiguous()))
+        elif what == "scatter" and x.shape[0] % RANKS == 0:
+            launched(scatter(x))
+        elif what == "reduce":
+            launched(reduce(x.to(torch.int32), op="sum"))
+        elif what == "mix":
+            values.append(x * 0.5 + value(j).to(torch.float32).sum())
+        elif what == "write" and k % len(values) < len(inputs):
+            x.add_(1.0)
+    return [value(k) * 1 for k in range(len(values))]
+
+
+@given(programs(), st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_random_graphs_with_random_rewrites(steps: list[tuple[str, int, int]], seed: int) -> None:
+    shapes = ((4, 8), (4, 8), (8, 4))
+    original, gm = (trace(lambda *xs: program(steps, *xs), *shapes) for _ in range(2))
+    rng = random.Random(seed)
+    for _ in range(3):
+        choice = legal(gm)
+        if choice:
+            rewrite_graph(gm, [rng.choice(choice)])
+    gm.graph.lint()
+    check_results(original, gm, seed)

@@ -1,0 +1,157 @@
+"""Rewrites in the plug-ins: before lowering, agreed with all ranks, and all or nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import fx
+
+from overlap_sched import Options
+from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.errors import AgreementError, VerificationError
+from overlap_sched.fx import Lifted
+from overlap_sched.inductor import rewriting
+from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.transform.rewrites import Bucket, Rewrite
+from tests.inductor.conftest import Compiled, compiled_step
+from tests.support.inductor.models import Net
+from tests.support.rewrite_graphs import GRAPHS, described
+
+GATHERS = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"))
+
+
+def neighbours(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Choice:
+    """Neighbouring gathers two by two, as far as they do not need each other; in the graph's order."""
+    nodes = lifted.problem.nodes
+    ready = [n.name for n in nodes if alike.get(n.name) == "float32" and n.op == "all_gather_into_tensor"]
+    inputs = {v for v, n in enumerate(nodes) if n.kind == "input"}
+    free = [name for name in ready if all(u in inputs for n in nodes if n.name == name for u in n.deps)]
+    return Choice([Bucket(pair) for pair in zip(free[::2], free[1::2], strict=False)])
+
+
+def chosen(*rewrites: Rewrite) -> Any:
+    return lambda lifted, settings, alike: Choice(rewrites)
+
+
+def asked(answer: Agreement) -> Any:
+    """Several ranks, of which the others answer so."""
+    shown: list[Digest] = []
+
+    def ask(mine: Digest, settings: Settings) -> Agreement:
+        shown.append(mine)
+        return answer
+
+    return mock.patch.multiple(rewriting, ask=ask, asks=lambda settings: True), shown
+
+
+def test_done_where_nobody_is_to_be_asked() -> None:
+    gm = GRAPHS["whole"]()
+    assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == (GATHERS,)
+    assert "bucket_all_gather_into_tensor_2" in [node.name for node in gm.graph.nodes]
+    assert "bucket_all_gather_into_tensor_2" in gm.code  # recompiled
+
+
+def test_done_where_all_agree() -> None:
+    gm = GRAPHS["whole"]()
+    others, shown = asked(Agreement(True, Verdict(True)))
+    with others:
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == (GATHERS,)
+        rewrite_fx(GRAPHS["whole"](), Settings(stage="backend"), chosen())
+        rewrite_fx(GRAPHS["whole"](), Settings(stage="backend"), chosen(GATHERS))
+    assert shown[0] == shown[2]
+    assert shown[0].order.startswith("rewrites: ")
+    assert shown[0].order != shown[1].order
+    assert (shown[0].key, shown[0].launches) == (shown[1].key, shown[1].launches)
+    assert shown[0].launches
+
+
+def test_undone_where_they_do_not() -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    answer = Agreement(False, Verdict(False, "the ranks differ in order: rank 0 against rank 1.", False))
+    others, _ = asked(answer)
+    with others, pytest.warns(match="rewrites no collective of 'inference.*': the ranks differ in order: rank 0"):
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == ()
+    assert described(gm.graph) == before
+
+
+def test_undone_where_asking_fails() -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    with (
+        mock.patch.multiple(rewriting, asks=lambda settings: True, ask=mock.Mock(side_effect=AgreementError("no"))),
+        pytest.raises(AgreementError, match="no"),
+    ):
+        rewrite_fx(gm, Settings(Options(strict=True), stage="backend"), chosen(GATHERS))
+    assert described(gm.graph) == before
+
+
+def test_a_rank_that_fails_tells_the_others() -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    others, shown = asked(Agreement(False, Verdict(False, "rank 0 could not", True)))
+    wrong = Bucket(("all_gather_into_tensor", "reduce_scatter_tensor"))
+    with others, pytest.warns(match="rewrites no collective of .*: RewriteError: 'reduce_scatter_tensor' has operator"):
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen(wrong)) == ()
+    assert "a bucket has one" in shown[0].failure
+    assert shown[0].key
+    assert described(gm.graph) == before
+
+
+def test_strict_raises() -> None:
+    wrong = Bucket(("all_gather_into_tensor", "nothing"))
+    settings = Settings(Options(strict=True), stage="backend")
+    with pytest.raises(VerificationError) as raised:
+        rewrite_fx(GRAPHS["whole"](), settings, chosen(wrong))
+    assert str(raised.value).endswith(
+        "failed: RewriteError: there is no node 'nothing' to rewrite: it is not in the graph, or gone by now."
+    )
+
+
+def test_graphs_that_do_not_communicate_ask_nobody() -> None:
+    gm = fx.symbolic_trace(lambda x: x + 1)
+    others, shown = asked(Agreement(True, Verdict(True)))
+    with others:
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen()) == ()
+    assert shown == []
+
+
+def test_a_key_for_torchs_caches_only_where_nobody_is_asked() -> None:
+    rewrites = RewritePass(Settings(), chosen())
+    assert rewrites.uuid()
+    with mock.patch.object(rewriting, "asks", return_value=True):
+        assert rewrites.uuid() is None
+
+
+@pytest.fixture(scope="module")
+def rewritten(ranks: None) -> Compiled:
+    """Compiled by Inductor with gathers merged before lowering."""
+    with torch._inductor.config.patch(
+        post_grad_custom_post_pass=RewritePass(Settings(Options(strict=True)), neighbours)
+    ):
+        return compiled_step(own_functions=True)
+
+
+def gathers_in(code: str) -> int:
+    """How many all_gathers generated code launches."""
+    return sum(" = torch.ops._c10d_functional.all_gather" in line for line in code.splitlines())
+
+
+def test_code_of_inductor_has_fewer_collectives_and_the_same_results(plain: Compiled, rewritten: Compiled) -> None:
+    for graph in (0, 1):
+        assert gathers_in(rewritten.code[graph]) < gathers_in(plain.code[graph]), graph
+    assert all(map(torch.equal, plain.results, rewritten.results))
+
+
+def test_the_order_behind_fusion_is_set_as_before(plain: Compiled, ranks: None) -> None:
+    import overlap_sched
+
+    options = overlap_sched.inductor_options(Options(headroom="20%", strict=True))
+    watch = options["post_grad_custom_post_pass"]
+    rewrites = RewritePass(Settings(Options(strict=True)), neighbours, watch)
+    done = compiled_step(Net(), own_functions=True, options={**options, "post_grad_custom_post_pass": rewrites})
+    assert [report.report.changed for report in done.reports] == [True, True]
+    assert all(map(torch.equal, plain.results, done.results))

@@ -1,0 +1,150 @@
+"""One rank of a real gloo job: each rewrite of small graphs, its results compared with the unrewritten graph's by bits.
+
+``python -m tests.support.rewrite_ranks FOLDER``, started as torchrun would. Writes ``FOLDER/rank<r>.json``: per case,
+whether all results are bitwise equal in every round, or why the rewrite was refused.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from overlap_sched.distributed import second_communicators
+from overlap_sched.errors import RewriteError
+from overlap_sched.fx.rewrites import rewrite_graph
+from overlap_sched.fx.rewrites.sites import layout
+from overlap_sched.inductor.gloo import safe_gathers
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
+
+C10D = torch.ops._c10d_functional
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+REDUCTIONS = ("sum", "avg", "max", "min", "product")
+ROUNDS = 3
+ROWS, WIDTHS = (3, 1, 5), (40, 8, 1000)
+"""Per member; rows of a scatter's input are per rank."""
+
+
+def wait(x: Tensor) -> Tensor:
+    return C10D.wait_tensor(x)
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def data(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
+    """Other values on each rank; floats with NaN and zeros of both signs."""
+    generator = torch.Generator().manual_seed(seed * 100 + dist.get_rank())
+    if not dtype.is_floating_point:
+        return torch.randint(-9, 9, shape, generator=generator).to(dtype)
+    x, odd = torch.randn(shape, generator=generator), torch.rand(shape, generator=generator)
+    for value, below in ((float("nan"), 0.05), (0.0, 0.15), (-0.0, 0.1)):
+        x = torch.where(odd < below, torch.tensor(value), x)
+    return x.to(dtype)
+
+
+def traced(f: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> fx.GraphModule:
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(x) for x in inputs]
+    return make_fx(f, tracing_mode="fake")(*fakes)
+
+
+def gathers(*shards: Tensor) -> list[Tensor]:
+    return [wait(g) * 1 for g in [C10D.all_gather_into_tensor(x, dist.get_world_size(), "0") for x in shards]]
+
+
+def twice(x: Tensor, *_: Tensor) -> list[Tensor]:
+    first = wait(C10D.all_gather_into_tensor(x, dist.get_world_size(), "0"))
+    second = wait(C10D.all_gather_into_tensor(x, dist.get_world_size(), "0"))
+    return [first * 2, first + 1, second * 3]
+
+
+def scatters(reduction: str) -> Callable[..., list[Tensor]]:
+    ranks = dist.get_world_size()
+    return lambda *xs: [wait(s) for s in [C10D.reduce_scatter_tensor(x, reduction, ranks, "0") for x in xs]]
+
+
+def reduces(reduction: str) -> Callable[..., list[Tensor]]:
+    return lambda *xs: [wait(s) for s in [C10D.all_reduce(x, reduction, "0") for x in xs]]
+
+
+def cases() -> Iterator[tuple[str, Callable[..., list[Tensor]], int, torch.dtype, list[Rewrite]]]:
+    """Name, what is computed, rows of an input per row of a member, type, rewrites."""
+    ranks = dist.get_world_size()
+    for dtype in DTYPES:
+        short = str(dtype).removeprefix("torch.")
+        ops: list[tuple[str, Callable[..., list[Tensor]], int]] = [("all_gather_into_tensor", gathers, 1)]
+        for reduction in REDUCTIONS:
+            if reduction == "avg" and not dtype.is_floating_point:
+                continue  # gloo has none
+            ops += [("reduce_scatter_tensor", scatters(reduction), ranks), ("all_reduce", reduces(reduction), 1)]
+        names = iter(["", *(r for r in REDUCTIONS for _ in "12" if r != "avg" or dtype.is_floating_point)])
+        for op, f, rows in ops:
+            label = f"{op} {next(names)} {short}".replace("  ", " ")
+            members = (op, f"{op}_1", f"{op}_2")
+            yield f"copied {label}", f, rows, dtype, [Bucket(members)]
+            yield f"coalesced {label}", f, rows, dtype, [Bucket(members, "coalesced")]
+            yield f"split {label}", f, rows, dtype, [Split(op, 3), Split(f"{op}_2", 2)]
+        yield f"stream {short}", gathers, 1, dtype, [Stream("all_gather_into_tensor_1")]
+        two = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_2"))
+        yield f"bucket on a stream {short}", gathers, 1, dtype, [two, Stream(two.name)]
+        yield f"keep {short}", twice, 1, dtype, [Keep("all_gather_into_tensor", "all_gather_into_tensor_1")]
+        yield f"regather {short}", twice, 1, dtype, [Regather("all_gather_into_tensor", ("add",))]
+
+
+def run(name: str, f: Callable[..., list[Tensor]], rows: int, dtype: torch.dtype, rewrites: list[Rewrite]) -> Any:
+    """Whether all results have the same bits; or the reason of a refusal."""
+    shapes = [(r * rows, w) for r, w in zip(ROWS, WIDTHS, strict=True)]
+    inputs = [data(shape, dtype, k) for k, shape in enumerate(shapes)]
+    plain, changed = traced(f, inputs), traced(f, inputs)
+    try:
+        rewrite_graph(changed, rewrites)
+    except RewriteError as error:
+        return str(error)
+    alike = True
+    for turn in range(ROUNDS):
+        inputs = [data(shape, dtype, 10 * turn + k) for k, shape in enumerate(shapes)]
+        want, got = plain(*inputs), changed(*inputs)
+        alike &= all(layout(a) == layout(b) and torch.equal(bits(a), bits(b)) for a, b in zip(want, got, strict=True))
+    return alike
+
+
+def packed_by_hand() -> dict[str, bool]:
+    """Per reduction and type, whether a packed all_reduce has the bits of single ones: what legality rests on."""
+    found = {}
+    for dtype in DTYPES:
+        for reduction in REDUCTIONS:
+            if reduction == "avg" and not dtype.is_floating_point:
+                continue
+            alike = True
+            for turn in range(ROUNDS):
+                inputs = [data((r, w), dtype, 10 * turn + k) for k, (r, w) in enumerate(zip(ROWS, WIDTHS, strict=True))]
+                want = [wait(C10D.all_reduce(x, reduction, "0")) for x in inputs]
+                packed = wait(C10D.all_reduce(torch.cat([x.flatten() for x in inputs]), reduction, "0"))
+                parts = packed.split([x.numel() for x in inputs])
+                alike &= all(torch.equal(bits(a.flatten()), bits(b)) for a, b in zip(want, parts, strict=True))
+            found[f"{reduction} {str(dtype).removeprefix('torch.')}"] = alike
+    return found
+
+
+def main(folder: str) -> None:
+    dist.init_process_group("gloo")
+    second_communicators()
+    with safe_gathers():
+        found = {name: run(name, *rest) for name, *rest in cases()}
+        found["by hand"] = packed_by_hand()
+    rank = dist.get_rank()
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

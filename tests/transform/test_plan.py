@@ -1,0 +1,133 @@
+"""Rewrites chosen with the order: never slower, within the budget, the same every time; what is found by hand."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+
+from overlap_sched import Kind, Options, Problem
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
+from overlap_sched.judge.validate import violation
+from overlap_sched.transform import plan as planning
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.plan import plan
+from overlap_sched.transform.rewrites import Bucket, Stream
+from tests.support.oracle import peak_by_definition, step_by_definition
+from tests.support.sharded import PRICES, sharded, sharded_problems
+from tests.support.symbolic import meanings
+
+BOUND = sharded([[2, 2, 2]] * 4, compute_us=4.0)
+"""Each of 24 collectives takes 12 us, 10 of them latency; compute takes 64."""
+ALL = Options(rewrites=("bucket", "stream"))
+BUCKETS = Options(rewrites=("bucket",))
+
+
+@given(sharded_problems())
+@settings(max_examples=15, deadline=None)
+def test_a_plan_keeps_its_promises(problem: Problem) -> None:
+    found = plan(problem, PRICES, ALL)
+    after, order = found.schedule.problem, list(found.schedule.order)
+    assert violation(after, order) is None
+    assert max(peak_by_definition(after, order)) <= max(peak_by_definition(problem, list(problem.original_order)))
+    step_us = step_by_definition(after, order)
+    assert step_us == pytest.approx(found.schedule.scheduled.step_us)
+    assert step_us <= found.without.scheduled.step_us * (1 + 1e-9)
+    assert step_us >= found.schedule.lower_bound_us * (1 - 1e-9)
+    assert meanings(after)["output"] == meanings(problem)["output"]
+    assert after == apply(problem, found.rewrites, PRICES)
+    again = plan(problem, PRICES, ALL)
+    assert (again.rewrites, again.schedule.order) == (found.rewrites, found.schedule.order)
+    assert [trial.what for trial in again.trials] == [trial.what for trial in found.trials]
+
+
+def test_latency_is_saved_where_the_network_binds() -> None:
+    found = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"))
+    launches = [found.schedule.problem.nodes[v] for v in found.schedule.problem.collectives]
+    assert len(launches) < 12
+    assert found.schedule.scheduled.step_us < 0.6 * found.without.scheduled.step_us
+    assert found.without.scheduled.step_us == pytest.approx(24 * 12.0)
+    assert sum(record.stream_us for record in found.records) == pytest.approx(10.0 * (24 - len(launches)))
+
+
+def test_nothing_is_rewritten_where_compute_hides_everything() -> None:
+    found = plan(sharded([[1]] * 6, compute_us=5000.0), PRICES, ALL)
+    assert found.rewrites == found.trials == ()
+    assert found.schedule is found.without
+
+
+def test_only_what_is_asked_for_is_used() -> None:
+    kinds = {type(one) for one in plan(BOUND, PRICES, replace(BUCKETS, headroom="100%")).rewrites}
+    assert kinds == {Bucket}
+    kinds = {type(one) for one in plan(BOUND, PRICES, Options(rewrites=("stream",), headroom="100%")).rewrites}
+    assert kinds == {Stream}
+    assert plan(BOUND, PRICES, Options()).rewrites == ()
+
+
+def test_only_the_forms_that_a_backend_has() -> None:
+    found = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"), forms=("copied",))
+    assert {one.form for one in found.rewrites if isinstance(one, Bucket)} == {"copied"}
+    with pytest.raises(OptionsError, match="forms is empty: buckets are coalesced, copied, or both"):
+        plan(BOUND, PRICES, BUCKETS, forms=())
+
+
+def test_types_that_differ_stay_apart() -> None:
+    types = {BOUND.nodes[v].name: f"type{v}" for v in BOUND.collectives}
+    assert plan(BOUND, PRICES, BUCKETS, types).rewrites == ()
+
+
+def test_the_budget_is_that_of_the_graph_as_it_was() -> None:
+    found = plan(BOUND, PRICES, ALL)
+    original = max(peak_by_definition(BOUND, list(BOUND.original_order)))
+    assert found.schedule.scheduled.peak_bytes <= original == found.schedule.budget_bytes
+    assert found.schedule.original.peak_bytes == original
+
+
+def test_every_trial_says_what_became_of_it() -> None:
+    found = plan(BOUND, PRICES, ALL)
+    assert found.trials
+    best = [trial for trial in found.trials if trial.why_not == ""]
+    assert [trial.step_us for trial in best] == sorted((trial.step_us for trial in best), reverse=True)
+    assert all(trial.order for trial in best)
+
+
+def test_a_plan_that_breaks_its_promise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_broken", lambda made: "it is broken")
+    with pytest.warns(OverlapSchedWarning, match="overlap_sched rewrites nothing in 'sharded': it is broken"):
+        found = plan(BOUND, PRICES, BUCKETS)
+    assert (found.rewrites, found.fell_back, found.schedule) == ((), "it is broken", found.without)
+    with pytest.raises(VerificationError, match="it is broken"):
+        plan(BOUND, PRICES, replace(BUCKETS, strict=True))
+
+
+def test_a_search_that_fails_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(planning, "search", fail)
+    with pytest.warns(OverlapSchedWarning, match="choosing rewrites failed: ZeroDivisionError: by zero"):
+        assert plan(BOUND, PRICES, BUCKETS).rewrites == ()
+    with pytest.raises(VerificationError, match="by zero"):
+        plan(BOUND, PRICES, replace(BUCKETS, strict=True))
+
+
+def test_the_judges_see_what_is_wrong() -> None:
+    good = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"))
+    assert planning._broken(good) is None
+    backwards = replace(good.schedule, order=tuple(reversed(good.schedule.order)))
+    assert "runs before" in str(planning._broken(replace(good, schedule=backwards)))
+    tight = replace(good, without=replace(good.without, base_bytes=10, headroom_bytes=0))
+    assert "above the budget of the graph as it was" in str(planning._broken(tight))
+    figures = replace(good.without.scheduled, step_us=1.0)
+    slow = replace(good, without=replace(good.without, scheduled=figures))
+    assert "longer than the 1.0 us without rewrites" in str(planning._broken(slow))
+
+
+def test_names_do_not_collide_with_those_of_the_graph() -> None:
+    nodes = list(BOUND.nodes)
+    fresh = count()
+    nodes = [
+        node._replace(name=f"bucket_gather0_0_{next(fresh)}") if node.kind is Kind.INPUT else node for node in nodes
+    ]
+    found = plan(Problem("named", tuple(nodes), BOUND.storages, BOUND.groups), PRICES, BUCKETS)
+    assert violation(found.schedule.problem, found.schedule.order) is None

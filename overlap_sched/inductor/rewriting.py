@@ -89,13 +89,12 @@ def rewrite_fx(
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    if not launches_in(graph.nodes):
-        return ()
-    known = _Known(graph_name(graph, kind))
+    known = _Known()
     try:
         try:
-            _prepare(gm, settings, choose, known)
+            if not launches_in((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes):
+                return ()
+            _prepare(gm, settings, choose, known, kind)
             failure = None
         except Exception as error:  # a pass that fails must not take the compilation with it
             failure = error
@@ -114,11 +113,14 @@ def rewrite_fx(
     return known.choice.rewrites
 
 
-def _prepare(gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known) -> None:
+def _prepare(
+    gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
+) -> None:
     """What this rank would do by itself."""
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if asks(settings):
         known.key, known.launches = graph_key(graph, "rewrites"), launch_digest(launches_in(graph.nodes))
+    known.name = graph_name(graph, kind)
     compiled = settings.stage in ("inductor", "post_grad")
     lifted = lift(graph, name=known.name, fusion="inductor" if compiled else "none", **settings.costs)
     choice = known.choice = choose(lifted, settings, alike_of(graph))

@@ -1,6 +1,7 @@
 """Rewrites in the plug-ins: before lowering, agreed with all ranks, and all or nothing."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -8,11 +9,13 @@ import pytest
 import torch
 from torch import fx
 
+import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx import Lifted
-from overlap_sched.inductor import rewriting
+from overlap_sched.fx.rewrites import backends
+from overlap_sched.inductor import choosing, rewriting
 from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.transform.rewrites import Bucket, Rewrite
@@ -147,11 +150,84 @@ def test_code_of_inductor_has_fewer_collectives_and_the_same_results(plain: Comp
 
 
 def test_the_order_behind_fusion_is_set_as_before(plain: Compiled, ranks: None) -> None:
-    import overlap_sched
-
     options = overlap_sched.inductor_options(Options(headroom="20%", strict=True))
     watch = options["post_grad_custom_post_pass"]
     rewrites = RewritePass(Settings(Options(strict=True)), neighbours, watch)
     done = compiled_step(Net(), own_functions=True, options={**options, "post_grad_custom_post_pass": rewrites})
     assert [report.report.changed for report in done.reports] == [True, True]
     assert all(map(torch.equal, plain.results, done.results))
+
+
+ROOMY = Options(headroom="100%", rewrites=("bucket",), strict=True)
+
+
+@pytest.mark.slow
+def test_asked_for_by_an_option(plain: Compiled, ranks: None) -> None:
+    done = compiled_step(own_functions=True, options=overlap_sched.inductor_options(ROOMY))
+    assert all(map(torch.equal, plain.results, done.results))
+    assert min(gathers_in(done.code[graph]) - gathers_in(plain.code[graph]) for graph in (0, 1)) < 0
+
+
+@pytest.mark.slow
+def test_graphs_that_run_as_fx(ranks: None) -> None:
+    eager = compiled_step(backend="aot_eager")
+    with mock.patch.object(rewriting.log, "info") as logged:
+        done = compiled_step(backend="overlap_sched", options=vars(ROOMY))
+    assert all(map(torch.equal, eager.results, done.results))
+    said = [call.args[2] for call in logged.call_args_list if call.args[0] == "%s: %s"]
+    assert said
+    assert all("rewrite" in text for text in said)
+
+
+def test_nothing_is_rewritten_where_times_are_given() -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    settings = Settings(replace(ROOMY, effort=4), stage="backend", cost=lambda node: 1.0)
+    assert rewrite_fx(gm, settings, choosing.planned) == ()
+    assert described(gm.graph) == before
+
+
+def test_what_was_rewritten_may_grow_no_more() -> None:
+    with (
+        mock.patch.object(choosing, "rewrite_fx", return_value=(GATHERS,)) as rewrites,
+        mock.patch.object(choosing, "schedule_fx") as scheduled,
+    ):
+        for options, headroom in ((ROOMY, 0), (replace(ROOMY, rewrites=()), "100%")):
+            choosing.rewrite_and_schedule(fx.Graph(), Settings(options), "backward")
+            assert scheduled.call_args.args[1].options == replace(ROOMY, rewrites=(), headroom=headroom)
+            assert scheduled.call_args.args[2] == "backward"
+        rewrites.return_value = ()
+        choosing.rewrite_and_schedule(fx.Graph(), Settings(ROOMY), "backward")
+        assert scheduled.call_args.args[1].options == replace(ROOMY, rewrites=())
+    assert rewrites.call_count == 2
+
+
+def test_not_where_torch_runs_no_pass_behind_fusion() -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    with torch._inductor.config.patch(deterministic=True):
+        RewritePass(Settings(), chosen(GATHERS))(gm.graph)
+    assert described(gm.graph) == before
+    RewritePass(Settings(), chosen(GATHERS))(gm.graph)
+    assert described(gm.graph) != before
+
+
+def test_gloo_has_no_coalesced_gathers() -> None:
+    launches = [node for node in GRAPHS["whole"]().graph.nodes if "all_gather" in node.name]
+    assert backends.forms_for(launches) == ("coalesced", "copied")
+    with mock.patch.object(backends, "over_gloo", return_value=True):
+        assert backends.forms_for(launches) == ("copied",)
+
+
+def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None:
+    with overlap_sched.enabled(ROOMY):
+        inner = overlap_sched.inductor_options(ROOMY)["post_grad_custom_post_pass"]
+        assert isinstance(inner.before, RewritePass)
+        assert inner.before.before is None
+        overlap_sched.clear_reports()
+        compiled_step_of_nothing()
+    assert torch._inductor.config.post_grad_custom_post_pass is None
+
+
+def compiled_step_of_nothing() -> None:
+    torch.compile(lambda x: x + 1)(torch.ones(2))

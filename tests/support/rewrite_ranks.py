@@ -26,7 +26,7 @@ from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Sp
 C10D = torch.ops._c10d_functional
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 REDUCTIONS = ("sum", "avg", "max", "min", "product")
-ROUNDS = 3
+ROUNDS = 2
 ROWS, WIDTHS = (3, 1, 5), (40, 8, 1000)
 """Per member; rows of a scatter's input are per rank."""
 

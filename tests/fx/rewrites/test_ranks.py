@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[dict[str, Any]]]:
     folder: Path = tmp_path_factory.mktemp("rewrites")
     ranks: int = request.param
-    run_ranks("tests.support.rewrite_ranks", folder, ranks=ranks)
+    run_ranks("tests.support.rewrite_ranks", folder, ranks=ranks, limit_s=600)
     return ranks, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 

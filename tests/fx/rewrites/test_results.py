@@ -126,6 +126,7 @@ def program(steps: list[tuple[str, int, int]], *inputs: Tensor) -> list[Tensor]:
     return [value(k) * 1 for k in range(len(values))]
 
 
+@pytest.mark.slow
 @given(programs(), st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
 def test_random_graphs_with_random_rewrites(steps: list[tuple[str, int, int]], seed: int) -> None:

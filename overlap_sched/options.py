@@ -17,7 +17,7 @@ Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
 Base = Literal["original", "memory", "memory-peak"]
 
-RewriteKind = Literal["bucket", "split", "keep", "stream"]
+RewriteKind = Literal["bucket", "stream"]
 
 _UNITS = {
     "": 1, "b": 1,
@@ -59,9 +59,9 @@ class Options:
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the
             process group's store; all use it or none does, see ``docs/agreement.md``. ``"none"``: they trust that
             all have the same graph and options; where they have not, the job may hang. A rank alone does nothing.
-        rewrites: How collectives may be rewritten, besides being reordered (:mod:`overlap_sched.transform`): any of
-            ``"bucket"`` (several become one), ``"split"`` (one becomes several), ``"keep"`` (a gathered parameter
-            stays for its next use) and ``"stream"`` (reductions go to a second communicator). Default ``()``: none.
+        rewrites: How collectives may be rewritten, besides being reordered (:mod:`overlap_sched.transform`):
+            ``"bucket"`` (several become one), ``"stream"`` (reductions go to a second communicator), or both. Default
+            ``()``: none.
             With any, ``budget``, ``preserve_collective_order`` and ``allocator`` stay at their defaults.
 
     Raises:

@@ -87,7 +87,7 @@ def answer(
         tell(f"writing {options.trace}")
         write_trace(result, options.trace)
     tell("replaying the caching allocator")
-    reserved = {} if made is not None and made.rewrites else reserved_changes(result)
+    reserved = reserved_changes(result, None if made is None else made.without.problem)
     tell("computing the lower bound")
     if options.json:
         more = {} if made is None else rewrites_figures(made)

@@ -146,12 +146,15 @@ def reserved_change(
 ) -> ReservedChange:
     """Two valid orders of a problem before the same allocator; O(n log n) a replay, about ten replays each."""
     live_ranges = LiveRanges(problem)
-    before = requests_of(live_ranges, original)
+    return change_of(requests_of(live_ranges, original), requests_of(live_ranges, new), settings)
+
+
+def change_of(before: Requests, after: Requests, settings: AllocatorSettings) -> ReservedChange:
+    """The same for requests: of two orders of one problem, or of an order of a graph and one of what became of it."""
     original_bytes = before.replayed(settings).peak_reserved_bytes
     original_capacity = before.smallest_capacity(settings, original_bytes)
-    if tuple(original) == tuple(new):
+    if before == after:
         return ReservedChange(original_bytes, original_bytes, original_capacity, original_capacity, 0)
-    after = requests_of(live_ranges, new)
     new_bytes = after.replayed(settings).peak_reserved_bytes
     new_capacity = after.smallest_capacity(settings, new_bytes)
     retries = 0 if new_bytes <= original_bytes else after.retries(original_bytes, settings)

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from overlap_sched.peak_memory.reserved import ReservedChange, reserved_change
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.peak_memory.reserved import ReservedChange, change_of, requests_of
+from overlap_sched.problem import Problem
 from overlap_sched.problem.allocator_settings import (
     EXPANDABLE,
     PLAIN,
@@ -24,18 +26,22 @@ def settings_shown() -> dict[str, AllocatorSettings]:
     return shown if here in shown.values() else {**shown, _SET: here}
 
 
-def reserved_changes(schedule: Schedule) -> dict[str, ReservedChange]:
+def reserved_changes(schedule: Schedule, original: Problem | None = None) -> dict[str, ReservedChange]:
     """Per kind of allocator, what it makes of the original order and of the new one.
 
     Empty in the tracker memory model: it frees what a collective in flight still holds.
+
+    Args:
+        schedule: Whose order is the new one.
+        original: Whose order is the original one; ``None``: the same problem (else it was rewritten).
     """
     problem = schedule.problem
     if problem.memory_model != "runtime":
         return {}
-    return {
-        name: reserved_change(problem, problem.original_order, schedule.order, settings)
-        for name, settings in settings_shown().items()
-    }
+    live_ranges = LiveRanges(problem)
+    was = live_ranges if original is None else LiveRanges(original)
+    before, after = requests_of(was, was.problem.original_order), requests_of(live_ranges, schedule.order)
+    return {name: change_of(before, after, settings) for name, settings in settings_shown().items()}
 
 
 def reserved_figures(changes: dict[str, ReservedChange]) -> list[dict[str, Any]]:

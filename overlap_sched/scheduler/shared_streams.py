@@ -9,10 +9,11 @@ alone time t and takes d alone is finished at alone time t + d, whoever comes an
     ep                 |===== 20 alone ====|            started at alone time 10, finished at 30
     alone time    0    10   15   20   25   30   40
 
-So a launch or a finish touches one link, and all that is kept is right at any time. What compute does to collectives
-(``Contention.stretch``) is left out: alone time would pass at another rate for each of them. What is found without it is
-judged with it. (Processor sharing by virtual
+So a launch or a finish touches one link, and all that is kept is right at any time. (Processor sharing by virtual
 time: Parekh and Gallager, A generalized processor sharing approach to flow control, 1993.)
+
+What compute does to collectives (``Contention.stretch``) is left out: alone time would pass at another rate for each of
+them. What is found without it is judged with it.
 """
 
 import math

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from overlap_sched.problem import Kind, Node, Problem
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream, kind_of, to_json
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream, to_json
 
 
 class Record(NamedTuple):
@@ -72,7 +72,6 @@ def records_json(found: Sequence[Record]) -> list[dict[str, Any]]:
     return [
         to_json([one.rewrite])[0]
         | {
-            "option": kind_of(one.rewrite),
             "stream_us": one.stream_us,
             "compute_us": one.compute_us,
             "held_bytes": one.held_bytes,

@@ -48,10 +48,9 @@ be (the first ones get one more)::
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.options import RewriteKind
 
 Form = Literal["copied", "coalesced"]
 """One buffer, with copies in and out on the compute stream; or one launch of several tensors, without copies."""
@@ -59,9 +58,6 @@ Form = Literal["copied", "coalesced"]
 BUCKETED = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor")
 """Operators that can be bucketed and split."""
 COALESCED = tuple(f"{op}_coalesced" for op in BUCKETED)
-
-KINDS: tuple[RewriteKind, ...] = get_args(RewriteKind)
-"""What ``Options.rewrites`` names; re-gathering belongs to ``"keep"``."""
 
 
 @dataclass(frozen=True)
@@ -140,19 +136,6 @@ Rewrite = Bucket | Split | Stream | Keep | Regather
 def second_group(group: str) -> str:
     """The name of the second communicator of a group's ranks: ``"0"`` -> ``"0/2"``."""
     return f"{group}/2"
-
-
-def kind_of(rewrite: Rewrite) -> RewriteKind:
-    """Under which name of ``Options.rewrites`` it is done."""
-    match rewrite:
-        case Bucket():
-            return "bucket"
-        case Split():
-            return "split"
-        case Stream():
-            return "stream"
-        case Keep() | Regather():
-            return "keep"
 
 
 def to_json(rewrites: Sequence[Rewrite]) -> list[dict[str, Any]]:

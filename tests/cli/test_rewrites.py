@@ -8,6 +8,7 @@ import pytest
 from overlap_sched import read_problem, write_problem
 from overlap_sched.judge.order_file import read_order
 from overlap_sched.judge.replay import replay
+from overlap_sched.peak_memory import replay_allocator
 from tests.cli.test_schemas import validator
 from tests.support.command import run
 from tests.support.sharded import sharded
@@ -39,7 +40,10 @@ def test_json_and_the_rewritten_graph(graph: str, tmp_path: Path, capsys: pytest
     assert found["rewrites"]
     assert found["step_us"] < found["step_without_rewrites_us"]
     rewritten = read_problem(saved)
-    assert replay(rewritten, read_order(order, rewritten)).step_us == pytest.approx(found["step_us"])
+    new, was, plain = read_order(order, rewritten), read_problem(graph), found["reserved"][0]
+    assert replay(rewritten, new).step_us == pytest.approx(found["step_us"])
+    assert plain["original_reserved_bytes"] == replay_allocator(was, was.original_order).reserved_bytes
+    assert plain["reserved_bytes"] == replay_allocator(rewritten, new).reserved_bytes
 
 
 def test_an_order_of_a_graph_that_is_not_written(
@@ -59,7 +63,7 @@ def test_without_rewrites_nothing_changes(graph: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'split', 'keep', 'stream'"),
+        (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'stream'"),
         (("--rewrites", "bucket", "--budget", "profile"), "rewrites is ('bucket',) and budget is 'profile'"),
         (("--rewrites", "bucket", "--allocator", "plain"), "rewrites is ('bucket',) and allocator is 'plain'"),
         (("--rewrites", "bucket", "--profile", "trace.json"), "--rewrites: merged collectives are in no trace"),

@@ -1,7 +1,6 @@
 """What a plug-in does to the collectives of a graph: what :mod:`overlap_sched.transform.plan` has found."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import fx
 
@@ -34,13 +33,6 @@ def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Cho
 
 
 def rewrite_and_schedule(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
-    """Rewrite a graph's collectives where that is asked for, then reorder it; see :func:`schedule_fx`.
-
-    What is rewritten stands in the order of its plan, which has used the headroom: from there on it may not grow.
-    """
-    options = settings.options
-    if options.rewrites:
-        done = rewrite_fx(gm, settings, planned, kind)
-        options = replace(options, rewrites=(), headroom=0 if done else options.headroom)
-        settings = replace(settings, options=options)
-    schedule_fx(gm, settings, kind)
+    """Rewrite a graph's collectives where that is asked for, then reorder it; see :func:`schedule_fx`."""
+    rewritten = bool(settings.options.rewrites and rewrite_fx(gm, settings, planned, kind))
+    schedule_fx(gm, settings, kind, rewritten)

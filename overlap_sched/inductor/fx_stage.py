@@ -15,22 +15,25 @@ from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 
 
-def schedule_fx(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
+def schedule_fx(
+    gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None, rewritten: bool = False
+) -> None:
     """Reorder a graph in place, or leave it as it was.
 
     Args:
         gm: The graph, or its module, which is recompiled.
         settings: How.
         kind: ``"forward"``, ``"backward"`` or ``"inference"``; ``None``: by the names of its inputs.
+        rewritten: Its collectives have been rewritten, and stand in the order of that plan, which has used the
+            headroom: from there on the graph may not grow.
 
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    settings = replace(settings, options=replace(settings.options, rewrites=()))  # those are done, see choosing
     before, attempt = list(graph.nodes), Attempt(settings)
     try:
-        report = attempt.decided(lambda known: _plan(gm, before, known, kind))
+        report = attempt.decided(lambda known: _plan(gm, before, known, kind, rewritten))
     except Exception as error:  # on this rank alone, before it could agree
         report = attempt.failed(error)
     if not report.changed and list(graph.nodes) != before:
@@ -46,9 +49,12 @@ def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
     return names.graph_name(kind or _kind_of(graph))
 
 
-def _plan(gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt, kind: str | None) -> Report:
+def _plan(
+    gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt, kind: str | None, rewritten: bool
+) -> Report:
     """What this rank would do by itself."""
-    settings, graph = attempt.settings, gm.graph if isinstance(gm, fx.GraphModule) else gm
+    settings = attempt.settings = _without_rewrites(attempt.settings, rewritten)
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if list(graph.nodes) != before:  # planned already, in another way
         reorder(gm, before)
     name = attempt.name = graph_name(graph, kind)
@@ -64,6 +70,14 @@ def _plan(gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt
     if attempt.key is not None:
         attempt.planned = launches_in(graph.nodes)
     return report
+
+
+def _without_rewrites(settings: Settings, rewritten: bool) -> Settings:
+    """The settings for the order alone: what was to be rewritten is."""
+    options = settings.options
+    if not options.rewrites:
+        return settings
+    return replace(settings, options=replace(options, rewrites=(), headroom=0 if rewritten else options.headroom))
 
 
 def _kind_of(graph: fx.Graph) -> str:

@@ -13,9 +13,9 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.errors import AgreementError, VerificationError
-from overlap_sched.fx import Lifted
+from overlap_sched.fx import Lifted, Report
 from overlap_sched.fx.rewrites import backends
-from overlap_sched.inductor import choosing, rewriting
+from overlap_sched.inductor import choosing, fx_stage, rewriting
 from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.transform.rewrites import Bucket, Rewrite
@@ -188,18 +188,23 @@ def test_nothing_is_rewritten_where_times_are_given() -> None:
 
 
 def test_what_was_rewritten_may_grow_no_more() -> None:
+    used: list[Options] = []
+
+    def schedule_graph(gm: fx.GraphModule, options: Options, **more: object) -> Report:
+        used.append(options)
+        return Report("", reason="seen")
+
     with (
         mock.patch.object(choosing, "rewrite_fx", return_value=(GATHERS,)) as rewrites,
-        mock.patch.object(choosing, "schedule_fx") as scheduled,
+        mock.patch.object(fx_stage, "schedule_graph", schedule_graph),
     ):
-        for options, headroom in ((ROOMY, 0), (replace(ROOMY, rewrites=()), "100%")):
+        for options in (ROOMY, replace(ROOMY, rewrites=())):
             choosing.rewrite_and_schedule(fx.Graph(), Settings(options), "backward")
-            assert scheduled.call_args.args[1].options == replace(ROOMY, rewrites=(), headroom=headroom)
-            assert scheduled.call_args.args[2] == "backward"
+        assert rewrites.call_count == 1
         rewrites.return_value = ()
         choosing.rewrite_and_schedule(fx.Graph(), Settings(ROOMY), "backward")
-        assert scheduled.call_args.args[1].options == replace(ROOMY, rewrites=())
-    assert rewrites.call_count == 2
+    plain = replace(ROOMY, rewrites=())
+    assert used == [replace(plain, headroom=0), plain, plain]
 
 
 def test_not_where_torch_runs_no_pass_behind_fusion() -> None:

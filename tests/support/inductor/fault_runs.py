@@ -31,7 +31,8 @@ from tests.support.inductor.injection import ERRORS, FaultyStore, Watch
 from tests.support.inductor.models import Swapped, step
 
 CACHED = "inductor, found in a cache"
-WAYS = ("backend", "inductor", CACHED)
+REWRITTEN = "backend, with rewrites"
+WAYS = ("backend", "inductor", CACHED, REWRITTEN)
 DIFFERENT = ", ranks differ"
 """After a way: rank 1 has other options, so all keep their launches and plan a second time."""
 WIDTH = 8
@@ -160,7 +161,8 @@ class Runner:
                 stack.enter_context(lied)
                 watch.struck = True
             headroom = "49%" if fault.differ and self.rank else "50%"
-            how = options or Options(headroom=headroom, effort=1)
+            rewrites = ("bucket",) if fault.way.startswith(REWRITTEN) else ()
+            how = options or Options(headroom=headroom, effort=1, rewrites=rewrites)
             stack.enter_context(overlap_sched.enabled(how, timeout_s=LIMIT_S))
             stack.enter_context(self._caches(fault.way))
             try:

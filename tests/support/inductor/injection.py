@@ -18,7 +18,7 @@ from torch._inductor.graph import GraphLowering
 
 import overlap_sched
 from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
-from overlap_sched.inductor import cached_orders, eager, fx_stage
+from overlap_sched.inductor import cached_orders, choosing, eager
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from tests.support.inductor.generated import events
 
@@ -35,8 +35,9 @@ ERRORS: tuple[type[BaseException], ...] = (
     VerificationError,
     AgreementError,
 )
-ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.__reduce__", "schedule_fx", "_may_load", "_may_save"}
-"""What torch calls. A fault before they have begun is torch's."""
+ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.__reduce__", "_may_load", "_may_save"}
+ENTRIES |= {"rewrite_and_schedule", "rewrite_fx", "schedule_fx"}
+"""What torch calls, and the two that the third does nothing but call. A fault before they have begun is torch's."""
 
 
 @dataclass
@@ -96,11 +97,11 @@ class Watch:
         """While it is on, torch enters the package through us."""
         scheduled = self._inside(SchedulerPass.__call__, None)
         reduced = self._inside(SchedulerPass.__reduce__, None)
-        before_lowering = self._inside(fx_stage.schedule_fx, _fx_nodes)
+        before_lowering = self._inside(choosing.rewrite_and_schedule, _fx_nodes)
         with (
             mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: scheduled(self, nodes)),
             mock.patch.object(SchedulerPass, "__reduce__", lambda self: reduced(self)),
-            mock.patch.object(eager, "schedule_fx", before_lowering),
+            mock.patch.object(eager, "rewrite_and_schedule", before_lowering),
             mock.patch.object(cached_orders, "_may_load", self._inside(cached_orders._may_load, None)),
             mock.patch.object(cached_orders, "_may_save", self._inside(cached_orders._may_save, None)),
             mock.patch.object(GraphLowering, "save_output_code", self._code),

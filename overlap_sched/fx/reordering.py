@@ -22,10 +22,20 @@ def reorder(gm: fx.GraphModule | fx.Graph, nodes: Sequence[fx.Node]) -> None:
             f"the order has {len(nodes)} nodes ({len(set(nodes))} different) and the graph has {len(present)}. "
             "List each of the graph's nodes once."
         )
-    outputs = [node for node in present if node.op == "output"]
+    inputs = [node for node in present if node.op == "placeholder"]
+    link(gm, with_ends(nodes, inputs))
+
+
+def with_ends(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes, inputs in front in the order given, the output last."""
     body = [node for node in nodes if node.op not in ("placeholder", "output")]
-    last = present[0] if present else None
-    for node in [*(n for n in present if n.op == "placeholder"), *body, *outputs]:
+    return [*inputs, *body, *(node for node in nodes if node.op == "output")]
+
+
+def link(gm: fx.GraphModule | fx.Graph, order: Sequence[fx.Node]) -> None:
+    """Set the order, which must be right: all nodes of the graph. A module is recompiled."""
+    last = next(iter((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes), None)
+    for node in order:
         if last is not None and node is not last:
             last.append(node)
         last = node

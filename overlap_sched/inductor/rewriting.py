@@ -91,26 +91,37 @@ def rewrite_fx(
     """
     known = _Known()
     try:
-        try:
-            if not launches_in((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes):
-                return ()
-            _prepare(gm, settings, choose, known, kind)
-            failure = None
-        except Exception as error:  # a pass that fails must not take the compilation with it
-            failure = error
-        done = _agreed(known, settings, failure)
-    except BaseException:
-        _undo(known)
+        agreed = _decided(gm, settings, choose, known, kind)
+    except BaseException as error:
+        if known.pending is not None:
+            known.pending.undo()
+        if isinstance(error, Exception):  # a pass that fails must not take the compilation with it
+            return _refused(known, settings, error)
         raise
-    if failure is not None:
-        _undo(known)
-        return _refused(known, settings, failure)
-    if not done or known.pending is None:
-        _undo(known)
+    if known.pending is None:
+        return ()
+    if not agreed:
+        known.pending.undo()
         return ()
     known.pending.commit()
-    log.info("%s: %s", known.name, count(len(known.choice.rewrites), "rewrite"))
     return known.choice.rewrites
+
+
+def _decided(
+    gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
+) -> bool:
+    """Whether to do what is then pending; what failed here is raised once the other ranks know of it."""
+    if not launches_in((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes):
+        return False
+    failure = None
+    try:
+        _prepare(gm, settings, choose, known, kind)
+    except Exception as error:
+        failure = error
+    agreed = _agreed(known, settings, failure)
+    if failure is not None:
+        raise failure
+    return agreed
 
 
 def _prepare(
@@ -130,6 +141,7 @@ def _prepare(
         known.mine = replace(digest, key=known.key, launches=known.launches, order=_digest(choice))
     if choice.rewrites:
         known.pending = prepare(gm, choice.rewrites, choice.names)
+        log.info("%s: %s, if all ranks agree", known.name, count(len(choice.rewrites), "rewrite"))
 
 
 def _digest(choice: Choice) -> str:
@@ -161,11 +173,6 @@ def _refused(known: _Known, settings: Settings, failure: Exception) -> Sequence[
         raise VerificationError(f"rewriting {known.name!r} failed: {_text(failure)}") from failure
     warn(f"overlap_sched rewrites no collective of {known.name!r}: {_text(failure)}")
     return ()
-
-
-def _undo(known: _Known) -> None:
-    if known.pending is not None:
-        known.pending.undo()
 
 
 def _text(failure: Exception | None) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx.reordering import link, with_ends
 from overlap_sched.fx.rewrites.again import keep, regather
 from overlap_sched.fx.rewrites.bucket import bucket
 from overlap_sched.fx.rewrites.draft import Draft
@@ -29,18 +30,24 @@ class Pending:
     Attributes:
         gm: The graph, or its module.
         draft: What is to become of it.
-        order: Its nodes, in an order that is right.
+        order: The nodes that stay, in an order that is right.
+        gone: The others, each before what it takes.
     """
 
     gm: fx.GraphModule | fx.Graph
     draft: Draft
     order: Sequence[fx.Node]
+    gone: Sequence[fx.Node]
 
     def commit(self) -> None:
-        """The graph is the rewritten one from now on; a module is recompiled."""
-        self.draft.commit(self.order)
-        if isinstance(self.gm, fx.GraphModule):
-            self.gm.recompile()
+        """The graph is the rewritten one from now on; a module is recompiled.
+
+        All is worked out before: other ranks do the same by now, so nothing may fail here.
+        """
+        graph = self.gm.graph if isinstance(self.gm, fx.GraphModule) else self.gm
+        for node in self.gone:
+            graph.erase_node(node)
+        link(self.gm, self.order)
 
     def undo(self) -> None:
         """The graph is as it was."""
@@ -78,7 +85,9 @@ def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: S
             since = draft.made
             _do(draft, one)
             draft.owned_by(getattr(one, "name", ""), since)
-        return Pending(gm, draft, draft.sorted() if names is None else draft.in_order(names))
+        order = draft.sorted() if names is None else draft.in_order(names)
+        inputs = [node for node in draft.graph.nodes if node.op == "placeholder"]
+        return Pending(gm, draft, with_ends(order, inputs), draft.gone())
     except BaseException:
         draft.undo()
         raise

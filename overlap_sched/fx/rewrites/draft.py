@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manag
 from torch.utils._pytree import tree_leaves, tree_map
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites.facts import GraphFacts
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
@@ -206,11 +205,9 @@ class Draft:
         through = next((node.name for node in ring if node not in self._made_by), again.name)
         return f"{named} would need itself, through {through!r}: merged collectives lie on one path. Leave one out."
 
-    def commit(self, order: Sequence[fx.Node]) -> None:
-        """Take the old nodes away and set the order, one of :meth:`sorted`."""
-        for node in sorted(self._gone, key=self._place, reverse=True):
-            self.graph.erase_node(node)
-        reorder(self.graph, order)
+    def gone(self) -> list[fx.Node]:
+        """The nodes that go, each before what it takes."""
+        return sorted(self._gone, key=self._place, reverse=True)
 
     def undo(self) -> None:
         """The graph as it was."""

@@ -37,7 +37,9 @@ ERRORS: tuple[type[BaseException], ...] = (
 )
 ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.__reduce__", "_may_load", "_may_save"}
 ENTRIES |= {"rewrite_and_schedule", "rewrite_fx", "schedule_fx"}
-"""What torch calls, and the two that the third does nothing but call. A fault before they have begun is torch's."""
+"""What torch calls, and what the first that we see does nothing but call. A fault before they begin is torch's."""
+SETTLED = {"Pending.commit", "Pending.undo", "Draft.undo", "link"}
+"""What is left once the ranks have agreed, or have not: it only links nodes."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Watch:
 
     def _trace(self, frame: Any, event: str, arg: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(PACKAGE)) and code.co_qualname not in ENTRIES:
+        if event == "call" and code.co_filename.startswith(str(PACKAGE)) and code.co_qualname not in ENTRIES | SETTLED:
             place = f"{Path(code.co_filename).relative_to(PACKAGE)}:{code.co_qualname}"
             self.seen[place] = self.seen.get(place, 0) + 1
             if place == self.fails and self.seen[place] == self.entry:

@@ -2,14 +2,20 @@
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Literal, get_args
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
-from overlap_sched.problem.allocator_settings import allocator_named
+from overlap_sched.problem.allocator_settings import (
+    AllocatorSettings,
+    allocator_named,
+    allocator_settings,
+    settings_in_environment,
+)
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.quantities import shown
 
@@ -52,10 +58,12 @@ class Options:
             from the best found. Counted, not timed, so that all ranks get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
-        allocator: Whose room the order keeps to, besides the budget: ``"none"`` (default): live bytes alone count.
-            ``"plain"`` or ``"expandable"``: the order runs in what the original order makes torch's CUDA caching
-            allocator reserve, with segments of that kind (:mod:`overlap_sched.scheduler.reserve`), as near as can be.
-            Or settings as in ``PYTORCH_ALLOC_CONF``: ``"expandable_segments:True,max_split_size_mb:512"``.
+        allocator: Whose room the order keeps to, besides the budget: it runs in what the original order makes torch's
+            CUDA caching allocator reserve (:mod:`overlap_sched.scheduler.reserve`), as near as can be. ``"plain"`` or
+            ``"expandable"``: with segments of that kind. Or settings as in ``PYTORCH_ALLOC_CONF``:
+            ``"expandable_segments:True,max_split_size_mb:512"``. ``"environment"`` (default): as that variable says in
+            this process, ``"plain"`` where it says nothing; not in the tracker's memory model, nor with rewrites, nor
+            for graphs of another device than CUDA. ``"none"``: live bytes alone count.
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the
             process group's store; all use it or none does, see ``docs/agreement.md``. ``"none"``: they trust that
             all have the same graph and options; where they have not, the job may hang. A rank alone does nothing.
@@ -76,7 +84,7 @@ class Options:
     effort: int = 4
     strict: bool = False
     agreement: Agree = "digest"
-    allocator: str = "none"
+    allocator: str = "environment"
     rewrites: tuple[RewriteKind, ...] = ()
 
     def __post_init__(self) -> None:
@@ -103,9 +111,11 @@ class Options:
             raise OptionsError(f"effort is {text}; it is a whole number of runs, 0 to {MAX_EFFORT}.")
         if not isinstance(self.allocator, str):
             raise OptionsError(
-                f"allocator is {self.allocator!r}; it is text: 'none', 'plain', 'expandable', or settings."
+                f"allocator is {self.allocator!r}; it is text: 'environment', 'none', 'plain', 'expandable', or "
+                "settings."
             )
-        if allocator_named(self.allocator) is not None and self.memory_model != "runtime":
+        named = self.allocator != "environment" and allocator_named(self.allocator) is not None
+        if named and self.memory_model != "runtime":
             raise OptionsError(
                 f"allocator is {self.allocator!r} and memory_model is {self.memory_model!r}: only "
                 "memory_model='runtime' holds what a real allocator holds. Leave one of the two at its default."
@@ -123,15 +133,31 @@ class Options:
             "budget": "peak",
             "memory_model": "runtime",
             "preserve_collective_order": "none",
-            "allocator": "none",
+            "allocator": "environment",
         }
         for name, default in defaults.items() if names else ():
             value = getattr(self, name)
-            if value != default:
+            if value not in (default, "none"):
                 raise OptionsError(
                     f"rewrites is {names!r} and {name} is {value!r}: a rewritten graph has other nodes, launches and "
                     f"storages, so that it means nothing there. Use {name}={default!r}, or rewrites=()."
                 )
+
+
+def kept_allocator(options: Options) -> AllocatorSettings | None:
+    """The allocator whose room orders keep to (``Options.allocator``); ``None``: live bytes alone count."""
+    if options.allocator != "environment":
+        return allocator_named(options.allocator)
+    if options.memory_model != "runtime" or options.rewrites:
+        return None
+    return allocator_settings(settings_in_environment())
+
+
+def on_devices(options: Options, devices: Collection[str]) -> Options:
+    """Options for a graph on devices of these types: without ``"cuda"``, its allocator is nobody's."""
+    if options.allocator != "environment" or "cuda" in devices:
+        return options
+    return replace(options, allocator="none")
 
 
 def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:

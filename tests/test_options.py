@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import Options, headroom_bytes
+from overlap_sched.options import Options, headroom_bytes, kept_allocator, on_devices
+from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN
 
 
 @pytest.mark.parametrize(
@@ -58,15 +59,38 @@ def test_headroom_that_no_device_has(headroom: str, shown: str) -> None:
     assert str(caught.value) == (f"headroom is {shown}: more than 2**60 bytes, which no device has. Write less.")
 
 
-@pytest.mark.parametrize("allocator", ["none", "plain", "expandable", "max_split_size_mb:512", ""])
+@pytest.mark.parametrize("allocator", ["environment", "none", "plain", "expandable", "max_split_size_mb:512", ""])
 def test_allocator(allocator: str) -> None:
     assert Options(allocator=allocator).allocator == allocator
+
+
+def test_the_allocator_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    assert kept_allocator(Options()) == PLAIN
+    for text, settings in (("expandable_segments:True", EXPANDABLE), ("nonsense", PLAIN)):  # torch says what is wrong
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", text)
+        assert kept_allocator(Options()) == settings
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert kept_allocator(Options(allocator="plain")) == PLAIN
+    assert kept_allocator(Options(allocator="none")) is None
+    assert kept_allocator(Options(memory_model="tracker")) is None
+    assert kept_allocator(Options(rewrites=("bucket",))) is None
+
+
+def test_the_allocator_is_that_of_cuda() -> None:
+    assert on_devices(Options(), {"cpu", "cuda"}) == Options()
+    assert on_devices(Options(), {"cpu"}) == Options(allocator="none")
+    assert on_devices(Options(allocator="plain"), {"cpu"}) == Options(allocator="plain")
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"allocator": None}, "allocator is None; it is text: 'none', 'plain', 'expandable', or settings."),
+        (
+            {"allocator": None},
+            "allocator is None; it is text: 'environment', 'none', 'plain', 'expandable', or settings.",
+        ),
         (
             {"allocator": "Plain"},
             "allocator is 'Plain', which cannot be read from 'Plain' on. Write it as in PYTORCH_ALLOC_CONF: "
@@ -79,7 +103,7 @@ def test_allocator(allocator: str) -> None:
         ),
     ],
 )
-def test_allocator_that_is_none(given: dict[str, Any], message: str) -> None:
+def test_text_that_is_no_allocator(given: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionsError) as caught:
         Options(**given)
     assert str(caught.value) == message

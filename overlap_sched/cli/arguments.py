@@ -109,7 +109,8 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
         default=default.allocator,
         metavar="KIND",
         help="keep to what the original order makes torch's CUDA caching allocator reserve, too: plain or expandable "
-        "segments, or settings as in PYTORCH_ALLOC_CONF (default: none)",
+        "segments, or settings as in PYTORCH_ALLOC_CONF; environment: as that says here, plain where it says nothing "
+        "(default); none: live memory alone counts",
     )
     add("--strict", action="store_true", help="fail rather than keep the original order when verification fails")
     return parser

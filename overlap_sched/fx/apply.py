@@ -16,7 +16,7 @@ from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.backends import forms_for
-from overlap_sched.options import Options
+from overlap_sched.options import Options, on_devices
 from overlap_sched.report.kept import why_no_better
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.scheduler.pipeline import schedule
@@ -131,7 +131,7 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
             return Report(name, made.schedule, True, None, lifted.notes, lift_s, took_s, rewrites=made.rewrites)
         plan = made.schedule
     else:
-        plan = schedule(lifted.problem, options)
+        plan = schedule(lifted.problem, on_devices(options, lifted.devices))
     if plan.order == lifted.problem.original_order:
         return Report(name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()

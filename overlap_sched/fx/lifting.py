@@ -51,6 +51,7 @@ class Lifted:
               ``point_to_point``: sends and receives and who shares their group, which keep their order.
         prices: Per problem id, its time, where that comes from, and what limits it.
         placements: Per process group, where it is, and what was assumed for that.
+        devices: Types of those that its tensors are on: ``"cuda"``.
     """
 
     problem: Problem
@@ -58,6 +59,7 @@ class Lifted:
     notes: Mapping[str, int]
     prices: tuple[Price, ...]
     placements: Mapping[str, Placement]
+    devices: frozenset[str]
 
     def reordered(self, order: Sequence[int]) -> list[fx.Node]:
         """The FX nodes in an order of the problem, each once: where the last of its ids is."""
@@ -132,7 +134,8 @@ def lift(
     priced = zip(nodes, stands_for, strict=True)
     of_host = (LAUNCH, FINISH)
     prices = tuple([costs.prices[v] if node.op not in of_host else Price(node.time_us, "table") for node, v in priced])
-    return Lifted(problem, tuple([reading.nodes[v] for v in stands_for]), told, prices, placements)
+    fx_nodes = tuple([reading.nodes[v] for v in stands_for])
+    return Lifted(problem, fx_nodes, told, prices, placements, frozenset(reading.storages.device))
 
 
 def _nodes(

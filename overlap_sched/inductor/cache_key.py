@@ -17,6 +17,7 @@ import torch.distributed as dist
 import overlap_sched
 from overlap_sched.inductor.agree import asks
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.options import kept_allocator
 
 
 def settings_key(settings: Settings) -> str | None:
@@ -27,7 +28,7 @@ def settings_key(settings: Settings) -> str | None:
     """
     try:
         parts = [_package(), torch.__version__, repr(settings.options), str(settings.ranks_per_node)]
-        parts += [str(settings.simple_overlap), _ranks(settings)]
+        parts += [str(settings.simple_overlap), _ranks(settings), repr(kept_allocator(settings.options))]
         keys = [_part_key(part) for part in (settings.cost, settings.model, settings.cluster)]
         if None in keys:
             return None

@@ -22,6 +22,7 @@ from overlap_sched.inductor.launches import kernel_launches
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
+from overlap_sched.options import on_devices
 from overlap_sched.report.kept import why_no_better
 from overlap_sched.scheduler.pipeline import schedule
 
@@ -125,7 +126,7 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
     lift_s = time.perf_counter() - began
     problem = attempt.problem = lifted.problem
-    plan = schedule(problem, settings.options)
+    plan = schedule(problem, on_devices(settings.options, private.V.graph.device_types))
     if plan.order == problem.original_order:
         return Report(problem.name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()

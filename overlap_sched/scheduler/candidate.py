@@ -30,6 +30,7 @@ class Candidate:
         reasons: Per collective, why it was launched where it was; empty: the order was not made by us.
         refusals: Per collective that the budget ever refused: the first time.
         work: What it took to come to it.
+        unshifted: The order before single launches and waits were shifted; ``None``: none were.
     """
 
     order: Order
@@ -38,6 +39,7 @@ class Candidate:
     reasons: Mapping[int, Reason] = field(default_factory=dict)
     refusals: Mapping[int, Refusal] = field(default_factory=dict)
     work: Work = NO_WORK
+    unshifted: Order | None = None
 
     def beats(self, other: "Candidate") -> bool:
         """Is its step shorter, or as long with a lower peak?"""

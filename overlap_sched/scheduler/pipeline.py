@@ -7,7 +7,8 @@
       -> search      small graphs: a beam search                                       beam_search
       -> shift       waits later and launches sooner, as far as memory allows          shift
       -> fill tail   compute deferred behind the last launch, to hide the end          fill_tail
-      -> reserve     an order that torch's allocator can hold, where that is asked     reserve
+    best of these
+      -> reserve     where torch's allocator cannot hold it: one near it that it can   reserve
       -> verify      the judges look at the order; they share no code with the above   judge
       -> explain     why each collective is where it is                                explain
 
@@ -21,7 +22,7 @@ from dataclasses import replace
 
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.validate import Measured, broken_promise, measure, violation
-from overlap_sched.options import Options, headroom_bytes
+from overlap_sched.options import Options, headroom_bytes, kept_allocator
 from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.candidate import Candidate, Task
@@ -86,13 +87,16 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
 def _best_order(problem: Problem, options: Options, original: Candidate) -> tuple[Candidate, int]:
     """The best order by (step, peak), and the peak that headroom is counted from."""
     tasks = _tasks(problem, options, original)
+    asked, first = tasks[0]
     best, work = original, NO_WORK
     for task, base in tasks:
         for found in _found(task, base, original):
             work = work.plus(found.work)
             if found.beats(best):
                 best = found
-    asked, _ = tasks[0]
+    if best.order != original.order and (settings := kept_allocator(options)) is not None:
+        best = within_reserve(asked, settings, Reference(problem, first, asked.live_ranges), replace(best, work=work))
+        work = best.work
     kept = best.order == original.order and not asked.within_budget(best.order)
     return replace(best, work=work), original.peak_bytes if kept else asked.base_bytes
 
@@ -133,7 +137,7 @@ def phases(task: Task, base: Order, original: Candidate) -> Candidate:
     if best.reasons:  # else what there was is as good as it gets
         limit = task.limit_after(best)
         shifted = shift(task, best, limit)
-        best = within_reserve(task, reference, best, fill_tail(task, best, shifted, limit), limit)
+        best = replace(fill_tail(task, best, shifted, limit), unshifted=best.order)
     return best
 
 

@@ -7,24 +7,23 @@ once (:mod:`overlap_sched.peak_memory.reserved`); the order found must, in plain
     run, with at most one retry, in as much as the original reserves there without any,
     run in the smallest capacity in which the original runs, plus 0.2 %;
 
-each plus the headroom. Where it does not: the same order without its shift; then runs beside an allocator that admits
-no more than the original reserves (:mod:`overlap_sched.scheduler.allocator_gate`), mended where they still fail
-(:mod:`overlap_sched.scheduler.repair`), the shortest that can be held; then shifts that go less far. Where nothing can
+each plus the headroom; and plus two segments where the original reserves less than 1 GiB: single ones decide there.
+Where it does not: the same order without its shift; then runs beside an allocator that admits no more than the original
+reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended where they fail
+(:mod:`overlap_sched.scheduler.repair`); the shortest that can be held; then shifts that go less far. Where nothing can
 be held, what breaks least of this within one percent of the step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice, zip_longest
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.reserved import requests_of
 from overlap_sched.problem import Order
-from overlap_sched.problem.allocator_settings import AllocatorSettings, allocator_named
+from overlap_sched.problem.allocator_settings import MIB, AllocatorSettings
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
@@ -38,10 +37,15 @@ from overlap_sched.scheduler.shift import shift
 
 MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 """As above; parts of what the original order needs."""
-CLOSE, WORTH = 1.005, 1.01
-"""A step within the first part of the best is not improved on; within the second it is given for memory that fits."""
-MENDED, MOST_MENDED = 1.03, 12
-"""Orders whose step is within this part of the best are mended, the first so many that need it: it takes its time."""
+CLOSE, NEARLY, HELD = 1.005, 1.01, 1.02
+"""Parts of the best step: within the first, an order that can be held is not improved on; within the second, one is
+taken that needs less, though too much; within the third, one that can be held."""
+MENDED = 1.03
+"""Orders whose step is within this part of the best are mended, those first that break least."""
+RUNS, REPAIRS = 2, 0.5
+"""Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
+SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
+"""What reserves less than the first may reserve the second more."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 SPARE = 0.01
@@ -49,8 +53,8 @@ SPARE = 0.01
 
 POLICIES = tuple(
     Policy(lead, slack, window)
-    for slack, window in ((0.12, FAR), (0.0, NEAR), (-0.2, NEXT), (0.12, NEAR), (-0.03, NEAR))
     for lead in (0.005, 0.02, 0.0)
+    for slack, window in ((0.0, NEAR), (-0.2, NEXT), (0.12, FAR), (-0.03, NEAR), (0.12, NEAR))
 )
 """Near the reference order in one way or another: that is what fragments least."""
 
@@ -75,29 +79,30 @@ class Reserve:
 
     Attributes:
         task: Whose. settings: Of the allocator.
-        reserved_bytes: Reserved without a limit. capacity_bytes: the smallest that suffices. headroom_bytes: on top.
+        reserved_bytes: Reserved without a limit. capacity_bytes: the smallest that suffices. spare_bytes: on top.
     """
 
     task: Task
     settings: AllocatorSettings
     reserved_bytes: int
     capacity_bytes: int
-    headroom_bytes: int
+    spare_bytes: int
 
     @classmethod
     def of(cls, task: Task, settings: AllocatorSettings) -> "Reserve":
         """Of a task's original order."""
         requests = requests_of(task.live_ranges, task.problem.original_order)
         reserved = requests.replayed(settings).peak_reserved_bytes
-        headroom = headroom_bytes(task.options.headroom, task.base_bytes)
-        return cls(task, settings, reserved, requests.smallest_capacity(settings, reserved), headroom)
+        spare_bytes = headroom_bytes(task.options.headroom, task.base_bytes)
+        spare_bytes += SEGMENTS_BYTES if reserved < SMALL_BYTES else 0
+        return cls(task, settings, reserved, requests.smallest_capacity(settings, reserved), spare_bytes)
 
     def overdraft(self, order: Order) -> Overdraft:
         """What a valid order breaks."""
         requests = requests_of(self.task.live_ranges, order)
         reserved = requests.replayed(self.settings).peak_reserved_bytes
-        over_bytes = max(reserved - int(self.reserved_bytes * MOST_RESERVED) - self.headroom_bytes, 0)
-        retries = requests.retries(self.reserved_bytes + self.headroom_bytes, self.settings)
+        over_bytes = max(reserved - int(self.reserved_bytes * MOST_RESERVED) - self.spare_bytes, 0)
+        retries = requests.retries(self.reserved_bytes + self.spare_bytes, self.settings)
         if not requests.fits(self.most_capacity, self.settings):
             needed = requests.smallest_capacity(self.settings, reserved)
             over_bytes = max(over_bytes, needed - self.most_capacity, 1)
@@ -106,7 +111,7 @@ class Reserve:
     @property
     def most_capacity(self) -> int:
         """Bytes of the device on which an order must run."""
-        return int(self.capacity_bytes * MOST_CAPACITY) + self.headroom_bytes
+        return int(self.capacity_bytes * MOST_CAPACITY) + self.spare_bytes
 
     @cached_property
     def growth(self) -> Growth:
@@ -116,38 +121,33 @@ class Reserve:
     def gates(self) -> tuple[AllocatorGate, AllocatorGate]:
         """For two runs: what the allocator may reserve rises as in the original order; or is there from the start."""
         live_ranges, growth = self.task.live_ranges, self.growth
-        spare_bytes = int(growth.total_bytes * SPARE) + self.headroom_bytes
+        spare_bytes = int(growth.total_bytes * SPARE) + self.spare_bytes
         return (
             AllocatorGate(live_ranges, growth.inputs_bytes + spare_bytes, growth.by_node),
-            AllocatorGate(live_ranges, growth.total_bytes + self.headroom_bytes, {}),
+            AllocatorGate(live_ranges, growth.total_bytes + self.spare_bytes, {}),
         )
 
     def repaired(self, found: Candidate) -> Candidate:
         """The candidate mended where it breaks something, as far as that can be had."""
-        spare_bytes = int(self.growth.total_bytes * (MOST_RESERVED - 1)) + self.headroom_bytes
+        spare_bytes = int(self.growth.total_bytes * (MOST_RESERVED - 1)) + self.spare_bytes
         return repaired(self.task, found, self.growth, spare_bytes, self.most_capacity)
 
 
-def within_reserve(
-    task: Task, reference: Reference, raw: Candidate, best: Candidate, limit: npt.NDArray[np.int64]
-) -> Candidate:
-    """The phase: the best order, or one near it that the allocator asked for can hold.
+def within_reserve(task: Task, settings: AllocatorSettings, reference: Reference, best: Candidate) -> Candidate:
+    """The phase: the best order, or one near it that an allocator can hold.
 
     Args:
         task: What is asked for.
+        settings: Of the allocator.
         reference: The order that runs start from.
-        raw: The best order before it was shifted.
         best: The best order behind all other phases.
-        limit: Budget in bytes of a shift, a scalar or one value per position.
     """
-    settings = allocator_named(task.options.allocator)
-    if settings is None:
-        return best
     reserve = Reserve.of(task, settings)
     breaks = reserve.overdraft(best.order)
     if breaks == NOTHING:
         return best
-    held, broken = _held(reserve, reference, raw, best, breaks)
+    held, broken = _held(reserve, reference, best, breaks)
+    limit = task.limit_after(best)
     for farthest in SHIFTS:
         moved = shift(task, held, limit, farthest)
         if moved.step_us <= held.step_us:
@@ -157,32 +157,32 @@ def within_reserve(
     return held
 
 
-def _held(
-    reserve: Reserve, reference: Reference, raw: Candidate, best: Candidate, breaks: Overdraft
-) -> tuple[Candidate, Overdraft]:
+def _held(reserve: Reserve, reference: Reference, best: Candidate, breaks: Overdraft) -> tuple[Candidate, Overdraft]:
     """The shortest order that breaks nothing; where there is none, the one near the best that breaks least."""
     task, work = reserve.task, best.work
-    original = task.measured(task.problem.original_order)
-    tried = [(breaks, best), (reserve.overdraft(raw.order), raw)]
-    seen, mended = {best.order, raw.order}, 0
-    for run in () if _held_well(tried, best) else _runs(reserve, reference, original.step_us):
-        work = work.plus(run if isinstance(run, Work) else run.work)
-        if isinstance(run, Work) or run.order in seen:
-            continue
-        seen.add(run.order)
-        broken = reserve.overdraft(run.order)
-        tried.append((broken, run))
-        if broken != NOTHING and run.step_us <= best.step_us * MENDED and mended < MOST_MENDED:
-            mended += 1
-            repaired_run = reserve.repaired(run)
-            tried.append((reserve.overdraft(repaired_run.order), repaired_run))
+    tried, seen = [(breaks, best)], {best.order}
+    if best.unshifted is not None and best.unshifted not in seen:
+        tried.append((reserve.overdraft(best.unshifted), task.remeasured(best, best.unshifted)))
+        seen.add(best.unshifted)
+    effort = task.options.effort
+    for run in islice(_runs(reserve, reference), RUNS * effort):
         if _held_well(tried, best):
             break
-    kept = [(broken, found) for broken, found in tried if broken == NOTHING]
+        found = run()
+        work = work.plus(found if isinstance(found, Work) else found.work)
+        if not isinstance(found, Work) and found.order not in seen:
+            seen.add(found.order)
+            tried.append((reserve.overdraft(found.order), found))
+    for found in _nearest(tried, best)[: int(REPAIRS * effort)]:
+        if _held_well(tried, best):
+            break
+        mended = reserve.repaired(found)
+        tried.append((reserve.overdraft(mended.order), mended))
+    kept = [(broken, found) for broken, found in tried if broken == NOTHING and found.step_us <= best.step_us * HELD]
     if kept:
         broken, found = min(kept, key=lambda pair: pair[1].step_us)
     else:
-        near = [(broken, found) for broken, found in tried if found.step_us <= best.step_us * WORTH]
+        near = [(broken, found) for broken, found in tried if found.step_us <= best.step_us * NEARLY]
         broken, found = min(near, key=lambda pair: (pair[0], pair[1].step_us))
     return replace(found, work=work), broken
 
@@ -192,10 +192,23 @@ def _held_well(tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate) ->
     return any(broken == NOTHING and found.step_us <= best.step_us * CLOSE for broken, found in tried)
 
 
-def _runs(reserve: Reserve, reference: Reference, beat_us: float) -> Iterator[Candidate | Work]:
+def _nearest(tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate) -> list[Candidate]:
+    """What is worth mending, by what it breaks."""
+    worth = [(broken, found) for broken, found in tried if broken != NOTHING and found.step_us <= best.step_us * MENDED]
+    return [found for _, found in sorted(worth, key=lambda pair: (pair[0], pair[1].step_us))]
+
+
+def _runs(reserve: Reserve, reference: Reference) -> Iterator[Callable[[], Candidate | Work]]:
     """Runs beside an allocator, policy by policy."""
     task = reserve.task
     compute_us, stream_us = busy_us(task.problem)
-    for policy in POLICIES if compute_us >= stream_us else (*NETWORK_BINDS, *POLICIES):
+    original_us = task.measured(task.problem.original_order).step_us
+    for policy in POLICIES if compute_us >= stream_us else _in_turn(NETWORK_BINDS, POLICIES):
         for gate in reserve.gates():
-            yield list_schedule(reference, task.limit, policy, task.pairs, beat_us, gate)
+            yield partial(list_schedule, reference, task.limit, policy, task.pairs, original_us, gate)
+
+
+def _in_turn(first: Sequence[Policy], second: Sequence[Policy]) -> Iterator[Policy]:
+    """One of each, until there are none."""
+    for pair in zip_longest(first, second):
+        yield from (policy for policy in pair if policy is not None)

@@ -79,7 +79,8 @@ def plan(
     """
     if not forms:
         raise OptionsError("forms is empty: buckets are coalesced, copied, or both.")
-    without = schedule(problem, replace(options, rewrites=()))
+    allocator = "none" if options.rewrites else options.allocator
+    without = schedule(problem, replace(options, rewrites=(), allocator=allocator))
     if "bucket" not in options.rewrites and "stream" not in options.rewrites:
         return Plan((), without, without)
     if not options.effort or not problem.collectives or _good_enough(without):

@@ -174,7 +174,7 @@ def test_graphs_that_run_as_fx(ranks: None) -> None:
     with mock.patch.object(rewriting.log, "info") as logged:
         done = compiled_step(backend="overlap_sched", options=vars(ROOMY))
     assert all(map(torch.equal, eager.results, done.results))
-    said = [call.args[2] for call in logged.call_args_list if call.args[0] == "%s: %s"]
+    said = [call.args[2] for call in logged.call_args_list if call.args[0].startswith("%s: %s")]
     assert said
     assert all("rewrite" in text for text in said)
 

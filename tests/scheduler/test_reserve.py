@@ -30,10 +30,11 @@ from tests.support.layers import layers
 INSTANCES = Path(__file__).parents[2] / "scripts" / "instances"
 
 
-def large_layers(count: int) -> Problem:
-    """Storages of some MiB: each has its own place in a segment."""
+def large_layers(count: int, times: int = 1) -> Problem:
+    """Storages of some MiB (so many times): each has its own place in a segment."""
     problem = layers(count)
-    return replace(problem, storages=tuple(s._replace(bytes=s.bytes * 3 * MIB // 2) for s in problem.storages))
+    storages = tuple(s._replace(bytes=s.bytes * times * 3 * MIB // 2) for s in problem.storages)
+    return replace(problem, storages=storages)
 
 
 def task_of(problem: Problem, **options: Any) -> Task:
@@ -102,13 +103,31 @@ def test_none_leaves_all_as_it_is() -> None:
         assert schedule(problem, Options(allocator="none")).order == schedule(problem).order
 
 
+def test_two_segments_more_are_nothing_in_a_small_graph() -> None:
+    for times, spare_bytes in ((1, 40 * MIB), (64, 0)):
+        reserve = Reserve.of(task_of(large_layers(8, times)), PLAIN)
+        assert (reserve.reserved_bytes < 2**30) == bool(spare_bytes)
+        assert reserve.spare_bytes == spare_bytes
+        assert reserve.most_capacity == int(reserve.capacity_bytes * 1.002) + spare_bytes
+
+
+@pytest.mark.slow
+def test_by_default_an_order_keeps_to_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = read_problem(INSTANCES / "llama3_8b_fw_64_2d.json.gz")
+    orders = {name: schedule(problem, Options(allocator=name)).order for name in ("plain", "expandable", "none")}
+    assert len(set(orders.values())) == 3
+    for text, named in (("", "plain"), ("expandable_segments:True", "expandable")):
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF", text)
+        assert schedule(problem).order == orders[named]
+
+
 def test_what_an_order_breaks_is_compared_worst_first() -> None:
     assert NOTHING < Overdraft(False, 0, 1) < Overdraft(False, 0, 9) < Overdraft(False, 1, 0)
     assert Overdraft(False, 9, 9) < Overdraft(True, 0, 0)
 
 
 def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
-    problem = large_layers(8)
+    problem = large_layers(8, 64)
     assert Reserve.of(task_of(problem), PLAIN).overdraft(problem.original_order) == NOTHING
     loose = schedule(problem, Options(headroom="100%")).order
     assert Reserve.of(task_of(problem), PLAIN).overdraft(loose) != NOTHING
@@ -120,7 +139,7 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
 @pytest.mark.parametrize("allocator", ["plain", "expandable"])
 def test_real_graphs_run_in_what_their_original_order_needs(name: str, allocator: str) -> None:
     problem = read_problem(INSTANCES / f"{name}.json.gz")
-    free, held = schedule(problem), schedule(problem, Options(allocator=allocator))
+    free, held = (schedule(problem, Options(allocator=kind)) for kind in ("none", allocator))
     found = reserved_change(problem, problem.original_order, held.order, PLAIN if allocator == "plain" else EXPANDABLE)
     assert found.new_bytes <= 1.03 * found.original_bytes
     assert found.new_capacity_bytes <= 1.002 * found.original_capacity_bytes

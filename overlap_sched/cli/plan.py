@@ -14,7 +14,7 @@ from overlap_sched.cost.cluster_file import read_cluster
 from overlap_sched.options import Options
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_file
-from overlap_sched.report.reserved_text import reserved_changes, reserved_figures, reserved_rows
+from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.report.rewrites_text import rewrites_figures, rewrites_text
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan
@@ -96,7 +96,8 @@ def answer(
     if made is not None:
         return (summary(result, reserved_rows(reserved)), rewrites_text(made))
     kept = () if result.fell_back is None else (f"The original order was kept: {result.fell_back}",)
-    return (summary(result, reserved_rows(reserved)), *kept)
+    beyond = not_held(result)
+    return (summary(result, reserved_rows(reserved)), *kept, *([beyond] if beyond else []))
 
 
 def _prices(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:

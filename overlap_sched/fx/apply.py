@@ -18,6 +18,7 @@ from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.options import Options, on_devices
 from overlap_sched.report.kept import why_no_better
+from overlap_sched.report.reserved_text import held_lines
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
@@ -70,6 +71,7 @@ class Report:
                 if self.rewrites:
                     lines.append(f"  {count(len(self.rewrites), 'rewrite')} of collectives")
             lines.append(f"  peak budget {size(plan.budget_bytes)} ({model} memory model)")
+            lines += [f"  {line}" for line in (held_lines(plan) if self.changed else ())]
             lines.append(
                 f"  {count(len(plan.problem.nodes), 'node')}, {count(len(plan.problem.collectives), 'collective')}; "
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"

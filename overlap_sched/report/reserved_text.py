@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from overlap_sched.options import kept_allocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.peak_memory.reserved import ReservedChange, change_of, requests_of
 from overlap_sched.problem import Problem
@@ -14,6 +15,8 @@ from overlap_sched.problem.allocator_settings import (
     settings_in_environment,
 )
 from overlap_sched.report.units import between, change, size
+from overlap_sched.scheduler.candidate import Task
+from overlap_sched.scheduler.reserve import HELD, NOTHING, Reserve
 from overlap_sched.scheduler.result import Schedule
 
 _SET = "as set"
@@ -72,22 +75,54 @@ def reserved_rows(changes: dict[str, ReservedChange]) -> list[tuple[str, ...]]:
     return rows
 
 
+def not_held(schedule: Schedule) -> str:
+    """What the new order needs beyond what its allocator was to keep to, and why; ``""``: nothing."""
+    settings = kept_allocator(schedule.options)
+    if settings is None or schedule.order == schedule.problem.original_order:
+        return ""
+    reserve = Reserve.of(Task(schedule.problem, schedule.options, schedule.base_bytes), settings)
+    broken = reserve.overdraft(schedule.order)
+    if broken == NOTHING:
+        return ""
+    breaks = [
+        "runs out of memory where the original order needs no retry" if broken.out_of_memory else "",
+        f"has {_retries(broken.retries)} too many there" if broken.retries else "",
+        f"needs {size(broken.over_bytes)} more than it may" if broken.over_bytes else "",
+    ]
+    found = " and ".join(filter(None, breaks))
+    return (
+        f"Allocator ({_title(settings)}): the new order {found}. No order that was tried fits with a step within "
+        f"{HELD - 1:.0%} of the shortest; a higher effort tries more, and headroom gives room."
+    )
+
+
+def held_lines(schedule: Schedule) -> list[str]:
+    """What the allocator that the new order was to keep to makes of both orders, in a line or two; none: nothing."""
+    settings = kept_allocator(schedule.options)
+    if settings is None:
+        return []
+    live_ranges, problem = LiveRanges(schedule.problem), schedule.problem
+    before, after = requests_of(live_ranges, problem.original_order), requests_of(live_ranges, schedule.order)
+    line = f"reserved, {_title(settings)}: {_text(change_of(before, after, settings))}"
+    return [line, *filter(None, [not_held(schedule)])]
+
+
 def reserved_lines(changes: dict[str, ReservedChange]) -> list[str]:
     """The same in a line each, for people."""
-    lines = []
-    for name, found in changes.items():
-        retries = (
-            "it runs out of memory"
-            if found.retries is None
-            else f"{found.retries} retr{'y' if found.retries == 1 else 'ies'}"
-        )
-        reserved = between(size(found.original_bytes), size(found.new_bytes))
-        capacity = between(size(found.original_capacity_bytes), size(found.new_capacity_bytes))
-        lines.append(
-            f"  {_named(name)}: {reserved}; runs in at least {capacity}; in {size(found.original_bytes)}: {retries}"
-        )
+    lines = [f"  {_title(settings_shown()[name])}: {_text(found)}" for name, found in changes.items()]
     return ["reserved by torch's caching allocator (replayed), original order and this one:", *lines] if lines else []
 
 
-def _named(name: str) -> str:
-    return VARIABLES[0] if name == _SET else f"{name} segments"
+def _text(found: ReservedChange) -> str:
+    reserved = between(size(found.original_bytes), size(found.new_bytes))
+    capacity = between(size(found.original_capacity_bytes), size(found.new_capacity_bytes))
+    retries = "it runs out of memory" if found.retries is None else _retries(found.retries)
+    return f"{reserved}; runs in at least {capacity}; in {size(found.original_bytes)}: {retries}"
+
+
+def _retries(number: int) -> str:
+    return f"{number:,} retr{'y' if number == 1 else 'ies'}"
+
+
+def _title(settings: AllocatorSettings) -> str:
+    return {PLAIN: "plain segments", EXPANDABLE: "expandable segments"}.get(settings, VARIABLES[0])

@@ -42,7 +42,7 @@ CLOSE, NEARLY, HELD = 1.005, 1.01, 1.02
 taken that needs less, though too much; within the third, one that can be held."""
 MENDED = 1.03
 """Orders whose step is within this part of the best are mended, those first that break least."""
-RUNS, REPAIRS = 2, 0.5
+RUNS, REPAIRS = 3, 0.5
 """Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
 SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
 """What reserves less than the first may reserve the second more."""
@@ -51,10 +51,14 @@ SHIFTS = (400, 100, 25, 6)
 SPARE = 0.01
 """A run may make the allocator grow ahead of the original order by so much of what that reserves."""
 
-POLICIES = tuple(
-    Policy(lead, slack, window)
-    for lead in (0.005, 0.02, 0.0)
-    for slack, window in ((0.0, NEAR), (-0.2, NEXT), (0.12, FAR), (-0.03, NEAR), (0.12, NEAR))
+_NEAREST = ((0.0, NEAR), (-0.2, NEXT), (0.12, FAR))
+"""Slack and window."""
+POLICIES = (
+    *(Policy(0.005, slack, window) for slack, window in _NEAREST),
+    Policy(0.02, 0.12, FAR),
+    *(Policy(0.005, slack, NEAR) for slack in (-0.03, 0.12)),
+    *(Policy(0.02, slack, window) for slack, window in (*_NEAREST[:2], (-0.03, NEAR), (0.12, NEAR))),
+    *(Policy(0.0, slack, window) for slack, window in (*_NEAREST, (-0.03, NEAR), (0.12, NEAR))),
 )
 """Near the reference order in one way or another: that is what fragments least."""
 

@@ -7,6 +7,8 @@ import pytest
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.peak_memory.reserved import ReservedChange
 from overlap_sched.report.reserved_text import (
+    held_lines,
+    not_held,
     reserved_changes,
     reserved_figures,
     reserved_lines,
@@ -57,3 +59,24 @@ def test_only_in_the_runtime_memory_model() -> None:
     assert list(reserved_changes(schedule(EXAMPLE)))[:2] == ["plain", "expandable"]
     tracked = schedule(replace(EXAMPLE, memory_model="tracker"), Options(memory_model="tracker"))
     assert reserved_changes(tracked) == {}
+
+
+def test_an_order_that_its_allocator_cannot_hold_is_said_to_be_one() -> None:
+    problem = replace(EXAMPLE, storages=tuple(s._replace(bytes=s.bytes * 100) for s in EXAMPLE.storages))
+    free = replace(schedule(problem, Options(headroom="100%", allocator="none")), headroom_bytes=0)
+    assert held_lines(free) == []
+    loose = replace(free, options=Options(allocator="plain"))
+    line, said = held_lines(loose)
+    assert line.startswith("reserved, plain segments: ")
+    assert said == not_held(loose)
+    assert said.startswith(
+        "Allocator (plain segments): the new order runs out of memory where the original order needs no "
+    )
+    assert said.endswith(
+        "No order that was tried fits with a step within 2% of the shortest; a higher effort tries more, and headroom "
+        "gives room."
+    )
+    held = schedule(problem, Options(allocator="expandable"))
+    assert not_held(held) == ""
+    assert [line.partition(":")[0] for line in held_lines(held)] == ["reserved, expandable segments"]
+    assert not_held(replace(loose, order=problem.original_order)) == ""

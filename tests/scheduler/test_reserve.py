@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, Options, Problem, read_problem, schedule
 from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.allocator_run import AllocatorRun
+from overlap_sched.peak_memory.caching_allocator import CachingAllocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.peak_memory.reserved import requests_of, reserved_change
+from overlap_sched.problem import Kind
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN, allocator_named
 from overlap_sched.scheduler.admission import CompletionProfile
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
@@ -27,6 +31,7 @@ from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems
 from tests.support.layers import layers
 
+WHOLE_STEPS = Path(__file__).parents[2] / "llama_repro" / "titan" / "graphs"
 INSTANCES = Path(__file__).parents[2] / "scripts" / "instances"
 
 
@@ -161,3 +166,35 @@ def test_the_judge_agrees(name: str, allocator_judge: Any) -> None:
     assert reserved <= 1.03 * enough
     assert needed <= 1.002 * capacity
     assert retries in (0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["titan-llama3-8b-fsdp64", "titan-llama3-8b-fsdp8-tp8"])
+def test_a_second_training_step_needs_no_retry(name: str) -> None:
+    """In a whole step's graph all that does not last goes at its end, and comes again at the next one's begin."""
+    problem = read_problem(WHOLE_STEPS / f"{name}.json.gz")
+    live_ranges = LiveRanges(problem)
+    capacity = requests_of(live_ranges, problem.original_order).replayed(PLAIN).peak_reserved_bytes
+    order = schedule(problem, Options(allocator="plain")).order
+    assert retries_by_step(live_ranges, order, capacity, 3) == [1, 0, 0]
+    assert retries_by_step(live_ranges, problem.original_order, capacity, 3) == [0, 0, 0]
+
+
+def retries_by_step(live_ranges: LiveRanges, order: Sequence[int], capacity: int, steps: int) -> list[int]:
+    """Retries in each of several steps, one after the other on one device."""
+    problem = live_ranges.problem
+    lasting = {s for s, storage in enumerate(problem.storages) if storage.pinned}
+    inputs = [s for node in problem.nodes if node.kind is Kind.INPUT for s in node.alloc if s not in lasting]
+    run = AllocatorRun(live_ranges, CachingAllocator(capacity=capacity))
+    allocator, found = run.allocator, []
+    for _ in range(steps):
+        before = allocator.retries
+        for v in order:
+            run.step(v)
+        found.append(allocator.retries - before)
+        kept = {s: block for s, block in run.held.items() if s in lasting}
+        for block in (block for s, block in run.held.items() if s not in lasting):
+            allocator.free(block)
+        run = AllocatorRun(live_ranges, CachingAllocator())  # its counts of users; the blocks are the old device's
+        run.allocator, run.held = allocator, kept | {s: allocator.allocate(problem.storages[s].bytes) for s in inputs}
+    return found

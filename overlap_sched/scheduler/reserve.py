@@ -14,6 +14,7 @@ reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of th
 be held, what breaks least of this within one percent of the step.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -37,9 +38,9 @@ from overlap_sched.scheduler.shift import shift
 
 MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 """As above; parts of what the original order needs."""
-CLOSE, NEARLY, HELD = 1.005, 1.01, 1.02
-"""Parts of the best step: within the first, an order that can be held is not improved on; within the second, one is
-taken that needs less, though too much; within the third, one that can be held."""
+EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
+"""Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
+more runs are tried. Within the third, one is taken that needs less, though too much; within the last, one that fits."""
 MENDED = 1.03
 """Orders whose step is within this part of the best are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5
@@ -170,7 +171,7 @@ def _held(reserve: Reserve, reference: Reference, best: Candidate, breaks: Overd
         seen.add(best.unshifted)
     effort = task.options.effort
     for run in islice(_runs(reserve, reference), RUNS * effort):
-        if _held_well(tried, best):
+        if _shortest_held(tried) <= best.step_us * CLOSE:
             break
         found = run()
         work = work.plus(found if isinstance(found, Work) else found.work)
@@ -178,7 +179,7 @@ def _held(reserve: Reserve, reference: Reference, best: Candidate, breaks: Overd
             seen.add(found.order)
             tried.append((reserve.overdraft(found.order), found))
     for found in _nearest(tried, best)[: int(REPAIRS * effort)]:
-        if _held_well(tried, best):
+        if _shortest_held(tried) <= best.step_us * EQUAL:
             break
         mended = reserve.repaired(found)
         tried.append((reserve.overdraft(mended.order), mended))
@@ -191,14 +192,15 @@ def _held(reserve: Reserve, reference: Reference, best: Candidate, breaks: Overd
     return replace(found, work=work), broken
 
 
-def _held_well(tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate) -> bool:
-    """Is there an order that breaks nothing, about as short as the best?"""
-    return any(broken == NOTHING and found.step_us <= best.step_us * CLOSE for broken, found in tried)
+def _shortest_held(tried: Sequence[tuple[Overdraft, Candidate]]) -> float:
+    """The shortest step in microseconds of what breaks nothing; infinite where all do."""
+    return min((found.step_us for broken, found in tried if broken == NOTHING), default=math.inf)
 
 
 def _nearest(tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate) -> list[Candidate]:
-    """What is worth mending, by what it breaks."""
-    worth = [(broken, found) for broken, found in tried if broken != NOTHING and found.step_us <= best.step_us * MENDED]
+    """What is worth mending, by what it breaks: shorter than what can be held already, and not far from the best."""
+    most_us = min(best.step_us * MENDED, _shortest_held(tried))
+    worth = [(broken, found) for broken, found in tried if broken != NOTHING and found.step_us < most_us]
     return [found for _, found in sorted(worth, key=lambda pair: (pair[0], pair[1].step_us))]
 
 

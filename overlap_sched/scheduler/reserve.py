@@ -178,7 +178,7 @@ def _held(reserve: Reserve, reference: Reference, best: Candidate, breaks: Overd
         if not isinstance(found, Work) and found.order not in seen:
             seen.add(found.order)
             tried.append((reserve.overdraft(found.order), found))
-    for found in _nearest(tried, best)[: int(REPAIRS * effort)]:
+    for found in _nearest(reserve, tried, best)[: int(REPAIRS * effort)]:
         if _shortest_held(tried) <= best.step_us * EQUAL:
             break
         mended = reserve.repaired(found)
@@ -197,10 +197,17 @@ def _shortest_held(tried: Sequence[tuple[Overdraft, Candidate]]) -> float:
     return min((found.step_us for broken, found in tried if broken == NOTHING), default=math.inf)
 
 
-def _nearest(tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate) -> list[Candidate]:
-    """What is worth mending, by what it breaks: shorter than what can be held already, and not far from the best."""
+def _nearest(reserve: Reserve, tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate) -> list[Candidate]:
+    """What is worth mending: shorter than what can be held already, and not far from the best.
+
+    First what breaks least, to a hundredth of what may be reserved; of those, the shortest.
+    """
     most_us = min(best.step_us * MENDED, _shortest_held(tried))
-    worth = [(broken, found) for broken, found in tried if broken != NOTHING and found.step_us < most_us]
+    worth = [
+        ((broken.out_of_memory, broken.retries, 100 * broken.over_bytes // max(reserve.reserved_bytes, 1)), found)
+        for broken, found in tried
+        if broken != NOTHING and found.step_us < most_us
+    ]
     return [found for _, found in sorted(worth, key=lambda pair: (pair[0], pair[1].step_us))]
 
 

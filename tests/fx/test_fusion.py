@@ -13,7 +13,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.problem import Kind, Node
-from tests.support.fx_graphs import ATEN, gather, trace, wait
+from tests.support.fx_graphs import ATEN, gather, on_gpu, trace, wait
 
 ROWS, WIDTH = 256, 512
 FULL = 4 * ROWS * WIDTH
@@ -21,16 +21,9 @@ FULL = 4 * ROWS * WIDTH
 
 def fused(f: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cuda", **options: Any) -> Lifted:
     gm = trace(f, *shapes)
-    if device == "cuda":  # tracing on a GPU needs one
-        for node in gm.graph.nodes:
-            node.meta["val"] = torch.utils._pytree.tree_map_only(Tensor, _on_gpu, node.meta.get("val"))
+    if device == "cuda":
+        on_gpu(gm)
     return lift(gm, fusion="inductor", **options)
-
-
-def _on_gpu(value: Any) -> Any:
-    meta = torch.empty(0, dtype=value.dtype, device="meta")
-    meta.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())
-    return torch._subclasses.FakeTensor(value.fake_mode, meta, torch.device("cuda"))
 
 
 def kernels(lifted: Lifted) -> dict[str, int]:

@@ -16,7 +16,7 @@ from overlap_sched.errors import OrderError, OverlapSchedWarning, VerificationEr
 from overlap_sched.fx import Report, lift, reorder, schedule_graph
 from overlap_sched.options import Options
 from tests.fx.test_fx_hazards import Builder
-from tests.support.fx_graphs import C10D, gather, reordered, same, scatter, tensors, trace, wait
+from tests.support.fx_graphs import C10D, gather, on_gpu, reordered, same, scatter, tensors, trace, wait
 
 APPLY = importlib.import_module("overlap_sched.fx.apply")
 
@@ -104,6 +104,18 @@ def test_what_a_report_says() -> None:
     assert lines[2].startswith("  after   step 4")
     assert lines[3] == "  peak budget 1.0 MiB (runtime memory model)"
     assert lines[4].startswith("  13 nodes, 2 collectives; lifted in ")
+
+
+def test_reserved_memory_is_looked_at_on_a_gpu() -> None:
+    held = schedule_graph(on_gpu(trace(hidable, (2, 4), (4, 4))), Options(headroom="1MiB"), cost=slow)
+    assert held.schedule is not None
+    assert held.schedule.options.allocator == "environment"
+    assert str(held).splitlines()[4] == (
+        "  reserved, plain segments: 2.0 → 2.0 MiB; runs in at least 2.0 → 2.0 MiB; in 2.0 MiB: 0 retries"
+    )
+    free = schedule_graph(trace(hidable, (2, 4), (4, 4)), Options(headroom="1MiB"), cost=slow)
+    assert free.schedule is not None
+    assert free.schedule.options.allocator == "none"
 
 
 def failing(*_: Any, **__: Any) -> Any:

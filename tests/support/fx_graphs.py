@@ -183,3 +183,16 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
         x.shape == y.shape and torch.equal(x.contiguous().view(torch.int32), y.contiguous().view(torch.int32))
         for x, y in zip(a, b, strict=True)
     )
+
+
+def on_gpu(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with its values on a GPU that need not be there: tracing on one needs one."""
+    for node in gm.graph.nodes:
+        node.meta["val"] = torch.utils._pytree.tree_map_only(torch.Tensor, _fake_on_gpu, node.meta.get("val"))
+    return gm
+
+
+def _fake_on_gpu(value: Any) -> Any:
+    meta = torch.empty(0, dtype=value.dtype, device="meta")
+    meta.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())
+    return torch._subclasses.FakeTensor(value.fake_mode, meta, torch.device("cuda"))

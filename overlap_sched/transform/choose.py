@@ -24,14 +24,14 @@ import numpy as np
 from overlap_sched.problem import NodeId, Order, Problem
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import NETWORK_BINDS
+from overlap_sched.scheduler.policies import NETWORK_BINDS, Policy
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.keys import BatchTime, batch_time, keys_of, without_latency
 from overlap_sched.transform.neighbours import Windows, neighbours
 from overlap_sched.transform.rewrites import Bucket, Form, Rewrite, Stream
-from overlap_sched.transform.trial import Asked, Trial, tried
+from overlap_sched.transform.trial import POLICIES, Asked, Trial, tried
 
 CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
@@ -39,6 +39,8 @@ BINDS = 0.5
 """Neighbours are merged on streams that are at least this part as busy as the busiest."""
 BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0]))
 """Of batches of what waits: caps in latencies, and the policy of the run."""
+LEARNS, AFTERWARDS = 3, 2
+"""The first tries run all policies; those after them so many: a graph stays with what suits it."""
 PARTS = 4
 """Parts of the step that may have caps of their own."""
 
@@ -60,11 +62,12 @@ class Wanted:
 
 @dataclass
 class Found:
-    """The best so far, and all that was tried, in this order."""
+    """The best so far, and all that was tried, in this order; policies that have won, the last one first."""
 
     best_us: float
     best: Trial | None = None
     trials: list[Trial] = field(default_factory=list)
+    winners: list[Policy] = field(default_factory=list)
 
     def see(self, trial: Trial) -> bool:
         """Note a try; is it the best now?"""
@@ -72,7 +75,17 @@ class Found:
         if trial.step_us >= self.best_us:
             return False
         self.best_us, self.best = trial.step_us, trial
+        if trial.policy in self.winners:
+            self.winners.remove(trial.policy)
+        if trial.policy is not None:
+            self.winners.insert(0, trial.policy)
         return True
+
+    def policies(self) -> Sequence[Policy]:
+        """Those for the next try: all at first; then those that have won last, or the first where none has."""
+        if sum(trial.problem is not None or trial.work.runs > 0 for trial in self.trials) < LEARNS:
+            return POLICIES
+        return (self.winners or POLICIES)[:AFTERWARDS]
 
 
 class Graph:
@@ -141,7 +154,7 @@ def search(asked: Asked, wanted: Wanted, step_us: float) -> Found:
         other = wanted.forms[1]
         again = tuple(Bucket(r.members, other) if isinstance(r, Bucket) else r for r in found.best.rewrites)
         what = f"{found.best.what}, {other}"
-        found.see(tried(asked, what, again, asked.problem.original_order, found.best_us))
+        found.see(tried(asked, what, again, asked.problem.original_order, found.best_us, found.policies()))
     return found
 
 
@@ -157,6 +170,7 @@ def _search(graph: Graph, wanted: Wanted, found: Found) -> None:
                 graph.rewrites((), form),
                 asked.problem.original_order,
                 found.best_us,
+                found.policies(),
             )
         )
     if not wanted.buckets:
@@ -167,7 +181,7 @@ def _search(graph: Graph, wanted: Wanted, found: Found) -> None:
             best_caps = (float(cap),) * PARTS
     for cap, order, groups in _batches(graph, asked.budget_bytes):
         what = f"what waits goes together, up to {cap} latencies{on}"
-        found.see(tried(asked, what, graph.rewrites(groups, form), order, found.best_us))
+        found.see(tried(asked, what, graph.rewrites(groups, form), order, found.best_us, found.policies()))
     for part in range(PARTS) if best_caps else ():
         for factor in (1.5, 0.5):
             caps = tuple(cap * factor if at == part else cap for at, cap in enumerate(best_caps))
@@ -186,7 +200,7 @@ def _by_size(graph: Graph, found: Found, caps: tuple[float, ...], form: Form, wh
     if least_us >= found.best_us:
         why_not = f"its busiest stream alone takes {least_us:.0f} us"
         return found.see(Trial(what, rewrites, why_not=why_not))
-    return found.see(tried(asked, what, rewrites, order, found.best_us))
+    return found.see(tried(asked, what, rewrites, order, found.best_us, found.policies()))
 
 
 def _batches(graph: Graph, budget_bytes: int) -> Iterator[tuple[int, Order, list[list[NodeId]]]]:

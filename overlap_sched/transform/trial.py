@@ -50,6 +50,7 @@ class Trial:
         problem, order: The rewritten problem, and the order found; ``None`` and empty without one.
         why_not: Why it was not taken, in words; ``""``: it was, for the moment.
         work: What it took.
+        policy: Which of the policies has found it.
     """
 
     what: str
@@ -59,9 +60,17 @@ class Trial:
     order: Order = ()
     why_not: str = ""
     work: Work = NO_WORK
+    policy: Policy | None = None
 
 
-def tried(asked: Asked, what: str, rewrites: Sequence[Rewrite], order: Sequence[NodeId], beat_us: float) -> Trial:
+def tried(
+    asked: Asked,
+    what: str,
+    rewrites: Sequence[Rewrite],
+    order: Sequence[NodeId],
+    beat_us: float,
+    policies: Sequence[Policy] = POLICIES,
+) -> Trial:
     """Apply rewrites to an order and schedule from there.
 
     Args:
@@ -70,6 +79,7 @@ def tried(asked: Asked, what: str, rewrites: Sequence[Rewrite], order: Sequence[
         rewrites: What is tried.
         order: Of the problem as it was; new nodes are put into it.
         beat_us: What has been reached: a run that will be longer is given up.
+        policies: Of the runs.
     """
     failed = Trial(what, tuple(rewrites))
     try:
@@ -81,15 +91,15 @@ def tried(asked: Asked, what: str, rewrites: Sequence[Rewrite], order: Sequence[
     if over_bytes > 0:
         return _because(failed, f"{over_bytes:,} bytes above the budget before anything is moved")
     reference = Reference(problem, primed(problem, live_ranges, asked.budget_bytes), live_ranges)
-    best, work = None, NO_WORK
-    for policy in POLICIES:
+    best, by, work = None, None, NO_WORK
+    for policy in policies:
         run = _run(reference, policy, asked.budget_bytes, beat_us)
         work = work.plus(run.work if isinstance(run, Candidate) else run)
         if isinstance(run, Candidate) and run.step_us < beat_us * (1 - SAME_STEP):
-            best, beat_us = run, run.step_us
+            best, by, beat_us = run, policy, run.step_us
     if best is None:
         return _because(failed, "no shorter", work)
-    return Trial(what, tuple(rewrites), best.step_us, problem, best.order, "", work)
+    return Trial(what, tuple(rewrites), best.step_us, problem, best.order, "", work, by)
 
 
 def _because(failed: Trial, why_not: str, work: Work = NO_WORK) -> Trial:

@@ -200,15 +200,18 @@ def _shortest_held(tried: Sequence[tuple[Overdraft, Candidate]]) -> float:
 def _nearest(reserve: Reserve, tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate) -> list[Candidate]:
     """What is worth mending: shorter than what can be held already, and not far from the best.
 
-    First what breaks least, to a hundredth of what may be reserved; of those, the shortest.
+    First what breaks least, to a hundredth of what may be reserved; of those, the shortest, to a thousandth.
     """
+
+    def key(pair: tuple[Overdraft, Candidate]) -> tuple[int, ...]:
+        broken, found = pair
+        hundredths = 100 * broken.over_bytes // max(reserve.reserved_bytes, 1)
+        thousandths = int(1000 * found.step_us / best.step_us)
+        return broken.out_of_memory, broken.retries, hundredths, thousandths, broken.over_bytes
+
     most_us = min(best.step_us * MENDED, _shortest_held(tried))
-    worth = [
-        ((broken.out_of_memory, broken.retries, 100 * broken.over_bytes // max(reserve.reserved_bytes, 1)), found)
-        for broken, found in tried
-        if broken != NOTHING and found.step_us < most_us
-    ]
-    return [found for _, found in sorted(worth, key=lambda pair: (pair[0], pair[1].step_us))]
+    worth = [pair for pair in tried if pair[0] != NOTHING and pair[1].step_us < most_us]
+    return [found for _, found in sorted(worth, key=key)]
 
 
 def _runs(reserve: Reserve, reference: Reference) -> Iterator[Callable[[], Candidate | Work]]:

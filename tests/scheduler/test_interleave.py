@@ -34,7 +34,7 @@ def task_of(problem: Problem, options: Options | None = None) -> tuple[Task, Ref
 
 def gap(problem: Problem) -> float:
     """Of our order, above the bound within its budget."""
-    result = schedule(problem, Options(strict=True))
+    result = schedule(problem, Options(strict=True, allocator="none"))
     return result.scheduled.step_us / result.budget_bound_us - 1
 
 

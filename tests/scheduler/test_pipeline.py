@@ -325,7 +325,7 @@ FIGURES = {  # graph, network: (gap to the bound in percent that must be reached
 @pytest.mark.parametrize(("name", "scale"), FIGURES)
 def test_real_graphs_reach_their_figures(name: str, scale: int) -> None:
     problem = read_problem(INSTANCES / f"{name}.json.gz", comm_scale=scale)
-    result = schedule(problem, Options(strict=True))
+    result = schedule(problem, Options(strict=True, allocator="none"))  # with one: test_reserve
     assert violation(problem, result.order) is None
     assert peak_memory(problem, result.order)[0] <= peak_memory(problem, problem.original_order)[0]
     gap_percent = 100 * (replay(problem, result.order).step_us / lower_bound_us(problem) - 1)

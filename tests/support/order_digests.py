@@ -15,14 +15,15 @@ _ROOT = Path(__file__).parents[2]
 DIGESTS = _ROOT / "tests" / "data" / "order_digests.json"
 INSTANCES = sorted((_ROOT / "scripts" / "instances").glob("*.json.gz"))
 COMM_SCALES = (1.0, 4.0)
-MEMORY_MODELS = ("runtime", "tracker")
+MODELS = ("runtime", "tracker", "allocator")
+"""Memory models; the last is ``"runtime"`` beside an allocator with plain segments, on the plain network only."""
 
 
 def cases() -> Iterator[tuple[str, Path, float, str]]:
-    """Name, instance, network, memory model."""
+    """Name, instance, network, model."""
     for path in INSTANCES:
         for comm_scale in COMM_SCALES:
-            for model in MEMORY_MODELS:
+            for model in MODELS if comm_scale == 1 else MODELS[:2]:
                 yield f"{path.name.removesuffix('.json.gz')} x{comm_scale:g} {model}", path, comm_scale, model
 
 
@@ -31,7 +32,8 @@ def digests_of(path: Path, comm_scale: float, model: str) -> dict[str, str]:
     problem = read_problem(path, comm_scale)
     if model == "tracker":
         problem = as_tracker(problem)
-    result = schedule(problem, Options(memory_model=problem.memory_model))
+    allocator = "plain" if model == "allocator" else "none"
+    result = schedule(problem, Options(memory_model=problem.memory_model, allocator=allocator))
     assert result.fell_back is None
     return {"order": _digest(list(result.order)), "decisions": _digest(_rounded(result))}
 

@@ -59,7 +59,7 @@ class RawTrace(NamedTuple):
     """
 
     file: TraceFile
-    fields: Sequence[Mapping[str, Any]]
+    fields: Sequence[dict[str, Any]]
 
 
 def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceFile:

@@ -68,12 +68,12 @@ def row_events(problem: Problem, pid: int, name: str, order: Sequence[int], why:
 
 
 def _arrows(problem: Problem, pid: int, run: Replay) -> list[_Arrow]:
-    """All arrows but those of no length."""
+    """All arrows but those of no length; a collective of no length has no span at which one could end."""
     found = []
     for v in problem.collectives:
         for end in problem.waits.get(v, (v,)):
-            begin_us, end_us = run.at_us[v], run.finish_us[end]
-            if rounded_us(begin_us) < rounded_us(end_us):
+            begin_us = run.start_us[v] if end == v else run.at_us[v]
+            if rounded_us(begin_us) < rounded_us(run.finish_us[end]):
                 found.append(_Arrow(pid * _IDS + end, v, end))
     return found
 
@@ -114,8 +114,8 @@ def _points(
         args = {what: names for what, names in named.items() if names}
         yield span(pid, row, _entry(args), "launches and waits", ts, ts, args)
         for v in nodes:
-            for one in begins.get(v, ()):
-                yield arrow("s", pid, row, _ARROW, one, ts)
+            for id_ in begins.get(v, ()):
+                yield arrow("s", pid, row, _ARROW, id_, ts)
             if v in ends:
                 yield arrow("f", pid, row, _ARROW, ends[v], ts)
 

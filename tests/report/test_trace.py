@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
 from overlap_sched.peak_memory.reserved import replay_allocator
-from overlap_sched.problem import EXAMPLE, Order, Problem
+from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.problem.file import read_problem
 from overlap_sched.report.reserved_text import settings_shown
 from overlap_sched.report.trace import trace_document, write_trace
@@ -164,6 +164,7 @@ def test_memory_counters_and_the_mark_at_the_peak(reordered: Schedule, tmp_path:
         ts: {k: v // 2**20 for k, v in values.items()} for ts, values in counter(found, 1, "memory: live, by kind")
     }
     none = dict.fromkeys(kinds[0], 0)
+    assert "optimizer" not in none  # there is none in this graph
     assert kinds == {
         0: none | {"parameters": 1, "saved activations": 4, "collectives in flight": 8},
         40: none | {"parameters": 1, "saved activations": 4, "gathered parameters": 8, "temporaries": 4},
@@ -176,6 +177,36 @@ def test_memory_counters_and_the_mark_at_the_peak(reordered: Schedule, tmp_path:
         ("peak memory 21.0 MiB", 90),
         ("peak memory 26.0 MiB", 80),
     ]
+
+
+def test_of_one_instant_the_most_and_what_stays(by_hand: ByHand) -> None:
+    kind = Kind
+    nodes = (
+        Node("large", kind.COMPUTE, (), (0,)),
+        Node("gone", kind.COMPUTE, (0,), (1,), (0,)),
+        Node("long", kind.COMPUTE, (1,), (), (1,), 10.0),
+    )
+    problem = Problem("instant", nodes, (Storage(100), Storage(1)))
+    found = trace_document(by_hand(problem, (0, 1, 2)), problem)["traceEvents"]
+    live = [(ts, values["bytes"]) for ts, values in counter(found, 1, "memory: live")]
+    assert live == [(0, 101), (0, 1), (10, 1)]
+    assert [e["ts"] for e in found if e["ph"] == "i"] == [0, 0]
+
+
+def test_collectives_shorter_than_a_nanosecond(by_hand: ByHand) -> None:
+    kind = Kind
+    nodes = (
+        Node("long", kind.COLLECTIVE, (), (0,), (), 10.0, "all_gather", "g"),
+        Node("short", kind.COLLECTIVE, (), (1,), (), 1e-5, "all_gather", "g"),
+        Node("nobody waits", kind.COLLECTIVE, (), (2,), (), 1e-5, "all_gather", "g"),
+        Node("wait", kind.WAIT, (1,), (), (1,), collective=1),
+        Node("wait long", kind.WAIT, (0,), (), (0,), collective=0),
+    )
+    problem = Problem("short", nodes, (Storage(1),) * 3, {"g": Group(2, True)})
+    document = trace_document(by_hand(problem, problem.original_order), problem)
+    assert violations(json.dumps(document)) == []
+    mine = [e for e in document["traceEvents"] if e["pid"] == 1]
+    assert arrows(mine) == [(("s", 0), ("f", 10)), (("s", 0), ("t", 0), ("f", 10))]
 
 
 def test_reserved_is_what_the_allocator_replays(reordered: Schedule, tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def gpu_trace() -> list[Event]:
         arrow("f", 1120, 41, 0, 4),
         arrow("s", 1115, 42, 7, 1),
         arrow("f", 1195, 42, 0, 4),
-        arrow("s", 1115, 43, 7, 1),
+        arrow("s", 1115, 43, 7, 1),  # without an end
+        arrow("s", 1115, 44, 7, 1),
+        arrow("f", 1250, 44, 0, 4),  # to nothing
         {"ph": "i", "s": "t", "name": "[memory]", "pid": 7, "tid": 1, "ts": 1120, "args": {"Bytes": float("nan")}},
         {"ph": "i", "s": "g", "name": "of the step before", "pid": 7, "tid": 1, "ts": 1000},
     ]

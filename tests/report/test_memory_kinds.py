@@ -99,6 +99,8 @@ def test_what_a_collective_reads_of_its_caller_is_not_in_flight() -> None:
     assert found[IN_FLIGHT] == [0, 0, 0, 1100, 1100]
     assert (found["parameters"], found["gradients"]) == ([1] * 5, [10] * 5)
     assert found["saved activations"] == [100, 100, 100, 0, 0]
+    said = {kind: total for kind, total in explain_peak(problem, problem.original_order).by_kind().items() if total}
+    assert said == {"parameters": 1, "gradients": 10, IN_FLIGHT: 1100}
 
 
 @pytest.mark.parametrize("name", ["llama3_8b_bw_64_2d"])

@@ -87,15 +87,16 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     """``plan``: see :mod:`overlap_sched.cli.plan`."""
+    real = plan.measured(options)
     with progress() as tell:
         if options.rewrites:
             loaded, made = _rewritten(options, tell)
-            shown = plan.answer(options, loaded, made.schedule, tell, made)
+            shown = plan.answer(options, loaded, made.schedule, tell, made, real)
             fell_back = made.fell_back or made.without.fell_back
         else:
             loaded = _read(options, tell)
             result = _scheduled(options, loaded.problem, tell)
-            shown, fell_back = plan.answer(options, loaded, result, tell), result.fell_back
+            shown, fell_back = plan.answer(options, loaded, result, tell, None, real), result.fell_back
     _print(shown)
     return FINE if fell_back is None else FELL_BACK
 

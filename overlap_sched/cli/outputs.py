@@ -32,7 +32,7 @@ def check_outputs(options: argparse.Namespace) -> None:
         (option, path) for name, option in _OUTPUTS.items() if (path := getattr(options, name, None)) is not None
     ]
     inputs = [(what, path) for name, what in _INPUTS.items() if (path := getattr(options, name, None)) is not None]
-    inputs += [("--profile", path) for path in getattr(options, "profile", ())]
+    inputs += [(f"--{name}", path) for name in ("profile", "merge") for path in getattr(options, name, ())]
     for option, path in outputs:
         if not path:
             raise OptionsError(f"{option}: the name of the file is empty. Name a file, or leave {option} out.")

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,11 +11,14 @@ from rich.console import RenderableType
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Loaded
 from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
+from overlap_sched.problem.limits import Limits
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_file
 from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.report.rewrites_text import rewrites_figures, rewrites_text
+from overlap_sched.report.trace_measured import MeasuredStep, read_measured_steps
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.plan import plan as transform_plan
@@ -33,6 +36,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--plot", metavar="OUT.png", help="draw memory and streams, before and after (.png, .svg, .pdf)")
     add("--trace", metavar="OUT.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
     add(
+        "--merge",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PROFILE.json",
+        help="put a real step under the simulated ones in --trace: from traces of the torch profiler, one per rank",
+    )
+    add(
         "--rewrites",
         default="",
         metavar="KINDS",
@@ -40,6 +51,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "one), stream (reductions on a second communicator), or both, joined by a comma; collectives of a problem file "
         "are priced for --cluster (default: dgx-h100)",
     )
+
+
+def measured(options: argparse.Namespace) -> tuple[MeasuredStep, ...]:
+    """The real steps that ``--merge`` names; none without it.
+
+    Raises:
+        OptionsError: There is no trace to put them in.
+        ProfileError: A file is no trace of the torch profiler, or they share no step.
+        InputTooLargeError: One is larger than the limits.
+    """
+    if not options.merge:
+        return ()
+    if not options.trace:
+        raise OptionsError("--merge puts a real step into what --trace writes: give --trace OUT.json, too.")
+    return read_measured_steps(options.merge, Limits(options.max_input_bytes, options.max_nodes))
 
 
 def rewritten(options: argparse.Namespace, wanted: Options, loaded: Loaded) -> Plan:
@@ -64,6 +90,7 @@ def answer(
     result: Schedule,
     tell: Callable[[str], None],
     made: Plan | None = None,
+    real: Sequence[MeasuredStep] = (),
 ) -> str | tuple[RenderableType, ...]:
     """Write the files asked for; what to print: JSON, or a table and perhaps more lines.
 
@@ -73,7 +100,9 @@ def answer(
         result: The schedule.
         tell: Hears what is being done.
         made: The plan that it is of; ``None``: no rewrites were asked for.
+        real: Measured steps, for the trace.
     """
+    original = None if made is None else made.without.problem
     if options.out:
         tell(f"writing {options.out}")
         names = result.problem.names(result.order)
@@ -85,9 +114,9 @@ def answer(
         plot_schedule(result, options.plot)
     if options.trace:
         tell(f"writing {options.trace}")
-        write_trace(result, options.trace)
+        write_trace(result, options.trace, original=original, measured=real)
     tell("replaying the caching allocator")
-    reserved = reserved_changes(result, None if made is None else made.without.problem)
+    reserved = reserved_changes(result, original)
     tell("computing the lower bound")
     if options.json:
         more = {} if made is None else rewrites_figures(made)

@@ -17,8 +17,8 @@ Shape = tuple[int, ...]
 GRAPH = "## Call CompiledFxGraph"
 """How ranges begin in which Inductor's code runs."""
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_STEP = re.compile(r"ProfilerStep#(\d+)")
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+STEP = re.compile(r"ProfilerStep#(\d+)")
 _GLOO = "gloo:"
 _FUNCTIONAL = "_c10d_functional::"
 _LAUNCHES = (_FUNCTIONAL, "c10d_functional::", "c10d::")
@@ -75,9 +75,9 @@ def rank_trace(file: TraceFile) -> RankTrace:
     host = [e for e in file.events if e.category in _HOST and not e.name.startswith(_GLOO)]
     host.sort(key=lambda e: (e.thread, e.start_us, -e.end_us))
     parents = _parents(host)
-    device = [e for e in file.events if e.category in _DEVICE]
+    device = [e for e in file.events if e.category in DEVICE]
     calls = _calls(host, parents, device, workers)
-    marks = [(int(found[1]), e) for e in host if (found := _STEP.match(e.name))]
+    marks = [(int(found[1]), e) for e in host if (found := STEP.match(e.name))]
     if not marks:
         return RankTrace(file.path, file.rank, file.world_size, (_step(0, range(len(calls)), calls),))
     steps = [

@@ -50,6 +50,18 @@ class TraceFile(NamedTuple):
     events: Sequence[Event]
 
 
+class RawTrace(NamedTuple):
+    """What the file of a rank holds.
+
+    Attributes:
+        file: Its events with a duration, checked.
+        fields: All events as they are, each a JSON object.
+    """
+
+    file: TraceFile
+    fields: Sequence[dict[str, Any]]
+
+
 def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
     """Read a trace.
 
@@ -57,6 +69,11 @@ def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceF
         ProfileError: It cannot be read, or is not such a trace.
         InputTooLargeError: It is larger than the limits.
     """
+    return read_raw_trace(path, limits).file
+
+
+def read_raw_trace(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> RawTrace:
+    """The same with all that the file holds; raises the same."""
     data = _load(path, limits)
     listed = data.get("traceEvents") if isinstance(data, dict) else None
     if not isinstance(listed, list):
@@ -67,7 +84,8 @@ def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceF
     about = data.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
     events = [event for k, fields in enumerate(listed) if (event := _event(path, k, fields)) is not None]
-    return TraceFile(str(path), _number_of(about, "rank"), _number_of(about, "world_size"), events)
+    file = TraceFile(str(path), _number_of(about, "rank"), _number_of(about, "world_size"), events)
+    return RawTrace(file, listed)
 
 
 def _number_of(about: Mapping[str, Any], name: str) -> int | None:
@@ -84,7 +102,7 @@ def _event(path: str | Path, k: int, fields: Any) -> Event | None:
     name, start_us, dur_us = fields.get("name"), fields.get("ts"), fields["dur"]
     if not isinstance(name, str):
         raise ProfileError(f"{path}: traceEvents[{k}] has name {_shown(name)}; it is a text.")
-    if not _is_time(start_us) or not _is_time(dur_us) or dur_us < 0:
+    if not is_time(start_us) or not is_time(dur_us) or dur_us < 0:
         raise ProfileError(
             f"{path}: traceEvents[{k}] ({_shown(name)}) has ts {_shown(start_us)} and dur {_shown(dur_us)}; "
             "they are microseconds, and a duration is 0 or more."
@@ -100,7 +118,8 @@ def _event(path: str | Path, k: int, fields: Any) -> Event | None:
     )
 
 
-def _is_time(value: Any) -> TypeGuard[float]:
+def is_time(value: Any) -> TypeGuard[float]:
+    """Whether it is a number that can be microseconds."""
     return type(value) in (int, float) and abs(value) < 1e18 and math.isfinite(value)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from overlap_sched.peak_memory.allocator_run import AllocatorRun
 from overlap_sched.peak_memory.caching_allocator import Block, CachingAllocator, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.expandable_segments import ExpandableAllocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -120,6 +121,16 @@ def replay_allocator(problem: Problem, order: Sequence[int], settings: Allocator
     """Run a valid order through the allocator, on a device without a limit."""
     found = requests_of(LiveRanges(problem), order).replayed(settings)
     return Reservation(found.peak_reserved_bytes, found.peak_allocated_bytes, found.segments)
+
+
+def reserved_profile(problem: Problem, order: Sequence[int], settings: AllocatorSettings = PLAIN) -> list[int]:
+    """Bytes reserved behind each step of a valid order, on a device without a limit; the inputs are there at once."""
+    run = AllocatorRun(LiveRanges(problem), allocator(settings))
+    profile = []
+    for v in order:
+        run.step(v)
+        profile.append(run.allocator.reserved_bytes)
+    return profile
 
 
 @dataclass(frozen=True)

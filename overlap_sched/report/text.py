@@ -155,6 +155,13 @@ def _record(schedule: Schedule, decision: Decision) -> str:
     return "\n".join(lines)
 
 
+def why_text(problem: Problem, decision: Decision) -> str:
+    """Why a collective is launched where it is, and what blocks it, on one line."""
+    if decision.reason == "original":
+        return f"where the original order has it; blocked by {_blocked_by(problem, decision)}"
+    return f"{_WHY[decision.reason]}; blocked by {_blocked_by(problem, decision)}"
+
+
 def _under(problem: Problem, decision: Decision) -> str:
     names = [f"{printable(problem.nodes[v].name)} ({duration(problem.nodes[v].time_us)})" for v in decision.under]
     return f" under {', '.join(names)}" if names else ""

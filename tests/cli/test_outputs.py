@@ -73,6 +73,21 @@ def test_the_order_that_is_replayed_is_not_overwritten(
     )
 
 
+def test_a_real_step_that_is_merged_is_not_overwritten(
+    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = str(tmp_path / "rank0.json")
+    assert refused(["plan", problem, "--merge", trace, "--trace", trace], capsys) == (
+        f"--trace {trace}: would overwrite --merge, {trace}. Name another file to write to."
+    )
+
+
+def test_a_real_step_needs_a_trace_to_be_in(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(["plan", problem, "--merge", "rank0.json"], capsys) == (
+        "--merge puts a real step into what --trace writes: give --trace OUT.json, too."
+    )
+
+
 @pytest.mark.parametrize(("command", "one", "other"), PAIRS)
 @pytest.mark.parametrize("exists", [False, True])
 def test_results_do_not_overwrite_each_other(

@@ -14,8 +14,8 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.caching_allocator import CachingAllocator, OutOfDeviceMemoryError, rounded
 from overlap_sched.peak_memory.expandable_segments import ExpandableAllocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.peak_memory.reserved import Requests, requests_of, reserved_change
-from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.peak_memory.reserved import Requests, requests_of, reserved_change, reserved_profile
+from overlap_sched.problem import EXAMPLE, Kind, Problem
 from overlap_sched.problem.allocator_settings import (
     EXPANDABLE,
     MIB,
@@ -26,6 +26,7 @@ from overlap_sched.problem.allocator_settings import (
 )
 from overlap_sched.problem.file import problem_bytes
 from tests.support.graphs import problems
+from tests.support.oracle import random_order
 
 
 def judged(judge: ModuleType, data: Any, order: tuple[int, ...], capacity: int | None) -> tuple[int, int] | None:
@@ -238,3 +239,21 @@ def test_settings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_in_environment() == "max_split_size_mb:64"
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "nonsense")
     assert settings_in_environment() == ""
+
+
+@given(problems(models=("runtime",)), st.integers(0, 1000), st.sampled_from((PLAIN, EXPANDABLE)))
+def test_step_by_step_it_is_what_requests_so_far_reserve(
+    problem: Problem, seed: int, settings: AllocatorSettings
+) -> None:
+    large = with_sizes_of_all_kinds(problem)
+    order = random_order(large, seed)
+    profile = reserved_profile(large, order, settings)
+    requests = requests_of(LiveRanges(large), order)
+    assert len(profile) == len(order)
+    assert profile[-1] == max(profile) == requests.replayed(settings).peak_reserved_bytes
+    for step in (0, len(order) // 2):  # behind a step: the inputs, and what the steps up to it make
+        made = {s for v, node in enumerate(large.nodes) for s in node.alloc if node.kind is Kind.INPUT}
+        made.update(s for v in order[: step + 1] for s in large.nodes[v].alloc)
+        some = replace(requests, events=tuple(e for e in requests.events if (e if e >= 0 else ~e) in made))
+        cut = max((k + 1 for k, e in enumerate(some.events) if e >= 0), default=0)
+        assert profile[step] == replace(some, events=some.events[:cut]).replayed(settings).reserved_bytes

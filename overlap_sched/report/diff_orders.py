@@ -1,0 +1,235 @@
+"""Two orders of one problem: what moved, and what each collective's exposed time became."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.lower_bound import lower_bound_us
+from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.peak_memory.reserved import requests_of
+from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.report.causes import TAIL, Cause, causes_of
+from overlap_sched.report.diff_figures import Figure
+from overlap_sched.report.reserved_text import settings_shown
+from overlap_sched.report.text import gap_percent
+from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.explain import decisions
+from overlap_sched.scheduler.result import Decision
+
+_ROUNDING = 1e-9
+"""Relative to the step: a stall below this comes from adding up floating-point numbers."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An order, replayed.
+
+    Attributes:
+        problem: Of which problem.
+        order: Node ids.
+    """
+
+    problem: Problem
+    order: Order
+
+    @cached_property
+    def timeline(self) -> Replay:
+        """When everything runs."""
+        return replay(self.problem, self.order)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Most bytes live at once."""
+        return peak_memory(self.problem, self.order)[0]
+
+    @cached_property
+    def position(self) -> Mapping[int, int]:
+        """Of each node."""
+        return {v: at for at, v in enumerate(self.order)}
+
+    @cached_property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What exposes each collective. Nobody scheduled here, so memory is never the reason."""
+        candidate = Candidate(self.order, self.timeline.step_us, self.peak_bytes)
+        return decisions(self.problem, self.timeline, candidate)
+
+    @cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        """Of its exposed time."""
+        return causes_of(self.problem, self.timeline, self.decisions)
+
+    @cached_property
+    def places(self) -> Mapping[int, "Place"]:
+        """Of each collective."""
+        return {decision.collective: self._place(decision) for decision in self.decisions}
+
+    def _place(self, decision: Decision) -> "Place":
+        timeline = self.timeline
+        waits = self.problem.waits.get(decision.collective, ())
+        first = min(waits, key=self.position.__getitem__, default=None)
+        exposed = decision.exposed_us > _ROUNDING * timeline.step_us
+        worst = max(waits, key=lambda w: (timeline.stall_us[w], -self.position[w]), default=None)
+        tail = worst is not None and timeline.at_us[worst] >= self.last_compute_us
+        return Place(
+            position=decision.position,
+            launch_us=decision.launch_us,
+            wait_position=None if first is None else self.position[first],
+            wait_us=None if first is None else timeline.at_us[first],
+            exposed_us=decision.exposed_us if exposed else 0.0,
+            cause=(TAIL if tail else decision.held_by) if exposed else "nothing",
+        )
+
+    @cached_property
+    def last_compute_us(self) -> float:
+        """When the last compute node has run."""
+        nodes = self.problem.nodes
+        computing = (v for v, node in enumerate(nodes) if node.kind is Kind.COMPUTE and node.time_us)
+        return max((self.timeline.finish_us[v] for v in computing), default=0.0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one collective is in an order.
+
+    Attributes:
+        position: Of its launch.
+        launch_us: When the compute stream reached it.
+        wait_position, wait_us: The same of its first wait; ``None``: the graph has none.
+        exposed_us: Stall at its waits.
+        cause: Of most of that, as in :mod:`overlap_sched.report.causes`; ``nothing``: it is hidden.
+    """
+
+    position: int
+    launch_us: float
+    wait_position: int | None
+    wait_us: float | None
+    exposed_us: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One collective in both orders.
+
+    Attributes:
+        collective: Its id.
+        before, after: In A and in B.
+        launch, wait: Is its launch, or one of its waits, among the nodes that have to move to make B of A?
+    """
+
+    collective: int
+    before: Place
+    after: Place
+    launch: bool
+    wait: bool
+
+    @property
+    def exposed_us(self) -> float:
+        """How much more it is exposed in B."""
+        return self.after.exposed_us - self.before.exposed_us
+
+
+@dataclass(frozen=True)
+class OrdersDiff:
+    """Two orders of one problem.
+
+    Attributes:
+        before, after: A and B.
+        moved: Ids of nodes that have to move to make B of A (:func:`moved_nodes`).
+        collectives: Those that changed, the largest change of exposed time first, then the largest shift of the launch.
+    """
+
+    before: Placed
+    after: Placed
+    moved: frozenset[int]
+    collectives: tuple[Moved, ...]
+
+    @property
+    def problem(self) -> Problem:
+        """Of both."""
+        return self.before.problem
+
+    @cached_property
+    def figures(self) -> tuple[Figure, ...]:
+        """Step, exposed time, gap to the bound, peak, and what torch's allocator reserves where that can be said."""
+        sides = (self.before, self.after)
+        bound_us = lower_bound_us(self.problem)
+        step = [side.timeline.step_us for side in sides]
+        return (
+            Figure("step", "", *step),
+            Figure("exposed", "", *(side.timeline.exposed_us for side in sides)),
+            Figure("gap", "", *(gap_percent(us, bound_us) for us in step)),
+            Figure("peak", "", *(side.peak_bytes for side in sides)),
+            *_reserved(self.before, self.after),
+        )
+
+
+def diff_orders(problem: Problem, before: Order, after: Order) -> OrdersDiff:
+    """Compare two valid orders; O(n log n) and four replays of the allocator."""
+    one, other = Placed(problem, before), Placed(problem, after)
+    moved = moved_nodes(problem, before, after)
+    least_us = _ROUNDING * max(one.timeline.step_us, other.timeline.step_us)
+    found = []
+    for v in problem.collectives:
+        waits = any(w in moved for w in problem.waits.get(v, ()))
+        change = Moved(v, one.places[v], other.places[v], v in moved, waits)
+        if change.launch or change.wait or abs(change.exposed_us) > least_us:
+            found.append(change)
+    found.sort(
+        key=lambda m: (-_steps(m.exposed_us, least_us), -abs(m.after.position - m.before.position), m.collective)
+    )
+    return OrdersDiff(one, other, moved, tuple(found))
+
+
+def moved_nodes(problem: Problem, before: Sequence[int], after: Sequence[int]) -> frozenset[int]:
+    """What has to move to make one order of the other, while as much as possible stays.
+
+    All but the heaviest run of nodes that both orders have in the same sequence; compute that takes time weighs twice, so
+    that of a launch and the matmul that it passed the launch has moved. (The heaviest increasing subsequence, by best
+    weights per position: Fredman, "On computing the length of longest increasing subsequences", 1975.) O(n log n).
+    """
+    position = {v: at for at, v in enumerate(before)}
+    previous: dict[int, int | None] = {}
+    ends: list[int] = []  # positions at which a run may end, ascending, and so are the weights of
+    weights: list[int] = []  # the heaviest run that ends there or before
+    nodes: list[int] = []
+    for v in after:
+        node, at = problem.nodes[v], position[v]
+        k = bisect_left(ends, at)
+        previous[v] = nodes[k - 1] if k else None
+        weight = (weights[k - 1] if k else 0) + (2 if node.kind is Kind.COMPUTE and node.time_us else 1)
+        stop = k
+        while stop < len(ends) and weights[stop] <= weight:
+            stop += 1
+        ends[k:stop], weights[k:stop], nodes[k:stop] = [at], [weight], [v]
+    stays: set[int] = set()
+    last = nodes[-1] if nodes else None
+    while last is not None:
+        stays.add(last)
+        last = previous[last]
+    return frozenset(position.keys() - stays)
+
+
+def total_us(changes: Iterable[Moved]) -> float:
+    """By how much they are exposed more in B, together."""
+    return sum(change.exposed_us for change in changes)
+
+
+def _steps(us: float, least_us: float) -> float:
+    """The size of a change; none where only rounding differs."""
+    return abs(us) if abs(us) > least_us else 0.0
+
+
+def _reserved(before: Placed, after: Placed) -> list[Figure]:
+    """Per kind of allocator; nothing in the tracker model: it frees what a collective in flight still holds."""
+    if before.problem.memory_model != "runtime":
+        return []
+    live_ranges = LiveRanges(before.problem)
+    requests = [requests_of(live_ranges, side.order) for side in (before, after)]
+    return [
+        Figure("reserved", name, *(asked.replayed(settings).peak_reserved_bytes for asked in requests))
+        for name, settings in settings_shown().items()
+    ]

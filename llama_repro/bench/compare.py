@@ -61,10 +61,8 @@ def comparison(old: Mapping[str, Any], new: Mapping[str, Any], everything: bool)
         f"{name}: {old.get(name)} before, {new.get(name)} now" for name in names if old.get(name) != new.get(name)
     ]
     for which, one, other in (("old", old, new), ("new", new, old)):
-        alone = [
-            f"{graph} {network} {by}"
-            for graph, network, _, by in rows_by_identity(one).keys() - rows_by_identity(other).keys()
-        ]
+        keys = rows_by_identity(one).keys() - rows_by_identity(other).keys()
+        alone = [f"{graph} {network} {by}" for graph, network, _, by in keys]
         lines += [f"only in the {which}: {_shown(sorted(set(alone)))}"] if alone else []
     return table, lines
 

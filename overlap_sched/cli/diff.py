@@ -74,8 +74,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--problem",
         metavar="PROBLEM_OR_DUMP",
-        help="of two orders, what they are orders of: a problem file (.json, .json.gz) or a torch graph dump (.py, .txt, "
-        "plain or .gz)",
+        help="of two orders, what they are orders of: a problem file (.json, .json.gz) or a torch graph dump (.py, "
+        ".txt, plain or .gz)",
     )
     add(
         "--fail-if",

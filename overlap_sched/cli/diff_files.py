@@ -61,6 +61,11 @@ def check_plans(before: Given, after: Given, *, any_graph: bool) -> None:
         DiffError: They are of two memory models, or of two graphs and that is not asked for.
     """
     one, other = before.data or {}, after.data or {}
+    for given, data in ((before, one), (after, other)):
+        if not isinstance(data.get("name"), str) or type(data.get("nodes")) is not int:
+            raise DiffError(
+                f"{given.path}: does not say of which graph it is. Make it again: overlap-sched plan --json."
+            )
     models = (one.get("memory_model"), other.get("memory_model"))
     if models[0] != models[1]:
         raise DiffError(

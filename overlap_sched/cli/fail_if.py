@@ -80,7 +80,6 @@ def condition_of(text: str) -> Condition:
         raise OptionsError(
             f"{given}: {shortened(name)!r}, before the {sign}, is no figure. Write one of {', '.join(CONDITION_NAMES)}."
         )
-    known = cast(FigureName, name)
     if amount[:1] not in ("+", "-"):
         shown = shortened(amount)
         raise OptionsError(
@@ -89,8 +88,8 @@ def condition_of(text: str) -> Condition:
             if amount
             else f"{given}: nothing stands after the {sign}. Write a change from A to B with its sign: {_EXAMPLES}."
         )
-    limit, of_a = _limit(given, known, amount)
-    return Condition(text.strip(), known, sign == ">", -limit if amount[0] == "-" else limit, of_a)
+    limit, of_a = _limit(given, name, amount)
+    return Condition(text.strip(), name, sign == ">", -limit if amount[0] == "-" else limit, of_a)
 
 
 def failures(conditions: Sequence[Condition], figures: Sequence[Figure], what: str) -> list[Failure]:
@@ -111,8 +110,7 @@ def failures(conditions: Sequence[Condition], figures: Sequence[Figure], what: s
             have = [name for name in CONDITION_NAMES if any(figure.name == name for figure in figures)]
             raise OptionsError(
                 f"--fail-if {shortened(condition.text)!r}: {what} do not both have {condition.name}, so this can never "
-                f"fail. Both have {', '.join(have) or 'no figure of that kind'}: write a condition on those, or leave it "
-                "out."
+                f"fail. Both have {', '.join(have) or 'no figure at all'}: write a condition on those, or leave it out."
             )
         holding = [figure for figure in ours if condition.holds(figure)]
         if holding:

@@ -48,8 +48,7 @@ def causes(schedule: Schedule) -> tuple[Cause, ...]:
 
 def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision]) -> tuple[Cause, ...]:
     """The same of any order: its replay, and the records of its collectives."""
-    computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
-    last_us = max((timeline.finish_us[v] for v in computing), default=0.0)
+    last_us = last_compute_us(problem, timeline)
     total_us: dict[str, float] = {}
     number: dict[str, int] = {}
     for decision in decisions:
@@ -62,6 +61,12 @@ def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision])
             number[name] = number.get(name, 0) + (us > _ROUNDING * timeline.step_us)
     made = (Cause(name, us, number[name]) for name, us in total_us.items() if us > 0)
     return tuple(sorted(made, key=lambda cause: (-cause.exposed_us, cause.name)))
+
+
+def last_compute_us(problem: Problem, timeline: Replay) -> float:
+    """When the last compute node that takes time has run: a stall from then on is the tail."""
+    computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
+    return max((timeline.finish_us[v] for v in computing), default=0.0)
 
 
 def causes_text(found: tuple[Cause, ...]) -> str:

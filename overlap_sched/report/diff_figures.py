@@ -76,9 +76,9 @@ def percent_text(figure: Figure) -> str:
     """``+3.1 %``: the change as a share of A; of a gap, in percentage points; a dash where A has none of it."""
     if math.isinf(figure.share):
         return "-"
-    digits = 2 if 0 < abs(figure.share) < 0.001 else 1
+    digits = 2 if 0.00005 <= abs(figure.share) < 0.001 else 1
     text = f"{100 * figure.share:+.{digits}f}"
-    text = f"+{0:.{digits}f}" if float(text) == 0 else text
+    text = "+0.0" if text == "-0.0" else text
     return f"{text} pt" if figure.name == "gap" else f"{text} %"
 
 
@@ -90,7 +90,8 @@ def change_text(figure: Figure) -> str:
     write, more_unit = _scale(figure._replace(before=figure.change, after=0.0))
     more = write(figure.change)
     signed = more if more.startswith("-") else f"+{more}"
-    return f"{before} → {after} {unit}, {percent_text(figure)} ({signed} {more_unit})"
+    share = "" if math.isinf(figure.share) else f", {percent_text(figure)}"
+    return f"{before} → {after} {unit}{share} ({signed} {more_unit})"
 
 
 def _scale(figure: Figure) -> tuple[Callable[[float], str], str]:

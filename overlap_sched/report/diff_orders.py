@@ -1,113 +1,18 @@
 """Two orders of one problem: what moved, and what each collective's exposed time became."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
-from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.peak_memory.reserved import requests_of
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.report.causes import TAIL, Cause, causes_of
 from overlap_sched.report.diff_figures import Figure
+from overlap_sched.report.diff_placed import ROUNDING, Place, Placed
 from overlap_sched.report.reserved_text import settings_shown
 from overlap_sched.report.text import gap_percent
-from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.result import Decision
-
-_ROUNDING = 1e-9
-"""Relative to the step: a stall below this comes from adding up floating-point numbers."""
-
-
-@dataclass(frozen=True)
-class Placed:
-    """An order, replayed.
-
-    Attributes:
-        problem: Of which problem.
-        order: Node ids.
-    """
-
-    problem: Problem
-    order: Order
-
-    @cached_property
-    def timeline(self) -> Replay:
-        """When everything runs."""
-        return replay(self.problem, self.order)
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        """Most bytes live at once."""
-        return peak_memory(self.problem, self.order)[0]
-
-    @cached_property
-    def position(self) -> Mapping[int, int]:
-        """Of each node."""
-        return {v: at for at, v in enumerate(self.order)}
-
-    @cached_property
-    def decisions(self) -> tuple[Decision, ...]:
-        """What exposes each collective. Nobody scheduled here, so memory is never the reason."""
-        candidate = Candidate(self.order, self.timeline.step_us, self.peak_bytes)
-        return decisions(self.problem, self.timeline, candidate)
-
-    @cached_property
-    def causes(self) -> tuple[Cause, ...]:
-        """Of its exposed time."""
-        return causes_of(self.problem, self.timeline, self.decisions)
-
-    @cached_property
-    def places(self) -> Mapping[int, "Place"]:
-        """Of each collective."""
-        return {decision.collective: self._place(decision) for decision in self.decisions}
-
-    def _place(self, decision: Decision) -> "Place":
-        timeline = self.timeline
-        waits = self.problem.waits.get(decision.collective, ())
-        first = min(waits, key=self.position.__getitem__, default=None)
-        exposed = decision.exposed_us > _ROUNDING * timeline.step_us
-        worst = max(waits, key=lambda w: (timeline.stall_us[w], -self.position[w]), default=None)
-        tail = worst is not None and timeline.at_us[worst] >= self.last_compute_us
-        return Place(
-            position=decision.position,
-            launch_us=decision.launch_us,
-            wait_position=None if first is None else self.position[first],
-            wait_us=None if first is None else timeline.at_us[first],
-            exposed_us=decision.exposed_us if exposed else 0.0,
-            cause=(TAIL if tail else decision.held_by) if exposed else "nothing",
-        )
-
-    @cached_property
-    def last_compute_us(self) -> float:
-        """When the last compute node has run."""
-        nodes = self.problem.nodes
-        computing = (v for v, node in enumerate(nodes) if node.kind is Kind.COMPUTE and node.time_us)
-        return max((self.timeline.finish_us[v] for v in computing), default=0.0)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one collective is in an order.
-
-    Attributes:
-        position: Of its launch.
-        launch_us: When the compute stream reached it.
-        wait_position, wait_us: The same of its first wait; ``None``: the graph has none.
-        exposed_us: Stall at its waits.
-        cause: Of most of that, as in :mod:`overlap_sched.report.causes`; ``nothing``: it is hidden.
-    """
-
-    position: int
-    launch_us: float
-    wait_position: int | None
-    wait_us: float | None
-    exposed_us: float
-    cause: str
 
 
 @dataclass(frozen=True)
@@ -171,25 +76,23 @@ def diff_orders(problem: Problem, before: Order, after: Order) -> OrdersDiff:
     """Compare two valid orders; O(n log n) and four replays of the allocator."""
     one, other = Placed(problem, before), Placed(problem, after)
     moved = moved_nodes(problem, before, after)
-    least_us = _ROUNDING * max(one.timeline.step_us, other.timeline.step_us)
+    least_us = ROUNDING * max(one.timeline.step_us, other.timeline.step_us)
     found = []
     for v in problem.collectives:
         waits = any(w in moved for w in problem.waits.get(v, ()))
         change = Moved(v, one.places[v], other.places[v], v in moved, waits)
         if change.launch or change.wait or abs(change.exposed_us) > least_us:
             found.append(change)
-    found.sort(
-        key=lambda m: (-_steps(m.exposed_us, least_us), -abs(m.after.position - m.before.position), m.collective)
-    )
-    return OrdersDiff(one, other, moved, tuple(found))
+    return OrdersDiff(one, other, moved, tuple(sorted(found, key=lambda change: _size(change, least_us))))
 
 
 def moved_nodes(problem: Problem, before: Sequence[int], after: Sequence[int]) -> frozenset[int]:
     """What has to move to make one order of the other, while as much as possible stays.
 
-    All but the heaviest run of nodes that both orders have in the same sequence; compute that takes time weighs twice, so
-    that of a launch and the matmul that it passed the launch has moved. (The heaviest increasing subsequence, by best
-    weights per position: Fredman, "On computing the length of longest increasing subsequences", 1975.) O(n log n).
+    All but the heaviest run of nodes that both orders have in the same sequence; compute that takes time weighs twice,
+    so that of a launch and the matmul that it passed the launch has moved. (A heaviest increasing subsequence: the best
+    weight for each last position, as in Fredman, "On computing the length of longest increasing subsequences", 1975.)
+    O(n log n).
     """
     position = {v: at for at, v in enumerate(before)}
     previous: dict[int, int | None] = {}
@@ -218,9 +121,10 @@ def total_us(changes: Iterable[Moved]) -> float:
     return sum(change.exposed_us for change in changes)
 
 
-def _steps(us: float, least_us: float) -> float:
-    """The size of a change; none where only rounding differs."""
-    return abs(us) if abs(us) > least_us else 0.0
+def _size(change: Moved, least_us: float) -> tuple[float, int, int]:
+    """Sorts the largest change of exposed time first, then the largest shift; rounding is no change."""
+    us = abs(change.exposed_us)
+    return -us if us > least_us else 0.0, -abs(change.after.position - change.before.position), change.collective
 
 
 def _reserved(before: Placed, after: Placed) -> list[Figure]:

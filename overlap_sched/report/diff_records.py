@@ -17,9 +17,8 @@ _KEYS: Mapping[FigureName, str] = {
     "original step": "original_step_us",
     "original peak": "original_peak_bytes",
 }
-_IDENTITY = (
-    "graph", "model", "problem", "case", "batch", "update", "window", "network", "memory_model", "solver", "order", "by",
-)  # fmt: skip
+_NAMES = "graph model problem case batch update window network memory_model solver order by"
+_IDENTITY = tuple(_NAMES.split())
 """What a row of a record is about, as the scripts of the repository name it; all else is what was found."""
 _GIVEN = ("contention", "prices", "headroom_bytes")
 """Of a plan: what its figures rest on."""
@@ -31,7 +30,8 @@ def plan_figures(before: Mapping[str, Any], after: Mapping[str, Any], names: tup
     """Of two objects that ``overlap-sched plan --json`` wrote.
 
     Args:
-        before, after: The objects.
+        before: That of A.
+        after: That of B.
         names: Of their files, for messages.
 
     Raises:
@@ -61,8 +61,12 @@ def given_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 
 def rows_by_identity(record: Mapping[str, Any]) -> dict[Identity, Mapping[str, Any]]:
-    """The rows of a record by what they are about."""
-    return {tuple(str(row[key]) for key in _IDENTITY if key in row): row for row in record["rows"]}
+    """The rows of a record by what they are about: their words, and other values with their names."""
+    return {tuple(_part(key, row[key]) for key in _IDENTITY if key in row): row for row in record["rows"]}
+
+
+def _part(key: str, value: object) -> str:
+    return value if isinstance(value, str) else f"{key} {value}"
 
 
 def record_figures(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[str, str]) -> list[Figure]:
@@ -82,12 +86,12 @@ def record_figures(before: Mapping[str, Any], after: Mapping[str, Any], names: t
             if was is not None and now is not None:
                 found.append(Figure(name, title(identity), was, now))
     if not found:
-        examples = [
-            f"{at} has {title(next(iter(rows)))!r}" for at, rows in zip(names, (one, other), strict=True) if rows
+        firsts = [
+            f"{at} has {title(key)!r}" for at, rows in zip(names, (one, other), strict=True) for key in [*rows][:1]
         ]
         raise DiffError(
-            f"{names[0]} and {names[1]}: no row is in both with a figure to compare ({', '.join(examples) or 'no rows'}). "
-            "Compare records of the same graphs."
+            f"{names[0]} and {names[1]}: no row is in both with a figure to compare ({', '.join(firsts) or 'no rows'})."
+            " Compare records of the same graphs."
         )
     return found
 
@@ -113,7 +117,7 @@ def _rows(record: Mapping[str, Any], at: str) -> dict[Identity, Mapping[str, Any
     for k, row in enumerate(record["rows"]):
         if not isinstance(row, dict):
             raise DiffError(
-                f"{at}: row {k} is no object. A record is written by scripts/bench.py --record or the like."
+                f"{at}: row {k} is no object. Give a record that scripts/bench.py --record or the like wrote."
             )
     found = rows_by_identity(record)
     if len(found) != len(record["rows"]):

@@ -15,7 +15,8 @@ from overlap_sched.report.diff_figures import (
     largest_first,
     percent_text,
 )
-from overlap_sched.report.diff_orders import Moved, OrdersDiff, Place, total_us
+from overlap_sched.report.diff_orders import Moved, OrdersDiff, total_us
+from overlap_sched.report.diff_placed import Place
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import between, count, duration, printable
 
@@ -36,7 +37,8 @@ def orders_text(diff: OrdersDiff, names: tuple[str, str], top: int | None) -> tu
     problem = diff.problem
     caption = with_contention_line(
         f"Simulated, in the {problem.memory_model} memory model. A: {printable(names[0])}. B: {printable(names[1])}. "
-        "Reserved: a replay of torch's CUDA caching allocator. Gap: above the lower bound of the step.",
+        "Reserved: a replay of torch's CUDA caching allocator. Gap: above the lower bound of the step, its change in "
+        "points (pt).",
         problem.contention,
     )
     table = figures_table(diff.figures, f"{printable(problem.name)}: {count(len(problem.nodes), 'node')}", caption)

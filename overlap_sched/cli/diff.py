@@ -180,7 +180,7 @@ def _plans(request: Request) -> Found:
     )
     table = figures_table(figures, f"{printable(str(name))}: {many}", caption)
     data = {"name": after.get("name"), "nodes": after.get("nodes"), "memory_model": after.get("memory_model")}
-    return figures, {**data, "notes": notes}, (table, *notes)
+    return figures, {**data, "notes": notes}, (table, *(["\n" + "\n".join(notes)] if notes else []))
 
 
 def _records(request: Request) -> Found:
@@ -196,4 +196,4 @@ def _records(request: Request) -> Found:
         ]
     )
     notes = [*names_line("Only in A", gone), *names_line("Only in B", new)]
-    return figures, {"notes": notes}, (head, *rows_text(figures, request.top), *(f"\n{note}" for note in notes))
+    return figures, {"notes": notes}, (f"{head}\n", *rows_text(figures, request.top), *(f"\n{note}" for note in notes))

@@ -73,7 +73,8 @@ def condition_of(text: str) -> Condition:
     name, sign, amount = _parts(text)
     if not sign:
         raise OptionsError(
-            f"{given}: has no > or <. Write NAME > +CHANGE or NAME < -CHANGE, in quotation marks (a shell takes > for "
+            f"{given}: has not one > or <. Write NAME > +CHANGE or NAME < -CHANGE, in quotation marks (a shell takes "
+            f"> for "
             f"itself): {_EXAMPLES}."
         )
     if name not in CONDITION_NAMES:
@@ -119,7 +120,7 @@ def failures(conditions: Sequence[Condition], figures: Sequence[Figure], what: s
 
 
 def _parts(text: str) -> tuple[str, Literal["", "<", ">"], str]:
-    match = re.fullmatch(r"([^<>]*)([<>])(.*)", text.strip(), re.DOTALL)
+    match = re.fullmatch(r"([^<>]*)([<>])([^<>]*)", text.strip(), re.DOTALL)
     if match is None:
         return text.strip(), "", ""
     return match[1].strip(), cast(Literal["<", ">"], match[2]), match[3].strip()

@@ -120,10 +120,10 @@ def _rows(record: Mapping[str, Any], at: str) -> dict[Identity, Mapping[str, Any
                 f"{at}: row {k} is no object. Give a record that scripts/bench.py --record or the like wrote."
             )
     found = rows_by_identity(record)
-    if len(found) != len(record["rows"]):
+    if alike := len(record["rows"]) - len(found):
         raise DiffError(
-            f"{at}: {len(record['rows']) - len(found)} rows cannot be told from others by {', '.join(_IDENTITY)}. "
-            "Give each row names of its own."
+            f"{at}: {alike} row{' has' if alike == 1 else 's have'} the same names as another ({', '.join(_IDENTITY)})."
+            " Give each names of its own."
         )
     return found
 

@@ -43,12 +43,16 @@ def orders_text(diff: OrdersDiff, names: tuple[str, str], top: int | None) -> tu
     )
     table = figures_table(diff.figures, f"{printable(problem.name)}: {count(len(problem.nodes), 'node')}", caption)
     if not diff.moved:
-        return (table, "The two orders are the same.")
+        return (table, "\nThe two orders are the same.")
     parts: list[RenderableType] = [table, *_causes(diff), _what_moved(diff)]
     listed = diff.collectives[:top]
     if listed:
         every = len(listed) == len(diff.collectives)
-        head = "Largest changes first" if every else f"The {len(listed)} largest changes of {len(diff.collectives):,}"
+        head = (
+            "Largest changes first"
+            if every
+            else f"The {count(len(listed), 'largest change')} of {len(diff.collectives):,}"
+        )
         parts.append(f"\n{head}{'' if every else ' (--all shows every one)'}:")
     return (*parts, *(f"\n{_collective(diff, moved)}" for moved in listed))
 
@@ -68,10 +72,10 @@ def rows_text(figures: Sequence[Figure], top: int | None) -> tuple[RenderableTyp
     listed = list(changed)[:top]
     parts: list[RenderableType] = [table]
     if not changed:
-        return (*parts, "No row changed.")
+        return (*parts, "\nNo row changed.")
     if listed:
-        head = f"The {len(listed)} rows with the largest changes of {len(changed):,} (--all shows every one):"
-        parts.append(head if len(listed) < len(changed) else "Largest changes first:")
+        head = f"The {count(len(listed), 'row')} with the largest changes of {len(changed):,} (--all shows every one):"
+        parts.append(f"\n{head if len(listed) < len(changed) else 'Largest changes first:'}")
     for of in listed:
         lines = [f"  {figure.name} {change_text(figure)}" for figure in changed[of]]
         parts.append("\n".join(["", printable(of), *lines]))
@@ -113,7 +117,7 @@ def _causes(diff: OrdersDiff) -> list[RenderableType]:
         cells = [in_one_unit(Figure("exposed", "", us, largest))[0] for us in (figure.before, figure.after)]
         more = in_one_unit(Figure("exposed", "", figure.change, largest))[0]
         table.add_row(WORDS.get(figure.of, figure.of), *cells, more if figure.change < 0 else f"+{more}")
-    return [table]
+    return ["", table]
 
 
 def _what_moved(diff: OrdersDiff) -> str:
@@ -125,6 +129,7 @@ def _what_moved(diff: OrdersDiff) -> str:
     more = [moved for moved in diff.collectives if moved.exposed_us > 0]
     return "\n".join(
         [
+            "",
             f"Moved: {len(diff.moved):,} of {count(len(problem.nodes), 'node')} (the rest is in the same sequence): "
             f"{len(launches):,} launch{'' if len(launches) == 1 else 'es'} ({sooner:,} earlier, "
             f"{len(launches) - sooner:,} later), {count(waits, 'wait')}.",

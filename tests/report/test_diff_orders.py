@@ -1,6 +1,6 @@
 """Two orders of one problem: what moved is enough to turn one into the other, and all figures are the judges'."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -99,13 +99,11 @@ def test_figures_are_those_of_the_judges(problem: Problem, one: int, other: int)
         for name, kind in (("plain", PLAIN), ("expandable", EXPANDABLE)):
             reserved = (replay_allocator(problem, order, kind).reserved_bytes for order in orders)
             assert figures[f"reserved, {name}"] == Figure("reserved", name, *reserved)
-    assert total_us(diff.collectives) == pytest.approx(
-        sum(sum(run.stall_us[w] for w in ws) for run, ws in ((runs[1], w) for w in problem.waits.values()))
-        - sum(sum(run.stall_us[w] for w in ws) for run, ws in ((runs[0], w) for w in problem.waits.values())),
-        abs=1e-6,
-    )
+    noise_us = 1e-8 * max(run.step_us for run in runs)
+    stalls = [sum(run.stall_us[w] for ws in problem.waits.values() for w in ws) for run in runs]
+    assert total_us(diff.collectives) == pytest.approx(stalls[1] - stalls[0], abs=noise_us * len(problem.nodes))
     changes = [abs(moved.exposed_us) for moved in diff.collectives]
-    assert changes == sorted(changes, reverse=True)
+    assert all(first >= second - noise_us for first, second in pairwise(changes))
     for order in orders:
         placed = Placed(problem, order)
         assert all((place.exposed_us > 0) == (place.cause != "nothing") for place in placed.places.values())

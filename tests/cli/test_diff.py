@@ -296,7 +296,8 @@ def test_a_condition_that_holds_is_exit_code_3(
     assert "step, us" in out
     assert err.splitlines() == [
         "overlap-sched: failed: --fail-if 'peak > +1MiB': peak: 21.0 → 26.0 MiB, +23.8 % (+5.0 MiB), from A to B",
-        "overlap-sched: failed: --fail-if 'reserved > +50%': reserved, plain (and of 1 other): 22.0 → 42.0 MiB, +90.9 % "
+        "overlap-sched: failed: --fail-if 'reserved > +50%': reserved, plain (and of 1 other): 22.0 → 42.0 MiB, "
+        "+90.9 % "
         "(+20.0 MiB), from A to B",
     ]
     assert run("diff", *orders, "--problem", problem, *conditions[:2]) == 0

@@ -129,6 +129,44 @@ def test_so_many(problem: str, orders: tuple[str, str], capsys: pytest.CaptureFi
         assert (found["collectives_changed"], len(found["collectives"])) == (2, number)
 
 
+def test_ten_are_shown_unless_all_are_asked_for(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes: list[Node] = []
+    for k in range(12):
+        nodes.append(Node(f"gather{k}", Kind.COLLECTIVE, (), (), (), 10.0, "all_gather", "fsdp"))
+        nodes.append(Node(f"full{k}", Kind.WAIT, (3 * k,), collective=3 * k))
+        nodes.append(Node(f"mm{k}", Kind.COMPUTE, (3 * k + 1,), time_us=10.0))
+    path = tmp_path / "twelve.json"
+    write_problem(Problem("twelve", tuple(nodes), (), EXAMPLE.groups), path)
+    names = [node.name for node in nodes]
+    early = write("b.json", sorted(names, key=lambda name: not name.startswith("gather")))
+    assert run("diff", "original", early, "--problem", str(path)) == 0
+    out = capsys.readouterr().out
+    assert "The 10 largest changes of 11 (--all shows every one):" in out
+    assert "11 launches (11 earlier, 0 later), 0 waits." in out
+    assert out.count("  launch at ") == 10
+    assert run("diff", "original", early, "--problem", str(path), "--all") == 0
+    assert capsys.readouterr().out.count("  launch at ") == 11
+
+
+def test_the_largest_change_of_a_cause_is_first(
+    problem: str, orders: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for pair in (orders, orders[::-1]):
+        assert run("diff", *pair, "--problem", problem) == 0
+        out = capsys.readouterr().out
+        assert out.index("launched at the start of the graph") < out.index("at the end of the step")  # 40 us, then 30
+
+
+def test_an_allocator_that_only_one_plan_has(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    more = [*PLANNED["reserved"], {"allocator": "as set", "reserved_bytes": 1}]  # type: ignore[misc]
+    pair = write("a.json", PLANNED), write("b.json", {**PLANNED, "reserved": more})
+    for before, after in (pair, pair[::-1]):
+        found = as_json(before, after, capsys=capsys)
+        assert [figure["of"] for figure in found["figures"] if figure["name"] == "reserved"] == ["plain"]
+
+
 def test_the_original_order_has_a_name(
     problem: str, orders: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -364,6 +402,11 @@ GIVE = f"Give {_AN_ORDER}, {_A_PLAN}, or {_A_RECORD}."
             PLAN.replace('"layer"', "7"), PLAN, "",
             "A: does not say of which graph it is. Make it again: overlap-sched plan --json.",
         ),
+        (
+            PLAN, PLAN.replace('"nodes": 10', '"nodes": "ten"'), "",
+            "B: does not say of which graph it is. Make it again: overlap-sched plan --json.",
+        ),
+        (PLAN.replace("150.0", "true"), PLAN, "", "A: step_us is True, which is no number. Make the file again."),
         (
             PLAN, PLAN.replace('"runtime"', '"tracker"'), "--any-graph",
             "A counts memory in the runtime model, B in the tracker model. Plan both with the same --memory-model.",

@@ -10,7 +10,7 @@ from overlap_sched import EXAMPLE
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.peak_memory.reserved import replay_allocator
-from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN, VARIABLES
 from overlap_sched.report.diff_figures import Figure
 from overlap_sched.report.diff_orders import diff_orders, moved_nodes, total_us
@@ -113,3 +113,32 @@ def test_an_allocator_that_the_environment_sets(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(VARIABLES[0], "max_split_size_mb:32")
     diff = diff_orders(EXAMPLE, EXAMPLE.original_order, REORDERED)
     assert [figure.of for figure in diff.figures if figure.name == "reserved"] == ["plain", "expandable", "as set"]
+
+
+def test_of_several_waits_the_first_counts_and_any_may_move() -> None:
+    nodes = (
+        Node("launch", Kind.COLLECTIVE, (), (), (), 10.0, "all_gather", "fsdp"),
+        Node("mm", Kind.COMPUTE, time_us=4.0),
+        Node("one", Kind.WAIT, (0,), collective=0),
+        Node("other", Kind.WAIT, (0,), collective=0),
+    )
+    diff = diff_orders(Problem("two waits", nodes, (), EXAMPLE.groups), (0, 1, 2, 3), (0, 2, 1, 3))
+    (moved,) = diff.collectives
+    assert (diff.moved, moved.launch, moved.wait) == ({2}, False, True)
+    assert (moved.before.wait_position, moved.before.wait_us, moved.before.exposed_us) == (2, 4.0, 6.0)
+    assert (moved.after.wait_position, moved.after.wait_us, moved.after.exposed_us) == (1, 0.0, 10.0)
+    assert (moved.before.cause, moved.after.cause) == ("tail", "start")
+
+
+def test_rounding_does_not_make_a_change_the_largest() -> None:
+    """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1; then the larger shift is first."""
+    short, long = (
+        Node(name, Kind.COLLECTIVE, (), (), (), 1.0, "", group) for name, group in (("c1", "a"), ("c2", "b"))
+    )
+    views = (Node("z1", Kind.COMPUTE), Node("z2", Kind.COMPUTE))
+    compute = (Node(f"mm{us}", Kind.COMPUTE, time_us=us) for us in (0.1, 0.2, 0.3))
+    nodes = (short, *views, *compute, Node("w", Kind.WAIT, (0,), collective=0), long)
+    problem = Problem("sums", nodes, (), dict.fromkeys("ab", Group(8, intra_node=True)))
+    diff = diff_orders(problem, problem.original_order, (7, 1, 2, 0, 5, 4, 3, 6))
+    assert [problem.nodes[moved.collective].name for moved in diff.collectives] == ["c2", "c1"]
+    assert diff.collectives[1].exposed_us != 0.0

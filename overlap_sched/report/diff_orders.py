@@ -22,19 +22,16 @@ class Moved:
     Attributes:
         collective: Its id.
         before, after: In A and in B.
+        exposed_us: How much more it is exposed in B; 0 where only rounding differs.
         launch, wait: Is its launch, or one of its waits, among the nodes that have to move to make B of A?
     """
 
     collective: int
     before: Place
     after: Place
+    exposed_us: float
     launch: bool
     wait: bool
-
-    @property
-    def exposed_us(self) -> float:
-        """How much more it is exposed in B."""
-        return self.after.exposed_us - self.before.exposed_us
 
 
 @dataclass(frozen=True)
@@ -80,10 +77,11 @@ def diff_orders(problem: Problem, before: Order, after: Order) -> OrdersDiff:
     found = []
     for v in problem.collectives:
         waits = any(w in moved for w in problem.waits.get(v, ()))
-        change = Moved(v, one.places[v], other.places[v], v in moved, waits)
-        if change.launch or change.wait or abs(change.exposed_us) > least_us:
-            found.append(change)
-    return OrdersDiff(one, other, moved, tuple(sorted(found, key=lambda change: _size(change, least_us))))
+        more_us = other.places[v].exposed_us - one.places[v].exposed_us
+        more_us = more_us if abs(more_us) > least_us else 0.0
+        if v in moved or waits or more_us:
+            found.append(Moved(v, one.places[v], other.places[v], more_us, v in moved, waits))
+    return OrdersDiff(one, other, moved, tuple(sorted(found, key=_size)))
 
 
 def moved_nodes(problem: Problem, before: Sequence[int], after: Sequence[int]) -> frozenset[int]:
@@ -121,10 +119,9 @@ def total_us(changes: Iterable[Moved]) -> float:
     return sum(change.exposed_us for change in changes)
 
 
-def _size(change: Moved, least_us: float) -> tuple[float, int, int]:
-    """Sorts the largest change of exposed time first, then the largest shift; rounding is no change."""
-    us = abs(change.exposed_us)
-    return -us if us > least_us else 0.0, -abs(change.after.position - change.before.position), change.collective
+def _size(change: Moved) -> tuple[float, int, int]:
+    """Sorts the largest change of exposed time first, then the largest shift."""
+    return -abs(change.exposed_us), -abs(change.after.position - change.before.position), change.collective
 
 
 def _reserved(before: Placed, after: Placed) -> list[Figure]:

@@ -9,12 +9,15 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli.arguments import command_parser
+from overlap_sched.problem import Kind
 from tests.cli.test_dump import DUMP
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +97,7 @@ def options_somewhere() -> frozenset[str]:
     """Options of the command, of the scripts, and of the few tools that documents call."""
     places = [*ROOT.glob("overlap_sched/cli/*.py"), *ROOT.glob("scripts/*"), *ROOT.glob("llama_repro/**/*.py")]
     text = "\n".join(path.read_text() for path in places if path.is_file())
-    others = {"--help", "--nproc-per-node", "--no-deps", "--fix"}  # argparse, torchrun, pip, ruff
+    others = {"--help", "--nproc-per-node", "--no-deps", "--index-url", "--fix"}  # argparse, torchrun, pip, pip, ruff
     others |= {"--module", "--config", "--override", "--compile", "--parallelism"}  # torchtitan
     return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | others
 
@@ -188,6 +191,38 @@ def run(name: str, folder: Path, **environment: str) -> str:
 def test_blocks_without_torch_run(name: str, tmp_path: Path) -> None:
     assert any(marked for _, marked, _ in blocks(name))
     run(name, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_example_of_what_changed_is_what_is_printed(tmp_path: Path) -> None:
+    """Figures in the text are those of its commands."""
+    printed = run("diff.md", tmp_path, COLUMNS="100")
+    shown = next(text for language, _, text in blocks("diff.md") if language == "text")
+    lines = [line.rstrip() for line in printed.splitlines()]
+    assert shown.rstrip() in "\n".join(lines)
+
+
+WORKFLOW = re.compile(r"^      - run: \|\n((?: {10}.*\n)+)", re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("comm_scale", "exit_code"), [(1.0, 0), (4.0, 3)])
+def test_the_workflow_of_what_changed_finds_regressions(comm_scale: float, exit_code: int, tmp_path: Path) -> None:
+    """Its script runs as GitHub would run it, on problem files in the place of dumps."""
+    (workflow,) = (text for language, _, text in blocks("diff.md") if language == "yaml")
+    (script,) = WORKFLOW.findall(workflow)
+    for branch, scale in (("old", 1.0), ("new", comm_scale)):
+        nodes = (v._replace(time_us=v.time_us * (scale if v.kind is Kind.COLLECTIVE else 1.0)) for v in EXAMPLE.nodes)
+        (tmp_path / branch / "ci").mkdir(parents=True)
+        write_problem(replace(EXAMPLE, nodes=tuple(nodes)), tmp_path / branch / "ci" / "step.json.gz")
+    command = tmp_path / "overlap-sched"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m overlap_sched "$@"\n')
+    command.chmod(0o755)
+    script = script.replace("step.py.gz --cluster dgx-h100", "step.json.gz")
+    known = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=known, capture_output=True, text=True)
+    assert done.returncode == exit_code, done.stderr
+    assert ("failed: --fail-if 'step > +1%': step: " in done.stderr) is (exit_code == 3)
 
 
 @pytest.mark.slow

@@ -5,20 +5,18 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from overlap_sched.report.diff_records import Identity, rows_by_identity
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration
 
 SAME_PERCENT = 0.01
 """Steps and peaks that differ by less are the same."""
 
-Key = tuple[str, str, str, str]
-"""Graph, network, memory model, who made the order."""
-
 
 class Change(NamedTuple):
-    """One order in both records."""
+    """One order in both records; the key: graph, network, memory model, who made the order."""
 
-    key: Key
+    key: Identity
     old: Mapping[str, Any]
     new: Mapping[str, Any]
 
@@ -40,8 +38,8 @@ class Change(NamedTuple):
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """All orders that are in both, in the order of the new record."""
-    before = _by_key(old)
-    return [Change(key, before[key], row) for key, row in _by_key(new).items() if key in before]
+    before = rows_by_identity(old)
+    return [Change(key, before[key], row) for key, row in rows_by_identity(new).items() if key in before]
 
 
 def comparison(old: Mapping[str, Any], new: Mapping[str, Any], everything: bool) -> tuple[Table, list[str]]:
@@ -63,7 +61,8 @@ def comparison(old: Mapping[str, Any], new: Mapping[str, Any], everything: bool)
         f"{name}: {old.get(name)} before, {new.get(name)} now" for name in names if old.get(name) != new.get(name)
     ]
     for which, one, other in (("old", old, new), ("new", new, old)):
-        alone = [f"{graph} {network} {by}" for graph, network, _, by in _by_key(one).keys() - _by_key(other).keys()]
+        keys = rows_by_identity(one).keys() - rows_by_identity(other).keys()
+        alone = [f"{graph} {network} {by}" for graph, network, _, by in keys]
         lines += [f"only in the {which}: {_shown(sorted(set(alone)))}"] if alone else []
     return table, lines
 
@@ -81,10 +80,6 @@ def _cells(change: Change) -> Sequence[str]:
         f"{change.percent('peak_bytes'):+.2f} %",
         f"{old['pass_s']:.2f} -> {new['pass_s']:.2f} s",
     )
-
-
-def _by_key(record: Mapping[str, Any]) -> dict[Key, Mapping[str, Any]]:
-    return {(row["graph"], row["network"], row["memory_model"], row["by"]): row for row in record["rows"]}
 
 
 def _name(record: Mapping[str, Any]) -> str:

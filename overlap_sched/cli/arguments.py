@@ -3,8 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from overlap_sched.cli import calibrate, explain, frontier, memory, plan, robust, schemas, whatif
-from overlap_sched.cli.input_arguments import add_input_options
+from overlap_sched.cli import calibrate, diff, explain, frontier, memory, plan, robust, schemas, whatif
+from overlap_sched.cli.input_arguments import add_input_options, add_reading_options
 from overlap_sched.cli.version import version_text
 from overlap_sched.options import Base, Options
 
@@ -16,6 +16,7 @@ exit codes:
   0    fine
   1    the original order was kept because the new one failed verification (with --strict: an error, nothing written)
   2    bad usage, bad input, or a file that cannot be written; one line on standard error says which
+  3    a condition of `diff --fail-if` holds; one line on standard error per condition says which, and by how much
   70   a bug in overlap_sched, with a traceback
   130  interrupted (Ctrl-C)
   141  whoever read the output stopped reading
@@ -55,10 +56,18 @@ def command_parser() -> argparse.ArgumentParser:
         _scheduler(commands, "explain", "say why the step is exposed, and why each collective is where it is")
     )
     memory.add_options(_reader(commands, "memory", "find the order with the lowest peak memory, and addresses"))
+    _differ(commands)
     what = "measure how fast the machines of a job compute and communicate; write a cluster file"
     calibrate.add_options(_plain(commands, "calibrate", what))
     _schema(commands)
     return parser
+
+
+def _differ(commands: "Commands") -> None:
+    parser = _plain(commands, "diff", "say what changed between two orders, plans or records of runs")
+    diff.add_options(parser)
+    add_reading_options(parser)
+    parser.set_defaults(save_problem=None, redact=False)
 
 
 def _schema(commands: "Commands") -> None:

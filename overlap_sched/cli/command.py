@@ -15,7 +15,7 @@ from types import ModuleType
 
 from rich.console import Console, RenderableType
 
-from overlap_sched.cli import calibrate, explain, frontier, memory, plan, robust, whatif
+from overlap_sched.cli import calibrate, diff, explain, frontier, memory, plan, robust, whatif
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
@@ -30,7 +30,7 @@ from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan
 
-FINE, FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
+FINE, FELL_BACK, BAD_INPUT, FAILED, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
 Tell = Callable[[str], None]
 
 
@@ -142,6 +142,17 @@ def _memory(options: argparse.Namespace) -> int:
     return FINE
 
 
+def _diff(options: argparse.Namespace) -> int:
+    """``diff``: see :mod:`overlap_sched.cli.diff`."""
+    request = diff.request_of(options)
+    with progress() as tell:
+        found = diff.answer(request, _loaded(options, tell) if request.of_orders else None)
+    _print(found.shown)
+    for line in found.failed:
+        _complain(line)
+    return FAILED if found.failed else FINE
+
+
 def _frontier(options: argparse.Namespace) -> int:
     """``frontier``: see :mod:`overlap_sched.cli.frontier`."""
     return _answered(options, frontier)
@@ -236,4 +247,5 @@ _COMMANDS = {
     "whatif": _whatif,
     "explain": _explain,
     "memory": _memory,
+    "diff": _diff,
 }

@@ -85,8 +85,11 @@ def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, caps
     for at, problem in enumerate((Problem("alone", (Node("mm", Kind.COMPUTE),), ()), two_groups())):
         path = tmp_path / f"{at}.json"
         write_problem(problem, path)
-        command = ("explain", "--costs") if name == "costs" else (name,)
-        assert run(command[0], str(path), *command[1:], "--json") == 0
+        others = {
+            "costs": ("explain", str(path), "--costs"),
+            "diff": ("diff", "original", "original", "--problem", str(path)),
+        }
+        assert run(*others.get(name, (name, str(path))), "--json") == 0
         validator(name).validate(json.loads(capsys.readouterr().out))
 
 

@@ -1,0 +1,199 @@
+"""``overlap-sched diff``: its options, and what it answers."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+
+from overlap_sched.cli.diff_files import ORIGINAL, Given, check_plans, read_pair
+from overlap_sched.cli.fail_if import Condition, condition_of, failures
+from overlap_sched.cli.schemas import as_json
+from overlap_sched.errors import OptionsError
+from overlap_sched.judge.order_file import order_named
+from overlap_sched.problem import Order, Problem
+from overlap_sched.problem.limits import Limits
+from overlap_sched.report.diff_data import figure_data, orders_data
+from overlap_sched.report.diff_figures import Figure
+from overlap_sched.report.diff_orders import diff_orders
+from overlap_sched.report.diff_records import given_otherwise, made_by, only_in_one, plan_figures, record_figures
+from overlap_sched.report.diff_text import figures_table, names_line, orders_text, rows_text
+from overlap_sched.report.units import count, printable
+
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
+
+    Attributes:
+        before, after: A and B, of one kind.
+        conditions: When to fail.
+        top: How many collectives or rows to list; ``None``: all that changed.
+    """
+
+    before: Given
+    after: Given
+    conditions: tuple[Condition, ...]
+    top: int | None
+    json: bool
+
+    @property
+    def of_orders(self) -> bool:
+        """Are orders compared? They need their problem."""
+        return self.before.kind == "order"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of A and B, as given."""
+        return self.before.path, self.after.path
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to print.
+
+    Attributes:
+        shown: On standard output.
+        failed: On standard error, one line per condition that holds.
+    """
+
+    shown: str | tuple[RenderableType, ...]
+    failed: tuple[str, ...]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
+    add = parser.add_argument
+    what = (
+        f"an order (plan --out; or the word {ORIGINAL}), a plan (plan --json), or a record (scripts/bench.py --record)"
+    )
+    add("before", metavar="A", help=what)
+    add("after", metavar="B", help="what to compare it with: of the same kind")
+    add(
+        "--problem",
+        metavar="PROBLEM_OR_DUMP",
+        help="of two orders, what they are orders of: a problem file (.json, .json.gz) or a torch graph dump (.py, "
+        ".txt, plain or .gz)",
+    )
+    add(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help='exit with 3 if this holds of the change from A to B: "step > +1%%", "exposed > +2ms", "peak > +10MiB", '
+        '"reserved > +0%%", "gap > +0.5%%" (of a gap: percentage points), or with < ; can be repeated',
+    )
+    add("--any-graph", action="store_true", help="compare two plans though their graphs differ in name or size")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--top",
+        type=int,
+        metavar="N",
+        help=f"list the N collectives or rows with the largest changes (default: {TOP}; 0: only the totals)",
+    )
+    which.add_argument("--all", action="store_true", help="list everything that changed, the largest changes first")
+    add("--json", action="store_true", help="print the same as one JSON object (`overlap-sched schema diff`)")
+
+
+def request_of(options: argparse.Namespace) -> Request:
+    """The options and the two files, checked before the problem is read.
+
+    Raises:
+        OptionsError: An option is wrong, lacks another one, or does not fit what is compared.
+        DiffError: The files cannot be compared.
+    """
+    if options.top is not None and options.top < 0:
+        raise OptionsError(f"--top is {options.top}; it is a number of collectives or rows, 0 or more.")
+    conditions = tuple(condition_of(text) for text in options.fail_if)
+    before, after = read_pair(options.before, options.after, Limits(options.max_input_bytes, options.max_nodes))
+    if before.kind == "order" and options.problem is None:
+        raise OptionsError(
+            f"{options.before} and {options.after} are orders; what they cost depends on the graph. Name it: --problem "
+            "PROBLEM_OR_DUMP."
+        )
+    if before.kind != "order" and options.problem is not None:
+        raise OptionsError(
+            f"--problem {options.problem}: {options.before} is a {before.kind}, which has its figures already. Leave "
+            "--problem out."
+        )
+    if options.any_graph and before.kind != "plan":
+        raise OptionsError(f"--any-graph is for plans, and {options.before} is a {before.kind}. Leave it out.")
+    if before.kind == "plan":
+        check_plans(before, after, any_graph=options.any_graph)
+    top = None if options.all else TOP if options.top is None else options.top
+    return Request(before, after, conditions, top, options.json)
+
+
+def answer(request: Request, problem: Problem | None) -> Answer:
+    """Compare; ``problem``: what orders are of.
+
+    Raises:
+        OrderError: An order is not one of the problem.
+        DiffError, OptionsError: Figures are missing, of a file or for a condition.
+    """
+    if problem is not None:
+        found = _orders(request, problem)
+    else:
+        found = _plans(request) if request.before.kind == "plan" else _records(request)
+    figures, data, text = found
+    failed = failures(request.conditions, figures, " and ".join(request.names))
+    if not request.json:
+        return Answer(text, tuple(failure.line() for failure in failed))
+    shown = {
+        "of": f"{request.before.kind}s",
+        "before": request.before.path,
+        "after": request.after.path,
+        **data,
+        "figures": figure_data(figures),
+        "failed": [{"condition": f.condition.text, "figures": figure_data(f.figures)} for f in failed],
+    }
+    return Answer(as_json("diff", shown), tuple(failure.line() for failure in failed))
+
+
+Found = tuple[tuple[Figure, ...], dict[str, Any], tuple[RenderableType, ...]]
+"""Figures, what more there is for ``--json``, and the text."""
+
+
+def _orders(request: Request, problem: Problem) -> Found:
+    before, after = (_order(given, problem) for given in (request.before, request.after))
+    diff = diff_orders(problem, before, after)
+    text = () if request.json else orders_text(diff, request.names, request.top)
+    return diff.figures, orders_data(diff, request.top) if request.json else {}, text
+
+
+def _order(given: Given, problem: Problem) -> Order:
+    return problem.original_order if given.path == ORIGINAL else order_named(given.names, problem, given.path)
+
+
+def _plans(request: Request) -> Found:
+    before, after = request.before.data or {}, request.after.data or {}
+    figures = tuple(plan_figures(before, after, request.names))
+    notes = given_otherwise(before, after)
+    names, nodes = [data.get("name") for data in (before, after)], [data.get("nodes") for data in (before, after)]
+    name = names[1] if names[0] == names[1] else f"{names[0]} → {names[1]}"
+    many = f"{nodes[1]:,} nodes" if nodes[0] == nodes[1] else f"{nodes[0]:,} → {nodes[1]:,} nodes"
+    caption = (
+        f"Simulated, in the {before.get('memory_model')} memory model. A: {printable(request.names[0])}. "
+        f"B: {printable(request.names[1])}. Collective by collective: compare the orders (plan --out)."
+    )
+    table = figures_table(figures, f"{printable(str(name))}: {many}", caption)
+    data = {"name": after.get("name"), "nodes": after.get("nodes"), "memory_model": after.get("memory_model")}
+    return figures, {**data, "notes": notes}, (table, *(["\n" + "\n".join(notes)] if notes else []))
+
+
+def _records(request: Request) -> Found:
+    before, after = request.before.data or {}, request.after.data or {}
+    figures = tuple(record_figures(before, after, request.names))
+    gone, new = only_in_one(before, after)
+    rows = len({figure.of for figure in figures})
+    head = "\n".join(
+        [
+            f"A: {printable(request.names[0])} ({made_by(before)})",
+            f"B: {printable(request.names[1])} ({made_by(after)})",
+            f"{count(rows, 'row')} in both. Figures are as recorded: simulated or measured, as those commands say.",
+        ]
+    )
+    notes = [*names_line("Only in A", gone), *names_line("Only in B", new)]
+    return figures, {"notes": notes}, (f"{head}\n", *rows_text(figures, request.top), *(f"\n{note}" for note in notes))

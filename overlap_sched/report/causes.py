@@ -4,6 +4,7 @@ A collective that keeps compute waiting after the last compute node has nothing 
 whatever kept it from being launched sooner. All other stall time goes to what blocked its collective.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from overlap_sched.judge.replay import replay
@@ -39,30 +40,42 @@ class Cause(NamedTuple):
     collectives: int
 
 
-def causes(schedule: Schedule) -> tuple[Cause, ...]:
-    """The causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
+def causes_of(schedule: Schedule) -> Mapping[int, Mapping[str, float]]:
+    """Per collective that is waited for, the stalls that it causes, by cause, in microseconds."""
     problem = schedule.problem
     timeline = replay(problem, schedule.order)
     computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
     last_us = max((timeline.finish_us[v] for v in computing), default=0.0)
-    total_us: dict[str, float] = {}
-    number: dict[str, int] = {}
+    every: dict[int, dict[str, float]] = {}
     for decision in schedule.decisions:
-        found: dict[str, float] = {}
+        found = every.setdefault(decision.collective, {})
         for w in problem.waits.get(decision.collective, ()):
             name = TAIL if timeline.at_us[w] >= last_us else decision.held_by
             found[name] = found.get(name, 0.0) + timeline.stall_us[w]
+    return every
+
+
+def causes(schedule: Schedule) -> tuple[Cause, ...]:
+    """The causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
+    total_us: dict[str, float] = {}
+    number: dict[str, int] = {}
+    for found in causes_of(schedule).values():
         for name, us in found.items():
             total_us[name] = total_us.get(name, 0.0) + us
-            number[name] = number.get(name, 0) + (us > _ROUNDING * timeline.step_us)
+            number[name] = number.get(name, 0) + (us > _ROUNDING * schedule.scheduled.step_us)
     made = (Cause(name, us, number[name]) for name, us in total_us.items() if us > 0)
     return tuple(sorted(made, key=lambda cause: (-cause.exposed_us, cause.name)))
+
+
+def cause_words(name: str) -> str:
+    """A cause in words."""
+    return _WORDS.get(name, name)
 
 
 def causes_text(found: tuple[Cause, ...]) -> str:
     """One line per cause; rounding is left out."""
     rows = [
-        (duration(cause.exposed_us), f"{cause.collectives:,}", _WORDS.get(cause.name, cause.name))
+        (duration(cause.exposed_us), f"{cause.collectives:,}", cause_words(cause.name))
         for cause in found
         if cause.collectives
     ]

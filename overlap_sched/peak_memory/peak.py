@@ -132,56 +132,83 @@ def _forced(problem: Problem, v: int) -> set[int]:
     return forced
 
 
-class _Classifier:
-    def __init__(self, problem: Problem, position: Mapping[int, int], users: Sequence[Sequence[int]], at: int) -> None:
-        self.problem, self.position, self.users, self.at = problem, position, users, at
+class StructuralKinds:
+    """What structure and names say of storages, whatever the order.
+
+    Attributes:
+        problem: Whose storages.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
         nodes = problem.nodes
-        self.backward = any(node.kind is Kind.INPUT and "tangents" in node.name for node in nodes)
-        self.in_flight: set[int] = set()
-        self.reduced: set[int] = set()
-        self.gathered: set[int] = set()
-        pinned_inputs = {
+        self._backward = any(node.kind is Kind.INPUT and "tangents" in node.name for node in nodes)
+        self._reduced: set[int] = set()
+        self._gathered: set[int] = set()
+        self._pinned_inputs = {
             s for node in nodes if node.kind is Kind.INPUT for s in node.alloc if problem.storages[s].pinned
         }
         for v in problem.collectives:
-            own = [*nodes[v].alloc, *(s for s in nodes[v].use if s not in pinned_inputs)]
-            waits = problem.waits.get(v, ())
-            if position[v] <= at and any(position[w] >= at for w in waits):
-                self.in_flight.update(own)
-            made = [*nodes[v].alloc, *(s for w in waits for s in nodes[w].alloc)]
+            made = [*nodes[v].alloc, *(s for w in problem.waits.get(v, ()) for s in nodes[w].alloc)]
             if nodes[v].op.startswith("all_gather"):
-                self.gathered.update(made)
+                self._gathered.update(made)
             elif nodes[v].op.startswith(("reduce_scatter", "all_reduce")):
-                self.reduced.update([*own, *made])
-        self.updating: set[int] = set()
+                self._reduced.update([*self.held_by(v), *made])
+        self._updating: set[int] = set()
         for node in nodes:
-            in_place = node.kind is Kind.COMPUTE and not node.alloc and not pinned_inputs.isdisjoint(node.use)
-            if in_place or (node.kind is Kind.OUTPUT and self.backward):
-                self.updating.update(node.use)
+            in_place = node.kind is Kind.COMPUTE and not node.alloc and not self._pinned_inputs.isdisjoint(node.use)
+            if in_place or (node.kind is Kind.OUTPUT and self._backward):
+                self._updating.update(node.use)
 
-    def kind(self, span: LiveRange) -> PeakKind:
-        """See the module."""
-        s = span.storage
+    def held_by(self, v: int) -> list[int]:
+        """What a collective holds while it is in flight: what it makes, and what it reads of its own."""
+        node = self.problem.nodes[v]
+        return [*node.alloc, *(s for s in node.use if s not in self._pinned_inputs)]
+
+    def kind(self, s: int) -> PeakKind:
+        """See the module; in flight is nothing, and a temporary what nobody touches for a while, too."""
         maker = self.problem.nodes[self.problem.allocator[s]]
         if maker.kind is Kind.INPUT:
             return self._input(maker.name, s)
-        if s in self.in_flight:
-            return "collectives in flight"
-        if s in self.reduced or s in self.updating:
+        if s in self._reduced or s in self._updating:
             return "gradients"
-        if s in self.gathered:
-            return "gathered parameters"
-        touched = [span.first, *(self.position[v] for v in self.users[s])]
-        before = max((p for p in touched if p <= self.at), default=span.first)
-        after = min((p for p in touched if p >= self.at), default=span.last)
-        idle = max(IDLE_SHARE * len(self.problem.nodes), IDLE_STEPS)
-        return "saved activations" if after - before >= idle else "temporaries"
+        return "gathered parameters" if s in self._gathered else "temporaries"
+
+    def may_fly(self, s: int) -> bool:
+        """Whether it counts as in flight while a collective holds it: parameters, tangents and the like never do."""
+        maker = self.problem.nodes[self.problem.allocator[s]]
+        return maker.kind is not Kind.INPUT or self._input(maker.name, s) == "saved activations"
 
     def _input(self, name: str, s: int) -> PeakKind:
         if any(part in name for part in OPTIMIZER_NAMES):
             return "optimizer"
         if self.problem.storages[s].pinned:
             return "parameters"
-        if "tangents" in name:
-            return "gradients"
-        return "collectives in flight" if s in self.in_flight else "saved activations"
+        return "gradients" if "tangents" in name else "saved activations"
+
+
+def idle_steps(problem: Problem) -> float:
+    """For how many steps nobody touches what counts as saved."""
+    return max(IDLE_SHARE * len(problem.nodes), IDLE_STEPS)
+
+
+class _Classifier:
+    def __init__(self, problem: Problem, position: Mapping[int, int], users: Sequence[Sequence[int]], at: int) -> None:
+        self.structure, self.position, self.users, self.at = StructuralKinds(problem), position, users, at
+        self.in_flight: set[int] = set()
+        for v in problem.collectives:
+            if position[v] <= at and any(position[w] >= at for w in problem.waits.get(v, ())):
+                self.in_flight.update(self.structure.held_by(v))
+
+    def kind(self, span: LiveRange) -> PeakKind:
+        """See the module."""
+        s, structure = span.storage, self.structure
+        if s in self.in_flight and structure.may_fly(s):
+            return "collectives in flight"
+        kind = structure.kind(s)
+        if kind != "temporaries":
+            return kind
+        touched = [span.first, *(self.position[v] for v in self.users[s])]
+        before = max((p for p in touched if p <= self.at), default=span.first)
+        after = min((p for p in touched if p >= self.at), default=span.last)
+        return "saved activations" if after - before >= idle_steps(structure.problem) else "temporaries"

@@ -1,0 +1,92 @@
+"""Memory by kind: the example as drawn, sums that are the judge's, and the words of ``explain --peak``."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.peak_memory.peak import explain_peak
+from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
+from overlap_sched.problem.file import read_problem
+from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, memory_by_kind, memory_kinds
+from tests.support.graphs import problems
+from tests.support.oracle import INSTANCES, random_order
+
+MIB = 2**20
+
+
+def test_the_example() -> None:
+    named = dict(zip(("w", "x", "full", "g", "dx", "dw", "ds"), memory_kinds(EXAMPLE), strict=True))
+    assert named == {
+        "w": "parameters", "x": "saved activations", "full": "gathered parameters", "g": "temporaries",
+        "dx": "temporaries", "dw": "gradients", "ds": "gradients",
+    }  # fmt: skip
+
+
+def test_the_example_as_drawn() -> None:
+    found = memory_by_kind(EXAMPLE, EXAMPLE.original_order)
+    assert tuple(found) == MEMORY_KINDS
+    assert {kind: [live // MIB for live in steps] for kind, steps in found.items() if any(steps)} == {
+        "parameters": [1] * 10,
+        "saved activations": [4, 4, 4, 4, 4, 4, 4, 0, 0, 0],
+        "collectives in flight": [0, 0, 8, 8, 0, 0, 0, 9, 9, 0],
+        "gathered parameters": [0, 0, 0, 0, 8, 8, 0, 0, 0, 0],
+        "gradients": [0, 0, 0, 0, 0, 0, 8, 0, 0, 1],
+        "temporaries": [0, 0, 0, 0, 4, 8, 8, 4, 4, 4],
+    }
+
+
+@given(problems(max_steps=20), st.integers(0, 1000))
+def test_kinds_add_up_to_what_is_live(problem: Problem, seed: int) -> None:
+    order = random_order(problem, seed)
+    found = memory_by_kind(problem, order)
+    assert [sum(steps) for steps in zip(*found.values(), strict=True)] == memory_profile(problem, order)
+    assert all(live >= 0 for steps in found.values() for live in steps)
+    assert IN_FLIGHT not in memory_kinds(problem)
+
+
+@given(problems(max_steps=20), st.integers(0, 1000))
+def test_in_flight_is_what_the_peak_says(problem: Problem, seed: int) -> None:
+    order = random_order(problem, seed)
+    peak = explain_peak(problem, order)
+    assert memory_by_kind(problem, order)[IN_FLIGHT][peak.position] == peak.by_kind()[IN_FLIGHT]
+
+
+def a_buffer_used_twice() -> Problem:
+    """Two reductions of one buffer in flight at once, then a third one; an activation that waits for a while."""
+    kind = Kind
+    nodes = [
+        Node("made", kind.COMPUTE, (), (0,), ()),
+        Node("saved", kind.COMPUTE, (), (4,), ()),
+        Node("a", kind.COLLECTIVE, (0,), (1,), (0,), 1.0, "all_reduce", "g"),
+        Node("b", kind.COLLECTIVE, (0,), (2,), (0,), 1.0, "all_reduce", "g"),
+        Node("wait a", kind.WAIT, (2,), (), (0, 1), collective=2),
+        Node("wait b", kind.WAIT, (3,), (), (0, 2), collective=3),
+        Node("between", kind.COMPUTE, (5,), (), (0,)),
+        Node("c", kind.COLLECTIVE, (6,), (3,), (0,), 1.0, "all_to_all_single", "g"),
+        Node("wait c", kind.WAIT, (7,), (), (0, 3), collective=7),
+        Node("end", kind.COMPUTE, (8,), (), (0, 1, 2, 3, 4)),
+    ]
+    return Problem("twice", tuple(nodes), tuple(Storage(10**k) for k in range(5)), {"g": Group(2, True)})
+
+
+def test_a_buffer_of_several_collectives_counts_once() -> None:
+    problem = a_buffer_used_twice()
+    assert memory_kinds(problem) == ("gradients", "gradients", "gradients", "temporaries", "saved activations")
+    found = memory_by_kind(problem, problem.original_order)
+    assert found[IN_FLIGHT] == [0, 0, 11, 111, 111, 101, 0, 1001, 1001, 0]
+    assert found["gradients"] == [1, 1, 0, 0, 0, 10, 111, 110, 110, 111]
+    assert found["temporaries"] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 1000]
+    assert found["saved activations"] == [0] + [10**4] * 9
+
+
+@pytest.mark.parametrize("name", ["llama3_8b_bw_64_2d"])
+def test_a_real_graph(name: str) -> None:
+    problem = read_problem(INSTANCES / f"{name}.json.gz")
+    peak = explain_peak(problem, problem.original_order)
+    found = {kind: steps[peak.position] for kind, steps in memory_by_kind(problem, problem.original_order).items()}
+    said = peak.by_kind()
+    assert sum(found.values()) == peak.bytes
+    for kind in ("parameters", "optimizer", "gathered parameters", "gradients", IN_FLIGHT):
+        assert found[kind] == said[kind]
+    assert max(found, key=found.__getitem__) == max(said, key=said.__getitem__)

@@ -50,14 +50,14 @@ runs.forEach((run, r) => {
 });
 time.properties.start.change.connect(drawSoon);
 time.properties.end.change.connect(drawSoon);
-window.addEventListener("resize", drawSoon);
+window.addEventListener("resize", () => { drawn = [NaN, NaN]; drawSoon(); });
 
 legend();
 causesTable();
 drawTable();
 showLive(instant.r, runs[instant.r].peak_at);
 setTheme(wanted.matches);
-draw();
+show(0, endUs);
 const shared = new Bokeh.Document();  // one for all pictures: they share the time axis
 const places = runs.flatMap((_, r) => [[streams[r], `streams-${r}`], [memories[r], `memory-${r}`]]);
 for (const [{ figure }] of places) shared.add_root(figure);

@@ -1,7 +1,7 @@
 // Two timelines and two memory pictures on one time axis, drawn by Bokeh.
 const COLOURS = { compute: "#56B4E9", collective: "#009E73", exposed: "#FF3D00" };
-const KINDS = ["#999999", "#CC79A7", "#009E73", "#E69F00", "#0072B2", "#56B4E9", "#F0E442"];
-const LEFT = 110, MAX_LINKS = 60;
+const KINDS = ["#999999", "#882255", "#44AA99", "#DDCC77", "#6655CC", "#CC6677", "#BBDDEE"];
+const LEFT = 110, MAX_LINKS = 60, EDGED = 5; // pixels
 const P = Bokeh.Plotting;
 const [unitUs, unit] = timeUnit(endUs);
 const mostBytes = Math.max(data.budget_bytes, ...data.runs.map((run) => run.peak_bytes)) || 1;
@@ -28,15 +28,15 @@ function streamsFigure(run) {
   figure.yaxis.ticker = new Bokeh.FixedTicker({ ticks: names.map((_, row) => row) });
   figure.yaxis.major_label_overrides = new Map(names.map((name, row) => [row, name]));
   figure.ygrid.visible = false;
-  const spans = source("y", "left", "right", "colour", "what", "times");
+  const spans = source("y", "left", "right", "colour", "edge", "what", "times");
   const bars = figure.hbar({ y: { field: "y" }, left: { field: "left" }, right: { field: "right" }, height: 0.8,
-    fill_color: { field: "colour" }, line_color: null, source: spans });
+    fill_color: { field: "colour" }, line_alpha: { field: "edge" }, source: spans });
   const links = source("x0", "y0", "x1", "y1"), chosen = source("x0", "y0", "x1", "y1");
   const ends = { x0: { field: "x0" }, y0: { field: "y0" }, x1: { field: "x1" }, y1: { field: "y1" } };
-  const thin = figure.segment({ ...ends, line_color: "#777777", line_width: 1, source: links });
-  const thick = figure.segment({ ...ends, line_color: "#AA00CC", line_width: 3, source: chosen });
+  figure.segment({ ...ends, line_color: "#777777", line_width: 1, source: links });
+  figure.segment({ ...ends, line_color: "#AA00CC", line_width: 3, source: chosen });
   figure.add_tools(new Bokeh.HoverTool({ renderers: [bars], tooltips: [["", "@what"], ["", "@times"]] }));
-  return { figure, spans, links, chosen, thin, thick };
+  return { figure, bars, spans, links, chosen };
 }
 
 function memoryFigure(run) {
@@ -58,7 +58,7 @@ const streams = runs.map(streamsFigure), memories = runs.map(memoryFigure);
 memories[memories.length - 1].figure.xaxis.axis_label = `time (${unit}), simulated`;
 
 function words(kind, block) {
-  if (block.count > 1) return `${block.count.toLocaleString("en-US")} nodes (${kind}), merged`;
+  if (block.count > 1) return `${count(block.count)} nodes (${kind}), merged`;
   if (kind === "exposed") return `exposed: stalls at ${nodes.name[block.node]}`;
   return `${nodes.name[block.node]} (${data.ops[nodes.op[block.node]]})`;
 }
@@ -74,7 +74,7 @@ function segments(ends) {
 }
 
 function drawStreams(run, { spans, links }, from, to, pixel) {
-  const columns = { y: [], left: [], right: [], colour: [], what: [], times: [] };
+  const columns = { y: [], left: [], right: [], colour: [], edge: [], what: [], times: [] };
   const inView = [];
   run.rows.forEach((row, y) => {
     for (const [kind, of] of Object.entries(row)) {
@@ -83,6 +83,7 @@ function drawStreams(run, { spans, links }, from, to, pixel) {
         columns.left.push(block.start / unitUs);
         columns.right.push(block.end / unitUs);
         columns.colour.push(COLOURS[kind]);
+        columns.edge.push(block.end - block.start > EDGED * pixel ? 1 : 0);
         columns.what.push(words(kind, block));
         columns.times.push(`${duration(block.end - block.start)} from ${duration(block.start)}`);
         if (kind === "collective") inView.push(block);
@@ -105,8 +106,10 @@ function drawMemory(run, { stack }, from, to, pixel) {
   stack.data = columns;
 }
 
-function draw() {
-  const from = time.start * unitUs, to = time.end * unitUs;
+// Fill in what is seen between two times; the time axis itself is moved by whoever calls.
+let drawn = [NaN, NaN];
+function draw(from, to) {
+  drawn = [from, to];
   const pixel = (to - from) / Math.max(document.getElementById("plots").clientWidth - LEFT, 200);
   runs.forEach((run, r) => {
     drawStreams(run, streams[r], from, to, pixel);
@@ -119,14 +122,18 @@ let drawing = false;
 function drawSoon() {
   if (drawing) return;
   drawing = true;
-  requestAnimationFrame(() => { drawing = false; draw(); });
+  requestAnimationFrame(() => {
+    drawing = false;
+    const from = time.start * unitUs, to = time.end * unitUs;
+    if (from !== drawn[0] || to !== drawn[1]) draw(from, to);
+  });
 }
 
 function show(from, to) {
   const width = Math.min(Math.max(to - from, endUs * 1e-7), endUs);
-  const start = Math.min(Math.max(from, 0), endUs - width);
-  time.setv({ start: start / unitUs, end: (start + width) / unitUs });
-  drawSoon();
+  const start = Math.min(Math.max(from, 0), endUs - width) / unitUs, end = start + width / unitUs;
+  draw(start * unitUs, end * unitUs);
+  time.setv({ start, end });
 }
 
 const MOVES = {
@@ -142,7 +149,7 @@ function paint() {
   const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(name).trim();
   const [ink, paper, soft, line] = ["--ink", "--paper", "--soft", "--line"].map(colour);
   for (const figure of figures) {
-    figure.setv({ background_fill_color: soft, border_fill_color: paper, outline_line_color: line });
+    figure.setv({ background_fill_color: soft, border_fill_color: paper, outline_line_color: null });
     for (const axis of [figure.xaxis, figure.yaxis]) {
       axis.axis_label_text_color = axis.major_label_text_color = ink;
       axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = line;
@@ -150,5 +157,6 @@ function paint() {
     }
     figure.xgrid.grid_line_color = figure.ygrid.grid_line_color = line;
   }
+  for (const { bars } of streams) bars.glyph.line_color = paper;
   for (const { budget } of memories) budget.line_color = ink;
 }

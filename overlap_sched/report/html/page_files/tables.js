@@ -15,7 +15,13 @@ function row(cells) {
   return made;
 }
 
-const head = (names) => row(names.map(([name, words]) => element("th", name, { scope: "col", class: words ? "words" : "" })));
+function heading(cells) {
+  const made = row(cells);
+  made.className = "head";
+  return made;
+}
+
+const head = (names) => heading(names.map(([name, words]) => element("th", name, { scope: "col", class: words ? "words" : "" })));
 const swatch = (colour) => element("span", null, { class: "swatch", style: `background: ${colour}` });
 
 function legend() {
@@ -40,7 +46,7 @@ function showLive(r, p) {
   instant = { r, p };
   memories.forEach(({ here }, other) => here.setv({ visible: other === r, location: run.at_us[p] / unitUs }));
   $("live-where").textContent = `${size(run.live[p])} live in the ${run.title} order while ${nodes.name[run.order[p]]} runs ` +
-    `(position ${p.toLocaleString("en-US")} of ${run.order.length.toLocaleString("en-US")}, at ${duration(run.at_us[p])})`;
+    `(position ${count(p)} of ${count(run.order.length)}, at ${duration(run.at_us[p])})`;
   const kinds = data.memory_kinds.map((name, kind) => {
     const named = element("th", null, { scope: "row" });
     named.append(swatch(KINDS[kind % KINDS.length]), name);
@@ -54,16 +60,16 @@ function showLive(r, p) {
     const { bytes: of, kind, maker } = data.storages;
     const kindName = data.memory_kinds[flying.has(s) ? data.in_flight : kind[s]];
     return row([element("td", nodes.name[maker[s]], { class: "words" }), element("td", size(of[s])), element("td", kindName, { class: "words" }),
-      element("td", `${run.first[s].toLocaleString("en-US")} to ${run.last[s].toLocaleString("en-US")}`)]);
+      element("td", `${count(run.first[s])} to ${count(run.last[s])}`)]);
   });
-  const title = live.length > STORAGES ? `The ${STORAGES} largest of ${live.length.toLocaleString("en-US")} storages` : `${live.length} storages`;
+  const title = live.length > STORAGES ? `The ${STORAGES} largest of ${count(live.length)} storages` : `${live.length} storages`;
   $("live-storages").replaceChildren(element("caption", title),
     head([["allocated by", true], ["size", false], ["kind", true], ["live at positions", false]]), ...listed);
 }
 
 function causesTable() {
   const rows = data.causes.map(([words, us, n]) =>
-    row([element("td", duration(us), { class: "loud" }), element("td", n.toLocaleString("en-US")), element("td", words, { class: "words" })]));
+    row([element("td", duration(us), { class: "loud" }), element("td", count(n)), element("td", words, { class: "words" })]));
   $("causes").replaceChildren(
     element("caption", rows.length ? "Exposed time of the scheduled order by cause" : "Nothing is exposed in the scheduled order."),
     ...(rows.length ? [head([["exposed", false], ["collectives", false], ["cause", true]])] : []), ...rows);
@@ -74,19 +80,36 @@ function causesTable() {
 const group = (c) => data.groups[nodes.group[c.node]], op = (c) => data.ops[nodes.op[c.node]];
 const COLUMNS = [
   ["collective", (c) => nodes.name[c.node], (c) => nodes.name[c.node], "words"],
-  ["operator", op, op, "words"],
-  ["group", group, group, "words"],
-  ["size", (c) => c.bytes, (c) => size(c.bytes), ""],
-  ["time", (c) => c.time_us, (c) => duration(c.time_us), ""],
-  ["exposed, original", (c) => c.original_exposed_us, (c) => duration(c.original_exposed_us), ""],
   ["exposed, scheduled", (c) => c.exposed_us, (c) => duration(c.exposed_us), ""],
+  ["exposed, original", (c) => c.original_exposed_us, (c) => duration(c.original_exposed_us), ""],
+  ["why", (c) => c.why, (c) => c.why, "words long"],
   ["hidden", (c) => c.hidden_us, (c) => duration(c.hidden_us), ""],
   ["launched", (c) => c.earlier, (c) => moved(c.earlier), ""],
-  ["why", (c) => c.why, (c) => c.why, "words long"],
+  ["time", (c) => c.time_us, (c) => duration(c.time_us), ""],
+  ["size", (c) => c.bytes, (c) => size(c.bytes), ""],
+  ["operator", op, op, "words"],
+  ["group", group, group, "words"],
 ];
-const moved = (by) => (by === 0 ? "as originally" : `${Math.abs(by).toLocaleString("en-US")} ${by > 0 ? "earlier" : "later"}`);
+const moved = (by) => (by === 0 ? "as originally" : `${count(Math.abs(by))} ${by > 0 ? "earlier" : "later"}`);
 
-const table = { column: 6, descending: true, all: false, chosen: -1 };
+const EXPOSED = 1;
+
+const table = { column: EXPOSED, descending: true, all: false, chosen: -1 };
+const made = new Map();
+function rowOfTable(c) {
+  if (!made.has(c.node)) {
+    made.set(c.node, row(COLUMNS.map(([, , cell, kind], at) => {
+      const loud = at === EXPOSED && c.exposed_us > 1e-9 * endUs ? "loud" : "";
+      if (at > 0) return element("td", cell(c), { class: `${kind} ${loud}`.trim() });
+      const named = element("td", null, { class: kind });
+      named.append(element("button", cell(c), { type: "button", "data-node": String(c.node) }));
+      return named;
+    })));
+  }
+  made.get(c.node).classList.toggle("chosen", c.node === table.chosen);
+  return made.get(c.node);
+}
+
 function drawTable() {
   const text = $("filter").value.trim().toLowerCase(), cause = $("cause").value;
   const found = data.collectives.filter((c) => (cause === "" || c.causes.some(([at]) => at === Number(cause)))
@@ -94,26 +117,15 @@ function drawTable() {
   const by = COLUMNS[table.column][1], sign = table.descending ? -1 : 1;
   found.sort((a, b) => { const x = by(a), y = by(b); return sign * (x < y ? -1 : x > y ? 1 : 0); });
   const shown = table.all ? found : found.slice(0, ROWS);
-  const header = row(COLUMNS.map(([name, , , kind], at) => {
+  const header = heading(COLUMNS.map(([name, , , kind], at) => {
     const sorted = at !== table.column ? "none" : table.descending ? "descending" : "ascending";
     const cell = element("th", null, { scope: "col", "aria-sort": sorted, class: kind });
     const button = element("button", name, { type: "button", "data-column": String(at) });
     cell.append(button);
     return cell;
   }));
-  const body = shown.map((c) => {
-    const made = row(COLUMNS.map(([, , cell, kind], at) => {
-      const loud = at === 6 && c.exposed_us > 1e-9 * endUs ? "loud" : "";
-      if (at > 0) return element("td", cell(c), { class: `${kind} ${loud}`.trim() });
-      const named = element("td", null, { class: kind });
-      named.append(element("button", cell(c), { type: "button", "data-node": String(c.node) }));
-      return named;
-    }));
-    if (c.node === table.chosen) made.className = "chosen";
-    return made;
-  });
-  $("collectives").replaceChildren(header, ...body);
-  $("count").textContent = `${found.length.toLocaleString("en-US")} of ${data.collectives.length.toLocaleString("en-US")}`;
+  $("collectives").replaceChildren(header, ...shown.map(rowOfTable));
+  $("count").textContent = `${count(found.length)} of ${count(data.collectives.length)}`;
   $("more").hidden = shown.length === found.length;
 }
 

@@ -1,6 +1,7 @@
 // Quantities as people read them: the same texts as overlap_sched/report/units.py.
-const fixed = (number, digits) =>
-  number.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const DIGITS = [0, 1, 2, 3].map((digits) => new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits, roundingMode: "halfEven" }));
+const fixed = (number, digits) => DIGITS[digits].format(number);
+const count = (number) => fixed(number, 0);
 
 function timeUnit(us) {
   if (us > 0 && us < 0.05) return [1e-3, "ns"];

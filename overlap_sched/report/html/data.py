@@ -1,8 +1,8 @@
 """All that the HTML page of a schedule shows, as data: the page draws it and adds nothing of its own.
 
-Times are microseconds, rounded to nanoseconds where they are drawn; the figures are those of ``plan --json``, unrounded.
-What the page stacks and lists at an instant it counts from live ranges, by the rule of
-:mod:`overlap_sched.judge.liveness`: a storage is live from position ``first`` to position ``last`` of an order, both included.
+Times are microseconds, rounded to nanoseconds where they are drawn; the figures are those of ``plan --json``,
+unrounded. What the page stacks and lists at an instant it counts from live ranges, by the rule of
+:mod:`overlap_sched.judge.liveness`: a storage is live from position ``first`` to ``last`` of an order, both included.
 """
 
 from collections.abc import Mapping

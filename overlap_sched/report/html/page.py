@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlap_sched.errors import MissingExtraError
 from overlap_sched.report.files import write_file
@@ -17,6 +17,13 @@ from overlap_sched.scheduler.result import Schedule
 SCRIPTS = ("units.js", "model.js", "pictures.js", "tables.js", "main.js")
 """In this order, as one script."""
 _FOLDER = "page_files"
+
+
+class Library(NamedTuple):
+    """What draws: its script, to be copied into the page, and its version."""
+
+    script: str
+    version: str
 
 
 def check_html() -> None:
@@ -46,15 +53,20 @@ def write_page(schedule: Schedule, path: str | Path, more: Mapping[str, Any] | N
         OutputError: The file cannot be written.
     """
     check_html()
-    write_file(path, page_text(page_of(schedule, more)).encode())
+    write_file(path, page_text(page_of(schedule, more), bokeh_library()).encode())
 
 
-def page_text(page: Page) -> str:
-    """The page as text; what names in it say is never taken for markup."""
-    from bokeh import __version__ as library_version
+def bokeh_library() -> Library:
+    """What the page needs of the bokeh installed: drawing, without widgets, tables, mathematics and WebGL."""
+    from bokeh import __version__
     from bokeh.resources import Resources
 
-    library = Resources(mode="inline", components=["bokeh", "bokeh-api"], minified=True).js_raw
+    scripts = Resources(mode="inline", components=["bokeh", "bokeh-api"], minified=True).js_raw
+    return Library("\n".join(scripts), __version__)
+
+
+def page_text(page: Page, library: Library) -> str:
+    """The page as text; what names in it say is never taken for markup."""
     script = "\n".join(_file(name) for name in SCRIPTS)
     return Template(_file("page.html")).substitute(
         title=html.escape(f"{printable(page.figures['name'])}: overlap_sched"),
@@ -62,9 +74,9 @@ def page_text(page: Page) -> str:
         summary="\n".join(map(_row, page.summary)),
         remarks="\n".join(f"<p>{html.escape(line)}</p>" for line in page.remarks),
         data=json.dumps(page.to_json(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
-        library="\n".join(library),
+        library=library.script,
         script=f'"use strict";\n(() => {{\n{script}}})();',
-        library_version=library_version,
+        library_version=html.escape(library.version),
     )
 
 

@@ -1,7 +1,7 @@
 // Buttons, keys and clicks; then everything is drawn once.
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  $("theme").setAttribute("aria-pressed", String(dark));
+  $("theme").textContent = dark ? "switch to light" : "switch to dark";
   paint();
 }
 

@@ -1,7 +1,10 @@
 // Two timelines and two memory pictures on one time axis, drawn by Bokeh.
 const COLOURS = { compute: "#56B4E9", collective: "#009E73", exposed: "#FF3D00" };
 const KINDS = ["#999999", "#882255", "#44AA99", "#DDCC77", "#6655CC", "#CC6677", "#BBDDEE"];
-const LEFT = 110, MAX_LINKS = 60, EDGED = 5; // pixels
+const LEFT = 110, MAX_LINKS = 60;
+const SAMPLE = 2; // pixels of a memory picture that become one
+const EDGED = 5; // pixels: what is wider has an edge
+const HIGH = 0.8, LEAST = 0.2; // of a row; of a bar's height, for merged blocks
 const P = Bokeh.Plotting;
 const [unitUs, unit] = timeUnit(endUs);
 const mostBytes = Math.max(data.budget_bytes, ...data.runs.map((run) => run.peak_bytes)) || 1;
@@ -28,8 +31,8 @@ function streamsFigure(run) {
   figure.yaxis.ticker = new Bokeh.FixedTicker({ ticks: names.map((_, row) => row) });
   figure.yaxis.major_label_overrides = new Map(names.map((name, row) => [row, name]));
   figure.ygrid.visible = false;
-  const spans = source("y", "left", "right", "colour", "edge", "what", "times");
-  const bars = figure.hbar({ y: { field: "y" }, left: { field: "left" }, right: { field: "right" }, height: 0.8,
+  const spans = source("top", "bottom", "left", "right", "colour", "edge", "what", "times");
+  const bars = figure.quad({ top: { field: "top" }, bottom: { field: "bottom" }, left: { field: "left" }, right: { field: "right" },
     fill_color: { field: "colour" }, line_alpha: { field: "edge" }, source: spans });
   const links = source("x0", "y0", "x1", "y1"), chosen = source("x0", "y0", "x1", "y1");
   const ends = { x0: { field: "x0" }, y0: { field: "y0" }, x1: { field: "x1" }, y1: { field: "y1" } };
@@ -43,7 +46,7 @@ function memoryFigure(run) {
   const figure = newFigure(190, bytes, `${bytesUnit} live`);
   const tops = data.memory_kinds.map((_, kind) => `top${kind}`);
   const stack = source("x", "zero", ...tops);
-  tops.forEach((top, kind) => figure.varea_step({ x: { field: "x" }, y1: { field: kind ? tops[kind - 1] : "zero" },
+  const areas = tops.map((top, kind) => figure.varea_step({ x: { field: "x" }, y1: { field: kind ? tops[kind - 1] : "zero" },
     y2: { field: top }, step_mode: "after", fill_color: KINDS[kind % KINDS.length], fill_alpha: 0.9, source: stack }));
   const budget = new Bokeh.Span({ location: data.budget_bytes / unitBytes, dimension: "width", line_dash: "dashed", line_width: 2 });
   const here = new Bokeh.Span({ location: 0, dimension: "height", line_color: "#AA00CC", line_width: 2, visible: false });
@@ -51,14 +54,14 @@ function memoryFigure(run) {
   figure.add_layout(here);
   figure.scatter({ x: [run.at_us[run.peak_at] / unitUs], y: [run.peak_bytes / unitBytes], marker: "inverted_triangle", size: 12,
     fill_color: COLOURS.exposed, line_color: "#FFFFFF" });
-  return { figure, stack, budget, here };
+  return { figure, areas, stack, budget, here };
 }
 
 const streams = runs.map(streamsFigure), memories = runs.map(memoryFigure);
 memories[memories.length - 1].figure.xaxis.axis_label = `time (${unit}), simulated`;
 
 function words(kind, block) {
-  if (block.count > 1) return `${count(block.count)} nodes (${kind}), merged`;
+  if (block.count > 1) return `${count(block.count)} nodes (${kind}), ${fixed(100 * block.share, 0)} % of the time here`;
   if (kind === "exposed") return `exposed: stalls at ${nodes.name[block.node]}`;
   return `${nodes.name[block.node]} (${data.ops[nodes.op[block.node]]})`;
 }
@@ -74,14 +77,16 @@ function segments(ends) {
 }
 
 function drawStreams(run, { spans, links }, from, to, pixel) {
-  const columns = { y: [], left: [], right: [], colour: [], edge: [], what: [], times: [] };
+  const columns = { top: [], bottom: [], left: [], right: [], colour: [], edge: [], what: [], times: [] };
   const inView = [];
   run.rows.forEach((row, y) => {
     for (const [kind, of] of Object.entries(row)) {
       for (const block of blocks(of, from, to, pixel)) {
-        columns.y.push(y);
+        const high = HIGH * Math.max(block.share, LEAST); // stalls hang from the top of their row, all else stands on it
+        columns.top.push(kind === "exposed" ? y - HIGH / 2 : y + HIGH / 2 - high);
+        columns.bottom.push(kind === "exposed" ? y - HIGH / 2 + high : y + HIGH / 2);
         columns.left.push(block.start / unitUs);
-        columns.right.push(block.end / unitUs);
+        columns.right.push(block.right / unitUs);
         columns.colour.push(COLOURS[kind]);
         columns.edge.push(block.end - block.start > EDGED * pixel ? 1 : 0);
         columns.what.push(words(kind, block));
@@ -95,14 +100,15 @@ function drawStreams(run, { spans, links }, from, to, pixel) {
   links.data = segments(few ? inView.flatMap(({ node }) => (waitsOf.get(node) || []).map((w) => link(run, node, w))) : []);
 }
 
-function drawMemory(run, { stack }, from, to, pixel) {
-  const at = samples(run, from, to, pixel), end = Math.min(to, run.step_us);
+function drawMemory(run, { areas, stack }, from, to, pixel) {
+  const at = samples(run, from, to, SAMPLE * pixel), end = Math.min(to, run.step_us);
   const columns = { x: [...at.map((p) => run.at_us[p] / unitUs), end / unitUs], zero: at.map(() => 0).concat(0) };
   const sums = at.map(() => 0);
   run.kinds.forEach((kind, k) => {
     at.forEach((p, i) => { sums[i] += kind[p] / unitBytes; });
     columns[`top${k}`] = [...sums, sums[sums.length - 1] || 0];
   });
+  areas.forEach((area, k) => { area.visible = at.some((p) => run.kinds[k][p] > 0); });
   stack.data = columns;
 }
 

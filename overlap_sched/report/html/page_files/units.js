@@ -1,6 +1,13 @@
 // Quantities as people read them: the same texts as overlap_sched/report/units.py.
-const DIGITS = [0, 1, 2, 3].map((digits) => new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits, roundingMode: "halfEven" }));
-const fixed = (number, digits) => DIGITS[digits].format(number);
+// Rounds as Python does: by the exact value, ties to even. Only an odd multiple of 2 ** -(digits + 1) is a tie.
+function fixed(number, digits) {
+  const up = number.toFixed(digits), tie = (number * 2 ** (digits + 1)) % 2 === 1;
+  const text = tie && Number(up.at(-1)) % 2 ? (number - 0.5 / 10 ** digits).toFixed(digits) : up;
+  const [whole, rest] = text.split(".");
+  const grouped = whole.replace(/\B(?=(\d{3})+$)/g, ",");
+  return rest === undefined ? grouped : `${grouped}.${rest}`;
+}
+
 const count = (number) => fixed(number, 0);
 
 function timeUnit(us) {

@@ -14,7 +14,7 @@ from overlap_sched.report.html.data import Page, page_of
 from overlap_sched.report.units import printable
 from overlap_sched.scheduler.result import Schedule
 
-SCRIPTS = ("units.js", "model.js", "pictures.js", "tables.js", "main.js")
+SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "main.js")
 """In this order, as one script."""
 _FOLDER = "page_files"
 

@@ -26,7 +26,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 if CHROMIUM is None:
     pytest.skip("no Chromium is installed", allow_module_level=True)
 
-UNITS = Path(__file__).parents[3] / "overlap_sched" / "report" / "html" / "page_files" / "units.js"
+SCRIPTS = Path(__file__).parents[3] / "overlap_sched" / "report" / "html" / "page_files"
 WIDE, NARROW, ZOOMED = 1500, 400, 640
 """Pixels of width; a window of 1,280 pixels at 200 % zoom has 640."""
 
@@ -84,34 +84,51 @@ def example(browser: Any, reordered: Schedule, tmp_path: Path) -> Iterator[Opene
     assert page.requests == [(tmp_path / "out.html").as_uri()]
 
 
-def test_quantities_read_as_in_the_terminal(browser: Any) -> None:
-    times = [
-        0.25,
-        0.35,
-        0.75,
-        2.5,
-        1250.0,
-        5125.0,
-        15_135.0,
-        0.0,
-        0.01,
-        0.04999,
-        0.05,
-        12.0,
-        999.94,
-        1e3,
-        3410.0,
-        99_999.9,
-        1e5,
-        2_281_800.0,
-        1e7,
-        12_340_000.0,
-    ]
-    sizes = [0, 12, 1023, 1024, 1536, 2**20, 24 * 2**20, 2**30, 36_136_781_414, 2**45]
+TIMES_US = "0.25 0.35 0.75 2.5 1250 5125 15135 0 0.01 0.04999 0.05 12 999.94 1e3 3410 99999.9 1e5 2281800 1e7 1234e4"
+SIZES = (0, 12, 1023, 1024, 1536, 2**20, 24 * 2**20, 2**30, 36_136_781_414, 2**45)
+
+
+def called(browser: Any, file: str, expression: str, *arguments: Any) -> Any:
+    """What an expression of ``given`` and of the functions of a script gives."""
     tab = browser.new_page()
-    found = tab.evaluate(f"([times, sizes]) => {{ {UNITS.read_text()}; return [times.map(duration), sizes.map(size)]; }}",
-                         [times, sizes])  # fmt: skip
-    assert found == [[duration(us) for us in times], [size(number) for number in sizes]]
+    found = tab.evaluate(f"(given) => {{ {(SCRIPTS / file).read_text()}; return {expression}; }}", arguments)
+    tab.close()
+    return found
+
+
+def test_quantities_read_as_in_the_terminal(browser: Any) -> None:
+    times = [float(us) for us in TIMES_US.split()]
+    assert called(browser, "units.js", "given[0].map(duration)", times) == [duration(us) for us in times]
+    assert called(browser, "units.js", "given[0].map(size)", SIZES) == [size(number) for number in SIZES]
+
+
+def test_an_overview_leaves_nothing_out(browser: Any) -> None:
+    starts = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 50.0, 70.0, 90.0]
+    lengths = [0.5, 0.5, 0.25, 0.5, 0.5, 0.5, 20.0, 0.1, 10.0]
+    spans = [{"node": v, "start": at, "end": at + us} for v, (at, us) in enumerate(zip(starts, lengths, strict=True))]
+    found = called(browser, "overview.js", "blocks(given[0], 0, 100, 1)", spans)
+    assert [(of["node"], of["count"], of["start"], of["end"], of["right"]) for of in found] == [
+        (0, 3, 0.0, 2.25, 2.25),
+        (3, 3, 3.0, 5.5, 5.5),
+        (6, 1, 50.0, 70.0, 70.0),
+        (7, 1, 70.0, 70.1, 71.0),
+        (8, 1, 90.0, 100.0, 100.0),
+    ]
+    assert [of["share"] for of in found] == pytest.approx([1.25 / 2.25, 0.6, 1, 1, 1])
+    inside = called(browser, "overview.js", "blocks(given[0], 55, 70.05, 0.01)", spans)
+    assert [of["node"] for of in inside] == [6, 7]
+
+
+def test_an_overview_of_memory_has_every_peak(browser: Any) -> None:
+    run = {"at_us": [0, 1, 1, 2, 3, 10, 11, 12], "live": [1, 2, 9, 3, 1, 1, 7, 1]}
+    assert called(browser, "overview.js", "samples(given[0], 0, 12, 5)", run) == [2, 4, 6, 7]
+    assert called(browser, "overview.js", "samples(given[0], 5, 10.5, 1)", run) == [4, 5]
+    assert called(browser, "overview.js", "[0.5, 1, 1.5, 30].map((us) => positionAt(given[0], us))", run) == [
+        0,
+        2,
+        2,
+        7,
+    ]
 
 
 def test_figures_in_the_headings(example: Opened) -> None:

@@ -3,6 +3,7 @@
 Needs bokeh, playwright (``pip install playwright``; none of its own browsers) and a Chromium (Debian: ``chromium``).
 """
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
+from tests.support.command import run
 from tests.support.oracle import INSTANCES
+from tests.support.ranks import run_ranks
 
 pytest.importorskip("bokeh", reason="bokeh is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -271,3 +274,36 @@ def test_real_graphs(browser: Any, name: str, tmp_path: Path) -> None:
         assert page.complaints == []
         assert page.requests == [(tmp_path / "out.html").as_uri()]
         page.tab.close()
+
+
+@pytest.mark.slow
+def test_a_training_run_on_two_ranks(browser: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    run_ranks("tests.support.inductor.page_ranks", tmp_path, ranks=2)
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert len(found) == 2
+    for number, (step_us, exposed_us) in enumerate(found):
+        page = opened(browser, tmp_path / f"graph{number}.html")
+        headed = f"Streams, scheduled order: step {duration(step_us)}, exposed {duration(exposed_us)}"
+        assert page.text("#streams-title-1") == headed
+        assert page.complaints == []
+        page.tab.close()
+
+
+@pytest.mark.slow
+def test_a_dump(browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from tests.cli.test_dump import DUMP  # it needs torch
+
+    dump, out = tmp_path / "layer.py", tmp_path / "out.html"
+    dump.write_text(DUMP)
+    assert run("plan", str(dump), "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert run("report", str(dump), "--html", str(out)) == 0
+    page = opened(browser, out)
+    shown = json.loads(page.tab.text_content("#data"))["figures"]
+    assert {**plan, "schedule_s": 0} == {"schema": plan["schema"], **shown, "schedule_s": 0}
+    assert shown["prices"]["from"] == "dump"
+    assert sorted(names(page)) == ["gather", "scatter"]
+    assert page.complaints == []
+    page.tab.close()

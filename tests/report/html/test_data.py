@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.report.causes import causes
@@ -121,6 +122,10 @@ def test_random_graphs_add_up(problem: Problem) -> None:
     found = schedule(problem, Options(headroom="10%", memory_model=problem.memory_model))
     page = page_of(found)
     check_memory(problem, page)
+    for run in page.runs:
+        expected = replay(problem, run.order)
+        assert run.start_us == tuple(round(us, 3) for us in expected.start_us)
+        assert run.finish_us == tuple(round(us, 3) for us in expected.finish_us)
     total = sum(us for row in page.collectives for _, us in row.causes)
     assert total == pytest.approx(found.scheduled.exposed_us)
     for at, cause in enumerate(causes(found)):

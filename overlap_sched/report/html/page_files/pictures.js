@@ -33,7 +33,7 @@ function streamsFigure(run) {
   figure.ygrid.visible = false;
   const spans = source("top", "bottom", "left", "right", "colour", "edge", "what", "times");
   const bars = figure.quad({ top: { field: "top" }, bottom: { field: "bottom" }, left: { field: "left" }, right: { field: "right" },
-    fill_color: { field: "colour" }, line_alpha: { field: "edge" }, source: spans });
+    fill_color: { field: "colour" }, line_alpha: { field: "edge" }, line_width: 0.5, source: spans });
   const links = source("x0", "y0", "x1", "y1"), chosen = source("x0", "y0", "x1", "y1");
   const ends = { x0: { field: "x0" }, y0: { field: "y0" }, x1: { field: "x1" }, y1: { field: "y1" } };
   figure.segment({ ...ends, line_color: "#777777", line_width: 1, source: links });

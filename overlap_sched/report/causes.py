@@ -4,16 +4,16 @@ A collective that keeps compute waiting after the last compute node has nothing 
 whatever kept it from being launched sooner. All other stall time goes to what blocked its collective.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from overlap_sched.judge.replay import replay
-from overlap_sched.problem import Kind
+from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.units import duration
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.result import Decision, Schedule
 
 TAIL = "tail"
-_WORDS = {
+WORDS = {
     TAIL: "at the end of the step: no compute is left to run meanwhile",
     "dependency": "a dependency finished too late for an earlier launch",
     "stream": "another collective was still on the stream",
@@ -22,6 +22,7 @@ _WORDS = {
     "choice": "launched where the order has it, although an earlier launch was possible",
     "nothing": "rounding",
 }
+"""What each cause is, for people."""
 _ROUNDING = 1e-9
 """Relative to the step: stall time below this comes from adding up floating-point numbers."""
 
@@ -40,42 +41,43 @@ class Cause(NamedTuple):
     collectives: int
 
 
-def causes_of(schedule: Schedule) -> Mapping[int, Mapping[str, float]]:
-    """Per collective that is waited for, the stalls that it causes, by cause, in microseconds."""
-    problem = schedule.problem
-    timeline = replay(problem, schedule.order)
-    computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
-    last_us = max((timeline.finish_us[v] for v in computing), default=0.0)
-    every: dict[int, dict[str, float]] = {}
-    for decision in schedule.decisions:
-        found = every.setdefault(decision.collective, {})
-        for w in problem.waits.get(decision.collective, ()):
-            name = TAIL if timeline.at_us[w] >= last_us else decision.held_by
-            found[name] = found.get(name, 0.0) + timeline.stall_us[w]
-    return every
-
-
 def causes(schedule: Schedule) -> tuple[Cause, ...]:
     """The causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
+    return causes_of(schedule.problem, replay(schedule.problem, schedule.order), schedule.decisions)
+
+
+def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision]) -> tuple[Cause, ...]:
+    """The same of any order: its replay, and the records of its collectives."""
+    last_us = last_compute_us(problem, timeline)
     total_us: dict[str, float] = {}
     number: dict[str, int] = {}
-    for found in causes_of(schedule).values():
-        for name, us in found.items():
+    for decision in decisions:
+        for name, us in stalls_by_cause(problem, timeline, decision, last_us).items():
             total_us[name] = total_us.get(name, 0.0) + us
-            number[name] = number.get(name, 0) + (us > _ROUNDING * schedule.scheduled.step_us)
+            number[name] = number.get(name, 0) + (us > _ROUNDING * timeline.step_us)
     made = (Cause(name, us, number[name]) for name, us in total_us.items() if us > 0)
     return tuple(sorted(made, key=lambda cause: (-cause.exposed_us, cause.name)))
 
 
-def cause_words(name: str) -> str:
-    """A cause in words."""
-    return _WORDS.get(name, name)
+def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last_us: float) -> dict[str, float]:
+    """Of one collective, its stalls in microseconds by cause; ``last_us`` is :func:`last_compute_us`."""
+    found: dict[str, float] = {}
+    for w in problem.waits.get(decision.collective, ()):
+        name = TAIL if timeline.at_us[w] >= last_us else decision.held_by
+        found[name] = found.get(name, 0.0) + timeline.stall_us[w]
+    return found
+
+
+def last_compute_us(problem: Problem, timeline: Replay) -> float:
+    """When the last compute node that takes time has run: a stall from then on is the tail."""
+    computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
+    return max((timeline.finish_us[v] for v in computing), default=0.0)
 
 
 def causes_text(found: tuple[Cause, ...]) -> str:
     """One line per cause; rounding is left out."""
     rows = [
-        (duration(cause.exposed_us), f"{cause.collectives:,}", cause_words(cause.name))
+        (duration(cause.exposed_us), f"{cause.collectives:,}", WORDS.get(cause.name, cause.name))
         for cause in found
         if cause.collectives
     ]

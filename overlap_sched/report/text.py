@@ -145,27 +145,25 @@ def _record(schedule: Schedule, decision: Decision) -> str:
         f"of {group.size}, {size(node.bytes)}, {duration(node.time_us)}",
         f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}{_under(problem, decision)}",
         f"  launched at position {decision.position:,} ({_moved(decision)}), at {duration(decision.launch_us)}: "
-        f"{launch_reason(decision)}",
+        f"{_WHY[decision.reason]}",
         f"  ran from {duration(decision.start_us)} to {duration(decision.finish_us)}; "
         + (
             f"first waited for at {duration(decision.wait_us)}"
             if decision.collective in problem.waits
             else "nothing in this graph waits for it"
         ),
-        f"  blocked by {blocked_by(problem, decision)}",
+        f"  blocked by {_blocked_by(problem, decision)}",
     ]
     if decision.over_position is not None:
         lines.append(f"  {refusal(problem, decision, decision.over_position)}")
     return "\n".join(lines)
 
 
-def refusal(problem: Problem, decision: Decision, over_position: int) -> str:
-    """By how much the first refused launch would have broken the budget, and where."""
-    return (
-        f"memory refused an earlier launch: {size(decision.over_bytes)} ({decision.over_bytes:,} bytes) over the "
-        f"budget while {printable(problem.nodes[over_position].name)} runs "
-        f"(position {over_position:,} of the original order)"
-    )
+def why_text(problem: Problem, decision: Decision) -> str:
+    """Why a collective is launched where it is, and what blocks it, on one line."""
+    if decision.reason == "original":
+        return f"where the original order has it; blocked by {_blocked_by(problem, decision)}"
+    return f"{_WHY[decision.reason]}; blocked by {_blocked_by(problem, decision)}"
 
 
 def _under(problem: Problem, decision: Decision) -> str:
@@ -180,13 +178,7 @@ def _moved(decision: Decision) -> str:
     return f"originally {decision.original_position:,}: {abs(by):,} {'earlier' if by > 0 else 'later'}"
 
 
-def launch_reason(decision: Decision) -> str:
-    """Why a collective is launched where it is."""
-    return _WHY[decision.reason]
-
-
-def blocked_by(problem: Problem, decision: Decision) -> str:
-    """What kept a collective from an earlier launch: goes behind "blocked by"."""
+def _blocked_by(problem: Problem, decision: Decision) -> str:
     holder = "" if decision.held_node is None else printable(problem.nodes[decision.held_node].name)
     if decision.held_by == "nothing":
         return "nothing"
@@ -199,6 +191,15 @@ def blocked_by(problem: Problem, decision: Decision) -> str:
     if decision.held_by == "memory":
         return "memory: launched sooner, it would not have fitted into the budget"
     return "nothing: it could have been launched sooner"
+
+
+def refusal(problem: Problem, decision: Decision, over_position: int) -> str:
+    """By how much the first refused launch would have broken the budget, and where."""
+    return (
+        f"memory refused an earlier launch: {size(decision.over_bytes)} ({decision.over_bytes:,} bytes) over the "
+        f"budget while {printable(problem.nodes[over_position].name)} runs "
+        f"(position {over_position:,} of the original order)"
+    )
 
 
 def find_collective(problem: Problem, name: str) -> int:

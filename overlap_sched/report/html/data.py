@@ -12,19 +12,11 @@ from typing import Any
 from overlap_sched.judge.replay import replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order, Problem
-from overlap_sched.report.causes import cause_words, causes, causes_of
+from overlap_sched.report.causes import WORDS, causes, last_compute_us, stalls_by_cause
 from overlap_sched.report.contention_text import with_contention_line
 from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
-from overlap_sched.report.text import (
-    blocked_by,
-    budget_words,
-    figures,
-    launch_reason,
-    most_exposed,
-    refusal,
-    summary_rows,
-)
+from overlap_sched.report.text import budget_words, figures, most_exposed, refusal, summary_rows, why_text
 from overlap_sched.report.units import printable
 from overlap_sched.scheduler.result import Decision, Figures, Schedule
 
@@ -160,7 +152,7 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None) -> Page:
         groups=tuple(f"{printable(name)} ({problem.groups[name].size} ranks)" for name in groups),
         memory_kinds=MEMORY_KINDS,
         in_flight=MEMORY_KINDS.index(IN_FLIGHT),
-        causes=tuple((cause_words(c.name), c.exposed_us, c.collectives) for c in causes(schedule)),
+        causes=tuple((WORDS[c.name], c.exposed_us, c.collectives) for c in causes(schedule)),
         nodes=_nodes(problem, ops, groups),
         storages=Storages(
             bytes=tuple(problem.storages[s].bytes for s in shown),
@@ -223,9 +215,9 @@ def _run(ranges: LiveRanges, title: str, order: Order, measured: Figures) -> Run
 def _collectives(schedule: Schedule) -> tuple[Collective, ...]:
     """The most exposed first."""
     problem = schedule.problem
-    before = replay(problem, problem.original_order)
+    before, after = replay(problem, problem.original_order), replay(problem, schedule.order)
     number = {cause.name: at for at, cause in enumerate(causes(schedule))}
-    of = causes_of(schedule)
+    last_us = last_compute_us(problem, after)
     return tuple(
         Collective(
             node=d.collective,
@@ -235,7 +227,9 @@ def _collectives(schedule: Schedule) -> tuple[Collective, ...]:
             original_exposed_us=sum(before.stall_us[w] for w in problem.waits.get(d.collective, ())),
             exposed_us=d.exposed_us,
             hidden_us=d.hidden_us,
-            causes=tuple((number[name], us) for name, us in of[d.collective].items() if us > 0),
+            causes=tuple(
+                (number[name], us) for name, us in stalls_by_cause(problem, after, d, last_us).items() if us > 0
+            ),
             why=_why(problem, d),
         )
         for d in most_exposed(schedule)
@@ -244,4 +238,4 @@ def _collectives(schedule: Schedule) -> tuple[Collective, ...]:
 
 def _why(problem: Problem, decision: Decision) -> str:
     refused = "" if decision.over_position is None else f"; {refusal(problem, decision, decision.over_position)}"
-    return f"{launch_reason(decision)}; blocked by {blocked_by(problem, decision)}{refused}"
+    return f"{why_text(problem, decision)}{refused}"

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCED = ("scripts/setup_env.sh", "scripts/find_python.sh")
 SCRIPTS = (*SOURCED, "scripts/repro.sh", "scripts/test.sh", "scripts/test_torch.sh", ".ci/run")
-WITHOUT_TORCH = ("bench", "robust", "small_graphs")
+WITHOUT_TORCH = ("bench", "report_page", "robust", "small_graphs")
 TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "mktemp", "rm", "tail", "tee", "touch")
 # Writes down how it is called. Has torch once $BOX/torch exists. Fails where $FAIL is part of its arguments.
 FAKE_PYTHON = """#!/usr/bin/env bash

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from overlap_sched.cli import calibrate, diff, explain, frontier, memory, plan, robust, schemas, whatif
+from overlap_sched.cli import calibrate, diff, explain, frontier, memory, plan, report, robust, schemas, whatif
 from overlap_sched.cli.input_arguments import add_input_options, add_reading_options
 from overlap_sched.cli.version import version_text
 from overlap_sched.options import Base, Options
@@ -55,6 +55,7 @@ def command_parser() -> argparse.ArgumentParser:
     explain.add_options(
         _scheduler(commands, "explain", "say why the step is exposed, and why each collective is where it is")
     )
+    report.add_options(_scheduler(commands, "report", "find an order; write all about it as one HTML page"))
     memory.add_options(_reader(commands, "memory", "find the order with the lowest peak memory, and addresses"))
     _differ(commands)
     what = "measure how fast the machines of a job compute and communicate; write a cluster file"

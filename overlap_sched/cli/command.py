@@ -15,7 +15,7 @@ from types import ModuleType
 
 from rich.console import Console, RenderableType
 
-from overlap_sched.cli import calibrate, diff, explain, frontier, memory, plan, robust, whatif
+from overlap_sched.cli import calibrate, diff, explain, frontier, memory, plan, report, robust, whatif
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
@@ -127,6 +127,16 @@ def _explain(options: argparse.Namespace) -> int:
     with progress() as tell:
         result = _scheduled(options, _loaded(options, tell), tell)
     _print(explain.answer(options, result))
+    return FINE if result.fell_back is None else FELL_BACK
+
+
+def _report(options: argparse.Namespace) -> int:
+    """``report``: see :mod:`overlap_sched.cli.report`."""
+    with progress() as tell:
+        loaded = _read(options, tell)
+        result = _scheduled(options, loaded.problem, tell)
+        shown = report.answer(options, loaded, result, tell)
+    _print(shown)
     return FINE if result.fell_back is None else FELL_BACK
 
 
@@ -246,6 +256,7 @@ _COMMANDS = {
     "robust": _robust,
     "whatif": _whatif,
     "explain": _explain,
+    "report": _report,
     "memory": _memory,
     "diff": _diff,
 }

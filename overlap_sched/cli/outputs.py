@@ -7,11 +7,13 @@ from pathlib import Path
 
 from overlap_sched.errors import OptionsError, OutputCollisionError
 from overlap_sched.report.files import check_writable
+from overlap_sched.report.html.page import check_html
 from overlap_sched.report.picture import check_plot
 
 _OUTPUTS = {
     "out": "--out",
     "plot": "--plot",
+    "html": "--html",
     "trace": "--trace",
     "addresses": "--addresses",
     "save_problem": "--save-problem",
@@ -26,7 +28,7 @@ def check_outputs(options: argparse.Namespace) -> None:
         OptionsError: A name is empty.
         OutputCollisionError: A result would be written over the input, or over another result. Links are followed.
         OutputError: A path is a folder, or in one that is missing or not writable; a picture's ending names no format.
-        MissingExtraError: A picture was asked for without matplotlib.
+        MissingExtraError: A picture was asked for without matplotlib, or a page without bokeh.
     """
     outputs = [
         (option, path) for name, option in _OUTPUTS.items() if (path := getattr(options, name, None)) is not None
@@ -51,6 +53,8 @@ def check_outputs(options: argparse.Namespace) -> None:
         check_writable(path)
         if option == "--plot":
             check_plot(path)
+        elif option == "--html":
+            check_html()
 
 
 def _same(one: str, other: str) -> bool:

@@ -120,7 +120,7 @@ def answer(
     tell("computing the lower bound")
     if options.json:
         more = {} if made is None else rewrites_figures(made)
-        more |= {"prices": _prices(options, loaded), "reserved": reserved_figures(reserved)}
+        more |= {"prices": prices_of(options, loaded), "reserved": reserved_figures(reserved)}
         return as_json("plan", {**figures(result), **more})
     if made is not None:
         return (summary(result, reserved_rows(reserved)), rewrites_text(made))
@@ -129,7 +129,7 @@ def answer(
     return (summary(result, reserved_rows(reserved)), *kept, *([beyond] if beyond else []))
 
 
-def _prices(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
-    """Where the times come from."""
+def prices_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
+    """Where the times come from, for ``--json``."""
     of = {"from": "problem file"} if loaded.priced_for is None else {"from": "dump", **asdict(loaded.priced_for)}
     return {**of, "comm_scale": options.comm_scale, "traces": len(options.profile)}

@@ -52,15 +52,20 @@ def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision])
     total_us: dict[str, float] = {}
     number: dict[str, int] = {}
     for decision in decisions:
-        found: dict[str, float] = {}
-        for w in problem.waits.get(decision.collective, ()):
-            name = TAIL if timeline.at_us[w] >= last_us else decision.held_by
-            found[name] = found.get(name, 0.0) + timeline.stall_us[w]
-        for name, us in found.items():
+        for name, us in stalls_by_cause(problem, timeline, decision, last_us).items():
             total_us[name] = total_us.get(name, 0.0) + us
             number[name] = number.get(name, 0) + (us > _ROUNDING * timeline.step_us)
     made = (Cause(name, us, number[name]) for name, us in total_us.items() if us > 0)
     return tuple(sorted(made, key=lambda cause: (-cause.exposed_us, cause.name)))
+
+
+def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last_us: float) -> dict[str, float]:
+    """Of one collective, its stalls in microseconds by cause; ``last_us`` is :func:`last_compute_us`."""
+    found: dict[str, float] = {}
+    for w in problem.waits.get(decision.collective, ()):
+        name = TAIL if timeline.at_us[w] >= last_us else decision.held_by
+        found[name] = found.get(name, 0.0) + timeline.stall_us[w]
+    return found
 
 
 def last_compute_us(problem: Problem, timeline: Replay) -> float:

@@ -56,12 +56,12 @@ def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[MemoryKind, l
     """
     kinds = memory_kinds(problem)
     change = {kind: [0] * (len(order) + 1) for kind in MEMORY_KINDS}
-    flights = _flights(problem, order)
+    held = flights(problem, order)
     for span in LiveRanges(problem).of(order):
         own, flown = change[kinds[span.storage]], change[IN_FLIGHT]
         own[span.first] += span.bytes
         own[span.last + 1] -= span.bytes
-        for first, last in flights.get(span.storage, ()):
+        for first, last in held.get(span.storage, ()):
             first, last = max(first, span.first), min(last, span.last)
             if first <= last:
                 for counter, sign in ((flown, 1), (own, -1)):
@@ -70,7 +70,7 @@ def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[MemoryKind, l
     return {kind: list(accumulate(steps[:-1])) for kind, steps in change.items()}
 
 
-def _flights(problem: Problem, order: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+def flights(problem: Problem, order: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
     """Per storage, when collectives hold it: first and last step, both included, ascending and apart."""
     structure = StructuralKinds(problem)
     position = {v: at for at, v in enumerate(order)}

@@ -59,32 +59,40 @@ def figures(schedule: Schedule) -> dict[str, Any]:
 
 def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
     """Before, after, and the limit of each: a table for :mod:`rich` to print; then more rows of the same columns."""
-    problem, before, after = schedule.problem, schedule.original, schedule.scheduled
-    bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
+    problem = schedule.problem
     groups = len({problem.nodes[v].group for v in problem.collectives})
     table = captioned_table(
         f"{printable(problem.name)}: {_count(len(problem.nodes), 'node')}, "
         f"{_count(len(problem.collectives), 'collective')} on {_count(groups, 'process group')}",
         with_contention_line(
             f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; "
-            f"the memory budget, {_budget(schedule)}. Scheduled in {schedule.schedule_s:.2f} s.",
+            f"the memory budget, {budget_words(schedule)}. Scheduled in {schedule.schedule_s:.2f} s.",
             problem.contention,
         ),
         ("original", "scheduled", "change", "limit"),
         first="",
     )
-    step, exposed = (before.step_us, after.step_us), (before.exposed_us, after.exposed_us)
-    peak = (before.peak_bytes, after.peak_bytes)
-    table.add_row("step", *map(duration, step), change(*step), duration(bound_us))
-    table.add_row("exposed", *map(duration, exposed), change(*exposed))
-    table.add_row("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes))
-    table.add_row("gap to the lower bound", *(f"{gap_percent(us, bound_us):.1f} %" for us in step))
-    if budget_bound > bound_us * (1 + _ROUNDING):
-        gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
-        table.add_row("... within the budget", *gaps, "", duration(budget_bound))
-    for row in more:
+    for row in (*summary_rows(schedule), *more):
         table.add_row(*row)
     return table
+
+
+def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
+    """Rows: what is looked at, original, scheduled, change, limit; short rows end in empty cells."""
+    before, after = schedule.original, schedule.scheduled
+    bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
+    step, exposed = (before.step_us, after.step_us), (before.exposed_us, after.exposed_us)
+    peak = (before.peak_bytes, after.peak_bytes)
+    rows: list[tuple[str, ...]] = [
+        ("step", *map(duration, step), change(*step), duration(bound_us)),
+        ("exposed", *map(duration, exposed), change(*exposed)),
+        ("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes)),
+        ("gap to the lower bound", *(f"{gap_percent(us, bound_us):.1f} %" for us in step)),
+    ]
+    if budget_bound > bound_us * (1 + _ROUNDING):
+        gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
+        rows.append(("... within the budget", *gaps, "", duration(budget_bound)))
+    return rows
 
 
 def explanation(schedule: Schedule, collective: str | None = None, top: int | None = None) -> str:
@@ -147,11 +155,7 @@ def _record(schedule: Schedule, decision: Decision) -> str:
         f"  blocked by {_blocked_by(problem, decision)}",
     ]
     if decision.over_position is not None:
-        lines.append(
-            f"  memory refused an earlier launch: {size(decision.over_bytes)} ({decision.over_bytes:,} bytes) over the "
-            f"budget while {printable(problem.nodes[decision.over_position].name)} runs "
-            f"(position {decision.over_position:,} of the original order)"
-        )
+        lines.append(f"  {refusal(problem, decision, decision.over_position)}")
     return "\n".join(lines)
 
 
@@ -189,6 +193,15 @@ def _blocked_by(problem: Problem, decision: Decision) -> str:
     return "nothing: it could have been launched sooner"
 
 
+def refusal(problem: Problem, decision: Decision, over_position: int) -> str:
+    """By how much the first refused launch would have broken the budget, and where."""
+    return (
+        f"memory refused an earlier launch: {size(decision.over_bytes)} ({decision.over_bytes:,} bytes) over the "
+        f"budget while {printable(problem.nodes[over_position].name)} runs "
+        f"(position {over_position:,} of the original order)"
+    )
+
+
 def find_collective(problem: Problem, name: str) -> int:
     """The id of a collective.
 
@@ -208,7 +221,8 @@ def find_collective(problem: Problem, name: str) -> int:
     raise UnknownIdError(f"problem {problem.name!r} has no collective named {name!r}. {hint}")
 
 
-def _budget(schedule: Schedule) -> str:
+def budget_words(schedule: Schedule) -> str:
+    """What the memory budget is made of."""
     base = "the original peak" if schedule.options.budget == "peak" else "the original profile (its peak is shown)"
     return f"{base} plus {size(schedule.headroom_bytes)}"
 

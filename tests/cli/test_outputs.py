@@ -14,6 +14,7 @@ OUTPUTS = {
     "frontier": ("--out", "--plot", "--save-problem"),
     "robust": ("--save-problem",),
     "explain": ("--save-problem",),
+    "report": ("--html",),
     "memory": ("--out", "--plot", "--addresses", "--save-problem"),
 }
 EACH = [(command, option) for command, options in OUTPUTS.items() for option in options]

@@ -1,0 +1,65 @@
+// Buttons, keys and clicks; then everything is drawn once.
+function setTheme(dark) {
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  $("theme").textContent = dark ? "switch to light" : "switch to dark";
+  paint();
+}
+
+const wanted = window.matchMedia("(prefers-color-scheme: dark)");
+wanted.addEventListener("change", () => setTheme(wanted.matches));
+$("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+$("controls").addEventListener("click", (event) => { if (event.target.dataset.do) move(event.target.dataset.do); });
+$("steps").addEventListener("click", ({ target }) => {
+  if (target.dataset.peak) showLive(Number(target.dataset.peak), runs[Number(target.dataset.peak)].peak_at);
+  if (target.dataset.step) showLive(instant.r, instant.p + Number(target.dataset.step));
+});
+
+const KEYS = { ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", 0: "all" };
+$("plots").addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key in KEYS) move(KEYS[event.key]);
+  else if (event.key === "p" || event.key === "P") showLive(instant.r, runs[instant.r].peak_at);
+  else return;
+  event.preventDefault();
+});
+
+$("filter").addEventListener("input", drawTable);
+$("cause").addEventListener("change", drawTable);
+$("more").addEventListener("click", () => { table.all = true; drawTable(); });
+$("collectives").addEventListener("click", ({ target }) => {
+  const { column, node } = target.dataset;
+  if (column !== undefined) {
+    table.descending = Number(column) === table.column ? !table.descending : COLUMNS[Number(column)][3] === "";
+    table.column = Number(column);
+    drawTable();
+    $("collectives").querySelector(`[data-column="${column}"]`).focus();
+  } else if (node !== undefined) {
+    const c = Number(node), from = Math.min(...runs.map((run) => run.start_us[c])), to = Math.max(...runs.map((run) => run.finish_us[c]));
+    choose(c);
+    $("collectives").querySelector(`[data-node="${node}"]`)?.focus();
+    show(from - (to - from), to + (to - from));
+  }
+});
+
+runs.forEach((run, r) => {
+  streams[r].figure.on_event("tap", ({ x, y }) => {
+    const c = collectiveAt(run, x * unitUs, Math.round(y));
+    if (c >= 0) choose(c);
+  });
+  memories[r].figure.on_event("tap", ({ x }) => showLive(r, positionAt(run, x * unitUs)));
+});
+time.properties.start.change.connect(drawSoon);
+time.properties.end.change.connect(drawSoon);
+window.addEventListener("resize", () => { drawn = [NaN, NaN]; drawSoon(); });
+
+legend();
+causesTable();
+drawTable();
+showLive(instant.r, runs[instant.r].peak_at);
+setTheme(wanted.matches);
+show(0, endUs);
+const shared = new Bokeh.Document();  // one for all pictures: they share the time axis
+const places = runs.flatMap((_, r) => [[streams[r], `streams-${r}`], [memories[r], `memory-${r}`]]);
+for (const [{ figure }] of places) shared.add_root(figure);
+Bokeh.embed.add_document_standalone(shared, $("plots"), places.map(([, id]) => $(id)))
+  .then(() => { document.documentElement.dataset.ready = "true"; });

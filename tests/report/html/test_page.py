@@ -1,0 +1,181 @@
+"""The page as a file: whole, self-contained, and with the figures of ``plan --json`` in it."""
+
+import json
+import re
+import sys
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from overlap_sched.errors import MissingExtraError
+from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.problem.file import write_problem
+from overlap_sched.report.html.data import page_of
+from overlap_sched.report.html.page import SCRIPTS, Library, check_html, page_text, write_page
+from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.result import Schedule
+from tests.support.command import run
+from tests.support.oracle import INSTANCES
+
+LIBRARY = Library("// draws", "9.9")
+MISSING = "the HTML report needs bokeh, which is not installed: pip install 'overlap_sched[html]'"
+VOID = {"meta", "input"}
+LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "style"}
+
+
+class Parsed(HTMLParser):
+    """Elements with their attributes, the text of each script, and whether every element is closed in turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: dict[str, str] = {}
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["script"]:
+            self.scripts[self.elements[-1][1].get("id") or str(len(self.scripts))] = data
+
+
+def embedded(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Parsed(text).scripts["data"])
+    return found
+
+
+def test_elements_are_closed_ids_are_unique_and_what_is_referred_to_is_there(reordered: Schedule) -> None:
+    elements = Parsed(page_text(page_of(reordered), LIBRARY)).elements
+    ids = Counter(of["id"] for _, of in elements if "id" in of)
+    assert set(ids.values()) == {1}
+    referred = [of[key] for _, of in elements for key in ("for", "aria-labelledby", "aria-describedby") if key in of]
+    assert referred
+    assert set(referred) <= set(ids)
+
+
+def test_the_ids_that_the_scripts_look_up_are_there(reordered: Schedule) -> None:
+    text = page_text(page_of(reordered), LIBRARY)
+    ids = {of["id"] for _, of in Parsed(text).elements if "id" in of}
+    wanted = set(re.findall(r'(?:\$|getElementById)\("([\w-]+)"\)', text))
+    assert {"data", "plots", "collectives", "live-where"} <= wanted <= ids
+    assert {f"{what}-{r}" for what in ("streams", "memory", "streams-title", "memory-title") for r in (0, 1)} <= ids
+
+
+def test_nothing_is_loaded(reordered: Schedule) -> None:
+    text = page_text(page_of(reordered), LIBRARY)
+    elements = Parsed(text).elements
+    assert not [(tag, of) for tag, of in elements if LOADING & set(of)]
+    assert not {"link", "img", "iframe", "base", "object", "embed"} & {tag for tag, _ in elements}
+    assert not re.search(r"https?:|url\(|@import|import\(|fetch\(|XMLHttpRequest", text)
+    policy = [of["content"] for tag, of in elements if of.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == ["default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"]
+
+
+def test_the_embedded_data_is_all_of_the_page(reordered: Schedule) -> None:
+    page = page_of(reordered)
+    assert embedded(page_text(page, LIBRARY)) == json.loads(json.dumps(page.to_json()))
+
+
+def test_the_first_table_needs_no_script(reordered: Schedule) -> None:
+    text = page_text(page_of(reordered), LIBRARY)
+    assert (
+        '<tr><th scope="row">step</th><td>190.0 us</td><td>120.0 us</td><td>-36.8 %</td><td>120.0 us</td></tr>' in text
+    )
+    assert "<p>Every figure on this page is simulated, in the runtime memory model:" in text
+    assert text.count("(simulated)</h2>") == 4 == text.count("<h2")
+
+
+def test_names_are_never_markup(odd: Problem) -> None:
+    bad = "</script><script>alert(1)</script><!--<script>"
+    nodes = tuple(node._replace(name=f"{bad}{v}") for v, node in enumerate(odd.nodes))
+    page = page_of(schedule(replace(odd, name=bad, nodes=nodes)))
+    text = page_text(page, LIBRARY)
+    assert bad not in text
+    assert embedded(text)["nodes"]["name"][0] == f"{bad}0"
+    assert text.count("<script") == 3
+
+
+def test_the_library_and_the_scripts_are_in_it(reordered: Schedule) -> None:
+    text = page_text(page_of(reordered), LIBRARY)
+    assert "// draws" in text
+    assert "drawn with Bokeh 9.9 (BSD-3-Clause)" in text
+    folder = Path(sys.modules[write_page.__module__].__file__ or "").parent / "page_files"
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*SCRIPTS, "page.html", "style.css"])
+    for name in SCRIPTS:
+        assert (folder / name).read_text() in text
+
+
+def test_no_bokeh_says_what_to_install(reordered: Schedule, tmp_path: Path) -> None:
+    with patch.dict(sys.modules, {"bokeh": None, "bokeh.resources": None}):
+        with pytest.raises(MissingExtraError) as caught:
+            check_html()
+        assert str(caught.value) == MISSING
+        with pytest.raises(MissingExtraError, match="needs bokeh"):
+            write_page(reordered, tmp_path / "out.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_without_bokeh_reads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_problem(EXAMPLE, tmp_path / "example.json")
+    unread = patch("overlap_sched.cli.command.load", side_effect=AssertionError("the input was read"))
+    with patch.dict(sys.modules, {"bokeh": None, "bokeh.resources": None}), unread:
+        assert run("report", str(tmp_path / "example.json"), "--html", str(tmp_path / "out.html")) == 2
+    assert capsys.readouterr() == ("", f"overlap-sched: error: {MISSING}\n")
+
+
+def plan_and_page(
+    problem: Path, folder: Path, capsys: pytest.CaptureFixture[str], *more: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Figures of ``plan --json`` and those on the page, without how long scheduling took."""
+    assert run("plan", str(problem), "--json", *more) == 0
+    plan = json.loads(capsys.readouterr().out)
+    out = folder / "out.html"
+    assert run("report", str(problem), "--html", str(out), *more) == 0
+    assert capsys.readouterr().out == f"{out}: written; open it in a browser\n"
+    page: dict[str, Any] = embedded(out.read_text(encoding="utf-8"))["figures"]
+    assert plan.pop("schema") == "overlap-sched/plan/1"
+    return {**plan, "schedule_s": 0}, {**page, "schedule_s": 0}
+
+
+def test_figures_equal_those_of_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_problem(EXAMPLE, tmp_path / "example.json")
+    with (
+        patch("overlap_sched.report.html.page.check_html"),
+        patch("overlap_sched.cli.outputs.check_html"),
+        patch("overlap_sched.report.html.page.bokeh_library", return_value=LIBRARY),
+    ):
+        plan, page = plan_and_page(tmp_path / "example.json", tmp_path, capsys, "--headroom", "5MiB")
+    assert page == plan
+    assert page["step_us"] == 120.0
+
+
+@pytest.mark.slow
+def test_ten_thousand_nodes_in_five_megabytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("bokeh", reason="bokeh is not installed")
+    plan, page = plan_and_page(INSTANCES / "dsv3_bw_64.json.gz", tmp_path, capsys, "--effort", "1")
+    assert page == plan
+    assert page["nodes"] == 9879
+    assert (tmp_path / "out.html").stat().st_size < 5_000_000
+
+
+def test_with_the_library_that_is_installed(reordered: Schedule, tmp_path: Path) -> None:
+    bokeh = pytest.importorskip("bokeh", reason="bokeh is not installed")
+    write_page(reordered, tmp_path / "out.html")
+    text = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert f"drawn with Bokeh {bokeh.__version__}" in text
+    elements = Parsed(text).elements
+    assert not [(tag, of) for tag, of in elements if LOADING & set(of)]

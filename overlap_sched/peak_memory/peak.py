@@ -6,8 +6,10 @@ says so with ``kinds``. In this order::
     collectives in flight   launched, not yet waited for: what the launch makes, and what it reads of its own
     optimizer               inputs named like an optimizer's state
     parameters              other pinned inputs
-    gradients               inputs named tangents; what a reduce_scatter or all_reduce reads or makes; what a step
-                            that makes nothing reads beside a pinned input (an update in place); outputs of a backward
+    gradients               inputs named tangents; what a reduce_scatter or all_reduce reads or makes (in a graph
+                            without tangents: where the result is as large as a parameter, if there are any); what a
+                            step that makes nothing reads beside a pinned input (an update in place); outputs of a
+                            backward
     gathered parameters     what an all_gather makes
     saved activations       other inputs that may be freed; what nobody touches for a while around the peak
     temporaries             all else
@@ -148,12 +150,15 @@ class StructuralKinds:
         self._pinned_inputs = {
             s for node in nodes if node.kind is Kind.INPUT for s in node.alloc if problem.storages[s].pinned
         }
+        of_parameters = {problem.storages[s].bytes for s in self._pinned_inputs}
         for v in problem.collectives:
             made = [*nodes[v].alloc, *(s for w in problem.waits.get(v, ()) for s in nodes[w].alloc)]
             if nodes[v].op.startswith("all_gather"):
                 self._gathered.update(made)
             elif nodes[v].op.startswith(("reduce_scatter", "all_reduce")):
-                self._reduced.update([*self.held_by(v), *made])
+                like_parameters = any(problem.storages[s].bytes in of_parameters for s in made)
+                if self._backward or not of_parameters or like_parameters:  # else activations of tensor parallelism
+                    self._reduced.update([*self.held_by(v), *made])
         self._updating: set[int] = set()
         for node in nodes:
             in_place = node.kind is Kind.COMPUTE and not node.alloc and not self._pinned_inputs.isdisjoint(node.use)

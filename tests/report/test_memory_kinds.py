@@ -1,5 +1,7 @@
 """Memory by kind: the example as drawn, sums that are the judge's, and the words of ``explain --peak``."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,19 @@ def test_the_example() -> None:
         "w": "parameters", "x": "saved activations", "full": "gathered parameters", "g": "temporaries",
         "dx": "temporaries", "dw": "gradients", "ds": "gradients",
     }  # fmt: skip
+
+
+def test_reductions_of_a_forward_graph_are_of_activations() -> None:
+    """No tangents, and a result unlike any parameter: of tensor parallelism. Without parameters nobody can tell."""
+    w, *others = EXAMPLE.storages
+    for first, reduced in ((w._replace(bytes=2 * MIB), "temporaries"), (w._replace(pinned=False), "gradients")):
+        kinds = memory_kinds(replace(EXAMPLE, storages=(first, *others)))
+        assert kinds[5:] == (reduced, reduced)
+    tangents = replace(
+        EXAMPLE, nodes=(EXAMPLE.nodes[0], EXAMPLE.nodes[1]._replace(name="tangents_1"), *EXAMPLE.nodes[2:])
+    )
+    kinds = memory_kinds(replace(tangents, storages=(w._replace(bytes=2 * MIB), *others)))
+    assert kinds[5:] == ("gradients", "gradients")
 
 
 def test_the_example_as_drawn() -> None:

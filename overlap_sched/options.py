@@ -55,7 +55,8 @@ class Options:
         effort: How much is tried, the best kept: scheduling runs on a graph of up to 15,000 nodes, fewer on a larger
             one but one at least (default 4; 0: the original order stays). The first runs try one policy each, 7 where
             compute binds and 8 where the network does; what is left starts from the order with the lowest peak, then
-            from the best found. Counted, not timed, so that all ranks get one order.
+            from the best found. Where what comes out does not fit the allocator, up to three runs and half a repair
+            per unit come on top. Counted, not timed, so that all ranks get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
         allocator: Whose room the order keeps to, besides the budget: it runs in what the original order makes torch's

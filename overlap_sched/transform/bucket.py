@@ -34,13 +34,22 @@ def bucketed(draft: Draft, bucket: Bucket, prices: Prices, alike: Alike) -> None
             end: :meth:`Draft.finished`.)
     """
     members = [member(draft, name) for name in bucket.members]
-    check_alike(members, alike)
+    check_alike([(one.node.name, _shared(one.node, alike)) for one in members])
     if bucket.form == "coalesced":
         outs = _coalesced(draft, bucket.name, members, prices)
     else:
         outs = _copied(draft, bucket.name, members, prices)
     for one, out in zip(members, outs, strict=True):
         replaced(draft, one, out)
+
+
+def _shared(node: Node, alike: Alike) -> dict[str, object]:
+    """What members must share."""
+    return {
+        "operator": node.op,
+        "process group": node.group,
+        "type and reduction": alike.get(node.name, ""),
+    }
 
 
 def _coalesced(draft: Draft, name: str, members: Sequence[Member], prices: Prices) -> list[NodeId]:

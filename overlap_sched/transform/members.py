@@ -79,26 +79,25 @@ def member(draft: Draft, name: str) -> Member:
     return Member(node, v, node.use, gives, waits, launch, draft.groups[node.group].size)
 
 
-def check_alike(members: Sequence[Member], alike: Alike) -> None:
-    """Members of a bucket must be of one operator, group, type of element and reduction.
+def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+    """Members of a bucket must be two or more, each once, and share what is said of them.
+
+    Args:
+        members: Each with its name, and what is said of it: the same things of all, in the order in which they are
+            compared, as ``"process group": "0"``.
 
     Raises:
-        RewriteError: They are not; or one is listed twice, or there is only one.
+        RewriteError: They are not alike; or one is listed twice, or there is only one.
     """
-    names = [one.node.name for one in members]
+    names = [name for name, _ in members]
     if len(set(names)) < max(len(names), 2):
         raise RewriteError(f"a bucket of {', '.join(names)}: two collectives at least, each once.")
-    first = members[0]
-    for one in members[1:]:
-        for what, here, there in (
-            ("operator", one.node.op, first.node.op),
-            ("process group", one.node.group, first.node.group),
-            ("type and reduction", alike.get(one.node.name, ""), alike.get(first.node.name, "")),
-        ):
+    first, shared = members[0]
+    for name, said in members[1:]:
+        for what, here in said.items():
+            there = shared[what]
             if here != there:
-                raise RewriteError(
-                    f"{one.node.name!r} has {what} {here!r} and {first.node.name!r} has {there!r}: a bucket has one."
-                )
+                raise RewriteError(f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
 
 
 def launched(draft: Draft, name: str, deps: Sequence[NodeId], time_us: float, at: float) -> tuple[NodeId, ...]:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites.backends import check_coalesced
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.exactness import check_exact
@@ -30,6 +29,7 @@ from overlap_sched.fx.rewrites.sites import (
     ranges,
     site,
 )
+from overlap_sched.transform.members import check_alike
 from overlap_sched.transform.rewrites import Bucket
 
 
@@ -41,7 +41,7 @@ def bucket(draft: Draft, rewrite: Bucket) -> None:
             nodes are sorted: :meth:`~overlap_sched.fx.rewrites.draft.Draft.sorted`.)
     """
     members = [site(draft, name) for name in rewrite.members]
-    check_alike(members)
+    check_alike([(one.node.name, _shared(one)) for one in members])
     for one in members:
         check_exact(one.node.name, one.op, one.reduction, one.taken.dtype, one.ranks)
     if rewrite.form == "coalesced":
@@ -73,28 +73,15 @@ def stand_in(draft: Draft, one: Site, first: fx.Node, out: fx.Node) -> None:
     draft.remove(one.node, first, out)
 
 
-def check_alike(members: Sequence[Site]) -> None:
-    """Members of a bucket must be of one operator, group, type of element and reduction.
-
-    Raises:
-        RewriteError: They are not; or one is listed twice, or there is only one.
-    """
-    names = [one.node.name for one in members]
-    if len(set(names)) < max(len(names), 2):
-        raise RewriteError(f"a bucket of {', '.join(names)}: two collectives at least, each once.")
-    first = members[0]
-    for one in members[1:]:
-        for what, here, there in (
-            ("operator", one.op, first.op),
-            ("process group", one.group_name, first.group_name),
-            ("type and reduction", one.kind, first.kind),
-            ("device", str(one.taken.device), str(first.taken.device)),
-            ("number of ranks", one.ranks, first.ranks),
-        ):
-            if here != there:
-                raise RewriteError(
-                    f"{one.node.name!r} has {what} {here!r} and {first.node.name!r} has {there!r}: a bucket has one."
-                )
+def _shared(one: Site) -> dict[str, object]:
+    """What members must share."""
+    return {
+        "operator": one.op,
+        "process group": one.group_name,
+        "type and reduction": one.kind,
+        "device": str(one.taken.device),
+        "number of ranks": one.ranks,
+    }
 
 
 def _coalesced(draft: Draft, name: str, members: Sequence[Site]) -> tuple[fx.Node, list[fx.Node]]:

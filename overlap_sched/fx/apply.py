@@ -8,23 +8,17 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.cost import Roofline
-from overlap_sched.cost.cluster_file import cluster_given
-from overlap_sched.cost.cluster_model import model_of
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
-from overlap_sched.fx.lifting import Lifted, lift
+from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
-from overlap_sched.fx.rewrites.backends import forms_for
+from overlap_sched.fx.rewrites.planning import plan_lifted
 from overlap_sched.options import Options, on_devices
 from overlap_sched.report.kept import why_no_better
 from overlap_sched.report.reserved_text import held_lines
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
-from overlap_sched.transform.plan import Plan
-from overlap_sched.transform.plan import plan as rewriting_plan
-from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
 
 NO_COLLECTIVES = "the graph has no collectives"
@@ -125,7 +119,7 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     if not lifted.problem.collectives:
         return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
     if options.rewrites and lift_arguments.get("cost") is None:
-        made = _planned(gm, lifted, options, lift_arguments)
+        made = plan_lifted(lifted, options, alike_of(gm))
         if made.rewrites:
             began = time.perf_counter()
             prepare(gm, made.rewrites, made.schedule.problem.names(made.schedule.order)).commit()
@@ -139,17 +133,6 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     began = time.perf_counter()
     reorder(gm, lifted.reordered(plan.order))
     return Report(name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
-
-
-def _planned(
-    gm: fx.GraphModule | fx.Graph, lifted: Lifted, options: Options, lift_arguments: Mapping[str, Any]
-) -> Plan:
-    """Rewrites and an order; new nodes are priced by what has priced the others."""
-    model, cluster = lift_arguments.get("model"), lift_arguments.get("cluster")
-    if model is None:
-        model = Roofline() if cluster is None else model_of(cluster_given(cluster))
-    forms = forms_for(lifted.nodes[v] for v in lifted.problem.collectives)
-    return rewriting_plan(lifted.problem, Prices(model), options, alike_of(gm), forms)
 
 
 def _restore(gm: fx.GraphModule | fx.Graph, before: list[fx.Node]) -> None:

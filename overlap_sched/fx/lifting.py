@@ -52,6 +52,7 @@ class Lifted:
         prices: Per problem id, its time, where that comes from, and what limits it.
         placements: Per process group, where it is, and what was assumed for that.
         devices: Types of those that its tensors are on: ``"cuda"``.
+        model: What has priced it; it prices what rewrites make, too.
     """
 
     problem: Problem
@@ -60,6 +61,7 @@ class Lifted:
     prices: tuple[Price, ...]
     placements: Mapping[str, Placement]
     devices: frozenset[str]
+    model: CostModel
 
     def reordered(self, order: Sequence[int]) -> list[fx.Node]:
         """The FX nodes in an order of the problem, each once: where the last of its ids is."""
@@ -135,7 +137,7 @@ def lift(
     of_host = (LAUNCH, FINISH)
     prices = tuple([costs.prices[v] if node.op not in of_host else Price(node.time_us, "table") for node, v in priced])
     fx_nodes = tuple([reading.nodes[v] for v in stands_for])
-    return Lifted(problem, fx_nodes, told, prices, placements, frozenset(reading.storages.device))
+    return Lifted(problem, fx_nodes, told, prices, placements, frozenset(reading.storages.device), model)
 
 
 def _nodes(

@@ -4,15 +4,12 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from overlap_sched.cost import Roofline
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.rewrites.backends import forms_for
+from overlap_sched.fx.rewrites.planning import plan_lifted
 from overlap_sched.inductor.fx_stage import schedule_fx
 from overlap_sched.inductor.reporting import log
 from overlap_sched.inductor.rewriting import Choice, rewrite_fx
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.transform.plan import plan
-from overlap_sched.transform.prices import Prices
 
 
 def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Choice:
@@ -21,12 +18,10 @@ def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Cho
     Times given by the user are of nodes that there are, and say nothing of those that rewrites make: where there are
     any, nothing is rewritten.
     """
-    problem = lifted.problem
     if settings.cost is not None:
-        log.info("%s: nothing is rewritten where times are given", problem.name)
+        log.info("%s: nothing is rewritten where times are given", lifted.problem.name)
         return Choice()
-    forms = forms_for(lifted.nodes[v] for v in problem.collectives)
-    made = plan(problem, Prices(settings.model or Roofline()), settings.options, alike, forms)
+    made = plan_lifted(lifted, settings.options, alike)
     if not made.rewrites:
         return Choice()
     return Choice(made.rewrites, made.schedule.problem.names(made.schedule.order))

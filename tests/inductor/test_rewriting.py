@@ -11,10 +11,11 @@ from torch import fx
 
 import overlap_sched
 from overlap_sched import Options
+from overlap_sched.cost import Roofline
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.errors import AgreementError, VerificationError
-from overlap_sched.fx import Lifted, Report
-from overlap_sched.fx.rewrites import backends
+from overlap_sched.fx import Lifted, Report, lift
+from overlap_sched.fx.rewrites import backends, planning
 from overlap_sched.inductor import choosing, fx_stage, rewriting
 from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
 from overlap_sched.inductor.settings import Settings
@@ -185,6 +186,18 @@ def test_nothing_is_rewritten_where_times_are_given() -> None:
     settings = Settings(replace(ROOMY, effort=4), stage="backend", cost=lambda node: 1.0)
     assert rewrite_fx(gm, settings, choosing.planned) == ()
     assert described(gm.graph) == before
+
+
+def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:
+    for cluster in (None, "dgx-h100"):
+        settings = Settings(ROOMY, stage="backend", ranks_per_node=2, cluster=cluster)
+        lifted = lift(GRAPHS["whole"]().graph, **settings.costs)
+        with mock.patch.object(planning, "plan") as plan:
+            plan.return_value.rewrites = ()
+            assert choosing.planned(lifted, settings, {}) == Choice()
+        prices = plan.call_args.args[1]
+        assert prices.model is lifted.model
+        assert isinstance(prices.model, Roofline) == (cluster is None)
 
 
 def test_what_was_rewritten_may_grow_no_more() -> None:

@@ -14,7 +14,7 @@ Two machines in a row: of jobs of compute, then communication, those come last w
 keeps what it uses alive until the end; as many as memory admits, those first that hide most.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,10 +60,10 @@ def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArra
     if task.pairs or not problem.collectives:
         return shifted
     timeline = replay(problem, shifted.order)
-    last, tail_us = _last_launch(problem, best.order), _tail_us(problem, shifted.order, timeline)
+    last, tail_us = _last_launch(problem, best.order), unhidden_us(problem, shifted.order, timeline)
     if tail_us < _WORTH * timeline.step_us:
         return shifted
-    jobs = _admitted(task.live_ranges, best.order, limit, last, tail_us)
+    jobs = _admitted(task.live_ranges, best.order, limit, last, tail_us, _alone_us(problem))
     for _ in range(_TRIES):
         hoped_us = min(tail_us, sum(job.compute_us for job in jobs)) - sum(job.comm_us for job in jobs)
         if hoped_us < _WORTH * timeline.step_us:
@@ -85,7 +85,29 @@ def _last_launch(problem: Problem, order: Order) -> int:
     return max(at for at, v in enumerate(order) if problem.nodes[v].kind is Kind.COLLECTIVE)
 
 
-def _tail_us(problem: Problem, order: Order, timeline: Replay) -> float:
+def deferred(
+    live_ranges: LiveRanges, order: Order, budget_bytes: int, tail_us: float, added_us: Callable[[int], float]
+) -> tuple[Order, frozenset[int]]:
+    """An order with compute deferred behind its last launch, and the collectives deferred with it.
+
+    Its own step may be longer: it is made for somebody who will put those collectives together.
+
+    Args:
+        live_ranges: Of the problem.
+        order: A valid order with collectives, within the budget.
+        budget_bytes: What the peak may be; the order made keeps to it.
+        tail_us: How much is to be hidden.
+        added_us: By collective, what it adds to the end: of one that goes together with others, less than its time.
+    """
+    limit, last = np.array(budget_bytes, dtype=np.int64), _last_launch(live_ranges.problem, order)
+    jobs = _admitted(live_ranges, order, limit, last, tail_us, added_us)
+    made = _deferred(live_ranges.problem, order, last, jobs)
+    if not jobs or bool((live_ranges.profile(made) > limit).any()):
+        return order, frozenset()
+    return made, frozenset(v for job in jobs for v in job.nodes).intersection(live_ranges.problem.collectives)
+
+
+def unhidden_us(problem: Problem, order: Order, timeline: Replay) -> float:
     """How much later the step ends than its compute would if nothing stood still behind the last launch."""
     last = _last_launch(problem, order)
     left_us = sum(problem.nodes[v].time_us for v in order[last:] if problem.nodes[v].kind is Kind.COMPUTE)
@@ -93,7 +115,12 @@ def _tail_us(problem: Problem, order: Order, timeline: Replay) -> float:
 
 
 def _admitted(
-    live_ranges: LiveRanges, order: Order, limit: npt.NDArray[np.int64], last: int, tail_us: float
+    live_ranges: LiveRanges,
+    order: Order,
+    limit: npt.NDArray[np.int64],
+    last: int,
+    tail_us: float,
+    added_us: Callable[[int], float],
 ) -> list[_Job]:
     """Jobs that hide the tail, the best first, for which there is memory from where they are to the end."""
     nodes, maker = live_ranges.problem.nodes, live_ranges.problem.allocator
@@ -103,7 +130,7 @@ def _admitted(
     kept: set[int] = set()  # and the storages that they keep alive until the end
     jobs: list[_Job] = []
     hidden_us = 0.0
-    for job in _candidates(live_ranges.problem, order, position, last, tail_us):
+    for job in _candidates(live_ranges.problem, order, position, last, tail_us, added_us):
         if hidden_us >= tail_us:
             break
         if job.nodes & taken:
@@ -123,13 +150,20 @@ def _admitted(
     return jobs
 
 
-def _candidates(problem: Problem, order: Order, position: dict[int, int], last: int, tail_us: float) -> list[_Job]:
+def _candidates(
+    problem: Problem,
+    order: Order,
+    position: dict[int, int],
+    last: int,
+    tail_us: float,
+    added_us: Callable[[int], float],
+) -> list[_Job]:
     """Jobs whose compute is longer than their communication: those that hide most of it first, the later first."""
     found: list[tuple[float, int, _Job]] = []
     for at, v in enumerate(order[:last]):
         if problem.nodes[v].kind is not Kind.COMPUTE or problem.nodes[v].time_us < _GRAIN * tail_us:
             continue  # of a tail of no length, what takes no time falls out as a job that hides nothing
-        job = _job(problem, v)
+        job = _job(problem, v, added_us)
         if job is None or order[last] in job.nodes or job.comm_us >= job.compute_us:
             continue
         before = max(
@@ -142,7 +176,12 @@ def _candidates(problem: Problem, order: Order, position: dict[int, int], last: 
     return [job for _, _, job in found[:_MOST_JOBS]]
 
 
-def _job(problem: Problem, v: int) -> _Job | None:
+def _alone_us(problem: Problem) -> Callable[[int], float]:
+    """Collectives that go each on its own add all their time."""
+    return lambda v: problem.nodes[v].time_us
+
+
+def _job(problem: Problem, v: int, added_us: Callable[[int], float]) -> _Job | None:
     """Node v and all that needs it but the output; ``None`` where that is much."""
     nodes, todo = {v}, [v]
     while todo:
@@ -152,9 +191,9 @@ def _job(problem: Problem, v: int) -> _Job | None:
                 todo.append(w)
         if len(nodes) > _MOST_NODES:
             return None
-    times = [(problem.nodes[w].kind, problem.nodes[w].time_us) for w in nodes]
-    comm_us = sum(us for kind, us in times if kind is Kind.COLLECTIVE)
-    return _Job(frozenset(nodes), sum(us for kind, us in times if kind is Kind.COMPUTE), comm_us)
+    compute_us = sum(problem.nodes[w].time_us for w in nodes if problem.nodes[w].kind is Kind.COMPUTE)
+    comm_us = sum(added_us(w) for w in nodes if problem.nodes[w].kind is Kind.COLLECTIVE)
+    return _Job(frozenset(nodes), compute_us, comm_us)
 
 
 def _deferred(problem: Problem, order: Order, last: int, jobs: Sequence[_Job]) -> Order:

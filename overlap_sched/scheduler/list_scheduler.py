@@ -64,7 +64,7 @@ def list_schedule(
     while len(state.order) < len(reference.order):
         v, reason = rules.choose()
         state.run(v, reason)
-        if state.earliest_end_us() > beat_us:
+        if max(state.earliest_end_us(), state.streams.least_end_us) > beat_us:
             return state.work()
     return Candidate(
         order=tuple(state.order),

@@ -67,6 +67,7 @@ class Streams:
 
     Attributes:
         contended: Do collectives slow compute, and are there several links?
+        least_end_us: No stream is done before; 0 where collectives do not go one by one at their own times.
         looked: Nodes visited by :meth:`delays_more_urgent`: the work done, for tests and benchmarks.
     """
 
@@ -74,7 +75,8 @@ class Streams:
         self, problem: Problem, priorities: Priorities, has_run: Sequence[bool], times: StreamTimes | None = None
     ) -> None:
         """Nothing launched; ``has_run``: per node id, kept up to date by its owner; ``times``: others than by FIFO."""
-        self.looked = 0
+        self.looked, self.least_end_us = 0, 0.0
+        self._one_by_one = times is None and not problem.contention
         self._nodes, self._before = problem.nodes, problem.predecessors
         self._level_us, self._has_run = priorities.bottom_level_us, has_run
         if times is None:
@@ -90,9 +92,12 @@ class Streams:
 
     def launch(self, v: NodeId, clock_us: float) -> None:
         """Collective v is launched now."""
+        group = self._nodes[v].group or ""
         self._times.launch(v, clock_us)
-        self._left_us[self._nodes[v].group or ""] -= self._nodes[v].time_us
+        self._left_us[group] -= self._nodes[v].time_us
         del self._to_launch[self._nodes[v].group][v]
+        if self._one_by_one:
+            self.least_end_us = max(self.least_end_us, self._times.free_us(group) + self._left_us[group])
 
     def start_us(self, v: NodeId, clock_us: float) -> float:
         """When v would start if it were launched now."""

@@ -4,6 +4,7 @@ Merging saves latency on a stream and costs memory, copies, and the time until t
 them binds shows only in a schedule. So candidates are scheduled, few of them, and the best is kept::
 
     the best order without rewrites                       always a candidate
+      -> deferred       compute behind the last launch, its collectives together      variant
       -> neighbours     buckets up to a cap, from small caps to large ones            neighbours
       -> batches        what waits for its stream goes together                       batching
       -> parts          larger or smaller caps in parts of the step, one by one
@@ -16,7 +17,8 @@ How much is tried is counted, never timed: every rank comes to the same plan. A 
 bound is not scheduled.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,17 +28,15 @@ from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import NETWORK_BINDS, Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.transform.apply import apply
 from overlap_sched.transform.batching import BatchingStreams
-from overlap_sched.transform.keys import BatchTime, batch_time, keys_of, without_latency
-from overlap_sched.transform.neighbours import Windows, neighbours
-from overlap_sched.transform.rewrites import Bucket, Form, Rewrite, Stream
+from overlap_sched.transform.keys import Key, without_latency
+from overlap_sched.transform.neighbours import neighbours
+from overlap_sched.transform.rewrites import Bucket, Form
 from overlap_sched.transform.trial import POLICIES, Asked, Trial, tried
+from overlap_sched.transform.variant import Base, Graph, bases
 
 CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
-BINDS = 0.5
-"""Neighbours are merged on streams that are at least this part as busy as the busiest."""
 BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0]))
 """Of batches of what waits: caps in latencies, and the policy of the run."""
 LEARNS, AFTERWARDS = 3, 2
@@ -62,9 +62,10 @@ class Wanted:
 
 @dataclass
 class Found:
-    """The best so far, and all that was tried, in this order; policies that have won, the last one first."""
+    """The best so far, what is enough, all that was tried, in this order; policies that have won, the last first."""
 
     best_us: float
+    enough_us: float
     best: Trial | None = None
     trials: list[Trial] = field(default_factory=list)
     winners: list[Policy] = field(default_factory=list)
@@ -81,6 +82,11 @@ class Found:
             self.winners.insert(0, trial.policy)
         return True
 
+    @property
+    def enough(self) -> bool:
+        """Is the best good enough?"""
+        return self.best_us <= self.enough_us
+
     def policies(self) -> Sequence[Policy]:
         """Those for the next try: all at first; then those that have won last, or the first where none has."""
         if sum(trial.problem is not None or trial.work.runs > 0 for trial in self.trials) < LEARNS:
@@ -88,132 +94,129 @@ class Found:
         return (self.winners or POLICIES)[:AFTERWARDS]
 
 
-class Graph:
-    """A problem with its reductions where they are to run: on their own stream, or on a second one.
-
-    Attributes:
-        problem: With the groups of this variant; ids are those of the problem asked about.
-        moved: Names of the collectives on a second communicator.
-        keys: Of all that may be bucketed. binding: of those on streams that bind.
-    """
-
-    def __init__(self, asked: Asked, moved: frozenset[str]) -> None:
-        self.asked, self.moved = asked, moved
-        streams = [Stream(asked.problem.nodes[v].name) for v in asked.problem.collectives]
-        self.problem = apply(asked.problem, [one for one in streams if one.collective in moved], asked.prices)
-        self.keys = keys_of(self.problem, asked.alike)
-        self.time_us: BatchTime = batch_time(self.problem, asked.prices)
-        binding = self._busy_groups()
-        self.binding = {v: key for v, key in self.keys.items() if key.group in binding}
-        self.windows = Windows(self.problem, self.problem.original_order)
-
-    def _busy_groups(self) -> list[str]:
-        nodes, busy = self.problem.nodes, dict.fromkeys(self.problem.groups, 0.0)
-        for v in self.problem.collectives:
-            busy[nodes[v].group or ""] += nodes[v].time_us
-        return [group for group, us in busy.items() if us >= BINDS * max(busy.values())]
-
-    def rewrites(self, groups: Sequence[Sequence[NodeId]], form: Form) -> tuple[Rewrite, ...]:
-        """Buckets of those that are several; then what moves to the second communicator."""
-        nodes = self.problem.nodes
-        buckets = [Bucket(tuple(nodes[v].name for v in sorted(ids)), form) for ids in groups if len(ids) > 1]
-        inside = {name for bucket in buckets for name in bucket.members}
-        names = [bucket.name for bucket in buckets if bucket.members[0] in self.moved]
-        names += [nodes[v].name for v in self.problem.collectives if nodes[v].name in self.moved - inside]
-        return (*buckets, *map(Stream, names))
-
-    def least_us(self, groups: Sequence[Sequence[NodeId]]) -> float:
-        """No step with these buckets is shorter: all compute, or the busiest stream."""
-        nodes = self.problem.nodes
-        busy = dict.fromkeys(self.problem.groups, 0.0)
-        inside = {v for ids in groups for v in ids}
-        for v in self.problem.collectives:
-            if v not in inside:
-                busy[nodes[v].group or ""] += nodes[v].time_us
-        for ids in groups:
-            key = self.keys[ids[0]]
-            busy[key.group] += self.time_us(key, sum(nodes[v].bytes for v in ids))
-        return max(sum(self.problem.compute_us), *busy.values())
-
-
-def search(asked: Asked, wanted: Wanted, step_us: float) -> Found:
+def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float) -> Found:
     """Try what may pay.
 
     Args:
         asked: The problem, prices, the budget.
         wanted: What may be tried.
         step_us: Of the best order without rewrites.
+        enough_us: Once a step is as short as this, nothing more is tried.
     """
-    found = Found(step_us)
+    found = Found(step_us, enough_us)
     graphs = [Graph(asked, frozenset())]
     if wanted.streams and (moved := _reductions(asked.problem)):
         graphs.append(Graph(asked, moved))
     for graph in graphs:
-        _search(graph, wanted, found)
-    if found.best is not None and len(wanted.forms) > 1:
+        _Search(graph, wanted.forms[0], found).run(wanted.buckets)
+    if found.best is not None and len(wanted.forms) > 1 and not found.enough:
         other = wanted.forms[1]
         again = tuple(Bucket(r.members, other) if isinstance(r, Bucket) else r for r in found.best.rewrites)
         what = f"{found.best.what}, {other}"
-        found.see(tried(asked, what, again, asked.problem.original_order, found.best_us, found.policies()))
+        found.see(tried(asked, what, again, found.best.start, found.best_us, found.policies()))
     return found
 
 
-def _search(graph: Graph, wanted: Wanted, found: Found) -> None:
-    """Caps, batches, then caps of parts around the best caps."""
-    asked, form = graph.asked, wanted.forms[0]
-    on = " on two streams" if graph.moved else ""
-    if graph.moved:
-        found.see(
-            tried(
-                asked,
-                "reductions on a second stream",
-                graph.rewrites((), form),
-                asked.problem.original_order,
-                found.best_us,
-                found.policies(),
-            )
-        )
-    if not wanted.buckets:
-        return
-    best_caps: tuple[float, ...] = ()
-    for cap in CAPS:
-        if _by_size(graph, found, (float(cap),) * PARTS, form, f"buckets of up to {cap} latencies{on}"):
-            best_caps = (float(cap),) * PARTS
-    for cap, order, groups in _batches(graph, asked.budget_bytes):
-        what = f"what waits goes together, up to {cap} latencies{on}"
-        found.see(tried(asked, what, graph.rewrites(groups, form), order, found.best_us, found.policies()))
-    for part in range(PARTS) if best_caps else ():
-        for factor in (1.5, 0.5):
-            caps = tuple(cap * factor if at == part else cap for at, cap in enumerate(best_caps))
-            what = f"buckets of up to {', '.join(f'{cap:g}' for cap in caps)} latencies in parts{on}"
-            if _by_size(graph, found, caps, form, what):
-                best_caps = caps
-                break
+class _Search:
+    """What is tried of one graph; ``found`` gets the results."""
+
+    def __init__(self, graph: Graph, form: Form, found: Found) -> None:
+        self.graph, self.form, self.found = graph, form, found
+        self.where = " on two streams" if graph.moved else ""
+
+    def run(self, buckets: bool) -> None:
+        """From the base that promises most; then what was best, from the other."""
+        first, *others = bases(self.graph)
+        if self.graph.moved:
+            self._try("reductions on a second stream", (), first.order)
+        if not buckets:
+            return
+        self._deferred(first)
+        best_caps = self._neighbours(first, CAPS)
+        best_batch = self._batches(first, BATCHES)
+        if best_caps and best_batch is None:
+            best_caps = self._parts(first, best_caps)
+        for base in others:
+            if best_batch is not None:
+                self._batches(base, (best_batch,))
+            elif best_caps:
+                self._by_size(base, best_caps)
+
+    def _deferred(self, base: Base) -> None:
+        """What is deferred goes together, in one bucket or two: the second starts later, and is shorter.
+
+        Alone it takes no more off the step than the last launch takes: tried where that is enough.
+        """
+        problem = self.graph.problem
+        if self.found.best_us - problem.nodes[problem.collectives[-1]].time_us > self.found.enough_us:
+            return
+        late: dict[Key, list[NodeId]] = {}
+        for v in base.order:
+            if v in base.deferred:
+                late.setdefault(self.graph.keys[v], []).append(v)
+        for parts in (1, 2) if late else ():
+            groups = [
+                ids[len(ids) * p // parts : len(ids) * (p + 1) // parts] for ids in late.values() for p in range(parts)
+            ]
+            self._try(f"compute behind the last launch, its collectives in {parts}", groups, base.order)
+
+    def _neighbours(self, base: Base, caps: Sequence[int]) -> tuple[float, ...]:
+        """The best caps; none where none was better than what there was."""
+        best_caps: tuple[float, ...] = ()
+        too_large = math.inf  # what does not fit before anything is moved, fits no better in larger buckets
+        for cap in caps:
+            if cap < too_large and self._by_size(base, (float(cap),) * PARTS):
+                best_caps = (float(cap),) * PARTS
+            elif self.found.trials and self.found.trials[-1].over_bytes > 0:
+                too_large = min(too_large, cap)
+        return best_caps
+
+    def _parts(self, base: Base, best_caps: tuple[float, ...]) -> tuple[float, ...]:
+        """Larger or smaller caps in one part of the step after the other."""
+        for part in range(PARTS):
+            for factor in (1.5, 0.5):
+                caps = tuple(cap * factor if at == part else cap for at, cap in enumerate(best_caps))
+                if self._by_size(base, caps):
+                    best_caps = caps
+                    break
+        return best_caps
+
+    def _by_size(self, base: Base, caps: tuple[float, ...]) -> bool:
+        graph = self.graph
+        each = f"{caps[0]:g}" if len(set(caps)) == 1 else f"{', '.join(f'{cap:g}' for cap in caps)} (in parts)"
+        groups = neighbours(graph.problem, base.order, graph.binding, graph.time_us, caps, base.windows)
+        return self._try(f"buckets of up to {each} latencies", groups, base.order)
+
+    def _batches(self, base: Base, batches: Sequence[tuple[int, Policy]]) -> tuple[int, Policy] | None:
+        """The best batch; none where none was better than what there was."""
+        graph, best = self.graph, None
+        if graph.problem.contention:
+            return None  # batches know streams of their own only
+        urgent = without_latency(graph.problem, graph.keys, graph.time_us)
+        reference = Reference(urgent, base.order)
+        for cap, policy in batches:
+            streams = BatchingStreams(graph.problem, graph.keys, graph.time_us, cap)
+            run = list_schedule(reference, np.array(graph.asked.budget_bytes, dtype=np.int64), policy, times=streams)
+            if isinstance(run, Candidate):
+                groups = [batch.members for batch in streams.batches if batch.key is not None]
+                if self._try(f"what waits goes together, up to {cap} latencies", groups, run.order):
+                    best = (cap, policy)
+        return best
+
+    def _try(self, what: str, groups: Sequence[Sequence[NodeId]], order: Order) -> bool:
+        """Is it the best now? Where the best is good enough, nothing is tried."""
+        graph, found = self.graph, self.found
+        if found.enough:
+            return False
+        rewrites, least_us = graph.rewrites(groups, self.form), graph.least_us(groups)
+        if least_us >= found.best_us:
+            why_not = f"its busiest stream alone takes {least_us:.0f} us"
+            return found.see(Trial(f"{what}{self.where}", rewrites, why_not=why_not))
+        return found.see(tried(graph.asked, f"{what}{self.where}", rewrites, order, found.best_us, found.policies()))
 
 
-def _by_size(graph: Graph, found: Found, caps: tuple[float, ...], form: Form, what: str) -> bool:
-    asked = graph.asked
-    order = asked.problem.original_order
-    groups = neighbours(graph.problem, order, graph.binding, graph.time_us, caps, graph.windows)
-    least_us = graph.least_us(groups)
-    rewrites = graph.rewrites(groups, form)
-    if least_us >= found.best_us:
-        why_not = f"its busiest stream alone takes {least_us:.0f} us"
-        return found.see(Trial(what, rewrites, why_not=why_not))
-    return found.see(tried(asked, what, rewrites, order, found.best_us, found.policies()))
-
-
-def _batches(graph: Graph, budget_bytes: int) -> Iterator[tuple[int, Order, list[list[NodeId]]]]:
-    """Orders of the problem in which what waits goes together, with what went together."""
-    if graph.problem.contention:
-        return  # batches know streams of their own only
-    urgent = without_latency(graph.problem, graph.keys, graph.time_us)
-    reference = Reference(urgent, urgent.original_order)
-    for cap, policy in BATCHES:
-        streams = BatchingStreams(graph.problem, graph.keys, graph.time_us, cap)
-        run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, times=streams)
-        if isinstance(run, Candidate):
-            yield cap, run.order, [batch.members for batch in streams.batches if batch.key is not None]
+def _parts_of(ids: Sequence[NodeId], parts: int) -> list[Sequence[NodeId]]:
+    return [ids[len(ids) * p // parts : len(ids) * (p + 1) // parts] for p in range(parts)]
 
 
 def _reductions(problem: Problem) -> frozenset[str]:

@@ -18,8 +18,8 @@ from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Alike, member
 from overlap_sched.transform.prices import Prices
 
-SMALL_BYTES = 2**16
-"""What a collective of so few bytes takes is latency."""
+SMALL_BYTES, LARGE_BYTES = 2**16, 2**28
+"""What a collective of so few bytes takes is latency; what one of so many takes has next to none in it."""
 
 
 class Key(NamedTuple):
@@ -84,11 +84,10 @@ def batch_time(problem: Problem, prices: Prices) -> BatchTime:
 
 def without_latency(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> Problem:
     """The problem with each collective at what it adds to a large batch: how urgent it is once many go together."""
-    large = 2**28
     nodes = list(problem.nodes)
     for v, key in keys.items():
         node = nodes[v]
-        nodes[v] = node._replace(time_us=min(node.time_us, time_us(key, large) / large * node.bytes))
+        nodes[v] = node._replace(time_us=min(node.time_us, time_us(key, LARGE_BYTES) / LARGE_BYTES * node.bytes))
     return Problem(
         problem.name, tuple(nodes), problem.storages, problem.groups, problem.memory_model, problem.contention
     )

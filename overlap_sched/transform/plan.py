@@ -23,7 +23,7 @@ from overlap_sched.scheduler.pipeline import phases, schedule
 from overlap_sched.scheduler.portfolio import close_enough
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.apply import NOT_KNOWN, apply
-from overlap_sched.transform.choose import Found, Wanted, search
+from overlap_sched.transform.choose import Wanted, search
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
@@ -83,12 +83,15 @@ def plan(
     without = schedule(problem, replace(options, rewrites=(), allocator=allocator))
     if "bucket" not in options.rewrites and "stream" not in options.rewrites:
         return Plan((), without, without)
-    if not options.effort or not problem.collectives or _good_enough(without):
+    enough_us = _enough_us(without)
+    if not options.effort or not problem.collectives or without.scheduled.step_us <= enough_us:
         return Plan((), without, without)
     began = time.perf_counter()
     kept = Plan((), without, without)
     try:
-        found = _searched(without, prices, options, alike, forms)
+        asked = Asked(without.problem, prices, alike, without.budget_bytes)
+        wanted = Wanted(tuple(forms), "bucket" in options.rewrites, "stream" in options.rewrites)
+        found = search(asked, wanted, without.scheduled.step_us, enough_us)
         kept = replace(kept, trials=tuple(found.trials))
         if found.best is None:
             return replace(kept, plan_s=time.perf_counter() - began)
@@ -107,17 +110,10 @@ def plan(
     return replace(made, trials=kept.trials, plan_s=time.perf_counter() - began)
 
 
-def _good_enough(without: Schedule) -> bool:
-    """Nothing is to be gained by rewrites where the order alone is as near to all compute as is asked for."""
+def _enough_us(without: Schedule) -> float:
+    """Nothing is to be gained by rewrites where a step is as near to all compute as is asked for."""
     task = Task(without.problem, without.options, without.base_bytes)
-    compute_us = sum(without.problem.compute_us)
-    return without.scheduled.step_us <= compute_us * close_enough(task)
-
-
-def _searched(without: Schedule, prices: Prices, options: Options, alike: Alike | None, forms: Sequence[Form]) -> Found:
-    asked = Asked(without.problem, prices, alike, without.budget_bytes)
-    wanted = Wanted(tuple(forms), "bucket" in options.rewrites, "stream" in options.rewrites)
-    return search(asked, wanted, without.scheduled.step_us)
+    return sum(without.problem.compute_us) * close_enough(task)
 
 
 def _finished(without: Schedule, best: Trial, prices: Prices, options: Options, alike: Alike | None) -> Plan:

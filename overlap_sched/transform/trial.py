@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,8 +47,10 @@ class Trial:
         what: It, in words.
         rewrites: What was tried.
         step_us: The step found; ``inf``: none within the budget, or none as short as the best before it.
+        start: The order of the problem as it was that it started from; empty where nothing was scheduled.
         problem, order: The rewritten problem, and the order found; ``None`` and empty without one.
         why_not: Why it was not taken, in words; ``""``: it was, for the moment.
+        over_bytes: By how much it was above the budget before anything was moved; 0: it was not, or was not looked at.
         work: What it took.
         policy: Which of the policies has found it.
     """
@@ -56,9 +58,11 @@ class Trial:
     what: str
     rewrites: tuple[Rewrite, ...] = ()
     step_us: float = math.inf
+    start: Order = ()
     problem: Problem | None = None
     order: Order = ()
     why_not: str = ""
+    over_bytes: int = 0
     work: Work = NO_WORK
     policy: Policy | None = None
 
@@ -85,11 +89,12 @@ def tried(
     try:
         problem = apply(asked.problem, rewrites, asked.prices, asked.alike or NOT_KNOWN, order)
     except RewriteError as error:
-        return _because(failed, str(error))
+        return replace(failed, why_not=str(error))
     live_ranges = LiveRanges(problem)
     over_bytes = int(live_ranges.profile(problem.original_order).max()) - asked.budget_bytes
     if over_bytes > 0:
-        return _because(failed, f"{over_bytes:,} bytes above the budget before anything is moved")
+        why_not = f"{over_bytes:,} bytes above the budget before anything is moved"
+        return replace(failed, why_not=why_not, over_bytes=over_bytes)
     reference = Reference(problem, primed(problem, live_ranges, asked.budget_bytes), live_ranges)
     best, by, work = None, None, NO_WORK
     for policy in policies:
@@ -98,12 +103,8 @@ def tried(
         if isinstance(run, Candidate) and run.step_us < beat_us * (1 - SAME_STEP):
             best, by, beat_us = run, policy, run.step_us
     if best is None:
-        return _because(failed, "no shorter", work)
-    return Trial(what, tuple(rewrites), best.step_us, problem, best.order, "", work, by)
-
-
-def _because(failed: Trial, why_not: str, work: Work = NO_WORK) -> Trial:
-    return Trial(failed.what, failed.rewrites, why_not=why_not, work=work)
+        return replace(failed, why_not="no shorter", work=work)
+    return Trial(what, tuple(rewrites), best.step_us, tuple(order), problem, best.order, work=work, policy=by)
 
 
 def _run(reference: Reference, policy: Policy, budget_bytes: int, beat_us: float) -> Candidate | Work:

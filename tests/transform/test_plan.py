@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 
-from overlap_sched import Kind, Options, Problem
+from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.validate import violation
 from overlap_sched.transform import plan as planning
@@ -14,7 +14,7 @@ from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.rewrites import Bucket, Stream
 from tests.support.oracle import peak_by_definition, step_by_definition
-from tests.support.sharded import PRICES, sharded, sharded_problems
+from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
 from tests.support.symbolic import meanings
 
 BOUND = sharded([[2, 2, 2]] * 4, compute_us=4.0)
@@ -48,6 +48,49 @@ def test_latency_is_saved_where_the_network_binds() -> None:
     assert found.schedule.scheduled.step_us < 0.6 * found.without.scheduled.step_us
     assert found.without.scheduled.step_us == pytest.approx(24 * 12.0)
     assert sum(record.stream_us for record in found.records) == pytest.approx(10.0 * (24 - len(launches)))
+
+
+def ending_late(jobs: int) -> Problem:
+    """Weight gradients that take as long as their scatters alone, then a chain whose scatter nothing can hide.
+
+    Each gradient is made from 8 bytes of its own; a limit of 200 bytes more than the original peak holds them all.
+    """
+    storages = [Storage(8) for _ in range(jobs)]
+    nodes = [Node(f"x{k}", Kind.INPUT, alloc=(k,)) for k in range(jobs)]
+    for name, compute_us, nbytes, inputs in [
+        *((f"w{k}", 12.0, 8, (k,)) for k in range(jobs)),
+        ("chain", 50.0, 200, ()),
+    ]:
+        v, s = len(nodes), len(storages)
+        storages += [Storage(nbytes), Storage(nbytes // RANKS)]
+        us = PRICES.collective_us("reduce_scatter_tensor", nbytes, Group(RANKS, True))
+        nodes.append(Node(name, Kind.COMPUTE, inputs, (s,), inputs, compute_us))
+        scatter = Node(f"{name}_scatter", Kind.COLLECTIVE, (v,), (s + 1,), (s,), us, "reduce_scatter_tensor", "fsdp")
+        nodes.append(scatter._replace(bytes=nbytes))
+    for v in [v for v, node in enumerate(nodes) if node.kind is Kind.COLLECTIVE]:
+        held = (*nodes[v].use, *nodes[v].alloc)
+        nodes.append(Node(f"{nodes[v].name}_wait", Kind.WAIT, (v,), (), held, collective=v))
+    nodes.append(Node("output", Kind.OUTPUT, tuple(range(len(nodes) - jobs - 1, len(nodes)))))
+    return Problem("late", tuple(nodes), tuple(storages), {"fsdp": Group(RANKS, True)})
+
+
+def test_what_is_computed_behind_the_last_launch_shares_one_latency() -> None:
+    problem = ending_late(6)
+    found = plan(problem, PRICES, replace(BUCKETS, headroom="200%"))
+    assert found.without.scheduled.step_us == pytest.approx(6 * 12 + 50 + 60)
+    assert {name for one in found.rewrites for name in one.members} == {f"w{k}_scatter" for k in range(6)}
+    assert found.schedule.scheduled.step_us <= 50 + 6 * 12 + (10 + 6 * 2)
+    ran = [name for name in found.schedule.problem.names(found.schedule.order) if name.startswith(("w", "chain"))]
+    assert ran[0] == "chain"
+    assert plan(problem, PRICES, BUCKETS).schedule.scheduled.peak_bytes <= max(
+        peak_by_definition(problem, list(problem.original_order))
+    )
+
+
+def test_once_a_step_is_good_enough_nothing_more_is_tried() -> None:
+    found = plan(ending_late(200), PRICES, replace(BUCKETS, headroom="200%", effort=1))
+    assert found.schedule.scheduled.step_us <= 1.015 * sum(found.schedule.problem.compute_us)
+    assert [trial.why_not for trial in found.trials] == [""]
 
 
 def test_nothing_is_rewritten_where_compute_hides_everything() -> None:

@@ -1,0 +1,97 @@
+"""A graph whose collectives are about to go together: on which streams they run, and what may join what."""
+
+from collections.abc import Sequence
+
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.problem import NodeId, Order, Problem
+from overlap_sched.scheduler.fill_tail import deferred
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.keys import LARGE_BYTES, BatchTime, batch_time, keys_of
+from overlap_sched.transform.neighbours import Windows
+from overlap_sched.transform.rewrites import Bucket, Form, Rewrite, Stream
+from overlap_sched.transform.trial import Asked
+
+BINDS = 0.5
+"""Neighbours are merged on streams that are at least this part as busy as the busiest."""
+
+
+class Graph:
+    """A problem with its reductions where they are to run: on their own stream, or on a second one.
+
+    Attributes:
+        problem: With the groups of this variant; ids are those of the problem asked about.
+        moved: Names of the collectives on a second communicator.
+        keys: Of all that may be bucketed. binding: of those on streams that bind.
+    """
+
+    def __init__(self, asked: Asked, moved: frozenset[str]) -> None:
+        self.asked, self.moved = asked, moved
+        streams = [Stream(asked.problem.nodes[v].name) for v in asked.problem.collectives]
+        self.problem = apply(asked.problem, [one for one in streams if one.collective in moved], asked.prices)
+        self.keys = keys_of(self.problem, asked.alike)
+        self.time_us: BatchTime = batch_time(self.problem, asked.prices)
+        binding = self._busy_groups()
+        self.binding = {v: key for v, key in self.keys.items() if key.group in binding}
+
+    def _busy_groups(self) -> list[str]:
+        nodes, busy = self.problem.nodes, dict.fromkeys(self.problem.groups, 0.0)
+        for v in self.problem.collectives:
+            busy[nodes[v].group or ""] += nodes[v].time_us
+        return [group for group, us in busy.items() if us >= BINDS * max(busy.values())]
+
+    def rewrites(self, groups: Sequence[Sequence[NodeId]], form: Form) -> tuple[Rewrite, ...]:
+        """Buckets of those that are several; then what moves to the second communicator."""
+        nodes = self.problem.nodes
+        buckets = [Bucket(tuple(nodes[v].name for v in sorted(ids)), form) for ids in groups if len(ids) > 1]
+        inside = {name for bucket in buckets for name in bucket.members}
+        names = [bucket.name for bucket in buckets if bucket.members[0] in self.moved]
+        names += [nodes[v].name for v in self.problem.collectives if nodes[v].name in self.moved - inside]
+        return (*buckets, *map(Stream, names))
+
+    def least_us(self, groups: Sequence[Sequence[NodeId]]) -> float:
+        """No step with these buckets is shorter: all compute, or the busiest stream."""
+        nodes = self.problem.nodes
+        busy = dict.fromkeys(self.problem.groups, 0.0)
+        inside = {v for ids in groups for v in ids}
+        for v in self.problem.collectives:
+            if v not in inside:
+                busy[nodes[v].group or ""] += nodes[v].time_us
+        for ids in groups:
+            key = self.keys[ids[0]]
+            busy[key.group] += self.time_us(key, sum(nodes[v].bytes for v in ids))
+        return max(sum(self.problem.compute_us), *busy.values())
+
+    def added_us(self, v: NodeId) -> float:
+        """What collective v adds to a large batch; all its time where it goes alone."""
+        node, key = self.problem.nodes[v], self.keys.get(v)
+        if key is None:
+            return node.time_us
+        return min(node.time_us, self.time_us(key, LARGE_BYTES) / LARGE_BYTES * node.bytes)
+
+
+class Base:
+    """An order of a graph that rewrites start from.
+
+    Attributes:
+        order: Valid, within the budget. windows: between which of its positions collectives can be launched.
+        deferred: Collectives behind the last launch of the original order, with their compute.
+    """
+
+    def __init__(self, problem: Problem, order: Order, deferred: frozenset[NodeId] = frozenset()) -> None:
+        self.order, self.deferred = order, deferred
+        self.windows = Windows(problem, order)
+
+
+def bases(graph: Graph) -> list[Base]:
+    """The original order; before it, the same with compute deferred that hides its last launch, where there is some.
+
+    A weight gradient whose own collective takes as long hides nothing alone; many that share one latency do::
+
+        compute       |======= chain =======|= w1 =|= w2 =|= w3 =|
+        group stream                        |======== v =========|= w1 w2 w3 =|
+    """
+    problem, asked = graph.problem, graph.asked
+    original = problem.original_order
+    tail_us = problem.nodes[problem.collectives[-1]].time_us
+    order, late = deferred(LiveRanges(problem), original, asked.budget_bytes, tail_us, graph.added_us)
+    return [*([Base(problem, order, late)] if late else []), Base(problem, original)]

@@ -63,15 +63,15 @@ class Options:
             CUDA caching allocator reserve (:mod:`overlap_sched.scheduler.reserve`), as near as can be. ``"plain"`` or
             ``"expandable"``: with segments of that kind. Or settings as in ``PYTORCH_ALLOC_CONF``:
             ``"expandable_segments:True,max_split_size_mb:512"``. ``"environment"`` (default): as that variable says in
-            this process, ``"plain"`` where it says nothing; not in the tracker's memory model, nor with rewrites, nor
-            for graphs of another device than CUDA. ``"none"``: live bytes alone count.
+            this process, ``"plain"`` where it says nothing; not in the tracker's memory model, nor for graphs
+            of another device than CUDA. ``"none"``: live bytes alone count.
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the
             process group's store; all use it or none does, see ``docs/agreement.md``. ``"none"``: they trust that
             all have the same graph and options; where they have not, the job may hang. A rank alone does nothing.
         rewrites: How collectives may be rewritten, besides being reordered (:mod:`overlap_sched.transform`):
             ``"bucket"`` (several become one), ``"stream"`` (reductions go to a second communicator), or both. Default
             ``()``: none.
-            With any, ``budget``, ``preserve_collective_order`` and ``allocator`` stay at their defaults.
+            With any, ``budget`` and ``preserve_collective_order`` stay at their defaults.
 
     Raises:
         OptionsError: A value is not one of those above.
@@ -134,11 +134,10 @@ class Options:
             "budget": "peak",
             "memory_model": "runtime",
             "preserve_collective_order": "none",
-            "allocator": "environment",
         }
         for name, default in defaults.items() if names else ():
             value = getattr(self, name)
-            if value not in (default, "none"):
+            if value != default:
                 raise OptionsError(
                     f"rewrites is {names!r} and {name} is {value!r}: a rewritten graph has other nodes, launches and "
                     f"storages, so that it means nothing there. Use {name}={default!r}, or rewrites=()."
@@ -149,7 +148,7 @@ def kept_allocator(options: Options) -> AllocatorSettings | None:
     """The allocator whose room orders keep to (``Options.allocator``); ``None``: live bytes alone count."""
     if options.allocator != "environment":
         return allocator_named(options.allocator)
-    if options.memory_model != "runtime" or options.rewrites:
+    if options.memory_model != "runtime":
         return None
     return allocator_settings(settings_in_environment())
 

@@ -75,7 +75,7 @@ def test_the_allocator_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatc
     assert kept_allocator(Options(allocator="plain")) == PLAIN
     assert kept_allocator(Options(allocator="none")) is None
     assert kept_allocator(Options(memory_model="tracker")) is None
-    assert kept_allocator(Options(rewrites=("bucket",))) is None
+    assert kept_allocator(Options(rewrites=("bucket",))) == EXPANDABLE
 
 
 def test_the_allocator_is_that_of_cuda() -> None:
@@ -172,7 +172,6 @@ def test_rewrites_that_are_none(rewrites: Any) -> None:
         {"budget": "profile"},
         {"memory_model": "tracker"},
         {"preserve_collective_order": "group"},
-        {"allocator": "expandable"},
     ],
 )
 def test_rewrites_want_the_other_defaults(other: dict[str, Any]) -> None:

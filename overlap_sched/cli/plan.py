@@ -122,11 +122,11 @@ def answer(
         more = {} if made is None else rewrites_figures(made)
         more |= {"prices": prices_of(options, loaded), "reserved": reserved_figures(reserved)}
         return as_json("plan", {**figures(result), **more})
+    beyond = list(filter(None, [not_held(result, original)]))
     if made is not None:
-        return (summary(result, reserved_rows(reserved)), rewrites_text(made))
+        return (summary(result, reserved_rows(reserved)), rewrites_text(made), *beyond)
     kept = () if result.fell_back is None else (f"The original order was kept: {result.fell_back}",)
-    beyond = not_held(result)
-    return (summary(result, reserved_rows(reserved)), *kept, *([beyond] if beyond else []))
+    return (summary(result, reserved_rows(reserved)), *kept, *beyond)
 
 
 def prices_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What the caching allocator makes of a schedule: three figures before and after, as data and as rows of a table."""
 
+from dataclasses import replace
 from typing import Any
 
 from overlap_sched.options import kept_allocator
@@ -75,12 +76,19 @@ def reserved_rows(changes: dict[str, ReservedChange]) -> list[tuple[str, ...]]:
     return rows
 
 
-def not_held(schedule: Schedule) -> str:
-    """What the new order needs beyond what its allocator was to keep to, and why; ``""``: nothing."""
+def not_held(schedule: Schedule, original: Problem | None = None) -> str:
+    """What the new order needs beyond what its allocator was to keep to, and why; ``""``: nothing.
+
+    Args:
+        schedule: Whose order is the new one.
+        original: Whose original order it is compared with; ``None``: the same problem (else it was rewritten).
+    """
     settings = kept_allocator(schedule.options)
-    if settings is None or schedule.order == schedule.problem.original_order:
+    if settings is None or (original is None and schedule.order == schedule.problem.original_order):
         return ""
-    reserve = Reserve.of(Task(schedule.problem, schedule.options, schedule.base_bytes), settings)
+    task = Task(schedule.problem, schedule.options, schedule.base_bytes)
+    was = task if original is None else replace(task, problem=original)
+    reserve = Reserve.of(was, settings).rewritten(task)
     broken = reserve.overdraft(schedule.order)
     if broken == NOTHING:
         return ""

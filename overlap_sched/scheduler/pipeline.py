@@ -30,7 +30,7 @@ from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.fill_tail import fill_tail
 from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import within_reserve
+from overlap_sched.scheduler.reserve import Reserve, within_reserve
 from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 from overlap_sched.scheduler.shift import shift
 
@@ -95,7 +95,8 @@ def _best_order(problem: Problem, options: Options, original: Candidate) -> tupl
             if found.beats(best):
                 best = found
     if best.order != original.order and (settings := kept_allocator(options)) is not None:
-        best = within_reserve(asked, settings, Reference(problem, first, asked.live_ranges), replace(best, work=work))
+        reference = Reference(problem, first, asked.live_ranges)
+        best = within_reserve(Reserve.of(asked, settings), reference, replace(best, work=work))
         work = best.work
     kept = best.order == original.order and not asked.within_budget(best.order)
     return replace(best, work=work), original.peak_bytes if kept else asked.base_bytes

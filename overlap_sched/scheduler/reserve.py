@@ -83,7 +83,7 @@ class Reserve:
     """What the original order needs of the allocator.
 
     Attributes:
-        task: Whose. settings: Of the allocator.
+        task: Whose orders are looked at. settings: Of the allocator.
         reserved_bytes: Reserved without a limit. capacity_bytes: the smallest that suffices. spare_bytes: on top.
     """
 
@@ -101,6 +101,10 @@ class Reserve:
         spare_bytes = headroom_bytes(task.options.headroom, task.base_bytes)
         spare_bytes += SEGMENTS_BYTES if reserved < SMALL_BYTES else 0
         return cls(task, settings, reserved, requests.smallest_capacity(settings, reserved), spare_bytes)
+
+    def rewritten(self, task: Task) -> "Reserve":
+        """For orders of what the problem has become: they may need what the problem as it was needs."""
+        return replace(self, task=task)
 
     def overdraft(self, order: Order) -> Overdraft:
         """What a valid order breaks."""
@@ -138,23 +142,21 @@ class Reserve:
         return repaired(self.task, found, self.growth, spare_bytes, self.most_capacity)
 
 
-def within_reserve(task: Task, settings: AllocatorSettings, reference: Reference, best: Candidate) -> Candidate:
+def within_reserve(reserve: Reserve, reference: Reference, best: Candidate) -> Candidate:
     """The phase: the best order, or one near it that an allocator can hold.
 
     Args:
-        task: What is asked for.
-        settings: Of the allocator.
+        reserve: What the order may need.
         reference: The order that runs start from.
         best: The best order behind all other phases.
     """
-    reserve = Reserve.of(task, settings)
     breaks = reserve.overdraft(best.order)
     if breaks == NOTHING:
         return best
     held, broken = _held(reserve, reference, best, breaks)
-    limit = task.limit_after(best)
+    limit = reserve.task.limit_after(best)
     for farthest in SHIFTS:
-        moved = shift(task, held, limit, farthest)
+        moved = shift(reserve.task, held, limit, farthest)
         if moved.step_us <= held.step_us:
             after = reserve.overdraft(moved.order)
             if after == NOTHING or after < broken:

@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
-from overlap_sched.options import Options
+from overlap_sched.options import Options, kept_allocator
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.pipeline import phases, schedule
 from overlap_sched.scheduler.portfolio import close_enough
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.reserve import Overdraft, Reserve, within_reserve
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.choose import Wanted, search
@@ -32,6 +34,11 @@ from overlap_sched.transform.trial import Asked, Trial
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
+HELD = 2
+"""So many of the shortest trials are looked at, until the allocator can hold one."""
+MOST_EXTRA, WORTH = 0.05, 4.0
+"""What the allocator cannot hold is taken where it lacks at most this part of what the original order reserves, more
+than the best order without rewrites does, and the step is shorter by so many times that part."""
 
 
 @dataclass(frozen=True)
@@ -79,26 +86,21 @@ def plan(
     """
     if not forms:
         raise OptionsError("forms is empty: buckets are coalesced, copied, or both.")
-    allocator = "none" if options.rewrites else options.allocator
-    without = schedule(problem, replace(options, rewrites=(), allocator=allocator))
+    without = schedule(problem, replace(options, rewrites=()))
     if "bucket" not in options.rewrites and "stream" not in options.rewrites:
         return Plan((), without, without)
     enough_us = _enough_us(without)
     if not options.effort or not problem.collectives or without.scheduled.step_us <= enough_us:
         return Plan((), without, without)
-    began = time.perf_counter()
-    kept = Plan((), without, without)
+    began, made = time.perf_counter(), Plan((), without, without)
     try:
         asked = Asked(without.problem, prices, alike, without.budget_bytes)
         wanted = Wanted(tuple(forms), "bucket" in options.rewrites, "stream" in options.rewrites)
         found = search(asked, wanted, without.scheduled.step_us, enough_us)
-        kept = replace(kept, trials=tuple(found.trials))
-        if found.best is None:
-            return replace(kept, plan_s=time.perf_counter() - began)
-        made = _finished(without, found.best, prices, options, alike)
-        broken = _broken(made)
+        made = _best(without, found.trials, prices, options, alike)
+        broken = _broken(made) if made.rewrites else None
     except Exception as error:  # what fails here must not take the training job with it
-        made, broken = kept, f"choosing rewrites failed: {type(error).__name__}: {error}"
+        broken = f"choosing rewrites failed: {type(error).__name__}: {error}"
         if options.strict:
             raise VerificationError(broken) from error
     if broken is not None:
@@ -106,8 +108,8 @@ def plan(
         if options.strict:
             raise VerificationError(message)
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
-        return replace(kept, fell_back=broken, plan_s=time.perf_counter() - began)
-    return replace(made, trials=kept.trials, plan_s=time.perf_counter() - began)
+        made = Plan((), without, without, trials=made.trials, fell_back=broken)
+    return replace(made, plan_s=time.perf_counter() - began)
 
 
 def _enough_us(without: Schedule) -> float:
@@ -116,18 +118,55 @@ def _enough_us(without: Schedule) -> float:
     return sum(without.problem.compute_us) * close_enough(task)
 
 
-def _finished(without: Schedule, best: Trial, prices: Prices, options: Options, alike: Alike | None) -> Plan:
-    """The best trial with all that the scheduler does behind it, on the problem in its own order."""
+def _best(without: Schedule, trials: Sequence[Trial], prices: Prices, options: Options, alike: Alike | None) -> Plan:
+    """The shortest trial that the allocator holds as well as the best order without rewrites, or that is worth it."""
+    settings, seen = kept_allocator(without.options), list(trials)
+    task = Task(without.problem, without.options, without.base_bytes)
+    reserve = None if settings is None else Reserve.of(task, settings)
+    most = None if reserve is None else reserve.overdraft(without.order)
+    good = sorted((k for k, trial in enumerate(trials) if trial.problem is not None), key=lambda k: trials[k].step_us)
+    for k in good[:HELD]:
+        problem, found = _finished(without, trials[k], prices, alike, reserve)
+        if reserve is not None and most is not None:
+            breaks = reserve.rewritten(_task(without, problem)).overdraft(found.order)
+            extra = max(breaks.over_bytes - most.over_bytes, 0) / reserve.reserved_bytes
+            gain = 1 - found.step_us / without.scheduled.step_us
+            if breaks > most and (extra > MOST_EXTRA or gain < WORTH * extra):
+                seen[k] = replace(seen[k], why_not=_not_held(breaks))
+                continue
+        if not found.step_us < without.scheduled.step_us:
+            seen[k] = replace(seen[k], why_not="no shorter once the allocator can hold it")
+            continue
+        return replace(_planned(without, problem, found, trials[k].rewrites), trials=tuple(seen))
+    return Plan((), without, without, trials=tuple(seen))
+
+
+def _not_held(breaks: Overdraft) -> str:
+    return f"the allocator needs {breaks.over_bytes:,} bytes more than it may: too much for what it takes off the step"
+
+
+def _task(without: Schedule, problem: Problem) -> Task:
+    """Of the rewritten problem, within the budget of the one as it was."""
+    return Task(problem, replace(without.options, headroom=0, base="original"), without.budget_bytes)
+
+
+def _finished(
+    without: Schedule, best: Trial, prices: Prices, alike: Alike | None, reserve: Reserve | None
+) -> tuple[Problem, Candidate]:
+    """A trial with all that the scheduler does behind it, on the problem in its own order."""
     assert best.problem is not None
     problem = apply(without.problem, best.rewrites, prices, alike or NOT_KNOWN)
     ids = {node.name: v for v, node in enumerate(problem.nodes)}
-    order = tuple(ids[name] for name in best.problem.names(best.order))
-    scheduling = replace(options, rewrites=(), headroom=0, base="original")
-    task = Task(problem, scheduling, without.budget_bytes)
+    begin, order = (
+        tuple(ids[name] for name in best.problem.names(found)) for found in (best.problem.original_order, best.order)
+    )
+    task = _task(without, problem)
     start = task.measured(order)
     better = phases(task, order, start)
     chosen = better if better.beats(start) and task.within_budget(better.order) else start
-    return _planned(without, problem, chosen, best.rewrites)
+    if reserve is not None:
+        chosen = within_reserve(reserve.rewritten(task), Reference(problem, begin, task.live_ranges), chosen)
+    return problem, chosen
 
 
 def _planned(without: Schedule, problem: Problem, chosen: Candidate, rewrites: tuple[Rewrite, ...]) -> Plan:

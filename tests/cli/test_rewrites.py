@@ -65,7 +65,6 @@ def test_without_rewrites_nothing_changes(graph: str, capsys: pytest.CaptureFixt
     [
         (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'stream'"),
         (("--rewrites", "bucket", "--budget", "profile"), "rewrites is ('bucket',) and budget is 'profile'"),
-        (("--rewrites", "bucket", "--allocator", "plain"), "rewrites is ('bucket',) and allocator is 'plain'"),
         (("--rewrites", "bucket", "--profile", "trace.json"), "--rewrites: merged collectives are in no trace"),
     ],
 )

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.validate import violation
+from overlap_sched.problem import Order
+from overlap_sched.scheduler.reserve import NOTHING, Overdraft, Reserve
 from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan
@@ -132,6 +134,36 @@ def test_every_trial_says_what_became_of_it() -> None:
     best = [trial for trial in found.trials if trial.why_not == ""]
     assert [trial.step_us for trial in best] == sorted((trial.step_us for trial in best), reverse=True)
     assert all(trial.order for trial in best)
+
+
+@pytest.mark.parametrize(
+    ("over_bytes", "taken"), [(0, True), (1000, True), (50_000, True), (50_001, False), (10_000_000, False)]
+)
+def test_what_the_allocator_lacks_must_be_worth_it(
+    over_bytes: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original order reserves a million bytes: 5 % of that may be lacking where a fifth is taken off the step."""
+    wide = replace(BUCKETS, headroom="100%")
+    asked: list[Problem] = []
+
+    def overdraft(reserve: Reserve, order: Order) -> Overdraft:
+        asked.append(reserve.task.problem)
+        return Overdraft(False, 0, over_bytes) if reserve.task.problem is not BOUND else NOTHING
+
+    monkeypatch.setattr(planning, "within_reserve", lambda reserve, reference, best: best)
+    monkeypatch.setattr(Reserve, "overdraft", overdraft)
+    monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 1_000_000, 1_000_000, 0))
+    found = plan(BOUND, PRICES, wide)
+    assert bool(found.rewrites) is taken
+    assert len(asked) > 1
+    refused = [trial.why_not for trial in found.trials if "allocator" in trial.why_not]
+    lacks = f"the allocator needs {over_bytes:,} bytes more than it may: too much for what it takes off the step"
+    assert refused == ([] if taken else [lacks] * planning.HELD)
+
+
+def test_without_an_allocator_live_bytes_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "within_reserve", None)
+    assert plan(BOUND, PRICES, replace(BUCKETS, headroom="100%", allocator="none")).rewrites
 
 
 def test_a_plan_that_breaks_its_promise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

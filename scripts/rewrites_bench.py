@@ -3,8 +3,9 @@
 
     python scripts/rewrites_bench.py                                   all rows
     python scripts/rewrites_bench.py llama3_8b_bw_64_2d:4 --caps       one row, with buckets up to fixed caps beside it
+    python scripts/rewrites_bench.py --torch                           beside torch's own pass with its bucketing
 
-A row is NAME:SCALE: a graph of scripts/instances, every collective SCALE times as long. Needs no torch.
+A row is NAME:SCALE: a graph of scripts/instances, every collective SCALE times as long. Only ``--torch`` needs torch.
 """
 
 import argparse
@@ -18,8 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works where it i
 from overlap_sched import Options, Problem, read_problem
 from overlap_sched.cost.cluster_file import read_cluster
 from overlap_sched.judge.validate import measure
+from overlap_sched.report.reserved_text import reserved_changes
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.pipeline import phases
+from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.keys import Key, keys_of
 from overlap_sched.transform.neighbours import Windows
@@ -38,10 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("rows", nargs="*", metavar="NAME:SCALE", help=f"default: {' '.join(ROWS)}")
     parser.add_argument("--cluster", default="dgx-h100", help="a cluster file, or the name of one that is shipped")
     parser.add_argument("--caps", action="store_true", help="also buckets of neighbours up to fixed caps, both forms")
+    parser.add_argument("--torch", action="store_true", help="also torch's pass, at its default caps and at 0")
+    parser.add_argument("--allocator", default="environment", help="as for plan; none: live bytes alone count")
     parser.add_argument("--copied", action="store_true", help="also without coalesced collectives")
     options = parser.parse_args(arguments)
-    print("| graph | rewrites | step ms | its bound | peak | collectives | seconds |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| graph | rewrites | step ms | its bound | peak | reserved | collectives | seconds |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in options.rows or ROWS:
         name, _, scale = row.partition(":")
         problem = read_problem(INSTANCES / f"{name}.json.gz")
@@ -58,21 +63,36 @@ def _row(row: str, problem: Problem, prices: Prices, options: argparse.Namespace
         wanted.append(("bucket, copied only", ("bucket",), ("copied",)))
     for at, (what, kinds, forms) in enumerate(wanted):
         began = time.process_time()
-        found = plan(problem, prices, Options(rewrites=kinds), forms=forms)
+        found = plan(problem, prices, Options(rewrites=kinds, allocator=options.allocator), forms=forms)
         seconds = time.process_time() - began
         if not at:
-            one = found.without
-            _print(
-                row, "none", one.scheduled.step_us, one.lower_bound_us, 0.0, len(problem.collectives), one.schedule_s
-            )
-        one = found.schedule
-        peak = 100 * (one.scheduled.peak_bytes / one.original.peak_bytes - 1)
-        launches = len(one.problem.collectives)
-        _print(row, what, one.scheduled.step_us, one.lower_bound_us, peak, launches, seconds)
+            _ours(row, "none", found.without, problem, found.without.schedule_s)
+        _ours(row, what, found.schedule, problem, seconds)
+    if options.torch:
+        _torchs(row, problem, prices)
     if options.caps:
         for form in ("copied", "coalesced"):
             for cap in CAPS_MB:
                 _capped(row, problem, prices, form, cap)
+
+
+def _ours(row: str, what: str, found: Schedule, problem: Problem, seconds: float) -> None:
+    peak = 100 * (found.scheduled.peak_bytes / found.original.peak_bytes - 1)
+    plain = reserved_changes(found, problem)["plain"]
+    reserved = f"{100 * (plain.new_bytes / plain.original_bytes - 1):+.1f} %"
+    launches = len(found.problem.collectives)
+    _print(row, what, (found.scheduled.step_us, found.lower_bound_us), peak, launches, seconds, reserved)
+
+
+def _torchs(row: str, problem: Problem, prices: Prices) -> None:
+    from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS
+    from llama_repro.harness.torch_buckets import torch_buckets
+
+    for what, caps in (("torch's own, its caps", DEFAULT_CAPS), ("torch's own, caps 0", NO_CAPS)):
+        began = time.process_time()
+        found = torch_buckets(problem, prices, caps)
+        seconds = time.process_time() - began
+        _print(row, what, (found.step_us, 0.0), 100 * found.peak_change, found.collectives, seconds)
 
 
 def _capped(row: str, problem: Problem, prices: Prices, form: Form, cap_mb: int) -> None:
@@ -97,13 +117,22 @@ def _capped(row: str, problem: Problem, prices: Prices, form: Form, cap_mb: int)
     found = phases(task, after.original_order, task.measured(after.original_order))
     peak = 100 * (found.peak_bytes / budget - 1)
     seconds = time.process_time() - began
-    _print(row, f"{cap_mb} MB, {form}", found.step_us, 0.0, peak, len(after.collectives), seconds)
+    _print(row, f"{cap_mb} MB, {form}", (found.step_us, 0.0), peak, len(after.collectives), seconds)
 
 
-def _print(row: str, what: str, step_us: float, bound_us: float, peak: float, launches: int, seconds: float) -> None:
-    bound = f"{bound_us / 1e3:.1f}" if bound_us else ""
+def _print(
+    row: str,
+    what: str,
+    times_us: tuple[float, float],
+    peak: float,
+    launches: int,
+    seconds: float,
+    reserved: str = "",
+) -> None:
+    step_ms, bound_ms = (f"{us / 1e3:.1f}" if us else "" for us in times_us)
     print(
-        f"| {row} | {what} | {step_us / 1e3:.1f} | {bound} | {peak:+.1f} % | {launches} | {seconds:.1f} |", flush=True
+        f"| {row} | {what} | {step_ms} | {bound_ms} | {peak:+.1f} % | {reserved} | {launches} | {seconds:.1f} |",
+        flush=True,
     )
 
 

@@ -48,20 +48,23 @@ def _heavy_fake(inputs: list[Tensor]) -> Tensor:
     return inputs[0].new_empty(0)  # torch runs heavy nodes on fake tensors to log their operations
 
 
-def problem_to_graph(problem: Problem, group_names: Mapping[str, str] | None = None) -> RebuiltGraph:
+def problem_to_graph(
+    problem: Problem, group_names: Mapping[str, str] | None = None, device: str = "cuda"
+) -> RebuiltGraph:
     """The problem as an FX graph, in its original order.
 
-    ``group_names`` says what the problem's process groups are called in this process (default: the same).
+    ``group_names`` says what the problem's process groups are called in this process (default: the same); ``device``,
+    where its tensors are. (Where torch traces operators over them it wants a device that it is built for.)
 
     Every wait's value has a storage of its own, as the fake kernel of ``wait_tensor`` makes it: torch's pass reckons
     in the ``tracker`` model whatever model the problem is in.
     """
-    return _Rebuild(problem, group_names or {}).run()
+    return _Rebuild(problem, group_names or {}, device).run()
 
 
 class _Rebuild:
-    def __init__(self, problem: Problem, group_names: Mapping[str, str]) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, group_names: Mapping[str, str], device: str) -> None:
+        self.problem, self.device = problem, device
         self.group_names = group_names
         self.graph = fx.Graph()
         self.made: list[fx.Node] = []
@@ -120,7 +123,7 @@ class _Rebuild:
         if size % dtype.itemsize:
             dtype = torch.uint8
         with self.mode:
-            return torch.empty(size // dtype.itemsize, dtype=dtype, device="cuda")
+            return torch.empty(size // dtype.itemsize, dtype=dtype, device=self.device)
 
     def make(self, v: int, inputs: Sequence[int]) -> fx.Node:
         node = self.problem.nodes[v]
@@ -160,7 +163,7 @@ class _Rebuild:
             source = self.graph.call_function(_LIGHT, (arguments,))
             handed = [value for a in arguments for value in _tensors(a.meta["val"])]
             with self.mode:
-                source.meta["val"] = handed[-1] if handed else torch.empty(0, device="cuda")
+                source.meta["val"] = handed[-1] if handed else torch.empty(0, device=self.device)
         name = node.group or ""
         size, group = self.problem.groups[name].size, self.group_names.get(name, name)
         if "all_gather" in node.op:

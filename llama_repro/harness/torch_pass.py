@@ -1,8 +1,8 @@
 """torch's own overlap pass, run on a problem: what the product is measured against.
 
-``schedule_overlap_bucketing`` with bucketing off and every node's time forced to the problem's, so that the two are
-compared on the same costs. Its roofline helpers need a GPU and are replaced for the call; nothing that they return is
-used.
+``schedule_overlap_bucketing`` with every node's time forced to the problem's, so that the two are compared on the same
+costs; without its bucketing here, with it in :mod:`llama_repro.harness.torch_buckets`. Its roofline helpers need a GPU
+and are replaced for the call; nothing that they return is used.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from overlap_sched.problem import Kind, Problem
 _DRAM_GBPS = "torch.utils._runtime_estimation.get_gpu_dram_gbps"
 _TFLOPS = "torch.utils._runtime_estimation.get_device_tflops"
 
-_CAPS: dict[str, dict[str, float]] = {
+CAPS: dict[str, dict[str, float]] = {
     DEFAULT_CAPS: {},
     NO_CAPS: {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0},
 }
@@ -45,22 +45,22 @@ def torch_order(problem: Problem, caps: str = DEFAULT_CAPS) -> TorchOrder:
     Raises:
         TorchPassError: This torch has no such pass, or it failed; the message says how.
     """
-    with _groups_of(problem) as names, _any_gpu():
+    with groups_of(problem) as names, any_gpu():
         try:
-            return _run(problem, names, _CAPS[caps])
+            return _run(problem, names, CAPS[caps])
         except RecursionError:
             remark = (
                 f"torch's overlap pass recurses without end on {problem.name!r}: "
                 "run again without launches that need another wait"
             )
             with _repaired():
-                return _run(problem, names, _CAPS[caps])._replace(remark=remark)
+                return _run(problem, names, CAPS[caps])._replace(remark=remark)
 
 
 def torch_orders(problem: Problem) -> dict[str, TorchOrder | str]:
     """By caps, the order of torch's pass, or why it gives none."""
     result: dict[str, TorchOrder | str] = {}
-    for caps in _CAPS:
+    for caps in CAPS:
         try:
             result[caps] = torch_order(problem, caps)
         except TorchPassError as error:
@@ -69,10 +69,23 @@ def torch_orders(problem: Problem) -> dict[str, TorchOrder | str]:
 
 
 def _run(problem: Problem, names: dict[str, str], caps: dict[str, float]) -> TorchOrder:
-    run, rebuilt = _overlap_pass(), problem_to_graph(problem, names)
+    run, rebuilt = overlap_pass(bucketing=False), problem_to_graph(problem, names)
     started = time.perf_counter()
+    result = passed(problem, rebuilt, run, caps)
+    seconds = time.perf_counter() - started
+    return TorchOrder(tuple(rebuilt.node_ids[node] for node in result.graph.nodes if node in rebuilt.node_ids), seconds)
+
+
+def passed(
+    problem: Problem, rebuilt: RebuiltGraph, run: Callable[..., fx.GraphModule], caps: dict[str, float]
+) -> fx.GraphModule:
+    """What the pass makes of a rebuilt graph.
+
+    Raises:
+        TorchPassError: It failed; the message says how.
+    """
     try:
-        result = run(rebuilt.graph_module, custom_runtime_estimation=_times(problem, rebuilt), **caps)
+        return run(rebuilt.graph_module, custom_runtime_estimation=_times(problem, rebuilt), **caps)
     except RecursionError:
         raise
     except (RuntimeError, AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -81,12 +94,11 @@ def _run(problem: Problem, names: dict[str, str], caps: dict[str, float]) -> Tor
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}. "
             "Leave it out with --no-torch."
         ) from error
-    seconds = time.perf_counter() - started
-    return TorchOrder(tuple(rebuilt.node_ids[node] for node in result.graph.nodes if node in rebuilt.node_ids), seconds)
 
 
 @contextlib.contextmanager
-def _any_gpu() -> Iterator[None]:
+def any_gpu() -> Iterator[None]:
+    """Torch's roofline finds a GPU, whatever the machine has."""
     with mock.patch(_DRAM_GBPS, return_value=1e3), mock.patch(_TFLOPS, return_value=1e3):
         yield
 
@@ -107,8 +119,8 @@ def _repaired() -> Iterator[None]:
         yield
 
 
-def _overlap_pass() -> Callable[..., fx.GraphModule]:
-    """The pass with bucketing off; raises where this torch has none that takes our times."""
+def overlap_pass(bucketing: bool) -> Callable[..., fx.GraphModule]:
+    """The pass with its bucketing or without; raises where this torch has none that takes our times."""
     try:
         from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
     except ImportError:
@@ -122,7 +134,11 @@ def _overlap_pass() -> Callable[..., fx.GraphModule]:
             f"torch {torch.__version__}: its overlap pass measures on a GPU only (no compute_estimator). "
             "Use torch 2.13, or --no-torch."
         )
-    wanted = {"collective_bucketing": False, "compute_estimator": "analytical", "pre_bucketing_fsdp_collectives": False}
+    wanted = {
+        "collective_bucketing": bucketing,
+        "compute_estimator": "analytical",
+        "pre_bucketing_fsdp_collectives": bucketing,
+    }
     settings: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
 
     def run(graph_module: fx.GraphModule, **options: Any) -> fx.GraphModule:
@@ -141,7 +157,7 @@ def _times(problem: Problem, rebuilt: RebuiltGraph) -> Callable[[fx.Node, int | 
 
 
 @contextlib.contextmanager
-def _groups_of(problem: Problem) -> Iterator[dict[str, str]]:
+def groups_of(problem: Problem) -> Iterator[dict[str, str]]:
     """Fake process groups of the problem's sizes, by the problem's names; in a fake world, unless there is a world."""
     largest = max((group.size for group in problem.groups.values()), default=1)
     with contextlib.nullcontext() if dist.is_initialized() else fake_world(largest):

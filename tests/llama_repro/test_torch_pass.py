@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from llama_repro.errors import TorchPassError
-from llama_repro.harness import torch_pass
+from llama_repro.harness import torch_buckets, torch_pass
 from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS
 from llama_repro.harness.problem_graph import problem_to_graph
 from overlap_sched.judge.liveness import peak_memory
@@ -11,6 +11,7 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem
 from tests.support.oracle import INSTANCES
+from tests.support.sharded import PRICES, sharded
 
 needs_pass = pytest.mark.skipif(
     not torch.__version__.startswith("2.13"), reason="compares with what torch 2.13's own pass gives"
@@ -86,14 +87,29 @@ def test_torchs_order_is_a_valid_order_of_the_problem(tiny):
 
 
 @needs_pass
+def test_torchs_buckets_are_judged_at_the_problems_prices(monkeypatch):
+    problem = sharded([[2**16, 2**16]] * 4, compute_us=40.0)
+    judged = []
+    real = torch_buckets._judged
+    monkeypatch.setattr(torch_buckets, "_judged", lambda *asked: judged.append(real(*asked)) or judged[-1])
+    found = torch_buckets.torch_buckets(problem, PRICES)
+    before, after = judged
+    assert before.step_us == pytest.approx(replay(problem, problem.original_order).step_us)
+    assert before.collectives == len(problem.collectives) > after.collectives == found.collectives
+    assert (found.step_us, found.peak_change) == (after.step_us, after.peak_bytes / before.peak_bytes - 1)
+    assert after.step_us >= sum(problem.compute_us)
+    assert not torch.distributed.is_initialized()
+
+
+@needs_pass
 def test_failures_of_the_pass_are_told(monkeypatch):
-    def failing():
+    def failing(bucketing):
         def run(graph_module, **options):
             raise AssertionError("should have estimate\nmore")
 
         return run
 
-    monkeypatch.setattr(torch_pass, "_overlap_pass", failing)
+    monkeypatch.setattr(torch_pass, "overlap_pass", failing)
     with pytest.raises(TorchPassError) as caught:
         torch_pass.torch_order(EXAMPLE)
     assert str(caught.value) == (

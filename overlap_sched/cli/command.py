@@ -133,12 +133,17 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     """``report``: see :mod:`overlap_sched.cli.report`."""
+    report.check(options)
     with progress() as tell:
-        loaded = _read(options, tell)
-        result = _scheduled(options, loaded.problem, tell)
-        told = report.answer(options, loaded, result, tell)
+        if options.rewrites:
+            loaded, made = _rewritten(options, tell)
+            told, fell_back = report.answer(options, loaded, made.schedule, tell, made), made.fell_back
+        else:
+            loaded = _read(options, tell)
+            result = _scheduled(options, loaded.problem, tell)
+            told, fell_back = report.answer(options, loaded, result, tell), result.fell_back
     _print(told)
-    return FINE if result.fell_back is None else FELL_BACK
+    return FINE if fell_back is None else FELL_BACK
 
 
 def _memory(options: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ _OUTPUTS = {
     "addresses": "--addresses",
     "save_problem": "--save-problem",
 }
-_INPUTS = {"problem": "the input", "order": "--order"}
+_INPUTS = {"problem": "the input", "order": "--order", "beside": "--beside"}
 
 
 def check_outputs(options: argparse.Namespace) -> None:

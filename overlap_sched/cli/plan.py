@@ -43,7 +43,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PROFILE.json",
         help="put a real step under the simulated ones in --trace: from traces of the torch profiler, one per rank",
     )
-    add(
+    add_rewrites(parser)
+
+
+def add_rewrites(parser: argparse.ArgumentParser) -> None:
+    """What may be done to collectives besides moving them."""
+    parser.add_argument(
         "--rewrites",
         default="",
         metavar="KINDS",

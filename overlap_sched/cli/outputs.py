@@ -15,6 +15,7 @@ _OUTPUTS = {
     "plot": "--plot",
     "html": "--html",
     "trace": "--trace",
+    "memory_snapshot": "--memory-snapshot",
     "addresses": "--addresses",
     "save_problem": "--save-problem",
 }

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Peak memory of training steps in each mode of torch.compile: the table of docs/footprint.md.
+
+Each model runs in each mode in a process of its own, on the CPU, two steps to warm up and one measured: every
+allocation of torch's CPU allocator, as the profiler sees it. CUDA graphs' pools are predicted from those allocations by
+our replay of torch's caching allocator. What needs a GPU is marked so::
+
+    python scripts/footprint.py [MODEL ...] --json docs/records/footprint-DATE.json    # goes on where it stopped
+    python scripts/footprint.py --from docs/records/footprint-DATE.json     # the table again, without running
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from llama_repro.errors import FootprintError
+from llama_repro.footprint.models import ENTRIES
+from llama_repro.footprint.rows import MEASURED, Row, measured, peak_from
+from llama_repro.footprint.table import markdown
+from llama_repro.harness.record import provenance, write_record
+
+
+def main() -> int:
+    """Print the table; 1 where a model ran in no mode."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [entry.name for entry in ENTRIES]
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"only these of {', '.join(names)}")
+    parser.add_argument("--modes", nargs="+", choices=MEASURED, default=MEASURED, metavar="MODE", help="only these")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one model in one mode")
+    parser.add_argument("--json", metavar="OUT.json", help="write a record")
+    parser.add_argument("--from", dest="record", metavar="RECORD.json", help="a record, instead of running")
+    options = parser.parse_args()
+    if unknown := set(options.models) - set(names):
+        parser.error(f"there is no model {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if options.record:
+        rows = [_row(data) for data in json.loads(Path(options.record).read_text())["rows"]]
+    else:
+        rows = [_row(one) for one in _all(options)]
+    print(markdown(rows))
+    return 0 if all(row.peaks for row in rows) else 1
+
+
+def _all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run what is asked for and is not in the record yet, which is written after each model."""
+    record = Path(options.json) if options.json else None
+    known = json.loads(record.read_text())["rows"] if record is not None and record.exists() else []
+    data: dict[str, dict[str, Any]] = {row["model"]: row for row in known}
+    for entry in ENTRIES:
+        if options.models and entry.name not in options.models:
+            continue
+        row = data.setdefault(
+            entry.name, {"model": entry.name, "kind": entry.kind, "peaks": {}, "failed": {}, "reports": []}
+        )
+        _run(row, [mode for mode in options.modes if mode not in row["peaks"]], options.timeout)
+        if record is not None:
+            write_record(record, {**provenance("scripts/footprint.py", ("torch",)), "rows": list(data.values())})
+    return [data[entry.name] for entry in ENTRIES if entry.name in data]
+
+
+def _run(row: dict[str, Any], modes: list[str], timeout_s: float) -> None:
+    for mode in modes:
+        print(f"{row['model']}, {mode}", file=sys.stderr)
+        row["failed"].pop(mode, None)
+        try:
+            found = measured(row["model"], mode, timeout_s)
+        except FootprintError as error:
+            row["failed"][mode] = str(error)
+            continue
+        row["reports"] += found.pop("reports")
+        row["peaks"][mode] = found
+
+
+def _row(data: dict[str, Any]) -> Row:
+    peaks = {mode: peak_from(found) for mode, found in data["peaks"].items()}
+    return Row(data["model"], data["kind"], peaks, data["failed"], tuple(data["reports"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

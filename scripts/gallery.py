@@ -68,8 +68,8 @@ JOBS = (
     Job(
         "A torchtitan run",
         "One whole step (forward, loss, backward) of torchtitan's Llama-3-8B, FSDP 8 x TP 8, traced by its "
-        "GraphTrainer. Collectives may be rewritten here, too: buckets save latency, a second communicator lets gathers "
-        "run beside reductions ([rewrites](rewrites.md)).",
+        "GraphTrainer. Collectives may be rewritten here, too: buckets save latency, a second communicator lets "
+        "gathers run beside reductions ([rewrites](rewrites.md)).",
         "titan",
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
         ("plan {problem} --effort 1 --rewrites bucket,stream", "explain {problem} --effort 1 --peak"),
@@ -109,8 +109,8 @@ Four jobs, the commands that look at them, and what they print. All figures are 
 
 def _foot() -> str:
     return (
-        f'*`python scripts/gallery.py`, {date.today()}, Python {platform.python_version()}. Only "Scheduled in" depends '
-        "on the machine.*\n"
+        f'*`python scripts/gallery.py`, {date.today()}, Python {platform.python_version()}. Only "Scheduled in" '
+        "depends on the machine.*\n"
     )
 
 

@@ -6,7 +6,7 @@ allocation of torch's CPU allocator, as the profiler sees it. CUDA graphs' pools
 our replay of torch's caching allocator. What needs a GPU is marked so::
 
     python scripts/footprint.py [MODEL ...] --json docs/records/footprint-DATE.json    # goes on where it stopped
-    python scripts/footprint.py --from docs/records/footprint-DATE.json     # the table again, without running
+    python scripts/footprint.py --from docs/records/footprint-DATE.json --page docs/footprint.md    # without running
 """
 
 import argparse
@@ -24,6 +24,9 @@ from llama_repro.footprint.table import markdown
 from llama_repro.harness.record import provenance, write_record
 
 
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+
+
 def main() -> int:
     """Print the table; 1 where a model ran in no mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -33,6 +36,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one model in one mode")
     parser.add_argument("--json", metavar="OUT.json", help="write a record")
     parser.add_argument("--from", dest="record", metavar="RECORD.json", help="a record, instead of running")
+    parser.add_argument("--page", type=Path, metavar="PAGE.md", help=f"put the table between {BEGIN} and {END}")
     options = parser.parse_args()
     if unknown := set(options.models) - set(names):
         parser.error(f"there is no model {', '.join(sorted(unknown))}; there are {', '.join(names)}")
@@ -40,7 +44,12 @@ def main() -> int:
         rows = [_row(data) for data in json.loads(Path(options.record).read_text())["rows"]]
     else:
         rows = [_row(one) for one in _all(options)]
-    print(markdown(rows))
+    shown = markdown(rows)
+    if options.page:
+        before, begin, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
+        _, end, after = rest.partition(END)
+        options.page.write_text(f"{before}{begin}\n{shown}\n{end}{after}", encoding="utf-8")
+    print(shown)
     return 0 if all(row.peaks for row in rows) else 1
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from llama_repro.footprint.events import KINDS
 from llama_repro.footprint.rows import NEEDS_GPU, PREDICTED, Row, explanation
 from overlap_sched.report.units import size
 
@@ -14,7 +15,7 @@ def markdown(rows: Sequence[Row]) -> str:
         "default",
         "dynamic",
         "default, ours, memory",
-        *(f"{mode}: pool, predicted" for mode in PREDICTED),
+        *(f"{mode}, predicted" for mode in PREDICTED),
     ]
     lines = [_line([*heads, *NEEDS_GPU]), _line(["---"] * (len(heads) + len(NEEDS_GPU)))]
     for row in rows:
@@ -36,7 +37,11 @@ def _peak(row: Row, mode: str) -> str:
 
 
 def _pool(row: Row, mode: str) -> str:
-    return size(row.peaks[mode].pool_bytes) if mode in row.peaks else "-"
+    """What the pool reserves, with what lies outside of it: parameters and the batch."""
+    if mode not in row.peaks or "eager" not in row.peaks:
+        return "-"
+    held = row.peaks[mode].pool_bytes + row.peaks[mode].kinds[KINDS[0]]
+    return f"{size(held)} ({row.peaks['eager'].bytes / held:.2f})"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -23,7 +23,6 @@ from llama_repro.footprint.rows import MEASURED, Row, measured, peak_from
 from llama_repro.footprint.table import markdown
 from llama_repro.harness.record import provenance, write_record
 
-
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
 

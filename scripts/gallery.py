@@ -14,13 +14,15 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS = 100
+COLUMNS, WIDTH = 100, 120
+"""Of what commands print, and of text."""
 TITAN, INSTANCES = "llama_repro/titan/graphs", "scripts/instances"
 
 
@@ -49,8 +51,8 @@ JOBS = (
         "The Llama regression",
         "The graph that started this project: the backward of Llama-3-8B under FSDP, as in the published account of a "
         "scheduler that hid communication well and took 40 GB more memory for it "
-        "([benchmark](benchmark.md)). Ours hides nearly all of it at the original peak; what is left is the tail of "
-        "the step.",
+        "([benchmark](benchmark.md)). Ours hides nearly all of it at the original peak; what is left is the "
+        "first gather and the tail of the step.",
         "llama",
         f"{INSTANCES}/llama3_8b_bw_64_1d.json.gz",
         ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
@@ -115,7 +117,7 @@ def _foot() -> str:
 
 
 def _chapter(job: Job) -> str:
-    parts = [f"## {job.title}\n", f"{job.text}\n"]
+    parts = [f"## {job.title}\n", f"{textwrap.fill(job.text, WIDTH)}\n"]
     for command in job.commands:
         words = command.format(problem=job.problem)
         parts += [f"```sh\noverlap-sched {words}\n```\n", f"```text\n{_run(shlex.split(words))}\n```\n"]

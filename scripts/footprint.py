@@ -12,6 +12,7 @@ our replay of torch's caching allocator. What needs a GPU is marked so::
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def main() -> int:
     if unknown := set(options.models) - set(names):
         parser.error(f"there is no model {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if options.record:
-        rows = [_row(data) for data in json.loads(Path(options.record).read_text())["rows"]]
+        rows = [_row(data) for data in _nested(json.loads(Path(options.record).read_text())["rows"])]
     else:
         rows = [_row(one) for one in _all(options)]
     shown = markdown(rows)
@@ -56,16 +57,14 @@ def _all(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run what is asked for and is not in the record yet, which is written after each model."""
     record = Path(options.json) if options.json else None
     known = json.loads(record.read_text())["rows"] if record is not None and record.exists() else []
-    data: dict[str, dict[str, Any]] = {row["model"]: row for row in known}
+    data: dict[str, dict[str, Any]] = {row["model"]: row for row in _nested(known)}
     for entry in ENTRIES:
         if options.models and entry.name not in options.models:
             continue
-        row = data.setdefault(
-            entry.name, {"model": entry.name, "kind": entry.kind, "peaks": {}, "failed": {}, "reports": []}
-        )
+        row = data.setdefault(entry.name, {"model": entry.name, "kind": entry.kind, "peaks": {}, "failed": {}})
         _run(row, [mode for mode in options.modes if mode not in row["peaks"]], options.timeout)
         if record is not None:
-            write_record(record, {**provenance("scripts/footprint.py", ("torch",)), "rows": list(data.values())})
+            write_record(record, {**provenance("scripts/footprint.py", ("torch",)), "rows": _flat(data.values())})
     return [data[entry.name] for entry in ENTRIES if entry.name in data]
 
 
@@ -78,13 +77,37 @@ def _run(row: dict[str, Any], modes: list[str], timeout_s: float) -> None:
         except FootprintError as error:
             row["failed"][mode] = str(error)
             continue
-        row["reports"] += found.pop("reports")
         row["peaks"][mode] = found
+
+
+def _flat(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As a record has them, one per model and mode (``by``), for ``overlap-sched diff``."""
+    found = []
+    for row in rows:
+        about = {"model": row["model"], "kind": row["kind"]}
+        for by, peak in row["peaks"].items():
+            found.append({**about, "by": by, "peak_bytes": peak["bytes"], **peak})
+            del found[-1]["bytes"]
+        found += [{**about, "by": by, "failed": why} for by, why in row["failed"].items()]
+    return found
+
+
+def _nested(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The inverse: one per model."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        model, kind = record["model"], record["kind"]
+        row = found.setdefault(model, {"model": model, "kind": kind, "peaks": {}, "failed": {}})
+        if "failed" in record:
+            row["failed"][record["by"]] = record["failed"]
+        else:
+            row["peaks"][record["by"]] = {**record, "bytes": record["peak_bytes"]}
+    return list(found.values())
 
 
 def _row(data: dict[str, Any]) -> Row:
     peaks = {mode: peak_from(found) for mode, found in data["peaks"].items()}
-    return Row(data["model"], data["kind"], peaks, data["failed"], tuple(data["reports"]))
+    return Row(data["model"], data["kind"], peaks, data["failed"])
 
 
 if __name__ == "__main__":

@@ -32,14 +32,12 @@ class Row:
         model, kind: What it is.
         peaks: By mode of :data:`MEASURED`.
         failed: By mode, why it gave nothing.
-        reports: What our pass did to each graph in its mode.
     """
 
     model: str
     kind: str
     peaks: Mapping[str, Peak]
     failed: Mapping[str, str]
-    reports: tuple[str, ...] = ()
 
     def ratio(self, mode: str) -> float | None:
         """Compression, as the dashboard of PyTorch has it: eager's peak by the mode's; ``None``: one is missing."""

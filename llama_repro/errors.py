@@ -21,3 +21,7 @@ class RecordError(OverlapSchedError, ValueError):
 
 class TitanError(OverlapSchedError, RuntimeError):
     """torchtitan is missing, or one of its models cannot be traced."""
+
+
+class FootprintError(OverlapSchedError, RuntimeError):
+    """A model did not run in a mode of ``torch.compile``."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from types import ModuleType
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from overlap_sched.cli import calibrate, diff, explain, frontier, memory, plan, report, robust, whatif
 from overlap_sched.cli.arguments import command_parser
@@ -23,6 +23,7 @@ from overlap_sched.cli.schemas import schema_text
 from overlap_sched.cli.source import Loaded, check_input, options_of, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.problem import Problem
+from overlap_sched.report.console import shown
 from overlap_sched.report.profile_text import profile_table
 from overlap_sched.report.progress import progress
 from overlap_sched.report.units import printable
@@ -79,9 +80,9 @@ def _calibrate(options: argparse.Namespace) -> int:
     """``calibrate``: see :mod:`overlap_sched.cli.calibrate`."""
     request = calibrate.request_of(options)
     with progress() if calibrate.is_first_rank() else nullcontext(lambda text: None) as tell:
-        shown = calibrate.answer(request, tell)
-    if shown:
-        _print(shown)
+        told = calibrate.answer(request, tell)
+    if told:
+        _print((told,))
     return FINE
 
 
@@ -91,13 +92,13 @@ def _plan(options: argparse.Namespace) -> int:
     with progress() as tell:
         if options.rewrites:
             loaded, made = _rewritten(options, tell)
-            shown = plan.answer(options, loaded, made.schedule, tell, made, real)
+            told = plan.answer(options, loaded, made.schedule, tell, made, real)
             fell_back = made.fell_back or made.without.fell_back
         else:
             loaded = _read(options, tell)
             result = _scheduled(options, loaded.problem, tell)
-            shown, fell_back = plan.answer(options, loaded, result, tell, None, real), result.fell_back
-    _print(shown)
+            told, fell_back = plan.answer(options, loaded, result, tell, None, real), result.fell_back
+    _print(told)
     return FINE if fell_back is None else FELL_BACK
 
 
@@ -132,12 +133,17 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     """``report``: see :mod:`overlap_sched.cli.report`."""
+    report.check(options)
     with progress() as tell:
-        loaded = _read(options, tell)
-        result = _scheduled(options, loaded.problem, tell)
-        shown = report.answer(options, loaded, result, tell)
-    _print(shown)
-    return FINE if result.fell_back is None else FELL_BACK
+        if options.rewrites:
+            loaded, made = _rewritten(options, tell)
+            told, fell_back = report.answer(options, loaded, made.schedule, tell, made), made.fell_back
+        else:
+            loaded = _read(options, tell)
+            result = _scheduled(options, loaded.problem, tell)
+            told, fell_back = report.answer(options, loaded, result, tell), result.fell_back
+    _print(told)
+    return FINE if fell_back is None else FELL_BACK
 
 
 def _memory(options: argparse.Namespace) -> int:
@@ -147,8 +153,8 @@ def _memory(options: argparse.Namespace) -> int:
         problem = _loaded(options, tell)
         if options.slowdown or options.link:
             _complain("note: --slowdown and --link change nothing here: memory does not depend on times")
-        shown = memory.answer(options, problem, tell)
-    _print(shown)
+        told = memory.answer(options, problem, tell)
+    _print(told)
     return FINE
 
 
@@ -182,8 +188,8 @@ def _answered(options: argparse.Namespace, command: ModuleType) -> int:
     """A command whose module checks the request before the input is read, and answers it."""
     request = command.request_of(options)
     with progress() as tell:
-        shown = command.answer(request, _loaded(options, tell), tell)
-    _print(shown)
+        told = command.answer(request, _loaded(options, tell), tell)
+    _print(told)
     return FINE
 
 
@@ -211,24 +217,16 @@ def _read(options: argparse.Namespace, tell: Tell, *, saves: bool = True) -> Loa
     for note in loaded.notes:
         _complain(f"note: {note}")
     if loaded.profile is not None:
-        print(_shown(profile_table(loaded.profile)), file=sys.stderr)
+        print(shown(profile_table(loaded.profile)), file=sys.stderr)
     if options.save_problem and saves:
         tell(f"writing {options.save_problem}")
         save(loaded.problem, options.save_problem, redact=options.redact)
     return loaded
 
 
-def _print(shown: str | tuple[RenderableType, ...]) -> None:
-    print(shown if isinstance(shown, str) else _shown(*shown), flush=True)
-
-
-def _shown(*parts: RenderableType) -> str:
-    """Tables, and text as it is."""
-    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)  # titles hold names from files
-    with console.capture() as captured:
-        for part in parts:
-            console.print(part)
-    return captured.get().rstrip("\n")
+def _print(answer: str | tuple[RenderableType, ...]) -> None:
+    """JSON, and the like, as it is; tables and text for the width of the terminal."""
+    print(answer if isinstance(answer, str) else shown(*answer), flush=True)
 
 
 def _complain(text: str) -> None:

@@ -62,16 +62,16 @@ def check(options: argparse.Namespace) -> None:
         raise OptionsError("--peak explains memory, not collectives. Leave out COLLECTIVE, --top, --all and --json.")
 
 
-def costs(options: argparse.Namespace, loaded: Loaded) -> str:
-    """What ``--costs`` prints: nothing is scheduled for it."""
+def costs(options: argparse.Namespace, loaded: Loaded) -> str | tuple[str]:
+    """What ``--costs`` prints, JSON or text: nothing is scheduled for it."""
     top = None if options.all else TOP if options.top is None else options.top
     if options.json:
         return as_json("costs", cost_figures(loaded.problem, loaded.prices, top))
-    return cost_text(loaded.problem, loaded.prices, top)
+    return (cost_text(loaded.problem, loaded.prices, top),)
 
 
-def answer(options: argparse.Namespace, result: Schedule) -> str:
-    """What to print.
+def answer(options: argparse.Namespace, result: Schedule) -> str | tuple[str]:
+    """What to print: JSON, or text.
 
     Raises:
         UnknownIdError: There is no collective of the name given.
@@ -79,8 +79,8 @@ def answer(options: argparse.Namespace, result: Schedule) -> str:
     if options.peak:
         shown = peak_text(explain_peak(result.problem, result.order))
         reserved = reserved_lines(reserved_changes(result))
-        return with_contention_line("\n".join([shown, *reserved]), result.problem.contention)
+        return (with_contention_line("\n".join([shown, *reserved]), result.problem.contention),)
     top = None if options.all else TOP if options.top is None else options.top
     if options.json:
         return as_json("explain", explain_figures(result, options.collective, top))
-    return explanation(result, options.collective, top)
+    return (explanation(result, options.collective, top),)

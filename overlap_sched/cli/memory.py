@@ -3,11 +3,11 @@
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
+from rich.console import RenderableType
+from rich.table import Table
 
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes
@@ -99,8 +99,10 @@ def check(options: argparse.Namespace) -> None:
         raise OptionsError(f"--time-limit is {options.time_limit}; it is a finite number of seconds above 0.")
 
 
-def answer(options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]) -> str:
-    """Plan, write the files asked for; what is to be printed.
+def answer(
+    options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]
+) -> str | tuple[RenderableType, ...]:
+    """Plan, write the files asked for; what is to be printed: JSON, or a table and text.
 
     Raises:
         OverlapSchedError: One of its subclasses: limits that nothing keeps, a missing extra, a failed write.
@@ -122,8 +124,8 @@ def answer(options: argparse.Namespace, problem: Problem, tell: Callable[[str], 
     before, after = replay_allocator(problem, problem.original_order), replay_allocator(problem, plan.order)
     if options.json:
         return as_json("memory", figures(plan, addresses, before, after))
-    shown = _table(plan, addresses, before, after)
-    return f"{shown}\n\n{peak_text(explain_peak(problem, plan.order))}" if options.peak else shown
+    table = _table(plan, addresses, before, after)
+    return (table, f"\n{peak_text(explain_peak(problem, plan.order))}") if options.peak else (table,)
 
 
 def _plan(options: argparse.Namespace, problem: Problem) -> MemoryPlan:
@@ -181,7 +183,7 @@ def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:
     return (json.dumps(data, separators=(",", ":")) + "\n").encode()
 
 
-def _table(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation, after: Reservation) -> str:
+def _table(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation, after: Reservation) -> Table:
     problem = plan.problem
     proven = "optimal: no order has a lower peak" if plan.optimal else f"at most {100 * plan.gap:.2f} % above the best"
     table = captioned_table(
@@ -198,7 +200,4 @@ def _table(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation,
     if addresses is not None:
         table.add_row("one arena", "", size(addresses.arena_bytes), "", size(addresses.peak_bytes))
         table.add_row("fragmentation", "", f"{100 * addresses.fragmentation:.2f} %")
-    console = Console(file=sys.stdout, markup=False, emoji=False)  # titles hold names from files
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get().rstrip("\n")
+    return table

@@ -15,10 +15,11 @@ _OUTPUTS = {
     "plot": "--plot",
     "html": "--html",
     "trace": "--trace",
+    "memory_snapshot": "--memory-snapshot",
     "addresses": "--addresses",
     "save_problem": "--save-problem",
 }
-_INPUTS = {"problem": "the input", "order": "--order"}
+_INPUTS = {"problem": "the input", "order": "--order", "beside": "--beside"}
 
 
 def check_outputs(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_file
+from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.report.rewrites_text import rewrites_figures, rewrites_text
 from overlap_sched.report.trace_measured import MeasuredStep, read_measured_steps
@@ -44,6 +45,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="put a real step under the simulated ones in --trace: from traces of the torch profiler, one per rank",
     )
     add(
+        "--memory-snapshot",
+        metavar="OUT.pickle",
+        help="write the predicted allocations for torch's viewer, pytorch.org/memory_viz: device 0 is the original "
+        "order, device 1 the new one",
+    )
+    add_rewrites(parser)
+
+
+def add_rewrites(parser: argparse.ArgumentParser) -> None:
+    """What may be done to collectives besides moving them."""
+    parser.add_argument(
         "--rewrites",
         default="",
         metavar="KINDS",
@@ -116,6 +128,8 @@ def answer(
         tell(f"writing {options.trace}")
         write_trace(result, options.trace, original=original, measured=real)
     tell("replaying the caching allocator")
+    if options.memory_snapshot:
+        write_memory_snapshot(result, options.memory_snapshot, original)
     reserved = reserved_changes(result, original)
     tell("computing the lower bound")
     if options.json:

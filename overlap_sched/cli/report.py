@@ -2,32 +2,92 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
-from overlap_sched.cli.plan import prices_of
+from overlap_sched.analysis.frontier import BUDGETS, frontier
+from overlap_sched.cli.frontier import MAX_BUDGETS
+from overlap_sched.cli.plan import add_rewrites, prices_of
 from overlap_sched.cli.source import Loaded
+from overlap_sched.errors import OptionsError
+from overlap_sched.judge.order_file import read_order
+from overlap_sched.report.html.beside import Beside, Extras
 from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.plan import Plan
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's own options."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--html",
         metavar="OUT.html",
         required=True,
         help="write one HTML file that loads nothing: figures, streams and memory in time, before and after, and why "
         "each collective is where it is (needs the extra 'html')",
     )
+    add_rewrites(parser)
+    add(
+        "--frontier",
+        type=int,
+        nargs="?",
+        const=BUDGETS,
+        metavar="N",
+        help=f"also step against peak memory, from N budgets (default: {BUDGETS})",
+    )
+    add(
+        "--beside",
+        metavar="ORDER.json",
+        help="also another order of the graph, a JSON list of node names: torch's (`scripts/torch_order.py`), or what "
+        "`plan --out` wrote",
+    )
+    parser.set_defaults(out=None)
 
 
-def answer(options: argparse.Namespace, loaded: Loaded, result: Schedule, tell: Callable[[str], None]) -> str:
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that cannot be, before the input is read.
+
+    Raises:
+        OptionsError: A value is out of its range.
+    """
+    if options.frontier is not None and not 3 <= options.frontier <= MAX_BUDGETS:
+        raise OptionsError(f"--frontier is {options.frontier}; it is a number of budgets, 3 to {MAX_BUDGETS}.")
+
+
+def answer(
+    options: argparse.Namespace,
+    loaded: Loaded,
+    result: Schedule,
+    tell: Callable[[str], None],
+    made: Plan | None = None,
+) -> str:
     """Write the page; what to print.
+
+    Args:
+        options: As given.
+        loaded: The input.
+        result: The schedule.
+        tell: Hears what is being done.
+        made: The plan that it is of; ``None``: no rewrites were asked for.
 
     Raises:
         MissingExtraError: bokeh is not installed.
+        OrderError: The order beside is none of the graph.
         OutputError: The file cannot be written.
     """
     from overlap_sched.report.html.page import write_page
 
+    original = result.problem if made is None else made.without.problem
+    beside = None if options.beside is None else Beside(_title(options.beside), read_order(options.beside, original))
+    found = None
+    if options.frontier is not None:
+        wanted = replace(result.options, headroom=0, budget="peak", base="original", rewrites=())
+        found = frontier(original, wanted, options.frontier, tell=tell)
     tell(f"writing {options.html}")
-    write_page(result, options.html, {"prices": prices_of(options, loaded)})
+    write_page(result, options.html, {"prices": prices_of(options, loaded)}, Extras(made, beside, found))
     return f"{options.html}: written; open it in a browser"
+
+
+def _title(path: str) -> str:
+    """What an order is called: its file's name, without the ending."""
+    return Path(path).name.removesuffix(".json")

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from overlap_sched.cost.profile import How, Measured, Profile
 from overlap_sched.cost.runs import Sought
+from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, printable
 
 _LISTED = 4
@@ -54,10 +55,8 @@ def profile_table(profile: Profile) -> Table:
         for label, pairs in rows.items()
     ]
     totals.sort(key=lambda row: (-abs(row[3] - row[2]), row[0]))
-    table = Table(title="where prediction and profile differ most")
-    table.add_column("operator")
-    for name in ("nodes", "predicted", "measured", "measured / predicted"):
-        table.add_column(name, justify="right")
+    heads = ("nodes", "predicted", "measured", "measured / predicted")
+    table = captioned_table("where prediction and profile differ most", "", heads, first="operator")
     for label, nodes, predicted, measured_us in totals[:_ROWS]:
         ratio = f"{measured_us / predicted:,.2f}" if predicted else "-"
         table.add_row(label, f"{nodes:,}", duration(predicted), duration(measured_us), ratio)

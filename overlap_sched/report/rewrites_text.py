@@ -7,6 +7,7 @@ from overlap_sched.report.units import count, duration, size
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Split
+from overlap_sched.transform.trial import Trial
 
 _SHOWN = 12
 """So many rewrites are listed, those first that take most off their stream."""
@@ -39,19 +40,22 @@ def rewrites_text(made: Plan) -> str:
     else:
         lines.append(f"With {count(len(made.rewrites), 'rewrite')}: {duration(step_us)}.")
         first = sorted(made.records, key=lambda one: -one.stream_us)[:_SHOWN]
-        lines += [f"  {_record(one)}" for one in first]
+        lines += [f"  {record_text(one)}" for one in first]
         if len(made.records) > len(first):
             lines.append(f"  and {len(made.records) - len(first)} more (--json lists all)")
     if made.trials:
         lines.append(f"Tried {count(len(made.trials), 'plan')}:")
-        lines += [
-            f"  {trial.what}: {duration(trial.step_us) if trial.order else f'not taken, {trial.why_not}'}"
-            for trial in made.trials
-        ]
+        lines += [f"  {trial.what}: {outcome_text(trial)}" for trial in made.trials]
     return "\n".join(lines)
 
 
-def _record(one: Record) -> str:
+def outcome_text(trial: Trial) -> str:
+    """What became of a plan that was tried: its step, or why it is none."""
+    return duration(trial.step_us) if trial.order else f"not taken, {trial.why_not}"
+
+
+def record_text(one: Record) -> str:
+    """One rewrite in words: what it does, bought and costs."""
     match one.rewrite:
         case Bucket(members, form):
             what = f"{len(members)} together from {members[0]} on, {form}"

@@ -1,21 +1,108 @@
-"""The frame of the tables that people read: a title above, what was simulated below."""
+"""The frame of the tables that people read: a title above, what was simulated below, readable at any width.
 
-from collections.abc import Sequence
+A table that does not fit is laid out anew rather than cut. The first of these that fits is taken:
+
+1. a line per row, its label folded into at most about two lines;
+2. labels on lines of their own, each above its numbers;
+3. a block per row, with a line per number.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.style import Style
+from rich.table import Column, Table
+from rich.text import Text
+
+_ENDLESS = 10_000
+"""Columns: more than any table has."""
+_INDENT = 2
 
 
-def captioned_table(title: str, caption: str, numbers: Sequence[str], first: str | None = None) -> Table:
+class ReadableTable(Table):
+    """As :class:`rich.table.Table`, laid out anew where it does not fit: see the head of this module.
+
+    Columns aligned to the left hold words; those aligned to the right hold numbers, which are never broken. A column
+    of numbers without a heading belongs to the one before it.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What is printed."""
+        if not self._numbers() or self._least_width(console, options) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        width = options.max_width
+        if self.title:
+            yield from (*_paragraph(self.title, width, Style(bold=True)), Text())
+        widths = [_least_width(column) for column in self._numbers()]
+        fits = sum(widths) + len(widths) - 1 <= width
+        yield from self._labels_above(widths, width) if fits else self._blocks(width)
+        if self.caption:
+            yield from (Text(), *_paragraph(self.caption, width, Style()))
+
+    def _least_width(self, console: Console, options: ConsoleOptions) -> int:
+        """Below it numbers would be cut, or labels folded into many lines."""
+        for column in self.columns:
+            longest = max((len(_text(cell)) for cell in _cells(column)), default=0)
+            column.min_width = longest if column.justify == "right" else min(longest, -(-longest // 2) + _INDENT)
+        return Measurement.get(console, options.update(width=_ENDLESS), self).minimum
+
+    def _numbers(self) -> list[Column]:
+        return [column for column in self.columns if column.justify == "right"]
+
+    def _labels(self) -> list[str]:
+        """Per row, what its columns of words say."""
+        words = [[_text(cell) for cell in column.cells] for column in self.columns if column.justify != "right"]
+        return [", ".join(filter(None, cells)) for cells in zip(*words, strict=True)] or [""] * self.row_count
+
+    def _labels_above(self, widths: Sequence[int], width: int) -> Iterator[Text]:
+        gap = " " * (2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1)
+        numbers = self._numbers()
+        yield from _aligned([_text(column.header) for column in numbers], widths, gap, Style())
+        yield Text("─" * (sum(widths) + len(gap) * (len(widths) - 1)))
+        rows = zip(*([_text(cell) for cell in column.cells] for column in numbers), strict=True)
+        for label, cells, style in zip(self._labels(), rows, self._styles(), strict=True):
+            yield from _paragraph(label, width, style)
+            yield from _aligned(cells, widths, gap, style)
+
+    def _blocks(self, width: int) -> Iterator[Text]:
+        numbers = self._numbers()
+        named = max(len(_text(column.header)) for column in numbers)
+        yield Text("─" * width)
+        rows = zip(*([_text(cell) for cell in column.cells] for column in numbers), strict=True)
+        for at, (label, cells, style) in enumerate(zip(self._labels(), rows, self._styles(), strict=True)):
+            if at:
+                yield Text()
+            yield from _paragraph(label, width, style)
+            lines: list[tuple[str, str]] = []
+            for column, cell in zip(numbers, cells, strict=True):
+                if _text(column.header) or not lines:
+                    lines.append((_text(column.header), cell))
+                elif cell:
+                    lines[-1] = (lines[-1][0], f"{lines[-1][1]}  {cell}".strip())
+            for heading, cell in lines:
+                if cell:
+                    yield from _paragraph(f"{'':{_INDENT}}{heading:<{named}}  {cell}", width, style)
+
+    def _styles(self) -> list[Style]:
+        return [row.style if isinstance(row.style, Style) else Style.parse(row.style or "") for row in self.rows]
+
+
+def captioned_table(title: str, caption: str, numbers: Sequence[str], first: str | None = None) -> ReadableTable:
     """An empty table for :mod:`rich` to print.
 
     Args:
         title: In bold above it.
         caption: Below it.
-        numbers: Headings of its columns of numbers, which are aligned to the right and never broken.
+        numbers: Headings of its columns of numbers, which are aligned to the right and never broken; ``""``: more of
+            the column before.
         first: Heading of a column of words before them; ``None``: there is none.
     """
-    table = Table(
+    table = ReadableTable(
         title=title,
         caption=caption,
         title_style="bold",
@@ -28,3 +115,49 @@ def captioned_table(title: str, caption: str, numbers: Sequence[str], first: str
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line in lines of at most ``width`` (longer words stay whole), all but the first further indented."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    again = indent + " " * _INDENT if indent else ""
+    return textwrap.wrap(
+        line, width, subsequent_indent=again, break_long_words=False, break_on_hyphens=False
+    ) or [""]  # fmt: skip
+
+
+def _paragraph(text: object, width: int, style: Style) -> Iterator[Text]:
+    for line in _text(text).splitlines():
+        yield from (Text(part, style) for part in wrapped(line, width))
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], gap: str, style: Style) -> Iterator[Text]:
+    """Cells side by side, words in them folded."""
+    folded = [
+        textwrap.wrap(cell, width) if _is_words(cell) else [cell] for cell, width in zip(cells, widths, strict=True)
+    ]
+    for at in range(max(map(len, folded))):
+        parts = (lines[at] if at < len(lines) else "" for lines in folded)
+        line = gap.join(f"{part:>{width}}" for part, width in zip(parts, widths, strict=True))
+        if line.strip():
+            yield Text(line.rstrip(), style)
+
+
+def _least_width(column: Column) -> int:
+    parts = [
+        part for cell in _cells(column) for part in (_text(cell).split() if _is_words(_text(cell)) else [_text(cell)])
+    ]
+    return max(map(len, parts), default=0)
+
+
+def _is_words(text: str) -> bool:
+    """Not a quantity: it may be folded."""
+    return not re.search(r"\d", text)
+
+
+def _cells(column: Column) -> list[object]:
+    return [column.header, *column.cells]
+
+
+def _text(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell or "")

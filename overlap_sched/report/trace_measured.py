@@ -9,7 +9,7 @@ wants numbers, and names that say *measured*.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -86,9 +86,23 @@ def _marks(trace: RawTrace) -> dict[int | None, tuple[float, float]]:
         for e in events
         if (found := STEP.match(e.name)) and not e.category.startswith("gpu_")
     }
-    if marks or not events:
-        return marks
+    if marks:
+        return _with_content(marks, trace) or marks
+    if not events:
+        return {}
     return {None: (min(e.start_us for e in events), max(e.end_us for e in events))}
+
+
+def _with_content(
+    marks: Mapping[int | None, tuple[float, float]], trace: RawTrace
+) -> dict[int | None, tuple[float, float]]:
+    """Without steps in which nothing begins: the profiler opens one at each ``step()``, also after the last."""
+    starts = sorted(e.start_us for e in trace.file.events if not STEP.match(e.name))
+    return {
+        number: (begin, end)
+        for number, (begin, end) in marks.items()
+        if bisect_left(starts, begin) < bisect_left(starts, end)
+    }
 
 
 def _steps(marks: Mapping[int | None, Any]) -> str:

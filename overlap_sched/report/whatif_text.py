@@ -10,6 +10,7 @@ from overlap_sched.peak_memory.reserved import replay_allocator
 from overlap_sched.problem import Order
 from overlap_sched.report.contention_text import contention_figures, with_contention_line
 from overlap_sched.report.table import captioned_table
+from overlap_sched.report.text import gap_percent
 from overlap_sched.report.units import change, duration, from_to, printable, size
 from overlap_sched.scheduler.result import Figures
 
@@ -28,14 +29,15 @@ def whatif_table(points: Sequence[Point], cluster: str) -> Table:
         numbers=(*names, "step", "exposed", "peak", "reserved", "gap"),
     )
     for point in points:
-        before, after = point.found.original, point.found.scheduled
+        found = point.found
+        before, after = found.original, found.scheduled
         table.add_row(
             *(_value(name, value) for name, value in point.varied.items()),
             from_to(duration(before.step_us), duration(after.step_us)),
             duration(after.exposed_us),
             size(after.peak_bytes),
-            change(*(_reserved_bytes(point, order) for order in (problem.original_order, point.found.order))),
-            f"{_gap_percent(point):.2f} %",
+            change(*(_reserved_bytes(point, order) for order in (problem.original_order, found.order))),
+            f"{gap_percent(found.scheduled.step_us, found.lower_bound_us):.2f} %",
         )
     return table
 
@@ -67,18 +69,13 @@ def _figures(point: Point) -> dict[str, Any]:
         "original": side(found.original, found.problem.original_order),
         "scheduled": side(found.scheduled, found.order),
         "lower_bound_us": found.lower_bound_us,
-        "gap_percent": _gap_percent(point),
+        "gap_percent": gap_percent(found.scheduled.step_us, found.lower_bound_us),
         "fell_back": found.fell_back,
     }
 
 
 def _reserved_bytes(point: Point, order: Order) -> int:
     return replay_allocator(point.found.problem, order).reserved_bytes
-
-
-def _gap_percent(point: Point) -> float:
-    bound_us = point.found.lower_bound_us
-    return 100 * (point.found.scheduled.step_us / bound_us - 1) if bound_us else 0.0
 
 
 def _value(name: str, value: float) -> str:

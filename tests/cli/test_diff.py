@@ -317,8 +317,8 @@ def test_the_committed_records(capsys: pytest.CaptureFixture[str]) -> None:
     for path in sorted((Path(__file__).parents[2] / "docs" / "records").glob("*.json")):
         if "solvers" in path.name:  # nothing in it has one of the figures
             continue
-        found = as_json(str(path), str(path), "--fail-if", "peak > +0%" if "memory" in path.name else "step > +0%",
-                        capsys=capsys)  # fmt: skip
+        figure = "peak" if path.name.startswith(("memory", "footprint")) else "step"
+        found = as_json(str(path), str(path), "--fail-if", f"{figure} > +0%", capsys=capsys)
         assert found["figures"]
         assert all(figure["change"] == 0 for figure in found["figures"])
     assert run("diff", *[str(path.with_name("memory-2026-11-21.json"))] * 2, "--json") == 0

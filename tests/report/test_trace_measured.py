@@ -100,6 +100,15 @@ def test_processes_that_are_named_by_text_and_no_marks(tmp_path: Path, reordered
     assert [e["args"]["name"] for e in found if e["name"] == "thread_name"] == ["thread one", "thread 1"]
 
 
+def test_the_step_that_the_profiler_opens_after_the_last_is_none(tmp_path: Path) -> None:
+    events = [step(0, 0, 80), event("aten::mm", 10, 20), step(1, 80, 2)]
+    (measured,) = read_measured_steps([str(write(tmp_path, events, rank=0))])
+    assert (measured.number, measured.us) == (0, 80)
+    partial = [step(0, 0, 80), event("aten::mm", 10, 20), step(1, 80, 50), event("aten::mm", 90, 20), step(2, 130, 1)]
+    (measured,) = read_measured_steps([str(write(tmp_path, partial, rank=1))])
+    assert (measured.number, measured.us) == (1, 50)
+
+
 def test_the_same_step_of_all_ranks(tmp_path: Path) -> None:
     first = write(tmp_path, [step(1, 0, 10), step(2, 10, 50), step(3, 60, 30)], rank=0)
     second = write(tmp_path, [step(2, 1010, 10), step(3, 1020, 100), step(4, 1120, 20)], rank=1)

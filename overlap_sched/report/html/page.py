@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 
 from overlap_sched.errors import MissingExtraError
 from overlap_sched.report.files import write_file
-from overlap_sched.report.html.data import Page, page_of
+from overlap_sched.report.html.beside import NOTHING_ELSE, Extras
+from overlap_sched.report.html.collect import page_of
+from overlap_sched.report.html.data import Page
+from overlap_sched.report.html.sections import frontier_section, rewrites_section, table_row
 from overlap_sched.report.units import printable
 from overlap_sched.scheduler.result import Schedule
 
-SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "main.js")
+SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
 """In this order, as one script."""
 _FOLDER = "page_files"
 
@@ -40,20 +43,23 @@ def check_html() -> None:
         ) from None
 
 
-def write_page(schedule: Schedule, path: str | Path, more: Mapping[str, Any] | None = None) -> None:
+def write_page(
+    schedule: Schedule, path: str | Path, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE
+) -> None:
     """Write a schedule as one HTML file that loads nothing: it opens by double click, without a network.
 
     Args:
         schedule: Of a problem, or of a graph of a training run (``overlap_sched.reports()[0].report.schedule``).
         path: The file.
         more: Figures beyond those that a schedule tells, as of ``plan --json``.
+        extras: Rewrites, one more order beside ours, the frontier.
 
     Raises:
         MissingExtraError: bokeh is not installed.
         OutputError: The file cannot be written.
     """
     check_html()
-    write_file(path, page_text(page_of(schedule, more), bokeh_library()).encode())
+    write_file(path, page_text(page_of(schedule, more, extras), bokeh_library()).encode())
 
 
 def bokeh_library() -> Library:
@@ -71,8 +77,17 @@ def page_text(page: Page, library: Library) -> str:
     return Template(_file("page.html")).substitute(
         title=html.escape(f"{printable(page.figures['name'])}: overlap_sched"),
         style=_file("style.css"),
-        summary="\n".join(map(_row, page.summary)),
+        columns="".join(f'<th scope="col">{html.escape(name)}</th>' for name in page.columns),
+        summary="\n".join(map(table_row, page.summary)),
         remarks="\n".join(f"<p>{html.escape(line)}</p>" for line in page.remarks),
+        streams="\n".join(_picture("streams", r) for r in range(len(page.runs))),
+        memories="\n".join(_picture("memory", r) for r in range(len(page.runs))),
+        peaks="\n".join(
+            f'<button type="button" data-peak="{r}">peak of {_the(run.title)}</button>'
+            for r, run in enumerate(page.runs)
+        ),
+        rewrites=rewrites_section(page),
+        frontier=frontier_section(page),
         data=json.dumps(page.to_json(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         library=library.script,
         script=f'"use strict";\n(() => {{\n{script}}})();',
@@ -80,9 +95,12 @@ def page_text(page: Page, library: Library) -> str:
     )
 
 
-def _row(cells: tuple[str, ...]) -> str:
-    first, *others = map(html.escape, cells)
-    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+def _picture(what: str, r: int) -> str:
+    return f'<h3 id="{what}-title-{r}">{what}</h3>\n<div id="{what}-{r}"></div>'
+
+
+def _the(title: str) -> str:
+    return f"the {title} order" if title in ("original", "scheduled") else html.escape(title)
 
 
 def _file(name: str) -> str:

@@ -12,15 +12,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from overlap_sched.analysis.frontier import frontier
 from overlap_sched.options import Options
 from overlap_sched.problem.file import read_problem
+from overlap_sched.report.html.beside import Beside, Extras
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.plan import plan
+from overlap_sched.transform.rewrites import Bucket
 from tests.support.command import run
 from tests.support.oracle import INSTANCES
 from tests.support.ranks import run_ranks
+from tests.support.sharded import PRICES, sharded
 
 pytest.importorskip("bokeh", reason="bokeh is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -273,6 +278,31 @@ def test_real_graphs(browser: Any, name: str, tmp_path: Path) -> None:
         page.settle()
         assert page.complaints == []
         assert page.requests == [(tmp_path / "out.html").as_uri()]
+        page.tab.close()
+
+
+def test_rewrites_an_order_beside_and_the_frontier(browser: Any, tmp_path: Path) -> None:
+    problem = sharded([[2, 2, 2]] * 4, compute_us=4.0)
+    made = plan(problem, PRICES, Options(rewrites=("bucket",), headroom="100%"))
+    beside = Beside("torch", problem.original_order)
+    extras = Extras(made, beside, frontier(problem, budgets=3))
+    write_page(made.schedule, tmp_path / "out.html", extras=extras)
+    for width in (WIDE, NARROW):
+        page = opened(browser, tmp_path / "out.html", width)
+        assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.tab.locator("#frontier-plot canvas").count() >= 1
+        assert page.text("#streams-title-2").startswith("Streams, torch: step ")
+        page.tab.click("[data-peak='2']")
+        assert " live in torch while " in page.text("#live-where")
+        page.tab.click("#rewrites li:nth-of-type(1) button")
+        bucket = made.rewrites[0]
+        assert isinstance(bucket, Bucket)
+        assert page.text("#selected").startswith(f"{bucket.name}: ran from ")
+        assert all(f"({title})" in page.text("#selected") for title in ("original", "scheduled", "torch"))
+        assert page.text("#collectives tr.chosen button") == bucket.name
+        page.tab.click("#theme")
+        page.settle()
+        assert page.complaints == []
         page.tab.close()
 
 

@@ -11,7 +11,8 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.report.causes import causes
-from overlap_sched.report.html.data import Page, Run, page_of
+from overlap_sched.report.html.collect import page_of
+from overlap_sched.report.html.data import Page, Run
 from overlap_sched.report.memory_kinds import MEMORY_KINDS, memory_by_kind
 from overlap_sched.report.reserved_text import reserved_changes, reserved_figures
 from overlap_sched.report.text import figures
@@ -23,23 +24,24 @@ from tests.support.graphs import problems
 def stacks(page: Page, run: Run) -> dict[str, list[int]]:
     """Bytes by kind at each position, counted as the page's script counts them."""
     change = {name: [0] * (len(run.order) + 1) for name in page.memory_kinds}
+    storages = page.graphs[run.graph].storages
 
     def add(kind: int, first: int, last: int, size: int) -> None:
         change[page.memory_kinds[kind]][first] += size
         change[page.memory_kinds[kind]][last + 1] -= size
 
     for s, (first, last) in enumerate(zip(run.first, run.last, strict=True)):
-        add(page.storages.kind[s], first, last, page.storages.bytes[s])
+        add(storages.kind[s], first, last, storages.bytes[s])
     for s, since, until in run.flights:
         first, last = max(since, run.first[s]), min(until, run.last[s])
         if first <= last:
-            add(page.storages.kind[s], first, last, -page.storages.bytes[s])
-            add(page.in_flight, first, last, page.storages.bytes[s])
+            add(storages.kind[s], first, last, -storages.bytes[s])
+            add(page.in_flight, first, last, storages.bytes[s])
     return {name: list(accumulate(steps[:-1])) for name, steps in change.items()}
 
 
-def check_memory(problem: Problem, page: Page) -> None:
-    for run in page.runs:
+def check_memory(problem: Problem, page: Page, graph: int = 0) -> None:
+    for run in (run for run in page.runs if run.graph == graph):
         found = stacks(page, run)
         assert found == {str(kind): of for kind, of in memory_by_kind(problem, run.order).items()}
         live = [sum(step) for step in zip(*found.values(), strict=True)]
@@ -71,10 +73,10 @@ def test_the_example_in_time(reordered: Schedule) -> None:
 
 def test_nodes_by_column(reordered: Schedule) -> None:
     page = page_of(reordered)
-    assert page.nodes.name[:3] == ("w", "x", "gather")
-    assert [page.ops[at] for at in page.nodes.op[:3]] == ["", "", "all_gather_into_tensor"]
-    assert page.nodes.group == (-1, -1, 0, -1, -1, -1, -1, 0, -1, -1)
-    assert page.nodes.collective == (-1, -1, -1, 2, -1, -1, -1, -1, 7, -1)
+    assert page.graphs[0].nodes.name[:3] == ("w", "x", "gather")
+    assert [page.ops[at] for at in page.graphs[0].nodes.op[:3]] == ["", "", "all_gather_into_tensor"]
+    assert page.graphs[0].nodes.group == (-1, -1, 0, -1, -1, -1, -1, 0, -1, -1)
+    assert page.graphs[0].nodes.collective == (-1, -1, -1, 2, -1, -1, -1, -1, 7, -1)
     assert page.groups == ("fsdp (8 ranks)",)
 
 
@@ -137,5 +139,5 @@ def test_random_graphs_add_up(problem: Problem) -> None:
 
 def test_names_that_bite(odd: Problem) -> None:
     page = page_of(schedule(odd))
-    assert page.nodes.name[2:4] == ("a\\nb", "漢字")
+    assert page.graphs[0].nodes.name[2:4] == ("a\\nb", "漢字")
     assert page.groups == ("h (2 ranks)", "g $1$ (2 ranks)")

@@ -15,7 +15,7 @@ import pytest
 from overlap_sched.errors import MissingExtraError
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.file import write_problem
-from overlap_sched.report.html.data import page_of
+from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import SCRIPTS, Library, check_html, page_text, write_page
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
@@ -105,7 +105,7 @@ def test_names_are_never_markup(odd: Problem) -> None:
     page = page_of(schedule(replace(odd, name=bad, nodes=nodes)))
     text = page_text(page, LIBRARY)
     assert bad not in text
-    assert embedded(text)["nodes"]["name"][0] == f"{bad}0"
+    assert embedded(text)["graphs"][0]["nodes"]["name"][0] == f"{bad}0"
     assert text.count("<script") == 3
 
 

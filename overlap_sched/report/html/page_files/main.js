@@ -34,12 +34,21 @@ $("collectives").addEventListener("click", ({ target }) => {
     drawTable();
     $("collectives").querySelector(`[data-column="${column}"]`).focus();
   } else if (node !== undefined) {
-    const c = Number(node), from = Math.min(...runs.map((run) => run.start_us[c])), to = Math.max(...runs.map((run) => run.finish_us[c]));
-    choose(c);
+    find(Number(node));
     $("collectives").querySelector(`[data-node="${node}"]`)?.focus();
-    show(from - (to - from), to + (to - from));
   }
 });
+document.querySelector("#rewrites")?.addEventListener("click", ({ target }) => {
+  if (target.dataset.node === undefined) return;
+  find(Number(target.dataset.node));
+  $("plots").scrollIntoView();
+});
+
+function find(c) {
+  const spans = runs.map((run) => span(run, c)), from = Math.min(...spans.map(([start]) => start)), to = Math.max(...spans.map(([, end]) => end));
+  choose(c);
+  show(from - (to - from), to + (to - from));
+}
 
 runs.forEach((run, r) => {
   streams[r].figure.on_event("tap", ({ x, y }) => {
@@ -60,6 +69,7 @@ setTheme(wanted.matches);
 show(0, endUs);
 const shared = new Bokeh.Document();  // one for all pictures: they share the time axis
 const places = runs.flatMap((_, r) => [[streams[r], `streams-${r}`], [memories[r], `memory-${r}`]]);
+if (frontier) places.push([frontier, "frontier-plot"]);
 for (const [{ figure }] of places) shared.add_root(figure);
-Bokeh.embed.add_document_standalone(shared, $("plots"), places.map(([, id]) => $(id)))
+Bokeh.embed.add_document_standalone(shared, document.body, places.map(([, id]) => $(id)))
   .then(() => { document.documentElement.dataset.ready = "true"; });

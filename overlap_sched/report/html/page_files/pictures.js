@@ -1,5 +1,5 @@
 // Two timelines and two memory pictures on one time axis, drawn by Bokeh.
-const COLOURS = { compute: "#56B4E9", collective: "#009E73", exposed: "#FF3D00" };
+const COLOURS = { compute: "#56B4E9", collective: "#009E73", exposed: "#FF3D00", rewritten: "#E69F00" };
 const KINDS = ["#999999", "#882255", "#44AA99", "#DDCC77", "#6655CC", "#CC6677", "#BBDDEE"];
 const LEFT = 110, MAX_LINKS = 60;
 const SAMPLE = 2; // pixels of a memory picture that become one
@@ -11,13 +11,14 @@ const mostBytes = Math.max(data.budget_bytes, ...data.runs.map((run) => run.peak
 const [unitBytes, bytesUnit] = mostBytes >= 2 ** 30 ? [2 ** 30, "GiB"] : mostBytes >= 2 ** 20 ? [2 ** 20, "MiB"] : [1, "B"];
 const time = new Bokeh.Range1d({ start: 0, end: endUs / unitUs });
 const bytes = new Bokeh.Range1d({ start: 0, end: (1.08 * mostBytes) / unitBytes });
-const figures = [];
+const figures = [], inked = []; // lines of the colour of text
 
-function newFigure(height, y_range, label) {
-  const tools = [new Bokeh.PanTool({ dimensions: "width" }), new Bokeh.WheelZoomTool({ dimensions: "width", modifiers: { ctrl: true } })];
-  const figure = P.figure({ x_range: time, y_range, height, tools, sizing_mode: "stretch_width", toolbar_location: null,
+function newFigure(height, y_range, label, x_range = time) {
+  const tools = x_range === time
+    ? [new Bokeh.PanTool({ dimensions: "width" }), new Bokeh.WheelZoomTool({ dimensions: "width", modifiers: { ctrl: true } })] : [];
+  const figure = P.figure({ x_range, y_range, height, tools, sizing_mode: "stretch_width", toolbar_location: null,
     min_border_left: LEFT, min_border_right: 12, x_axis_label: null, y_axis_label: label, output_backend: "canvas" });
-  figure.toolbar.active_scroll = tools[1];
+  if (tools.length) figure.toolbar.active_scroll = tools[1];
   figures.push(figure);
   return figure;
 }
@@ -60,7 +61,7 @@ function memoryFigure(run) {
 const streams = runs.map(streamsFigure), memories = runs.map(memoryFigure);
 memories[memories.length - 1].figure.xaxis.axis_label = `time (${unit}), simulated`;
 
-function words(kind, block) {
+function words({ nodes }, kind, block) {
   if (block.count > 1) return `${count(block.count)} nodes (${kind}), ${fixed(100 * block.share, 0)} % of the time here`;
   if (kind === "exposed") return `exposed: stalls at ${nodes.name[block.node]}`;
   return `${nodes.name[block.node]} (${data.ops[nodes.op[block.node]]})`;
@@ -68,7 +69,7 @@ function words(kind, block) {
 
 // A wait's end of its link: when compute has both reached it and may go on.
 function link(run, c, w) {
-  return [run.finish_us[c], 1 + nodes.group[c], run.finish_us[w], 0];
+  return [run.finish_us[c], 1 + run.nodes.group[c], run.finish_us[w], 0];
 }
 
 function segments(ends) {
@@ -89,15 +90,15 @@ function drawStreams(run, { spans, links }, from, to, pixel) {
         columns.right.push(block.right / unitUs);
         columns.colour.push(COLOURS[kind]);
         columns.edge.push(block.end - block.start > EDGED * pixel ? 1 : 0);
-        columns.what.push(words(kind, block));
+        columns.what.push(words(run, kind, block));
         columns.times.push(`${duration(block.end - block.start)} from ${duration(block.start)}`);
-        if (kind === "collective") inView.push(block);
+        if (y) inView.push(block);
       }
     }
   });
   spans.data = columns;
   const few = inView.length <= MAX_LINKS && inView.every((block) => block.count === 1);
-  links.data = segments(few ? inView.flatMap(({ node }) => (waitsOf.get(node) || []).map((w) => link(run, node, w))) : []);
+  links.data = segments(few ? inView.flatMap(({ node }) => (run.waitsOf.get(node) || []).map((w) => link(run, node, w))) : []);
 }
 
 function drawMemory(run, { areas, stack }, from, to, pixel) {
@@ -163,6 +164,7 @@ function paint() {
     }
     figure.xgrid.grid_line_color = figure.ygrid.grid_line_color = line;
   }
+  frontier?.figure.legend.setv({ background_fill_color: soft, border_line_color: line, label_text_color: ink });
   for (const { bars } of streams) bars.glyph.line_color = paper;
-  for (const { budget } of memories) budget.line_color = ink;
+  for (const line of [...memories.map(({ budget }) => budget), ...inked]) line.line_color = ink;
 }

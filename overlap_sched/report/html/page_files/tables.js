@@ -24,8 +24,11 @@ function heading(cells) {
 const head = (names) => heading(names.map(([name, words]) => element("th", name, { scope: "col", class: words ? "words" : "" })));
 const swatch = (colour) => element("span", null, { class: "swatch", style: `background: ${colour}` });
 
+const title = (run) => named(run).replace(/^the /, "");
+
 function legend() {
   const entries = [["compute", COLOURS.compute], ["collective", COLOURS.collective], ["exposed: compute stalls", COLOURS.exposed],
+    ...(data.rewrites.length ? [["rewritten, or made of what was", COLOURS.rewritten]] : []),
     ...data.memory_kinds.map((name, kind) => [`memory: ${name}`, KINDS[kind % KINDS.length]])];
   for (const [name, colour] of entries) {
     const entry = element("li", null);
@@ -33,19 +36,19 @@ function legend() {
     $("legend").append(entry);
   }
   runs.forEach((run, r) => {
-    $(`streams-title-${r}`).textContent = `Streams, ${run.title} order: step ${duration(run.step_us)}, exposed ${duration(run.exposed_us)}`;
-    $(`memory-title-${r}`).textContent = `Memory, ${run.title} order: peak ${size(run.peak_bytes)} (triangle) at ` +
+    $(`streams-title-${r}`).textContent = `Streams, ${title(run)}: step ${duration(run.step_us)}, exposed ${duration(run.exposed_us)}`;
+    $(`memory-title-${r}`).textContent = `Memory, ${title(run)}: peak ${size(run.peak_bytes)} (triangle) at ` +
       `${duration(run.at_us[run.peak_at])}, budget ${size(data.budget_bytes)} (dashed)`;
   });
 }
 
-let instant = { r: runs.length - 1, p: 0 };
+let instant = { r: SCHEDULED, p: 0 };
 function showLive(r, p) {
-  const run = runs[r];
+  const run = runs[r], { nodes, storages } = run;
   p = Math.min(Math.max(p, 0), run.order.length - 1);
   instant = { r, p };
   memories.forEach(({ here }, other) => here.setv({ visible: other === r, location: run.at_us[p] / unitUs }));
-  $("live-where").textContent = `${size(run.live[p])} live in the ${run.title} order while ${nodes.name[run.order[p]]} runs ` +
+  $("live-where").textContent = `${size(run.live[p])} live in ${named(run)} while ${nodes.name[run.order[p]]} runs ` +
     `(position ${count(p)} of ${count(run.order.length)}, at ${duration(run.at_us[p])})`;
   const kinds = data.memory_kinds.map((name, kind) => {
     const named = element("th", null, { scope: "row" });
@@ -55,9 +58,9 @@ function showLive(r, p) {
   $("live-kinds").replaceChildren(element("caption", "By kind"), ...kinds);
   const flying = new Set(run.flights.filter(([, first, last]) => first <= p && p <= last).map(([s]) => s));
   const live = run.first.flatMap((first, s) => (first <= p && p <= run.last[s] ? [s] : []));
-  live.sort((a, b) => data.storages.bytes[b] - data.storages.bytes[a] || a - b);
+  live.sort((a, b) => storages.bytes[b] - storages.bytes[a] || a - b);
   const listed = live.slice(0, STORAGES).map((s) => {
-    const { bytes: of, kind, maker } = data.storages;
+    const { bytes: of, kind, maker } = storages;
     const kindName = data.memory_kinds[flying.has(s) ? data.in_flight : kind[s]];
     return row([element("td", nodes.name[maker[s]], { class: "words" }), element("td", size(of[s])), element("td", kindName, { class: "words" }),
       element("td", `${count(run.first[s])} to ${count(run.last[s])}`)]);
@@ -129,29 +132,40 @@ function drawTable() {
   $("more").hidden = shown.length === found.length;
 }
 
-// Mark a collective in both timelines, from its launch to its waits, and say in words what it does there.
+// From when to when a collective, or what it stands for, runs; [Infinity, -Infinity]: not at all.
+function span(run, c) {
+  const ids = idsIn(run, c);
+  return [Math.min(...ids.map((v) => run.start_us[v])), Math.max(...ids.map((v) => run.finish_us[v]))];
+}
+
+// Mark a collective in all timelines, from its launch to its waits, and say in words what it does there.
 function choose(c) {
   table.chosen = c;
   runs.forEach((run, r) => {
-    const y = 1 + nodes.group[c], launch = run.at_us[run.position[c]];
-    const ends = [[launch, 0, run.start_us[c], y], [run.start_us[c], y, run.finish_us[c], y],
-      ...(waitsOf.get(c) || []).map((w) => link(run, c, w))];
+    const ends = idsIn(run, c).flatMap((v) => {
+      const y = 1 + run.nodes.group[v], launch = run.at_us[run.position[v]];
+      return [[launch, 0, run.start_us[v], y], [run.start_us[v], y, run.finish_us[v], y],
+        ...(run.waitsOf.get(v) || []).map((w) => link(run, v, w))];
+    });
     streams[r].chosen.data = segments(ends);
   });
   const { exposed_us, original_exposed_us, why } = rowOf.get(c);
-  const times = runs.map((run) => `${duration(run.start_us[c])} to ${duration(run.finish_us[c])} (${run.title})`).join(", ");
+  const times = runs.map((run) => [run, ...span(run, c)]).filter(([, from]) => from < Infinity)
+    .map(([run, from, to]) => `${duration(from)} to ${duration(to)} (${run.title})`).join(", ");
   $("selected").textContent = `${nodes.name[c]}: ran from ${times}; exposed ${duration(original_exposed_us)}, now ${duration(exposed_us)}. ` +
     `Launched there because: ${why}.`;
   drawTable();
 }
 
-// The collective, or that of the wait, under a point of a timeline; -1: none.
+// The collective of the scheduled graph that is, or stands for, what is under a point of a timeline, or for which a stall
+// there waits; -1: none.
 function collectiveAt(run, us, y) {
   const slack = ((time.end - time.start) * unitUs) / 300;
   const near = (spans) => spans.find((span) => span.start - slack <= us && us <= span.end + slack);
   const spans = run.rows[y];
   if (!spans) return -1;
-  const found = near(spans.collective || spans.exposed);
+  const found = y ? near([...spans.collective, ...spans.rewritten]) : near(spans.exposed);
   if (!found) return -1;
-  return y ? found.node : nodes.collective[found.node];
+  const c = y ? found.node : run.nodes.collective[found.node];
+  return run.graph === data.runs[SCHEDULED].graph ? c : standsIn.get(c) ?? -1;
 }

@@ -1,0 +1,115 @@
+"""A row per model: its peak in each mode, run in a process of its own, and why the ratio is what it is."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llama_repro.errors import FootprintError
+from llama_repro.footprint.events import KINDS, Peak
+from overlap_sched.report.units import size
+
+MEASURED = ("eager", "default", "dynamic", "memory")
+"""Modes that run here: eager, ``torch.compile``, ``dynamic=True``, and ours with ``base="memory"``."""
+PREDICTED = {"reduce-overhead": "default", "dynamic, CUDA graphs": "dynamic"}
+"""Modes with CUDA graphs: from the allocations of which measured mode their pool is predicted."""
+NEEDS_GPU = ("max-autotune",)
+"""Modes that are neither run nor predicted here."""
+_LEAST = 0.02
+"""Of eager's peak: smaller differences are not explained."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model.
+
+    Attributes:
+        model, kind: What it is.
+        peaks: By mode of :data:`MEASURED`.
+        failed: By mode, why it gave nothing.
+    """
+
+    model: str
+    kind: str
+    peaks: Mapping[str, Peak]
+    failed: Mapping[str, str]
+
+    def ratio(self, mode: str) -> float | None:
+        """Compression, as the dashboard of PyTorch has it: eager's peak by the mode's; ``None``: one is missing."""
+        if mode not in self.peaks or "eager" not in self.peaks:
+            return None
+        return self.peaks["eager"].bytes / self.peaks[mode].bytes
+
+
+def measured(model: str, mode: str, timeout_s: float) -> dict[str, Any]:
+    """What the child found.
+
+    Raises:
+        FootprintError: It failed, or took too long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "peak.json")
+        command = [sys.executable, "-m", "llama_repro.footprint.child", model, mode, str(out)]
+        where = str(Path(__file__).resolve().parents[2])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([where, *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "cache")),
+        }
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise FootprintError(f"{model}, {mode}: not done after {timeout_s:g} s") from None
+        if done.returncode or not out.exists():
+            said = done.stderr.strip().splitlines() or ["no output"]
+            raise FootprintError(f"{model}, {mode}: exit status {done.returncode}: {said[-1]}")
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def peak_from(data: Mapping[str, Any]) -> Peak:
+    """The inverse of ``asdict``."""
+    return Peak(data["bytes"], data["backward"], dict(data["kinds"]), data["pool_bytes"])
+
+
+def explanation(row: Row, mode: str = "default") -> str:
+    """Why a mode's peak differs from eager's: what is live at the two, the largest differences first."""
+    if "eager" not in row.peaks or mode not in row.peaks:
+        return row.failed.get(mode, "not measured")
+    eager, other = row.peaks["eager"], row.peaks[mode]
+    where = {False: "forward", True: "backward"}
+    moved = "" if eager.backward == other.backward else f"the peak is in {where[other.backward]}, eager's in forward; "
+    if eager.backward and not other.backward:
+        moved = f"the peak moves from backward to {where[other.backward]}; "
+    changes = sorted(
+        ((other.kinds[kind] - eager.kinds[kind], kind) for kind in KINDS), key=lambda one: (-abs(one[0]), one[1])
+    )
+    told = [
+        f"{size(abs(by))} {'more' if by > 0 else 'less'} {kind}{_why(kind, by)}"
+        for by, kind in changes
+        if abs(by) > _LEAST * eager.bytes
+    ]
+    return moved + ("; ".join(told) or "the same is live at both peaks")
+
+
+def _why(kind: str, by: int) -> str:
+    """What compilation does to that kind."""
+    if kind == KINDS[1]:
+        return (
+            " (the partitioner recomputes pointwise operators instead)"
+            if by < 0
+            else " (saved in another type or twice)"
+        )
+    if kind in KINDS[3:]:
+        return (
+            " (fused into one kernel, or written into a buffer that dies)" if by < 0 else " (a whole graph frees later)"
+        )
+    if kind == KINDS[2]:
+        return " (fewer are there by then)" if by < 0 else " (more are there by then)"
+    return ""

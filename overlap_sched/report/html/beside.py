@@ -1,0 +1,48 @@
+"""What else a page may show: rewrites, one more order beside ours, the frontier."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from overlap_sched.analysis.frontier_points import Frontier
+from overlap_sched.judge.validate import measure
+from overlap_sched.problem import Order, Problem
+from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.transform.plan import Plan
+
+
+class Beside(NamedTuple):
+    """One more order of the graph as it was (torch's, say): what it is called, node ids."""
+
+    title: str
+    order: Order
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a page shows beyond a schedule; ``None``: nothing of the kind.
+
+    Attributes:
+        made: The plan that the schedule is of.
+        beside: Another order of the graph as it was.
+        frontier: Of the graph as it was.
+    """
+
+    made: Plan | None = None
+    beside: Beside | None = None
+    frontier: Frontier | None = None
+
+
+NOTHING_ELSE = Extras()
+
+
+def original_problem(schedule: Schedule, extras: Extras) -> Problem:
+    """The graph as it was, before rewrites."""
+    return schedule.problem if extras.made is None else extras.made.without.problem
+
+
+def schedule_of(schedule: Schedule, problem: Problem, order: Order) -> Schedule:
+    """Another order in the place of the scheduled one, with its own figures; its decisions are not known."""
+    measured = measure(problem, order)
+    peak = max(measured.profile)
+    figures = Figures(measured.timeline.step_us, measured.timeline.exposed_us, peak, list(measured.profile).index(peak))
+    return replace(schedule, problem=problem, order=order, scheduled=figures, decisions=())

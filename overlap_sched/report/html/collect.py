@@ -1,0 +1,167 @@
+"""What is on the page of a schedule, collected: see :class:`overlap_sched.report.html.data.Page`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from overlap_sched.judge.replay import replay
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.problem import Order, Problem
+from overlap_sched.report.causes import WORDS, causes
+from overlap_sched.report.contention_text import with_contention_line
+from overlap_sched.report.html.beside import NOTHING_ELSE, Extras, original_problem, schedule_of
+from overlap_sched.report.html.collectives import collective_rows, marked_nodes, rewrite_rows
+from overlap_sched.report.html.data import FrontierData, FrontierPoint, Graph, Nodes, Page, Run, Storages
+from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
+from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
+from overlap_sched.report.rewrites_text import outcome_text, rewrites_figures
+from overlap_sched.report.text import budget_words, figures, summary_rows
+from overlap_sched.report.units import printable
+from overlap_sched.scheduler.result import Figures, Schedule
+
+COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
+
+
+def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE) -> Page:
+    """What the page of a schedule shows.
+
+    Args:
+        schedule: Of a problem; with rewrites: of the rewritten one.
+        more: Figures beyond those that a schedule tells (``prices``).
+        extras: Rewrites, one more order, the frontier.
+    """
+    made = extras.made
+    original = original_problem(schedule, extras)
+    problems = (original,) if original is schedule.problem else (original, schedule.problem)
+    reserved = reserved_changes(schedule, original)
+    rewritten = {} if made is None else rewrites_figures(made)
+    ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
+    groups = _groups(problems)
+    before, after = LiveRanges(original), LiveRanges(schedule.problem)
+    runs = [
+        _run(before, 0, "original", original.original_order, schedule.original),
+        _run(after, len(problems) - 1, "scheduled", schedule.order, schedule.scheduled),
+    ]
+    columns, summary = COLUMNS, [*summary_rows(schedule), *reserved_rows(reserved)]
+    if extras.beside is not None:
+        beside = schedule_of(schedule, original, extras.beside.order)
+        title = printable(extras.beside.title)
+        runs.append(_run(before, 0, title, beside.order, beside.scheduled))
+        columns = (*columns, title)
+        summary = _with_beside(summary, [*summary_rows(beside), *reserved_rows(reserved_changes(beside))], len(COLUMNS))
+    return Page(
+        figures={**figures(schedule), **rewritten, **(more or {}), "reserved": reserved_figures(reserved)},
+        columns=columns,
+        summary=tuple((*row, *[""] * (1 + len(columns) - len(row))) for row in summary),
+        remarks=_remarks(schedule),
+        budget_bytes=schedule.budget_bytes,
+        ops=tuple(map(printable, ops)),
+        groups=tuple(f"{printable(name)} ({size} ranks)" for name, size in groups.items()),
+        memory_kinds=MEMORY_KINDS,
+        in_flight=MEMORY_KINDS.index(IN_FLIGHT),
+        causes=tuple((WORDS[c.name], c.exposed_us, c.collectives) for c in causes(schedule)),
+        graphs=tuple(
+            Graph(_nodes(problem, ops, tuple(groups)), _storages(ranges), marked_nodes(problem, other, made))
+            for problem, other, ranges in zip(problems, problems[::-1], (before, after), strict=False)
+        ),
+        runs=tuple(runs),
+        collectives=collective_rows(schedule, original, extras),
+        rewrites=rewrite_rows(schedule, made),
+        tried=() if made is None else tuple((printable(one.what), outcome_text(one)) for one in made.trials),
+        frontier=_frontier(extras, runs),
+    )
+
+
+def _with_beside(
+    rows: Sequence[tuple[str, ...]], others: Sequence[tuple[str, ...]], columns: int
+) -> list[tuple[str, ...]]:
+    """Each row with one more cell: what stands in the row of that name under ``scheduled`` in the others."""
+    cells = dict(zip(_named(others), (row[2] for row in others), strict=True))
+    padded = ((*row, *[""] * (1 + columns - len(row))) for row in rows)
+    return [(*row, cells.get(name, "")) for name, row in zip(_named(rows), padded, strict=True)]
+
+
+def _named(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
+    """Each row by what it says, and the row that it belongs to (``... runs in at least`` is there more than once)."""
+    found: list[tuple[str, str]] = []
+    for name, *_ in rows:
+        found.append((found[-1][0] if name.startswith("...") and found else name, name))
+    return found
+
+
+def _remarks(schedule: Schedule) -> tuple[str, ...]:
+    """What the table of figures needs to be read, then what went otherwise than wished."""
+    problem = schedule.problem
+    simulated = (
+        f"Every figure on this page is simulated, in the {problem.memory_model} memory model: one compute stream, one "
+        "stream per process group. Limits: a lower bound on any order's step; the memory budget, "
+        f"{budget_words(schedule)}."
+    )
+    kept = "" if schedule.fell_back is None else f"The original order was kept: {printable(schedule.fell_back)}."
+    contended = with_contention_line(simulated, problem.contention).splitlines()
+    return tuple(filter(None, (*contended, kept, not_held(schedule))))
+
+
+def _groups(problems: Sequence[Problem]) -> dict[str, int]:
+    """Ranks of each process group that has a collective in one of the graphs."""
+    return {
+        name: group.size
+        for problem in problems
+        for name, group in problem.groups.items()
+        if any(problem.nodes[v].group == name for v in problem.collectives)
+    }
+
+
+def _nodes(problem: Problem, ops: tuple[str, ...], groups: tuple[str, ...]) -> Nodes:
+    nodes = problem.nodes
+    op_at, group_at = ({name: at for at, name in enumerate(names)} for names in (ops, groups))
+    return Nodes(
+        name=tuple(printable(node.name) for node in nodes),
+        kind=tuple(node.kind.value for node in nodes),
+        op=tuple(op_at[node.op] for node in nodes),
+        group=tuple(-1 if node.group is None else group_at[node.group] for node in nodes),
+        collective=tuple(-1 if node.collective is None else node.collective for node in nodes),
+    )
+
+
+def _storages(ranges: LiveRanges) -> Storages:
+    problem = ranges.problem
+    shown = [live.storage for live in ranges.of(problem.original_order)]
+    kinds = memory_kinds(problem)
+    return Storages(
+        bytes=tuple(problem.storages[s].bytes for s in shown),
+        kind=tuple(MEMORY_KINDS.index(kinds[s]) for s in shown),
+        maker=tuple(problem.allocator[s] for s in shown),
+    )
+
+
+def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Figures) -> Run:
+    problem = ranges.problem
+    run, live = replay(problem, order), ranges.of(order)
+    row = {span.storage: at for at, span in enumerate(live)}
+    return Run(
+        title=title,
+        graph=graph,
+        step_us=measured.step_us,
+        exposed_us=measured.exposed_us,
+        peak_bytes=measured.peak_bytes,
+        peak_at=measured.peak_at,
+        order=order,
+        at_us=tuple(round(run.at_us[v], 3) for v in order),
+        start_us=tuple(round(us, 3) for us in run.start_us),
+        finish_us=tuple(round(us, 3) for us in run.finish_us),
+        first=tuple(span.first for span in live),
+        last=tuple(span.last for span in live),
+        flights=tuple((row[s], *flight) for s, found in flights(problem, order).items() for flight in found),
+    )
+
+
+def _frontier(extras: Extras, runs: Sequence[Run]) -> FrontierData | None:
+    found = extras.frontier
+    if found is None:
+        return None
+    return FrontierData(
+        points=tuple(FrontierPoint(point.peak_bytes, point.step_us, point.exposed_us, "") for point in found.points),
+        others=tuple(FrontierPoint(run.peak_bytes, run.step_us, run.exposed_us, run.title) for run in runs),
+        bound_us=found.bound_us,
+        floor_bytes=found.floor_bytes,
+    )

@@ -1,0 +1,78 @@
+"""Sections of the page that only some have, readable without scripts: rewrites, and the frontier."""
+
+import html
+
+from overlap_sched.report.html.data import FrontierPoint, Page
+from overlap_sched.report.text import gap_percent
+from overlap_sched.report.units import change, count, duration, size
+
+
+def table_row(cells: tuple[str, ...]) -> str:
+    """A line of a table, its first cell a heading."""
+    first, *others = map(html.escape, cells)
+    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+
+
+def rewrites_section(page: Page) -> str:
+    """The section of what was rewritten and tried; nothing where nothing was."""
+    if not page.rewrites and not page.tried:
+        return ""
+    rows = [
+        f'<li><button type="button" data-node="{one.node}">{html.escape(one.words)}</button></li>'
+        if one.node >= 0
+        else f"<li>{html.escape(one.words)}</li>"
+        for one in page.rewrites
+    ]
+    step = f"; the best order without rewrites takes {duration(page.figures['step_without_rewrites_us'])}"
+    tried = "".join(table_row(one) for one in page.tried)
+    return _section(
+        "rewrites",
+        "Rewrites, what each bought and costs (simulated)",
+        f"<p>{count(len(page.rewrites), 'rewrite')} in the scheduled order{step}. A click on one finds it in the "
+        "streams, where what rewrites made, and what they made it of, has a colour of its own.</p>",
+        f'<ol id="rewrites" class="list scroll" tabindex="0" aria-label="Rewrites">{"".join(rows)}</ol>'
+        if rows
+        else "",
+        f'<details><summary>{len(page.tried)} plans were tried</summary><div class="scroll"><table id="tried">'
+        f"<tbody>{tried}</tbody></table></div></details>"
+        if tried
+        else "",
+    )
+
+
+def frontier_section(page: Page) -> str:
+    """The section of step against peak memory; nothing where it was not computed."""
+    found = page.frontier
+    if found is None:
+        return ""
+    original = found.others[0]
+    rows = [table_row(_point(point, original, found.bound_us)) for point in (*found.points, *found.others)]
+    head = ("order", "peak", "", "step", "", "exposed", "above the bound")
+    return _section(
+        "frontier",
+        "Step against peak memory (simulated)",
+        f"<p>The shortest step found for each peak, of the graph as it was. No order's step is below "
+        f"{duration(found.bound_us)}; no order's peak is below {size(found.floor_bytes)}.</p>",
+        '<div id="frontier-plot"></div>',
+        '<div class="scroll" tabindex="0" role="group" aria-labelledby="frontier-title">'
+        '<table id="frontier"><thead><tr>'
+        + "".join(f'<th scope="col">{name}</th>' for name in head)
+        + f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>",
+    )
+
+
+def _point(point: FrontierPoint, original: FrontierPoint, bound_us: float) -> tuple[str, ...]:
+    return (
+        point.name or "on the frontier",
+        size(point.peak_bytes),
+        change(original.peak_bytes, point.peak_bytes),
+        duration(point.step_us),
+        change(original.step_us, point.step_us),
+        duration(point.exposed_us),
+        f"{gap_percent(point.step_us, bound_us):.2f} %",
+    )
+
+
+def _section(name: str, title: str, *parts: str) -> str:
+    inside = "\n".join(filter(None, parts))
+    return f'<section aria-labelledby="{name}-title">\n<h2 id="{name}-title">{title}</h2>\n{inside}\n</section>\n'

@@ -1,0 +1,184 @@
+"""Predicted allocations as a snapshot for torch's memory viewer (https://pytorch.org/memory_viz).
+
+The format is that of ``torch.cuda.memory._dump_snapshot``: "Snapshot API Reference" in torch's document "Understanding
+CUDA Memory Usage", and what ``torch/cuda/_memory_viz.py`` reads (torch 2.13 to 2.15)::
+
+    device_traces   per device, what the allocator did, in turn: segment_alloc, alloc, free_requested, free_completed
+    segments        what it holds at the end: blocks by address, in use or free
+
+Device 0 is the original order, device 1 the new one. What the allocator does is our replay of it with plain segments
+(:mod:`overlap_sched.peak_memory.caching_allocator`): simulated, as every frame says. A frame names the node that
+allocates; where a stack trace has the number of a line it has the position in the order. Files are only written here,
+never read: they are pickles of lists, dictionaries, texts and whole numbers.
+"""
+
+import pickle
+from bisect import bisect_left
+from pathlib import Path
+from typing import Any
+
+from overlap_sched.errors import OptionsError
+from overlap_sched.judge.replay import replay
+from overlap_sched.peak_memory.caching_allocator import SMALL_BUFFER, Block, CachingAllocator
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.peak_memory.reserved import requests_of
+from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem.allocator_settings import PLAIN
+from overlap_sched.report.files import write_file
+from overlap_sched.report.memory_kinds import memory_kinds
+from overlap_sched.report.units import printable
+from overlap_sched.scheduler.result import Schedule
+
+PROTOCOL = 4
+"""Of pickle: the viewer's script reads 2 to 4."""
+_BASE = 2**40
+"""The first address: ours begin at 0, which is none."""
+_STREAM = 0
+_UNKNOWN = "unknown"
+"""A category that must be there: the viewer's script stumbles over categories without it."""
+
+Entry = dict[str, Any]
+
+
+def write_memory_snapshot(schedule: Schedule, path: str | Path, original: Problem | None = None) -> None:
+    """Write the file.
+
+    Args:
+        schedule: Whose order is the new one.
+        path: The file; torch's viewer takes any name.
+        original: Whose order is the original one; ``None``: the same problem (else it was rewritten).
+
+    Raises:
+        OptionsError: The memory model is the tracker's: the allocator is not replayed in it.
+        OutputError: The file cannot be written.
+    """
+    write_file(path, pickle.dumps(memory_snapshot(schedule, original), PROTOCOL))
+
+
+def memory_snapshot(schedule: Schedule, original: Problem | None = None) -> dict[str, Any]:
+    """The same as data.
+
+    Raises:
+        OptionsError: As above.
+    """
+    problem = schedule.problem
+    if problem.memory_model != "runtime":
+        raise OptionsError(
+            f"a memory snapshot replays torch's allocator, which is not done in the {problem.memory_model} memory "
+            "model: it frees what a collective in flight still holds. Capture the graph in the runtime model."
+        )
+    was = problem if original is None else original
+    replayed = [
+        _Replayed(was, was.original_order, 0, "original order"),
+        _Replayed(problem, schedule.order, 1, "new order"),
+    ]
+    return {
+        "segments": [segment for device in replayed for segment in device.segments()],
+        "device_traces": [device.entries for device in replayed],
+        "simulated": f"{printable(problem.name)}: device 0 is the original order, device 1 the new one. Nothing was "
+        "measured: predicted by overlap_sched, by a replay of torch's caching allocator with plain segments.",
+    }
+
+
+class _Replayed:
+    """What the allocator does in one order.
+
+    Attributes:
+        entries: In turn.
+    """
+
+    def __init__(self, problem: Problem, order: Order, device: int, title: str) -> None:
+        self.entries: list[Entry] = []
+        self._problem, self._device, self._title = problem, device, title
+        self._kinds = memory_kinds(problem)
+        self._position = {v: at for at, v in enumerate(order)}
+        self._allocator = CachingAllocator(PLAIN)
+        self._held: dict[int, Block] = {}
+        self._segments: list[tuple[int, int]] = []
+        ranges, run = LiveRanges(problem), replay(problem, order)
+        last = {span.storage: order[span.last] for span in ranges.of(order)}
+        for event in requests_of(ranges, order).events:
+            s = event if event >= 0 else ~event
+            if not problem.storages[s].bytes:
+                continue
+            maker = problem.allocator[s]
+            if event >= 0:
+                is_input = problem.nodes[maker].kind is Kind.INPUT
+                self._allocate(s, maker, 0.0 if is_input else run.at_us[maker])
+            else:
+                v = last[s]
+                launched = problem.nodes[v].kind is Kind.COLLECTIVE
+                self._free(s, maker, run.at_us[v] if launched else run.finish_us[v])
+
+    def _allocate(self, s: int, maker: int, at_us: float) -> None:
+        reserved, segments = self._allocator.reserved_bytes, self._allocator.segments
+        block = self._allocator.allocate(self._problem.storages[s].bytes)
+        assert block is not None  # it has bytes
+        if self._allocator.segments > segments:  # a block of a new segment is its first
+            self._segments.append((block.address, self._allocator.reserved_bytes - reserved))
+            self._add("segment_alloc", *self._segments[-1], at_us, maker, _UNKNOWN)
+        self._held[s] = block
+        self._add("alloc", block.address, self._problem.storages[s].bytes, at_us, maker, self._kinds[s])
+
+    def _free(self, s: int, maker: int, at_us: float) -> None:
+        block = self._held.pop(s)
+        address = block.address  # it may be merged once it is free
+        self._allocator.free(block)
+        for action in ("free_requested", "free_completed"):
+            self._add(action, address, self._problem.storages[s].bytes, at_us, maker, self._kinds[s])
+
+    def _add(self, action: str, address: int, size: int, at_us: float, maker: int, kind: str) -> None:
+        self.entries.append(
+            {
+                "action": action,
+                "addr": _BASE + address,
+                "size": size,
+                "stream": _STREAM,
+                "time_us": round(at_us),
+                "frames": self._frames(maker, kind),
+                "category": kind,
+            }
+        )
+
+    def _frames(self, maker: int, kind: str) -> list[Entry]:
+        """In the place of a stack trace: the viewer shows ``filename:line:name``."""
+        node = self._problem.nodes[maker]
+        what = ", ".join(filter(None, (printable(node.op), kind, f"{self._title}, simulated")))
+        return [{"filename": printable(node.name), "line": self._position[maker], "name": what}]
+
+    def segments(self) -> list[Entry]:
+        """What is there at the end."""
+        blocks = {block.address: self._block(block.address, block.size, s) for s, block in self._held.items()}
+        blocks |= {block.address: self._block(block.address, block.size) for block in self._allocator.free_blocks()}
+        addresses, found = sorted(blocks), []
+        for begin, size in self._segments:
+            first, end = (bisect_left(addresses, at) for at in (begin, begin + size))
+            within = [blocks[at] for at in addresses[first:end]]
+            used = sum(block["size"] for block in within if block["state"] == "active_allocated")
+            found.append(
+                {
+                    "device": self._device,
+                    "address": _BASE + begin,
+                    "total_size": size,
+                    "stream": _STREAM,
+                    "segment_type": "small" if size == SMALL_BUFFER else "large",
+                    "allocated_size": used,
+                    "active_size": used,
+                    "requested_size": sum(block["requested_size"] for block in within),
+                    "is_expandable": False,
+                    "blocks": within,
+                    "frames": [],
+                }
+            )
+        return found
+
+    def _block(self, address: int, size: int, s: int | None = None) -> Entry:
+        used = {"address": _BASE + address, "size": size}
+        if s is None:
+            return used | {"requested_size": 0, "state": "inactive", "frames": []}
+        maker, asked = self._problem.allocator[s], self._problem.storages[s].bytes
+        return used | {
+            "requested_size": asked,
+            "state": "active_allocated",
+            "frames": self._frames(maker, self._kinds[s]),
+        }

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Make docs/gallery.md: four jobs, the commands that look at them, and what they print.
+
+Everything comes from files in this repository; nothing needs torch or a GPU. About a minute::
+
+    python scripts/gallery.py                   # writes docs/gallery.md
+    python scripts/gallery.py --html FOLDER     # also each job's page (needs the extra 'html'), which is not committed
+"""
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COLUMNS, WIDTH = 100, 120
+"""Of what commands print, and of text."""
+TITAN, INSTANCES = "llama_repro/titan/graphs", "scripts/instances"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One chapter.
+
+    Attributes:
+        title, text: Its heading, and what to see in it.
+        name: Of its files.
+        problem: From the root of the repository.
+        commands: Behind ``overlap-sched``; what they print is shown.
+        page: Options of ``report`` that are worth it here.
+    """
+
+    title: str
+    text: str
+    name: str
+    problem: str
+    commands: tuple[str, ...]
+    page: str = ""
+
+
+JOBS = (
+    Job(
+        "The Llama regression",
+        "The graph that started this project: the backward of Llama-3-8B under FSDP, as in the published account of a "
+        "scheduler that hid communication well and took 40 GB more memory for it "
+        "([benchmark](benchmark.md)). Ours hides nearly all of it at the original peak; what is left is the "
+        "first gather and the tail of the step.",
+        "llama",
+        f"{INSTANCES}/llama3_8b_bw_64_1d.json.gz",
+        ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
+        "--frontier 4",
+    ),
+    Job(
+        "A mixture of experts, from a dump",
+        "DeepSeek-V3-16B, FSDP over 64 ranks and expert parallelism over 8, lifted from what a real job dumped. "
+        "Several process groups share one compute stream: `all_to_all` of the experts is urgent, gathers of parameters "
+        "are not.",
+        "moe",
+        f"{INSTANCES}/dsv3_bw_64.json.gz",
+        ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
+    ),
+    Job(
+        "A torchtitan run",
+        "One whole step (forward, loss, backward) of torchtitan's Llama-3-8B, FSDP 8 x TP 8, traced by its "
+        "GraphTrainer. Collectives may be rewritten here, too: buckets save latency, a second communicator lets "
+        "gathers run beside reductions ([rewrites](rewrites.md)).",
+        "titan",
+        f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
+        ("plan {problem} --effort 1 --rewrites bucket,stream", "explain {problem} --effort 1 --peak"),
+        "--rewrites bucket,stream",
+    ),
+    Job(
+        "A job that did not fit",
+        "The same step on a device that has 4.5 GiB left for it: the original order needs 4.615 GiB. The frontier says "
+        "that an order fits, and what its step costs. `--out` writes it; `overlap-sched memory` looks for the lowest "
+        "peak of all.",
+        "fit",
+        f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
+        ("frontier {problem} --effort 1 --budgets 3 --memory-limit 4.5GiB", "memory {problem} --effort 0"),
+        "--frontier 3",
+    ),
+)
+
+
+def main() -> None:
+    """Run everything, then write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--html", metavar="FOLDER", type=Path, help="also write each job's page")
+    folder = parser.parse_args().html
+    chapters = [_chapter(job) for job in JOBS]
+    (ROOT / "docs" / "gallery.md").write_text("\n".join([_HEAD, *chapters, _foot()]), encoding="utf-8")
+    for job in JOBS if folder is not None else ():
+        out = folder.resolve() / f"{job.name}.html"
+        _run(["report", job.problem, "--effort", "1", "--html", str(out), *shlex.split(job.page)])
+
+
+_HEAD = """# Gallery
+
+Four jobs, the commands that look at them, and what they print. All figures are **simulated**. The page is made by
+`python scripts/gallery.py`; each job's HTML page is too large to be kept here, and a command away.
+"""
+
+
+def _foot() -> str:
+    return (
+        f'*`python scripts/gallery.py`, {date.today()}, Python {platform.python_version()}. Only "Scheduled in" '
+        "depends on the machine.*\n"
+    )
+
+
+def _chapter(job: Job) -> str:
+    parts = [f"## {job.title}\n", f"{textwrap.fill(job.text, WIDTH)}\n"]
+    for command in job.commands:
+        words = command.format(problem=job.problem)
+        parts += [f"```sh\noverlap-sched {words}\n```\n", f"```text\n{_run(shlex.split(words))}\n```\n"]
+    more = f" {job.page}" if job.page else ""
+    parts += [f"The page: `overlap-sched report {job.problem}{more} --html {job.name}.html`.\n"]
+    return "\n".join(parts)
+
+
+def _run(arguments: Sequence[str]) -> str:
+    """What a command prints, without blanks at the ends of lines."""
+    print(f"overlap-sched {shlex.join(arguments)}", file=sys.stderr)
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "overlap_sched", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": str(COLUMNS), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return re.sub(r" +$", "", done.stdout, flags=re.MULTILINE).strip("\n")
+
+
+if __name__ == "__main__":
+    main()

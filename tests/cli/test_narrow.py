@@ -1,0 +1,35 @@
+"""Every command on a terminal of 40 columns: labels whole, nothing cut."""
+
+import re
+
+import pytest
+
+from tests.support.command import run
+
+COMMANDS = {
+    "plan": ("gap to the lower bound", "peak memory", "reserved, expandable", "original  scheduled"),
+    "explain": ("Exposed time by cause", "blocked by", "no compute is left to run meanwhile"),
+    "explain --peak": ("saved activations", "largest:", "live at this node in every order"),
+    "explain --costs": ("longest:", "all_gather_into_tensor on group fsdp"),
+    "frontier --budgets 3": ("  peak ", "  step ", "  exposed ", "  gap ", "original"),
+    "robust --draws 2": ("original", "scheduled", "  with tails", "predicted"),
+    "whatif --vary network=1 --cluster dgx-h100": ("  network ", "  step ", "  reserved ", "  gap "),
+    "memory": ("peak", "reserved by torch", "original"),
+    "plan --rewrites bucket": ("Without rewrites the best order",),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_labels_are_whole_at_40_columns(
+    command: str, problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    name, *options = command.split()
+    assert run(name, problem, *options) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert "\x1b" not in out
+    assert [line for line in out.splitlines() if len(line) > 40 and len(line.split()) > 1] == []
+    together = re.sub(r"\n *", " ", out)
+    for label in COMMANDS[command]:
+        assert label in out or label in together, out

@@ -1,0 +1,161 @@
+"""Rewrites, an order beside ours and the frontier on the page: what stands for what, and the figures of each."""
+
+import json
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from overlap_sched.analysis.frontier import frontier
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.replay import replay
+from overlap_sched.options import Options
+from overlap_sched.problem.file import write_problem
+from overlap_sched.report.html.beside import Beside, Extras
+from overlap_sched.report.html.collect import page_of
+from overlap_sched.report.html.page import page_text
+from overlap_sched.report.units import duration, size
+from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.plan import Plan, plan
+from overlap_sched.transform.rewrites import Bucket, Stream
+from tests.report.html.test_data import check_memory
+from tests.report.html.test_page import LIBRARY, Parsed, embedded
+from tests.support.command import run
+from tests.support.sharded import PRICES, sharded
+
+
+@pytest.fixture(scope="module")
+def made() -> Plan:
+    """Twelve gathers and twelve scatters, of which some are bucketed, some on a second communicator."""
+    found = plan(
+        sharded([[2, 2, 2]] * 4, compute_us=4.0), PRICES, Options(rewrites=("bucket", "stream"), headroom="100%")
+    )
+    assert found.rewrites
+    return found
+
+
+def test_the_original_run_is_of_the_graph_as_it_was(made: Plan) -> None:
+    page = page_of(made.schedule, extras=Extras(made))
+    was, new = made.without.problem, made.schedule.problem
+    before, after = page.runs
+    assert (before.graph, after.graph) == (0, 1)
+    assert len(page.graphs[0].nodes.name) == len(was.nodes)
+    assert len(page.graphs[1].nodes.name) == len(new.nodes)
+    assert before.finish_us == tuple(round(us, 3) for us in replay(was, was.original_order).finish_us)
+    assert (before.step_us, after.step_us) == (made.without.original.step_us, made.schedule.scheduled.step_us)
+    check_memory(was, page)
+    check_memory(new, page, graph=1)
+
+
+def test_what_was_rewritten_is_marked_in_both(made: Plan) -> None:
+    page = page_of(made.schedule, extras=Extras(made))
+    gone, new = (set(graph.marked) for graph in page.graphs)
+    names = [graph.nodes.name for graph in page.graphs]
+    members = {name for one in made.rewrites if isinstance(one, Bucket) for name in one.members}
+    moved = {one.collective for one in made.rewrites if isinstance(one, Stream)}
+    assert members
+    assert members | (moved & set(names[0])) <= {names[0][v] for v in gone}
+    assert {names[1][v] for v in new} == (set(names[1]) - set(names[0])) | moved
+    assert set(names[0]) - set(names[1]) <= {names[0][v] for v in gone}
+
+
+def test_a_bucket_stands_for_its_members(made: Plan) -> None:
+    page = page_of(made.schedule, extras=Extras(made))
+    names = [graph.nodes.name for graph in page.graphs]
+    buckets = {one.name: one.members for one in made.rewrites if isinstance(one, Bucket)}
+    rows = {names[1][row.node]: row for row in page.collectives}
+    for name, members in buckets.items():
+        assert tuple(names[0][v] for v in rows[name].before) == members
+    assert sum(row.original_exposed_us for row in page.collectives) == pytest.approx(made.without.original.exposed_us)
+    stands = [v for row in page.collectives for v in row.before]
+    assert sorted(stands) == sorted(made.without.problem.collectives)
+
+
+def test_rewrites_are_listed_and_lead_to_their_launch(made: Plan) -> None:
+    page = page_of(made.schedule, extras=Extras(made))
+    assert len(page.rewrites) == len(made.rewrites)
+    names = page.graphs[1].nodes.name
+    for row, rewrite in zip(page.rewrites, made.rewrites, strict=True):
+        assert names[row.node] == (rewrite.name if isinstance(rewrite, Bucket) else rewrite.collective)  # type: ignore[union-attr]
+    text = page_text(page, LIBRARY)
+    assert f'data-node="{page.rewrites[0].node}">{page.rewrites[0].words}</button>' in text
+    assert f"the best order without rewrites takes {duration(made.without.scheduled.step_us)}." in text
+    assert len(page.tried) == len(made.trials)
+    assert text.count('<h2 id="rewrites-title">') == 1
+    assert Parsed(text).open == []
+
+
+def test_no_rewrite_no_section(reordered: Schedule) -> None:
+    page = page_of(reordered)
+    text = page_text(page, LIBRARY)
+    assert (page.rewrites, page.tried, page.frontier, len(page.graphs)) == ((), (), None, 1)
+    assert page.graphs[0].marked == ()
+    assert 'id="rewrites' not in text
+    assert 'id="frontier' not in text
+
+
+def test_an_order_beside_has_a_column_and_a_run(reordered: Schedule) -> None:
+    problem = reordered.problem
+    beside = Beside("torch", problem.original_order)
+    page = page_of(reordered, extras=Extras(beside=beside))
+    assert page.columns == ("original", "scheduled", "change", "limit", "torch")
+    assert {len(row) for row in page.summary} == {6}
+    assert all(row[5] == row[1] for row in page.summary if row[0] != "... within the budget"), page.summary
+    assert [run.title for run in page.runs] == ["original", "scheduled", "torch"]
+    assert page.runs[2].step_us == reordered.original.step_us
+    again = page_of(reordered, extras=Extras(beside=Beside("ours", reordered.order)))
+    assert all(row[5] == row[2] for row in again.summary), again.summary
+    assert (again.runs[2].peak_bytes, again.runs[2].peak_at) == peak_memory(problem, reordered.order)
+    text = page_text(again, LIBRARY)
+    assert '<th scope="col">ours</th>' in text
+    assert '<button type="button" data-peak="2">peak of ours</button>' in text
+
+
+def test_the_frontier(reordered: Schedule) -> None:
+    found = frontier(reordered.problem, budgets=3)
+    page = page_of(reordered, extras=Extras(frontier=found))
+    assert page.frontier is not None
+    assert [(p.peak_bytes, p.step_us) for p in page.frontier.points] == [
+        (p.peak_bytes, p.step_us) for p in found.points
+    ]
+    assert [p.name for p in page.frontier.others] == ["original", "scheduled"]
+    text = page_text(page, LIBRARY)
+    point = found.points[0]
+    assert f'<tr><th scope="row">on the frontier</th><td>{size(point.peak_bytes)}</td>' in text
+    assert f'<tr><th scope="row">scheduled</th><td>{size(26 * 2**20)}</td><td>+23.8 %</td><td>120.0 us</td>' in text
+    assert text.count('id="frontier-plot"') == 1
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    write_problem(sharded([[2, 2, 2]] * 4, compute_us=4.0), tmp_path / "graph.json")
+    return tmp_path / "graph.json"
+
+
+def test_all_of_it_from_the_command(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    order, out = tmp_path / "torch.json", tmp_path / "out.html"
+    wanted = ("--rewrites", "bucket", "--headroom", "100%")
+    assert run("plan", str(graph), "--out", str(order)) == 0
+    capsys.readouterr()
+    assert run("plan", str(graph), "--json", *wanted) == 0
+    figures = json.loads(capsys.readouterr().out)
+    with (
+        patch("overlap_sched.report.html.page.check_html"),
+        patch("overlap_sched.cli.outputs.check_html"),
+        patch("overlap_sched.report.html.page.bokeh_library", return_value=LIBRARY),
+    ):
+        more = ("--frontier", "3", "--beside", str(order))
+        assert run("report", str(graph), "--html", str(out), *more, *wanted) == 0
+        assert run("report", str(graph), "--html", str(out), "--frontier", "2") == 2
+        assert "--frontier is 2; it is a number of budgets, 3 to 10000." in capsys.readouterr().err
+    page = embedded(out.read_text())
+    assert page["columns"][4] == "torch"
+    assert page["rewrites"]
+    assert page["frontier"]["points"]
+    assert {**figures, "schedule_s": 0, "schema": 0} == {**page["figures"], "schedule_s": 0, "schema": 0}
+
+
+def test_the_order_beside_is_not_written_over(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with patch("overlap_sched.cli.outputs.check_html"):
+        assert run("report", str(graph), "--html", "x.html", "--beside", "x.html") == 2
+    assert "would overwrite --beside, x.html" in capsys.readouterr().err

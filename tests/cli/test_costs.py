@@ -8,6 +8,8 @@ import pytest
 from overlap_sched import Kind, Node, Problem, write_problem
 from tests.support.command import run
 
+pytestmark = pytest.mark.usefixtures("plain_terminal")
+
 
 def test_a_problem_file_has_its_own_times(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("explain", problem, "--costs", "--top", "3", "--comm-scale", "2") == 0

@@ -17,6 +17,7 @@ ABOVE = {
     "fusion": {"capture", "harness"},
     "gpu": {"capture", "harness", "training"},
     "fidelity": {"capture", "harness", "training", "gpu"},
+    "footprint": set(),
 }
 
 

@@ -11,14 +11,15 @@
                                     <f>_<v>_slice_p slice(runs)                 view
                                     <f>_<v>_copy_p  clone(slice_p)              copy
                                     <f>_<v>_in_p    view(copy_p)                view
-    per leave, cat  one run         <f>_<v>_out     cat([v_*])                  copy
-                    else            <f>_<v>_runs_p  view(v_p, [.., runs, rows]) view
-                                    <f>_<v>_cat     cat([runs_*])               copy
-                                    <f>_<v>_out     view(cat)                   view
-    per leave, sum                  <f>_<v>_sum_p   add(sum_(p-1), v_p)         kernel; of the last part <f>_<v>_out
+    per leave, cat  laid out else   <f>_<v>_laid_p  permute(v_p, order)         view
+                    several runs    <f>_<v>_runs_p  view([.., runs, rows])      view
+                    always          <f>_<v>_cat     cat([...])                  copy
+                    several runs    <f>_<v>_whole   view(cat, [.., rows])       view
+                    laid out else   <f>_<v>_back    permute(.., back)           view
+    per leave, sum                  <f>_<v>_sum_p   add(sum_(p-1), v_p)         kernel
     per leave, same or parts        nothing
 
-Users outside take ``<f>_<v>_out``; of a value that is the same in every part, the first part's. A value that leaves in
+Users outside take the last of these; of a value that is the same in every part, the first part's. A value that leaves in
 ``parts`` goes to the output of the graph alone, which then returns a tuple of the parts in its place.
 
 Nodes run stage by stage: a stage begins at a wait, and ends before the next::
@@ -65,6 +66,7 @@ class Leave:
         bytes: Of all of it.
         maker: The node that allocates it: itself, of a wait its collective, of one of several results what gives all.
         result: Which of the maker's allocations it is.
+        order: Its dimensions as they lie in memory, outermost first; empty: as they are listed.
     """
 
     value: str
@@ -73,6 +75,7 @@ class Leave:
     bytes: int
     maker: str
     result: int = 0
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def to_data(one: Fission) -> dict[str, Any]:
         "nodes": list(one.nodes),
         "parts": one.parts,
         "slices": [[s.value, _of_cut(s.cut), s.bytes, s.free] for s in one.slices],
-        "leaves": [[v.value, v.how, _of_cut(v.cut), v.bytes, v.maker, v.result] for v in one.leaves],
+        "leaves": [[v.value, v.how, _of_cut(v.cut), v.bytes, v.maker, v.result, list(v.order)] for v in one.leaves],
         "views": list(one.views),
         "full": [list(pair) for pair in one.full],
     }
@@ -134,8 +137,8 @@ def from_data(data: Mapping[str, Any]) -> Fission:
         data["parts"],
         tuple(Slice(value, Cut(*cut), nbytes, free) for value, cut, nbytes, free in data["slices"]),
         tuple(
-            Leave(value, how, Cut(*cut), nbytes, maker, result)
-            for value, how, cut, nbytes, maker, result in data["leaves"]
+            Leave(value, how, Cut(*cut), nbytes, maker, result, tuple(order))
+            for value, how, cut, nbytes, maker, result, order in data["leaves"]
         ),
         tuple(data["views"]),
         tuple((node, result) for node, result in data["full"]),

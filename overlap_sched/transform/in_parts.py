@@ -10,6 +10,7 @@ allocated as the whole was.
 """
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from overlap_sched.cost.model import Compute
 from overlap_sched.errors import RewriteError
@@ -22,7 +23,9 @@ from overlap_sched.transform.members import launched
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.stages import places
 
-ADD = "aten.add.Tensor"
+ADD, PERMUTE = "aten.add.Tensor", "aten.permute.default"
+Entered = dict[StorageId, tuple[StorageId, ...]]
+"""Per storage of what enters in part, what a part holds in its place: itself, where it takes a view."""
 _KINDS = (Kind.COMPUTE, Kind.COLLECTIVE, Kind.WAIT)
 
 
@@ -45,7 +48,8 @@ class _Fissioning:
         self.stay = {draft.find(name) for name in fission.views}
         self.copies: dict[NodeId, list[NodeId]] = {v: [] for v in self.ids}
         self.of_part: list[dict[StorageId, StorageId]] = [{} for _ in range(fission.parts)]
-        self.taken: list[dict[NodeId, tuple[NodeId, tuple[StorageId, ...]]]] = [{} for _ in range(fission.parts)]
+        self.taken: dict[tuple[NodeId, int], tuple[NodeId, tuple[StorageId, ...]]] = {}
+        self.entered: dict[tuple[NodeId, int], Entered] = {}
         self.sliced: dict[NodeId, Slice] = {draft.find(one.value): one for one in fission.slices}
         self.of_host = {v: u for v in self.ids if (u := _host_node(draft, v)) is not None}
         gone = {*self.inside, *self.of_host.values()} - self.stay
@@ -82,26 +86,27 @@ class _Fissioning:
         """A node in one part; what it takes in part is sliced before it, where that has not been done yet."""
         node, own = self.draft.node(v), self.of_part[p]
         name, alloc = self.fission.part(node.name, p), []
-        cut = {s for s in node.use if s in own}
         for at_result, s in enumerate(node.alloc):
             full = (node.name, at_result) in self.fission.full
             nbytes = self.draft.storages[s].bytes
             own[s] = self.draft.storage(nbytes if full else -(-nbytes // self.fission.parts))
             alloc.append(own[s])
-        deps, entered = [], dict(own)
-        for u in node.deps:
+        deps = []
+        entered: Entered = {}
+        for u in (*node.deps, *(() if node.collective is None else (node.collective,))):
             if u in self.sliced:
-                source, given = self._entered(u, p, at)
+                source, given = self._taken(u, p, at)
                 deps.append(source)
-                whole = _storages(self.draft, u)
-                cut.update(whole)
-                entered.update(dict.fromkeys(whole, given[0]) if given else {})
+                _add(entered, {s: given or (s,) for s in _storages(self.draft, u)})
             elif u != self.of_host.get(v):
                 deps.append(self.copies[u][p] if u in self.inside else u)
-        use = _unique(entered.get(s, s) for s in node.use)
+                _add(entered, self.entered.get((u, p), {}))
+        if not node.alloc or node.kind is Kind.COLLECTIVE:  # users of a view hold what it looks at; a wait, both sides
+            self.entered[v, p] = entered
+        use = _unique(t for s in node.use for t in ((own[s],) if s in own else entered.get(s, (s,))))
         if node.kind is Kind.COLLECTIVE:
             return self._collective(node, name, (deps, alloc, use), at)
-        flops, nbytes = node.flops // self.fission.parts, self._bytes(node, cut)
+        flops, nbytes = node.flops // self.fission.parts, self._bytes(node, own.keys() | entered.keys())
         made = node._replace(name=name, deps=_unique(deps), alloc=tuple(alloc), use=use)
         if node.kind is Kind.WAIT:
             return self._wait(v, made, p, at)
@@ -125,7 +130,7 @@ class _Fissioning:
             deps = (*deps, self.draft.add(finished, at))
         return self.draft.add(made._replace(deps=deps, collective=self.copies[launch][p]), at)
 
-    def _bytes(self, node: Node, cut: set[StorageId]) -> int:
+    def _bytes(self, node: Node, cut: AbstractSet[StorageId]) -> int:
         """What a part moves: 1/n of what is cut; all of what goes in or comes out whole."""
         whole = sum(self.draft.storages[s].bytes for s in node.use if s not in cut)
         results = [s for i, s in enumerate(node.alloc) if (node.name, i) in self.fission.full]
@@ -141,11 +146,11 @@ class _Fissioning:
             return node.time_us / self.fission.parts
         return node.time_us * model.compute_us(Compute(node.op, flops, nbytes)) / whole
 
-    def _entered(self, v: NodeId, p: int, at: float) -> tuple[NodeId, tuple[StorageId, ...]]:
+    def _taken(self, v: NodeId, p: int, at: float) -> tuple[NodeId, tuple[StorageId, ...]]:
         """A part of a value from outside: its node, and the storage of its copy (none: it is a view)."""
-        if v not in self.taken[p]:
-            self.taken[p][v] = self._slice(v, p, at)
-        return self.taken[p][v]
+        if (v, p) not in self.taken:
+            self.taken[v, p] = self._slice(v, p, at)
+        return self.taken[v, p]
 
     def _slice(self, v: NodeId, p: int, at: float) -> tuple[NodeId, tuple[StorageId, ...]]:
         one, add = self.sliced[v], self.draft.add
@@ -183,19 +188,22 @@ class _Fissioning:
         return (self._cat(leave, parts, whole),)
 
     def _cat(self, leave: Leave, parts: Sequence[NodeId], whole: tuple[StorageId, ...]) -> NodeId:
-        name, at, add = f"{self.fission.name}_{leave.value}", self.draft.at[parts[-1]], self.draft.add
+        name, at = f"{self.fission.name}_{leave.value}", self.draft.at[parts[-1]]
         each = [tuple(own[s] for s in whole) for own in self.of_part]
-        if leave.cut.outer > 1:
-            parts = [
-                add(Node(f"{name}_runs_{p}", Kind.COMPUTE, (u,), (), each[p], op=VIEW), at) for p, u in enumerate(parts)
-            ]
-        moved = 2 * leave.bytes
+
+        def views(what: str, op: str, of: Sequence[NodeId]) -> list[NodeId]:
+            nodes = [Node(f"{name}_{what}_{p}", Kind.COMPUTE, (u,), (), each[p], op=op) for p, u in enumerate(of)]
+            return [self.draft.add(node, at) for node in nodes]
+
+        parts = views("laid", PERMUTE, parts) if leave.order else parts
+        parts = views("runs", VIEW, parts) if leave.cut.outer > 1 else parts
+        moved, use = 2 * leave.bytes, _unique(s for one in each for s in one)
         us = self.prices.copy_us(CAT, moved)
-        named = f"{name}_cat" if leave.cut.outer > 1 else f"{name}_out"
-        use = _unique(s for one in each for s in one)
-        out = add(Node(named, Kind.COMPUTE, tuple(parts), whole, use, us, CAT, bytes=moved), at)
+        out = self.draft.add(Node(f"{name}_cat", Kind.COMPUTE, tuple(parts), whole, use, us, CAT, bytes=moved), at)
         if leave.cut.outer > 1:
-            out = add(Node(f"{name}_out", Kind.COMPUTE, (out,), (), whole, op=VIEW), at)
+            out = self.draft.add(Node(f"{name}_whole", Kind.COMPUTE, (out,), (), whole, op=VIEW), at)
+        if leave.order:
+            out = self.draft.add(Node(f"{name}_back", Kind.COMPUTE, (out,), (), whole, op=PERMUTE), at)
         return out
 
     def _sum(self, leave: Leave, parts: Sequence[NodeId], whole: tuple[StorageId, ...]) -> NodeId:
@@ -203,11 +211,9 @@ class _Fissioning:
         us = self.prices.copy_us(ADD, moved)
         total, held = parts[0], tuple(self.of_part[0][s] for s in whole)
         for p in range(1, len(parts)):
-            last = p == len(parts) - 1
-            given = whole if last else tuple(self.draft.storage(leave.bytes) for _ in whole)
+            given = whole if p == len(parts) - 1 else tuple(self.draft.storage(leave.bytes) for _ in whole)
             use = _unique((*held, *(self.of_part[p][s] for s in whole)))
-            named = f"{name}_out" if last else f"{name}_sum_{p}"
-            node = Node(named, Kind.COMPUTE, (total, parts[p]), given, use, us, ADD, bytes=moved)
+            node = Node(f"{name}_sum_{p}", Kind.COMPUTE, (total, parts[p]), given, use, us, ADD, bytes=moved)
             total, held = self.draft.add(node, self.draft.at[parts[p]]), given
         return total
 
@@ -243,6 +249,11 @@ def _storages(draft: Draft, v: NodeId) -> tuple[StorageId, ...]:
     if node.alloc:
         return node.alloc
     return draft.node(node.collective).alloc if node.collective is not None else node.use
+
+
+def _add(entered: Entered, more: Entered) -> None:
+    for s, given in more.items():
+        entered[s] = _unique((*entered.get(s, ()), *given))
 
 
 def _unique(ids: Iterable[int]) -> tuple[int, ...]:

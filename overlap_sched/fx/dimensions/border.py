@@ -104,7 +104,15 @@ def _leave(node: fx.Node, given: Given, returned_in_parts: bool) -> Leave:
         maker = maker.args[0]  # type: ignore[assignment]
     if isinstance(given, Uncut):
         return Leave(node.name, _HOW[given], _NO_CUT, _bytes(node), maker.name, result)
-    return Leave(node.name, "parts" if returned_in_parts else "cat", given, _bytes(node), maker.name, result)
+    how: How = "parts" if returned_in_parts else "cat"
+    return Leave(node.name, how, given, _bytes(node), maker.name, result, _order(node.meta["val"]))
+
+
+def _order(value: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions as they lie in memory; empty: as they are listed."""
+    if value.is_contiguous():
+        return ()
+    return tuple(sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim)))
 
 
 def _slice(node: fx.Node, cut: Cut) -> Slice:

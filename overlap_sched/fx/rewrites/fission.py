@@ -5,7 +5,7 @@ the rules here, and not believed of the rewrite: a fission that does not fit the
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from overlap_sched.fx.dimensions.rules import told
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, is_cut_of
+from overlap_sched.transform.dimension_graph.shapes import through_permute
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.stages import places
 
@@ -107,7 +108,11 @@ class _Fissioning:
                 args[position] = value
             else:
                 kwargs[name] = value
-        return self.draft.call(self.rewrite.part(node.name, p), node.target, tuple(args), at, node, kwargs)
+        try:
+            return self.draft.call(self.rewrite.part(node.name, p), node.target, tuple(args), at, node, kwargs)
+        except RuntimeError as error:  # a view of what lies otherwise in memory for a part
+            why = str(error).splitlines()[0]
+            raise RewriteError(f"{node.name!r} cannot run in {self.parts} parts: {why}") from None
 
     def _slice(self, v: fx.Node, p: int, at: float) -> fx.Node:
         if (v, p) not in self.entered:
@@ -182,29 +187,37 @@ class _Fissioning:
             given = self.gives[node]
             if given != leave.cut:
                 raise RewriteError(f"{node.name!r} comes out cut as {given}, and is to be put together as {leave.cut}.")
-            out = self._cat(name, node, parts, leave.cut)
+            out = self._cat(name, node, parts, leave)
         check_same_value(node.name, node, out)
         return out
 
     def _sum(self, name: str, node: fx.Node, parts: list[fx.Node]) -> fx.Node:
         total = parts[0]
         for p in range(1, len(parts)):
-            named = f"{name}_out" if p == len(parts) - 1 else f"{name}_sum_{p}"
-            total = self._call_add(named, total, parts[p], node)
+            at = self.draft.at[parts[p]]
+            total = self.draft.call(f"{name}_sum_{p}", ATEN.add.Tensor, (total, parts[p]), at, node)
         return total
 
-    def _call_add(self, name: str, a: fx.Node, b: fx.Node, like: fx.Node) -> fx.Node:
-        return self.draft.call(name, ATEN.add.Tensor, (a, b), self.draft.at[b], like)
+    def _cat(self, name: str, node: fx.Node, parts: list[fx.Node], leave: Leave) -> fx.Node:
+        at, cut, sizes = self.draft.at[parts[-1]], leave.cut, tuple(node.meta["val"].shape)
+        if leave.order:
+            cut, sizes = through_permute(cut, leave.order), tuple(sizes[dim] for dim in leave.order)
+            parts = self._each(name, "laid", ATEN.permute, parts, leave.order, node)
+        if cut.outer > 1:
+            parts = self._each(name, "runs", ATEN.view, parts, _runs(cut.part(sizes), cut), node)
+        out = self._call(f"{name}_cat", ATEN.cat, (parts, cut.dim + (cut.outer > 1)), at, node)
+        if cut.outer > 1:
+            out = self._call(f"{name}_whole", ATEN.view, (out, list(sizes)), at, node)
+        if leave.order:
+            back = [leave.order.index(dim) for dim in range(len(sizes))]
+            out = self._call(f"{name}_back", ATEN.permute, (out, back), at, node)
+        return out
 
-    def _cat(self, name: str, node: fx.Node, parts: list[fx.Node], cut: Cut) -> fx.Node:
+    def _each(
+        self, name: str, what: str, packet: Any, parts: list[fx.Node], argument: Sequence[int], like: fx.Node
+    ) -> list[fx.Node]:
         at = self.draft.at[parts[-1]]
-        if cut.outer == 1:
-            return self._call(f"{name}_out", ATEN.cat, (parts, cut.dim), at, node)
-        shape = tuple(node.meta["val"].shape)
-        split = _runs(cut.part(shape), cut)
-        runs = [self._call(f"{name}_runs_{p}", ATEN.view, (u, split), at, node) for p, u in enumerate(parts)]
-        together = self._call(f"{name}_cat", ATEN.cat, (runs, cut.dim + 1), at, node)
-        return self._call(f"{name}_out", ATEN.view, (together, list(shape)), at, node)
+        return [self._call(f"{name}_{what}_{p}", packet, (u, list(argument)), at, like) for p, u in enumerate(parts)]
 
 
 def _runs(shape: tuple[int, ...], cut: Cut) -> list[int]:

@@ -19,8 +19,8 @@
     per leave, sum                  <f>_<v>_sum_p   add(sum_(p-1), v_p)         kernel
     per leave, same or parts        nothing
 
-Users outside take the last of these; of a value that is the same in every part, the first part's. A value that leaves in
-``parts`` goes to the output of the graph alone, which then returns a tuple of the parts in its place.
+Users outside take the last of these; of a value that is the same in every part, the first part's. A value that leaves
+in ``parts`` goes to the output of the graph alone, which then returns a tuple of the parts in its place.
 
 Nodes run stage by stage: a stage begins at a wait, and ends before the next::
 
@@ -47,12 +47,16 @@ class Slice:
         cut: How it is cut.
         bytes: Of all of it.
         free: A part is a view: a range of a contiguous tensor. Else it is copied.
+        maker: The node that allocates it: itself, or what stands behind views, waits and ``getitem``.
+        result: Which of the maker's allocations it is.
     """
 
     value: str
     cut: Cut
     bytes: int
     free: bool
+    maker: str
+    result: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,7 @@ class Leave:
         how: Parts are put together, or added; or all are the ``same``; or the graph's output takes the ``parts``.
         cut: How it is cut; of a sum and of what is the same it means nothing.
         bytes: Of all of it.
-        maker: The node that allocates it: itself, of a wait its collective, of one of several results what gives all.
-        result: Which of the maker's allocations it is.
+        maker, result: As of :class:`Slice`.
         order: Its dimensions as they lie in memory, outermost first; empty: as they are listed.
     """
 
@@ -112,7 +115,10 @@ class Fission:
 
     @property
     def exact(self) -> bool:
-        """Whether no sum is split: each element comes of the same operations on the same elements."""
+        """Whether no sum is split: each element comes of the same operations on the same elements.
+
+        Bitwise, then, but for libraries that pick another kernel for a smaller product.
+        """
         return all(leave.how != "sum" for leave in self.leaves)
 
 
@@ -121,7 +127,7 @@ def to_data(one: Fission) -> dict[str, Any]:
     return {
         "nodes": list(one.nodes),
         "parts": one.parts,
-        "slices": [[s.value, _of_cut(s.cut), s.bytes, s.free] for s in one.slices],
+        "slices": [[s.value, _of_cut(s.cut), s.bytes, s.free, s.maker, s.result] for s in one.slices],
         "leaves": [[v.value, v.how, _of_cut(v.cut), v.bytes, v.maker, v.result, list(v.order)] for v in one.leaves],
         "views": list(one.views),
         "full": [list(pair) for pair in one.full],
@@ -135,7 +141,10 @@ def from_data(data: Mapping[str, Any]) -> Fission:
     return Fission(
         tuple(data["nodes"]),
         data["parts"],
-        tuple(Slice(value, Cut(*cut), nbytes, free) for value, cut, nbytes, free in data["slices"]),
+        tuple(
+            Slice(value, Cut(*cut), nbytes, free, maker, result)
+            for value, cut, nbytes, free, maker, result in data["slices"]
+        ),
         tuple(
             Leave(value, how, Cut(*cut), nbytes, maker, result, tuple(order))
             for value, how, cut, nbytes, maker, result, order in data["leaves"]

@@ -97,7 +97,7 @@ class _Fissioning:
             if u in self.sliced:
                 source, given = self._taken(u, p, at)
                 deps.append(source)
-                _add(entered, {s: given or (s,) for s in _storages(self.draft, u)})
+                _add(entered, {s: given or (s,) for s in self._storages(u)})
             elif u != self.of_host.get(v):
                 deps.append(self.copies[u][p] if u in self.inside else u)
                 _add(entered, self.entered.get((u, p), {}))
@@ -146,6 +146,11 @@ class _Fissioning:
             return node.time_us / self.fission.parts
         return node.time_us * model.compute_us(Compute(node.op, flops, nbytes)) / whole
 
+    def _storages(self, v: NodeId) -> tuple[StorageId, ...]:
+        """The storage of a value from outside; none where it is not counted."""
+        one = self.sliced[v]
+        return self.draft.node(self.draft.find(one.maker)).alloc[one.result : one.result + 1]
+
     def _taken(self, v: NodeId, p: int, at: float) -> tuple[NodeId, tuple[StorageId, ...]]:
         """A part of a value from outside: its node, and the storage of its copy (none: it is a view)."""
         if (v, p) not in self.taken:
@@ -154,7 +159,7 @@ class _Fissioning:
 
     def _slice(self, v: NodeId, p: int, at: float) -> tuple[NodeId, tuple[StorageId, ...]]:
         one, add = self.sliced[v], self.draft.add
-        name, use = f"{self.fission.name}_{one.value}", _storages(self.draft, v)
+        name, use = f"{self.fission.name}_{one.value}", self._storages(v)
         if one.free:
             return add(Node(f"{name}_in_{p}", Kind.COMPUTE, (v,), (), use, op=SLICE), at), ()
         source = v
@@ -241,14 +246,6 @@ def _host_node(draft: Draft, v: NodeId) -> NodeId | None:
     """The node that stands for what a collective or a wait takes of the host, where there is one."""
     name = draft.node(v).name
     return next((u for u in draft.node(v).deps if draft.node(u).name in (f"{name}.{LAUNCH}", f"{name}.finish")), None)
-
-
-def _storages(draft: Draft, v: NodeId) -> tuple[StorageId, ...]:
-    """Of a value: what its node allocates, of a wait what its collective does, of a view what that looks at."""
-    node = draft.node(v)
-    if node.alloc:
-        return node.alloc
-    return draft.node(node.collective).alloc if node.collective is not None else node.use
 
 
 def _add(entered: Entered, more: Entered) -> None:

@@ -1,6 +1,7 @@
 """Small layers sharded over ranks, for the tests of fission: as tensor, sequence and expert parallelism make them."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -73,25 +74,33 @@ EXAMPLES: Mapping[str, Example] = {
 }
 
 
-def traced(name: str) -> fx.GraphModule:
-    """The graph of an example."""
+@cache
+def _traced(name: str) -> fx.GraphModule:
     one = EXAMPLES[name]
     return trace(one.make, *one.shapes)
 
 
+def traced(name: str) -> fx.GraphModule:
+    """The graph of an example: a copy, with the same values on fake tensors."""
+    gm, graph = _traced(name), fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
+
+
 def run(gm: fx.GraphModule, seed: int = 0) -> list[list[Tensor]]:
-    """Results of all ranks, on small whole numbers where there are sums alone, each rank its own."""
+    """Results of all ranks; each rank has inputs of its own."""
     shapes = [tuple(n.meta["val"].shape) for n in gm.graph.nodes if n.op == "placeholder"]
     generator = torch.Generator().manual_seed(seed)
-    inputs = [[torch.randint(-3, 4, shape, generator=generator).float() for shape in shapes] for _ in range(RANKS)]
+    inputs = [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(RANKS)]
     return [list(results) for results in run_lockstep(gm, inputs, {"0": [list(range(RANKS))]})]
 
 
 def fissions(gm: fx.GraphModule, parts: int, *, sums: bool = False) -> dict[tuple[str, Cut], Fission]:
-    """Fissions from every cut of every input."""
+    """Fissions from every dimension of every input: cut into ranges, and row by row."""
     found = {}
     for node in gm.graph.nodes:
-        for cut in cuts_of(tuple(node.meta["val"].shape), parts) if node.op == "placeholder" else ():
+        cuts = cuts_of(tuple(node.meta["val"].shape), parts) if node.op == "placeholder" else []
+        for cut in (cut for cut in cuts if 1 in (cut.outer, cut.inner) or cut.outer == RANKS):
             one = fission_of(region_from(gm.graph, {node: cut}, parts, sums=sums))
             if one is not None:
                 found[node.name, cut] = one

@@ -23,7 +23,7 @@ def _forward(call: Call) -> Told:
 
 
 def _backward(call: Call) -> Told:
-    names = [a.name for a in call.node.target._schema.arguments]  # type: ignore[union-attr]
+    names = [a.name for a in call.node.target._schema.arguments]
     grad = "grad_out" if "grad_out" in names else "grad_out_"
     needs, cut = _needs(call, (grad, "query", "key", "value", "out", "logsumexp"))
     return Told(needs, tuple(cut if isinstance(one, torch.Tensor) else Uncut.SAME for one in call.node.meta["val"]))
@@ -37,7 +37,7 @@ def _needs(call: Call, names: Sequence[str]) -> tuple[dict[fx.Node, Cut], Cut]:
     """
     if call.arg("dropout_p") != 0.0:
         raise EndsError("dropout draws other numbers for a part")
-    schema = {a.name for a in call.node.target._schema.arguments}  # type: ignore[union-attr]
+    schema = {a.name for a in call.node.target._schema.arguments}
     for name in ("attn_bias", "attn_mask"):
         mask = call.arg(name) if name in schema else None
         if isinstance(mask, fx.Node) and mask.meta["val"] is not None and mask.meta["val"].numel():

@@ -37,12 +37,12 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
         if not outside and node not in through:
             continue
         returned = returned_in_parts and all(user.op == "output" for user in outside)
-        if returned and is_view(node) and _base(node) in inside:
+        if returned and is_view(node) and _maker(node)[0] in inside:
             leaving[node] = True
         elif is_view(node):
             stay.add(node)
-        elif node.target is operator.getitem and is_view(node.args[0]):  # type: ignore[arg-type]
-            stay.update((node, node.args[0]))  # type: ignore[arg-type]
+        elif node.target is operator.getitem and is_view(node.args[0]):
+            stay.update((node, node.args[0]))
         elif node in through:
             leaving[node] = all(user.op == "output" for user in (*outside, *_outside(node.args[0], inside)))
         elif not _launches(node):
@@ -64,17 +64,22 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
     )
 
 
-def is_view(node: fx.Node) -> bool:
+def is_view(node: Any) -> bool:
     """Whether a call returns views of what it takes, by its schema."""
-    target = node.target
+    target = getattr(node, "target", None)
     return isinstance(target, OpOverload) and any(one.alias_info is not None for one in target._schema.returns)
 
 
-def _base(node: fx.Node) -> fx.Node:
-    """What a view looks at: the first that is no view."""
-    while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+def _maker(node: Any) -> tuple[fx.Node, int]:
+    """Who allocates a value, and which of its allocations it is: behind views, waits and ``getitem``."""
+    while True:
+        source: Any = node.args[0] if node.op == "call_function" and node.args else None
+        if is_view(node) or (node.target is operator.getitem and is_view(source)):
+            node = source
+        elif node.target is operator.getitem:
+            return source, sum(isinstance(value, torch.Tensor) for value in source.meta["val"][: node.args[1]])
+        else:
+            return (source if node.target is torch.ops._c10d_functional.wait_tensor.default else node), 0
 
 
 def _outside(node: Any, inside: Collection[fx.Node]) -> list[fx.Node]:
@@ -96,12 +101,7 @@ def _wait_of_leaving_launch(node: fx.Node, inside: Collection[fx.Node]) -> fx.No
 
 
 def _leave(node: fx.Node, given: Given, returned_in_parts: bool) -> Leave:
-    maker, result = _base(node), 0
-    if maker.target is operator.getitem:
-        maker, at = maker.args  # type: ignore[assignment]
-        result = _allocation(maker.meta["val"], at)  # type: ignore[arg-type]
-    elif maker.target is torch.ops._c10d_functional.wait_tensor.default:
-        maker = maker.args[0]  # type: ignore[assignment]
+    maker, result = _maker(node)
     if isinstance(given, Uncut):
         return Leave(node.name, _HOW[given], _NO_CUT, _bytes(node), maker.name, result)
     how: How = "parts" if returned_in_parts else "cat"
@@ -117,7 +117,9 @@ def _order(value: torch.Tensor) -> tuple[int, ...]:
 
 def _slice(node: fx.Node, cut: Cut) -> Slice:
     value = node.meta["val"]
-    return Slice(node.name, cut, _bytes(node), value.is_contiguous() and is_range(cut, tuple(value.shape)))
+    free = value.is_contiguous() and is_range(cut, tuple(value.shape))
+    maker, result = _maker(node)
+    return Slice(node.name, cut, _bytes(node), free, maker.name, result)
 
 
 def _full(node: fx.Node, given: Given | tuple[Given, ...]) -> list[tuple[str, int]]:
@@ -126,15 +128,10 @@ def _full(node: fx.Node, given: Given | tuple[Given, ...]) -> list[tuple[str, in
     if not isinstance(given, tuple):
         return [] if isinstance(given, Cut) else [(node.name, 0)]
     return [
-        (node.name, _allocation(value, at))
-        for at, one in enumerate(given)
-        if not isinstance(one, Cut) and isinstance(value[at], torch.Tensor)
+        (node.name, sum(isinstance(one, torch.Tensor) for one in value[:at]))
+        for at, way in enumerate(given)
+        if not isinstance(way, Cut) and isinstance(value[at], torch.Tensor)
     ]
-
-
-def _allocation(values: Any, at: int) -> int:
-    """Which allocation of a call its result is: only tensors are allocated."""
-    return sum(isinstance(value, torch.Tensor) for value in values[:at])
 
 
 def _bytes(node: fx.Node) -> int:

@@ -39,7 +39,7 @@ class Call:
 
     def arg(self, name: str) -> Any:
         """An argument by the name that the schema gives it, or its default."""
-        schema = self.node.target._schema  # type: ignore[union-attr]
+        schema = self.node.target._schema
         for at, argument in enumerate(schema.arguments):
             if argument.name == name:
                 if at < len(self.node.args):

@@ -122,7 +122,7 @@ def _cat(call: Call) -> Told:
 
 
 def _wait(call: Call) -> Told:
-    return _same("tensor" if any(a.name == "tensor" for a in call.node.target._schema.arguments) else "self")(call)  # type: ignore[union-attr]
+    return _same("tensor" if any(a.name == "tensor" for a in call.node.target._schema.arguments) else "self")(call)
 
 
 def _gather(call: Call) -> Told:

@@ -176,7 +176,7 @@ def _backward(region: Region, only: Collection[fx.Node] | None, banned: Collecti
         node, cut = todo.popitem()
         if node in banned or (only is not None and node not in only):
             continue
-        needs = _inverse(region, node, cut)
+        needs = inverse(node, cut, region.parts)
         for u, needed in needs.items():
             if u in region.gives or u in region.slices or u in region.whole or u in found:
                 continue
@@ -191,7 +191,7 @@ def _can_join(region: Region, node: fx.Node, found: Mapping[fx.Node, Cut]) -> bo
     return node.op == "call_function" and all(user in region.gives or user in found for user in node.users)
 
 
-def _inverse(region: Region, node: fx.Node, wanted: Cut) -> Mapping[fx.Node, Cut]:
+def inverse(node: fx.Node, wanted: Cut, parts: int) -> Mapping[fx.Node, Cut]:
     """The cuts of its inputs with which a call gives what is wanted; empty: none found, or nothing is known of it."""
     try:
         rule_of(node)
@@ -203,10 +203,10 @@ def _inverse(region: Region, node: fx.Node, wanted: Cut) -> Mapping[fx.Node, Cut
         except EndsError:
             continue
         likely = [wanted.moved(dim) for dim in range(len(sizes))]
-        likely = [cut for cut in likely if is_cut_of(cut, sizes, region.parts)]
-        for cut in (*likely, *(cut for cut in cuts_of(sizes, region.parts) if cut not in likely)):
+        likely = [cut for cut in likely if is_cut_of(cut, sizes, parts)]
+        for cut in (*likely, *(cut for cut in cuts_of(sizes, parts) if cut not in likely)):
             try:
-                said = told(node, {u: cut}, region.parts)
+                said = told(node, {u: cut}, parts)
             except EndsError:
                 continue
             if said.gives == wanted:

@@ -53,6 +53,6 @@ def rule_of(node: fx.Node) -> Rule:
     rule = RULES.get(target)
     if rule is not None:
         return rule
-    if is_pure(target) and torch.Tag.pointwise in target.tags:  # type: ignore[union-attr]
+    if is_pure(target) and torch.Tag.pointwise in target.tags:
         return pointwise
     raise EndsError(f"nothing is known of {target}")

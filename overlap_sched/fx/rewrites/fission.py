@@ -8,7 +8,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from overlap_sched.errors import RewriteError
@@ -71,8 +70,8 @@ class _Fissioning:
 
     def _asked(self, node: fx.Node) -> Mapping[str, Any]:
         """What changes in the arguments of a node; how its result is cut is noted."""
-        if node.target is operator.getitem and isinstance(self.gives.get(node.args[0]), tuple):  # type: ignore[arg-type]
-            self.gives[node] = self.gives[node.args[0]][node.args[1]]  # type: ignore[index]
+        if node.target is operator.getitem and isinstance(several := self.gives.get(node.args[0]), tuple):
+            self.gives[node] = several[node.args[1]]
             return {}
         cuts = {u: cut for u in node.all_input_nodes if (cut := self._cut(u)) is not None}
         try:
@@ -101,7 +100,7 @@ class _Fissioning:
 
         args = list(fx.node.map_arg(node.args, of_part))
         kwargs = dict(fx.node.map_arg(node.kwargs, of_part))
-        names = [a.name for a in node.target._schema.arguments] if changes else []  # type: ignore[union-attr]
+        names = [a.name for a in node.target._schema.arguments] if changes else []
         for name, value in changes.items():
             position = names.index(name)
             if position < len(args):
@@ -135,8 +134,7 @@ class _Fissioning:
         if one.free:
             return part
         named = f"{name}_copy_{p}" if cut.outer > 1 else f"{name}_in_{p}"
-        contiguous = {"memory_format": torch.contiguous_format}
-        part = self.draft.call(named, ATEN.clone.default, (part,), at, v, contiguous)
+        part = self._call(named, ATEN.clone, (part,), at, v)  # dense, its dimensions in memory as those of the whole
         if cut.outer > 1:
             part = self._call(f"{name}_in_{p}", ATEN.view, (part, list(cut.part(sizes))), at, v)
         return part
@@ -150,7 +148,7 @@ class _Fissioning:
         for node, leave in leaves.items():
             outs[node] = self._leave(node, leave)
             if node.target is WAIT:
-                outs.setdefault(node.args[0], outs[node])  # type: ignore[arg-type]
+                outs.setdefault(node.args[0], outs[node])
         for node in self.nodes:
             outside = [u for u in self.draft.users(node) if u not in self.copies or u in self.stay]
             if node in self.stay or not outside:

@@ -32,7 +32,7 @@ def broadcast(cut: Cut, taken: Sequence[int], given: Sequence[int]) -> Cut:
 
 
 def operand(cut: Cut, given: Sequence[int], taken: Sequence[int]) -> Cut | None:
-    """From such a result to an operand; ``None``: it is broadcast along that dimension, and each part takes it whole."""
+    """From such a result to an operand; ``None``: that is broadcast along the dimension; parts take it whole."""
     dim = cut.dim - len(given) + len(taken)
     return None if dim < 0 or (taken[dim] == 1 and given[cut.dim] != 1) else cut.moved(dim)
 

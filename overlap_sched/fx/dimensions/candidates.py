@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from overlap_sched.fx.dimensions.border import fission_of
+from overlap_sched.fx.dimensions.border import fission_of, is_view
 from overlap_sched.fx.dimensions.call import shape
 from overlap_sched.fx.dimensions.region import Region, inverse, region_from
 from overlap_sched.fx.lifting import Lifted
@@ -102,7 +102,7 @@ class _Heats:
 
 
 def _regions(graph: fx.Graph, heats: _Heats, parts: Sequence[int], sums: bool) -> Iterator[Region]:
-    """Roots for each number of parts, then large values, then stretches of the roots, level by level."""
+    """Roots for each number of parts, the same without their tails, large values, then stretches, level by level."""
     roots = []
     for n in parts:
         for seeds in _inputs(graph, n):
@@ -110,6 +110,10 @@ def _regions(graph: fx.Graph, heats: _Heats, parts: Sequence[int], sums: bool) -
             if region.gives:
                 roots.append(region)
                 yield region
+    for region in roots:
+        tail = _tail(region)
+        if tail:
+            yield region_from(graph, region.seeds, region.parts, never=tail, sums=sums)
     for n in parts:
         yield from _around_large(graph, heats, n, sums)
     level = roots
@@ -118,8 +122,20 @@ def _regions(graph: fx.Graph, heats: _Heats, parts: Sequence[int], sums: bool) -
         yield from level
 
 
+def _tail(region: Region) -> set[fx.Node]:
+    """What comes behind the last wait of a region: it hides one collective, and its result is put together (logits)."""
+    nodes = list(region.gives)
+    waits = [k for k, node in enumerate(nodes) if node.target is torch.ops._c10d_functional.wait_tensor.default]
+    return {node for node in nodes[waits[-1] + 1 :] if any(u.op == "output" for u in _behind(node))} if waits else set()
+
+
+def _behind(node: fx.Node) -> list[fx.Node]:
+    """Users, through views."""
+    return [u for user in node.users for u in (_behind(user) if is_view(user) else [user])]
+
+
 def _inputs(graph: fx.Graph, parts: int) -> Iterator[Mapping[fx.Node, Cut]]:
-    """Inputs that carry a batch, most likely first: whole numbers (tokens), tangents, then three dimensions and more."""
+    """Inputs that carry a batch, likely ones first: whole numbers (tokens), tangents, then three dimensions or more."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     values = {node: node.meta.get("val") for node in placeholders}
     tensors = [node for node in placeholders if isinstance(values[node], torch.Tensor) and values[node].ndim]

@@ -1,5 +1,7 @@
 """Fission of FX graphs: what runs in parts gives what it gave whole, on all ranks, and problem and graph agree."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
 from tests.support.fx_graphs import RANKS
+from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import by_name, described, refusal
 
 GROUPS = {"0": Group(RANKS, True)}
@@ -135,6 +138,16 @@ def test_results_returned_in_parts() -> None:
         for a, b in zip(want, got, strict=True):
             assert isinstance(b, tuple)
             assert torch.equal(a, torch.cat(b))
+
+
+@pytest.mark.slow
+def test_two_ranks_over_gloo_get_the_same_bits(tmp_path: Path) -> None:
+    """A tensor-parallel layer, its batch in two parts: eight collectives in the place of four."""
+    run_ranks("tests.support.fission_ranks", tmp_path, ranks=RANKS)
+    for rank in range(RANKS):
+        alike, nodes = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert alike == [True] * 9
+        assert nodes == len(batch(traced("layer")).nodes)
 
 
 def test_undone_the_graph_is_as_it_was() -> None:

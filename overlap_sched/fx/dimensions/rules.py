@@ -1,8 +1,8 @@
 """The rule of a call: by its operator object, from tables; element by element where torch says that it is pointwise.
 
 DTensor's own sharding strategies say the same of many operators, ``Shard(d)`` in and out and ``Partial`` for sums, but
-only for ranges of one dimension, and not what changes in the arguments. They are not asked: every rule here is proved by
-running the operator.
+only for ranges of one dimension, and not what changes in the arguments. They are not asked: rules here are proved by
+running the operators.
 """
 
 import operator

@@ -4,6 +4,7 @@ from typing import Any
 
 from overlap_sched.report.text import gap_percent
 from overlap_sched.report.units import count, duration, size
+from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Split
@@ -61,6 +62,8 @@ def record_text(one: Record) -> str:
             what = f"{len(members)} together from {members[0]} on, {form}"
         case Split(collective, parts):
             what = f"{collective} in {parts} parts"
+        case Fission(nodes, parts):
+            return f"{parts} parts of {len(nodes)} nodes from {nodes[0]}"
         case Keep(first, again):
             what = f"{first} kept instead of {again}"
         case Regather(gather):

@@ -15,6 +15,8 @@ from overlap_sched.problem import NodeId, Problem
 from overlap_sched.transform.again import gathered_again, kept, streamed
 from overlap_sched.transform.bucket import bucketed
 from overlap_sched.transform.draft import Draft
+from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.in_parts import fissioned
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split
@@ -61,6 +63,8 @@ def apply(
                 kept(draft, rewrite)
             case Regather():
                 gathered_again(draft, rewrite, prices)
+            case Fission():
+                fissioned(draft, rewrite, prices)
             case _:
                 streamed(draft, rewrite)
     return draft.finished()

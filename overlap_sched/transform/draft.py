@@ -118,6 +118,10 @@ class Draft:
             node = self.node(w)
             self._change(w, node._replace(use=tuple(dict.fromkeys(new if s == old else s for s in node.use))))
 
+    def retake(self, v: NodeId, deps: tuple[NodeId, ...], use: tuple[StorageId, ...]) -> None:
+        """A node depends on other nodes, and uses other storages, from now on."""
+        self._change(v, self.node(v)._replace(deps=deps, use=use))
+
     def set_group(self, v: NodeId, group: str) -> None:
         """A collective runs in another group of the same ranks from now on: it uses the same wires."""
         old = self.node(v).group or ""

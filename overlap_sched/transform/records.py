@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream, to_json
 
 
@@ -13,7 +14,7 @@ class Record(NamedTuple):
     Attributes:
         rewrite: It.
         stream_us: By how much less its group's stream has to do (negative: more).
-        compute_us: What its copies take of the compute stream.
+        compute_us: What it adds to the compute stream: copies, smaller kernels.
         held_bytes: What its launch allocates, beyond the largest of what it stands for: live together from there on.
     """
 
@@ -50,13 +51,20 @@ def _record(
             gone, made = [old[rewrite.again]], []
         case Regather():
             gone, made = [], [new[rewrite.name]]
+        case Fission():
+            gone = [old[name] for name in rewrite.nodes if name in old]
+            made = [new[name] for name in _made(new, rewrite.name)]
         case Stream():
             return Record(rewrite, 0.0, 0.0, 0)
-    us = {kind: sum(node.time_us for node in made if node.kind is kind) for kind in (Kind.COLLECTIVE, Kind.COMPUTE)}
-    stream_us = sum(node.time_us for node in gone) - us[Kind.COLLECTIVE]
+    stream_us = _us(gone, Kind.COLLECTIVE) - _us(made, Kind.COLLECTIVE)
+    compute_us = _us(made, Kind.COMPUTE) - _us(gone, Kind.COMPUTE)
     largest = max((_allocated(before, node) for node in gone), default=0)
     held = sum(_allocated(after, node) for node in made if not node.name.endswith("_copy")) - largest
-    return Record(rewrite, stream_us, us[Kind.COMPUTE], max(held, 0))
+    return Record(rewrite, stream_us, compute_us, max(held, 0))
+
+
+def _us(nodes: Sequence[Node], kind: Kind) -> float:
+    return sum(node.time_us for node in nodes if node.kind is kind)
 
 
 def _made(new: Mapping[str, Node], name: str) -> list[str]:

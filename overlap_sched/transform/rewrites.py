@@ -43,6 +43,7 @@ be (the first ones get one more)::
 
 ``Stream`` makes no node: the collective keeps its name and runs in the group :func:`second_group`.
 ``Keep`` makes none either: ``again`` and its waits are gone, their users use the (first) wait of ``first``.
+What ``Fission`` makes is listed in :mod:`overlap_sched.transform.fission`.
 ``Regather`` makes ``<r>`` (the same operator on the same input) and ``<r>_wait``, which the listed users use.
 """
 
@@ -51,6 +52,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from overlap_sched.errors import RewriteError
+from overlap_sched.transform.fission import Fission, from_data, to_data
 
 Form = Literal["copied", "coalesced"]
 """One buffer, with copies in and out on the compute stream; or one launch of several tensors, without copies."""
@@ -129,7 +131,7 @@ class Regather:
         return f"again_{self.gather}_{self.users[0]}"
 
 
-Rewrite = Bucket | Split | Stream | Keep | Regather
+Rewrite = Bucket | Split | Stream | Keep | Regather | Fission
 """They are done in the order in which they are listed; what one makes may be a ``Stream``'s collective."""
 
 
@@ -144,6 +146,8 @@ def to_json(rewrites: Sequence[Rewrite]) -> list[dict[str, Any]]:
 
 
 def _fields(one: Rewrite) -> dict[str, Any]:
+    if isinstance(one, Fission):
+        return to_data(one)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(one).items()}
 
 
@@ -169,5 +173,8 @@ def from_json(data: Sequence[Mapping[str, Any]]) -> tuple[Rewrite, ...]:
 
 
 def _read(one: dict[str, Any]) -> Rewrite:
-    made = _CLASSES[one.pop("kind")]
+    kind = one.pop("kind")
+    if kind == "fission":
+        return from_data(one)
+    made = _CLASSES[kind]
     return made(**{name: tuple(value) if isinstance(value, list) else value for name, value in one.items()})

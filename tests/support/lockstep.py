@@ -56,7 +56,7 @@ def _call(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return target(*args, **kwargs)
 
 
-def _per_group(arguments: list[Any], groups: Groups, run: Callable[[list[Tensor], int], Tensor]) -> list[Tensor]:
+def _per_group(arguments: list[Any], groups: Groups, run: Callable[[list[Any], int], Tensor]) -> list[Tensor]:
     """``run(everybody's inputs, my index)`` for each rank, in its group."""
     results: list[Any] = [None] * len(arguments)
     for ranks in groups[arguments[0][-1]]:
@@ -84,6 +84,14 @@ def _all_reduce(arguments: list[Any], groups: Groups) -> list[Tensor]:
     return _per_group(arguments, groups, lambda inputs, index: _reduce(inputs, op))
 
 
+def _all_to_all(arguments: list[Any], groups: Groups) -> list[Tensor]:
+    def run(inputs: list[Any], index: int) -> Tensor:
+        return torch.cat([tensor.split(splits)[index] for tensor, splits in inputs])
+
+    with_splits = [((args[0], args[2]), *args[1:]) for args in arguments]
+    return _per_group(with_splits, groups, run)
+
+
 def _reduce(inputs: list[Tensor], op: str) -> Tensor:
     stacked = torch.stack(inputs)
     return {"sum": stacked.sum(0), "avg": stacked.mean(0), "max": stacked.amax(0)}[op]
@@ -93,5 +101,6 @@ _COLLECTIVES: dict[Any, Callable[[list[Any], Groups], list[Any]]] = {
     _C10D.all_gather_into_tensor.default: _all_gather,
     _C10D.reduce_scatter_tensor.default: _reduce_scatter,
     _C10D.all_reduce.default: _all_reduce,
+    _C10D.all_to_all_single.default: _all_to_all,
     _C10D.wait_tensor.default: lambda arguments, groups: [args[0] for args in arguments],
 }

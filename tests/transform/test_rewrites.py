@@ -1,8 +1,12 @@
 """Rewrites as values: names, JSON, and what cannot be read."""
 
+import json
+
 import pytest
 
 from overlap_sched.errors import RewriteError
+from overlap_sched.transform.dimension_graph.cut import Cut
+from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.rewrites import (
     Bucket,
     Keep,
@@ -21,24 +25,36 @@ ALL: tuple[Rewrite, ...] = (
     Stream("bucket_a_2"),
     Keep("d", "e"),
     Regather("f", ("g", "h")),
+    Fission(
+        ("i", "j"),
+        2,
+        (Slice("x", Cut(0, 2, 4), 64, False, "x"),),
+        (Leave("j", "cat", Cut(1), 32, "i", 1, (1, 0)),),
+        ("j",),
+        (("i", 1),),
+    ),
 )
 
 
 def test_json_and_back() -> None:
     assert from_json(to_json(ALL)) == ALL
+    assert from_json(json.loads(json.dumps(to_json(ALL)))) == ALL
     assert to_json(ALL[:1]) == [{"kind": "bucket", "members": ["a", "b"], "form": "coalesced"}]
 
 
-@pytest.mark.parametrize("broken", [{}, {"kind": "merge"}, {"kind": "split", "part": 2}, {"kind": "bucket"}])
+@pytest.mark.parametrize(
+    "broken", [{}, {"kind": "merge"}, {"kind": "split", "part": 2}, {"kind": "bucket"}, {"kind": "fission"}]
+)
 def test_json_that_is_none(broken: dict[str, object]) -> None:
     with pytest.raises(RewriteError, match="rewrites cannot be read"):
         from_json([broken])
 
 
 def test_names_come_from_what_they_stand_for() -> None:
-    assert [one.name for one in ALL if isinstance(one, Bucket | Split | Regather)] == [
+    assert [one.name for one in ALL if isinstance(one, Bucket | Split | Regather | Fission)] == [
         "bucket_a_2",
         "split_c_3",
         "again_f_g",
+        "fission_i_2",
     ]
     assert second_group("0") == "0/2"

@@ -17,9 +17,11 @@ from overlap_sched.fx.rewrites.again import keep, regather
 from overlap_sched.fx.rewrites.bucket import bucket
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.exactness import check_exact
+from overlap_sched.fx.rewrites.fission import fission
 from overlap_sched.fx.rewrites.sites import LAUNCHES, check_offsets, site
 from overlap_sched.fx.rewrites.split import split
 from overlap_sched.fx.rewrites.stream import stream
+from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
 
 
@@ -105,6 +107,8 @@ def _do(draft: Draft, rewrite: Rewrite) -> None:
             keep(draft, rewrite)
         case Regather():
             regather(draft, rewrite)
+        case Fission():
+            fission(draft, rewrite)
 
 
 def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:

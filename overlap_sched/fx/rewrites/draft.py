@@ -229,4 +229,4 @@ def _value(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     mode, device = like.fake_mode, like.fake_device
     with in_kernel_invocation_manager(mode), torch.no_grad():
         result = target(*values, **kwargs)
-    return tree_map(lambda tensor: FakeTensor(mode, tensor, device), result)
+    return tree_map(lambda one: FakeTensor(mode, one, device) if isinstance(one, torch.Tensor) else one, result)

@@ -1,0 +1,139 @@
+"""What crosses the border of a region: the fission that it is."""
+
+import operator
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from overlap_sched.fx.dimensions.region import Region
+from overlap_sched.transform.dimension_graph.cut import Cut, Given, Uncut, is_range
+from overlap_sched.transform.fission import Fission, How, Leave, Slice
+
+_NO_CUT = Cut(0)
+_HOW: Mapping[Uncut, How] = {Uncut.SAME: "same", Uncut.PARTIAL: "sum"}
+
+
+def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | None:
+    """The fission of a region; ``None``: it is empty, or one of its results cannot leave.
+
+    Views that are used outside stay, and look at what leaves: then one value leaves for all views of it, laid out as
+    it was. A collective whose launch is used outside (a graph that returns what is still in flight) leaves by its wait.
+
+    Args:
+        region: What runs in parts.
+        returned_in_parts: What the graph's output alone uses is returned as a tuple of its parts.
+    """
+    inside = region.gives
+    if not inside:
+        return None
+    stay: set[fx.Node] = set()
+    leaving: dict[fx.Node, bool] = {}
+    through = {wait for node in inside if (wait := _wait_of_leaving_launch(node, inside)) is not None}
+    for node in reversed(inside):
+        outside = [user for user in node.users if user not in inside or user in stay]
+        if not outside and node not in through:
+            continue
+        returned = returned_in_parts and all(user.op == "output" for user in outside)
+        if returned and is_view(node) and _maker(node)[0] in inside:
+            leaving[node] = True
+        elif is_view(node):
+            stay.add(node)
+        elif node.target is operator.getitem and is_view(node.args[0]):
+            stay.update((node, node.args[0]))
+        elif node in through:
+            leaving[node] = all(user.op == "output" for user in (*outside, *_outside(node.args[0], inside)))
+        elif not _launches(node):
+            leaving[node] = all(user.op == "output" for user in outside)
+    leaves = []
+    for node in inside:
+        if node in leaving:
+            given = inside[node]
+            if isinstance(given, tuple):
+                return None
+            leaves.append(_leave(node, given, returned_in_parts and leaving[node]))
+    return Fission(
+        tuple(node.name for node in inside),
+        region.parts,
+        tuple(_slice(node, cut) for node, cut in region.slices.items()),
+        tuple(leaves),
+        tuple(node.name for node in inside if node in stay),
+        tuple(pair for node in region.told for pair in _full(node, inside[node])),
+    )
+
+
+def is_view(node: Any) -> bool:
+    """Whether a call returns views of what it takes, by its schema."""
+    target = getattr(node, "target", None)
+    return isinstance(target, OpOverload) and any(one.alias_info is not None for one in target._schema.returns)
+
+
+def _maker(node: Any) -> tuple[fx.Node, int]:
+    """Who allocates a value, and which of its allocations it is: behind views, waits and ``getitem``."""
+    while True:
+        source: Any = node.args[0] if node.op == "call_function" and node.args else None
+        if is_view(node) or (node.target is operator.getitem and is_view(source)):
+            node = source
+        elif node.target is operator.getitem:
+            return source, sum(isinstance(value, torch.Tensor) for value in source.meta["val"][: node.args[1]])
+        else:
+            return (source if node.target is torch.ops._c10d_functional.wait_tensor.default else node), 0
+
+
+def _outside(node: Any, inside: Collection[fx.Node]) -> list[fx.Node]:
+    return [user for user in node.users if user not in inside]
+
+
+def _launches(node: fx.Node) -> bool:
+    return any(_waits_for(user, node) for user in node.users)
+
+
+def _waits_for(user: fx.Node, node: fx.Node) -> bool:
+    return user.target is torch.ops._c10d_functional.wait_tensor.default and user.args[0] is node
+
+
+def _wait_of_leaving_launch(node: fx.Node, inside: Collection[fx.Node]) -> fx.Node | None:
+    if not _launches(node) or not _outside(node, inside):
+        return None
+    return next(user for user in node.users if _waits_for(user, node))
+
+
+def _leave(node: fx.Node, given: Given, returned_in_parts: bool) -> Leave:
+    maker, result = _maker(node)
+    if isinstance(given, Uncut):
+        return Leave(node.name, _HOW[given], _NO_CUT, _bytes(node), maker.name, result)
+    how: How = "parts" if returned_in_parts else "cat"
+    return Leave(node.name, how, given, _bytes(node), maker.name, result, _order(node.meta["val"]))
+
+
+def _order(value: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions as they lie in memory; empty: as they are listed."""
+    if value.is_contiguous():
+        return ()
+    return tuple(sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim)))
+
+
+def _slice(node: fx.Node, cut: Cut) -> Slice:
+    value = node.meta["val"]
+    free = value.is_contiguous() and is_range(cut, tuple(value.shape))
+    maker, result = _maker(node)
+    return Slice(node.name, cut, _bytes(node), free, maker.name, result)
+
+
+def _full(node: fx.Node, given: Given | tuple[Given, ...]) -> list[tuple[str, int]]:
+    """Allocations of a call that are as large in every part as in the whole."""
+    value = node.meta["val"]
+    if not isinstance(given, tuple):
+        return [] if isinstance(given, Cut) else [(node.name, 0)]
+    return [
+        (node.name, sum(isinstance(one, torch.Tensor) for one in value[:at]))
+        for at, way in enumerate(given)
+        if not isinstance(way, Cut) and isinstance(value[at], torch.Tensor)
+    ]
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel()) * int(value.dtype.itemsize)

@@ -1,0 +1,133 @@
+"""One call of an operator, as the rules see it; and what a rule says of it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Shape, is_cut_of
+
+
+class Told(NamedTuple):
+    """What a rule says: the whole result is what the parts give, put together as ``gives`` says.
+
+    Attributes:
+        needs: Per input that each part takes in part, its cut. Other inputs go whole to every part.
+        gives: Of the result, or a tuple with one for each of several results.
+        changes: Arguments that are others for a part, by name: sizes, mostly.
+    """
+
+    needs: Mapping[fx.Node, Cut]
+    gives: Given | tuple[Given, ...]
+    changes: Mapping[str, Any] = {}
+
+
+class Call:
+    """A call with some inputs cut.
+
+    Attributes:
+        node: The call.
+        parts: Into how many.
+        cuts: Of its inputs that are cut.
+    """
+
+    def __init__(self, node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int) -> None:
+        """See the class."""
+        self.node, self.cuts, self.parts = node, cuts, parts
+
+    def arg(self, name: str) -> Any:
+        """An argument by the name that the schema gives it, or its default."""
+        schema = self.node.target._schema
+        for at, argument in enumerate(schema.arguments):
+            if argument.name == name:
+                if at < len(self.node.args):
+                    return self.node.args[at]
+                return self.node.kwargs.get(name, argument.default_value)
+        raise EndsError(f"{self.node.target} has no argument {name!r}")
+
+    def given(self, name: str) -> fx.Node:
+        """An argument that is a tensor.
+
+        Raises:
+            EndsError: It is not.
+        """
+        value = self.arg(name)
+        if not isinstance(value, fx.Node):
+            raise EndsError(f"argument {name!r} is {value!r} and no tensor")
+        return value
+
+    def first(self) -> tuple[fx.Node, Cut]:
+        """The first input that is cut."""
+        return next(iter(self.cuts.items()))
+
+    def cut(self, name: str) -> Cut:
+        """The cut of a tensor argument.
+
+        Raises:
+            EndsError: It is not cut.
+        """
+        cut = self.cuts.get(self.given(name))
+        if cut is None:
+            raise EndsError(f"argument {name!r} is whole while another one is cut")
+        return cut
+
+    def result(self, at: int | None = None) -> Shape:
+        """The shape of what it gives, or of one of several."""
+        value = self.node.meta["val"]
+        return shape_of_value(value if at is None else value[at])
+
+
+Rule = Callable[[Call], Told]
+
+
+def shape_of_value(value: Any) -> Shape:
+    """The shape of a tensor.
+
+    Raises:
+        EndsError: It is no tensor, or its shape depends on data.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise EndsError("no tensor")
+    if not all(type(size) is int for size in value.shape):
+        raise EndsError(f"the shape {tuple(value.shape)} is not of plain numbers")
+    return tuple(value.shape)
+
+
+def shape(node: fx.Node) -> Shape:
+    """The shape of what a node gives.
+
+    Raises:
+        EndsError: It gives no tensor, or one whose shape depends on data.
+    """
+    return shape_of_value(node.meta.get("val"))
+
+
+def checked(call: Call, told: Told) -> Told:
+    """What a rule said, if it fits the call: whatever is cut is taken as it is cut, and all shapes divide.
+
+    Raises:
+        EndsError: It does not.
+    """
+    for node, cut in call.cuts.items():
+        if told.needs.get(node) != cut:
+            raise EndsError(f"it takes {node.name!r} whole, or cut otherwise than it is")
+    for node, cut in told.needs.items():
+        if not is_cut_of(cut, shape(node), call.parts):
+            raise EndsError(f"{node.name!r} of shape {shape(node)} cannot be cut as {cut}")
+    value = call.node.meta["val"]
+    several = isinstance(told.gives, tuple)
+    for at, given in enumerate(told.gives if isinstance(told.gives, tuple) else (told.gives,)):
+        if isinstance(given, Cut) and not is_cut_of(given, shape_of_value(value[at] if several else value), call.parts):
+            raise EndsError(f"its result cannot be cut as {given}")
+    return told
+
+
+def is_pure(target: Any) -> bool:
+    """Whether an operator only computes: writes nothing, and draws no random numbers that depend on shapes."""
+    return (
+        isinstance(target, OpOverload)
+        and not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+    )

@@ -1,0 +1,214 @@
+"""What of a graph can run in parts, when some of its values are cut: a graph-level dimension, followed.
+
+Forward: a call with an input that is cut is asked what it makes of it (:mod:`overlap_sched.fx.dimensions.rules`). What
+else it then takes in part is sliced, where it comes from outside. Backward: where a sliced value is used by the region
+alone, whoever makes it is asked which cut of its own inputs would give that, and joins. Both are repeated until nothing
+is added.
+"""
+
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.dimensions.call import Told, shape
+from overlap_sched.fx.dimensions.rules import rule_of, told
+from overlap_sched.fx.operators import traits_of
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Uncut, cuts_of, is_cut_of
+
+ROUNDS = 8
+"""Forward and backward, so often at most: each adds what the last one has laid open."""
+
+
+@dataclass
+class Region:
+    """Calls that run in parts.
+
+    Attributes:
+        parts: How many.
+        seeds: Values from outside that were asked for.
+        gives: Per call of the region, in the graph's order, how its result is cut: a tuple, of several.
+        told: Per call, but for ``getitem``, what its rule says.
+        slices: Values from outside that are taken in part, and how they are cut; seeds among them.
+        whole: Values from outside that every part takes whole.
+        ends: Per call that takes a cut value whole, why.
+    """
+
+    parts: int
+    seeds: Mapping[fx.Node, Cut]
+    gives: dict[fx.Node, Given | tuple[Given, ...]] = field(default_factory=dict)
+    told: dict[fx.Node, Told] = field(default_factory=dict)
+    slices: dict[fx.Node, Cut] = field(default_factory=dict)
+    whole: set[fx.Node] = field(default_factory=set)
+    ends: dict[fx.Node, str] = field(default_factory=dict)
+
+    def cut(self, node: fx.Node) -> Cut | None:
+        """How a value is cut, in the region or where it is sliced; ``None``: it is not, or otherwise."""
+        given = self.gives[node] if node in self.gives else self.slices.get(node, self.seeds.get(node))
+        return given if isinstance(given, Cut) else None
+
+
+def region_from(
+    graph: fx.Graph,
+    seeds: Mapping[fx.Node, Cut],
+    parts: int,
+    *,
+    only: Collection[fx.Node] | None = None,
+    never: Collection[fx.Node] = (),
+    sums: bool = False,
+) -> Region:
+    """The region that grows from some values.
+
+    Args:
+        graph: With ``meta["val"]``; of functional operators.
+        seeds: Values that are cut; they stay outside.
+        parts: How many.
+        only: Calls that may be in it; ``None``: all.
+        never: Calls that may not.
+        sums: Whether a call may be in it whose parts must be added. (Sums are then rounded otherwise.)
+    """
+    banned, asked = set(never), dict(seeds)
+    for _ in range(ROUNDS):
+        region = _forward(graph, asked, parts, only, banned, sums)
+        lost = _not_whole(region)
+        more = {} if lost else _backward(region, only, banned)
+        if not lost and not more:
+            break
+        banned |= lost
+        asked |= more
+    while lost := _not_whole(region):
+        banned |= lost
+        region = _forward(graph, asked, parts, only, banned, sums)
+    return region
+
+
+def _forward(
+    graph: fx.Graph,
+    seeds: Mapping[fx.Node, Cut],
+    parts: int,
+    only: Collection[fx.Node] | None,
+    banned: Collection[fx.Node],
+    sums: bool,
+) -> Region:
+    region = Region(parts, seeds)
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is operator.getitem and node.args[0] in region.told:
+            gives = region.gives[node.args[0]]
+            assert isinstance(gives, tuple)
+            region.gives[node] = gives[node.args[1]]
+            continue
+        cuts = {u: cut for u in node.all_input_nodes if (cut := region.cut(u)) is not None}
+        if not cuts:
+            continue
+        try:
+            if node in banned or (only is not None and node not in only):
+                raise EndsError("it is not to run in parts")
+            said = told(node, cuts, parts)
+            _check(region, node, said, sums)
+        except EndsError as error:
+            region.ends[node] = str(error)
+            continue
+        region.told[node], region.gives[node] = said, said.gives
+        for u in node.all_input_nodes:
+            if u in said.needs:
+                if u not in region.gives:
+                    region.slices[u] = said.needs[u]
+            elif u not in region.gives:
+                region.whole.add(u)
+    return region
+
+
+def _check(region: Region, node: fx.Node, said: Told, sums: bool) -> None:
+    """What a rule says must fit the region.
+
+    Raises:
+        EndsError: It does not.
+    """
+    gives = said.gives if isinstance(said.gives, tuple) else (said.gives,)
+    if Uncut.PARTIAL in gives and not sums:
+        raise EndsError("its parts would have to be added")
+    if isinstance(said.gives, tuple) and any(u.target is not operator.getitem for u in node.users):
+        raise EndsError("all of its results are taken together")
+    for u in node.all_input_nodes:
+        inside = region.gives.get(u)
+        if inside is Uncut.PARTIAL or (u in said.needs and inside is Uncut.SAME):
+            raise EndsError(f"{u.name!r} is not cut")
+        if u in said.needs and inside is None and (u in region.whole or _in_flight(u)):
+            raise EndsError(f"{u.name!r} is taken whole by another one, or is still in flight")
+
+
+def _in_flight(node: fx.Node) -> bool:
+    return node.op == "call_function" and _role(node) is Role.LAUNCH
+
+
+def _role(node: fx.Node) -> Role | None:
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    comm = traits_of(node.target).comm
+    return None if comm is None else comm.role
+
+
+def _not_whole(region: Region) -> set[fx.Node]:
+    """Launches and waits of the region whose other half is not in it."""
+    lost = set()
+    for node in region.told:
+        role = _role(node)
+        if role is Role.LAUNCH:
+            waits = [user for user in node.users if _role(user) is Role.WAIT]
+            if not waits or any(wait not in region.told for wait in waits):
+                lost.add(node)
+        elif role is Role.WAIT and node.args[0] not in region.told:
+            lost.add(node)
+    return lost
+
+
+def _backward(region: Region, only: Collection[fx.Node] | None, banned: Collection[fx.Node]) -> dict[fx.Node, Cut]:
+    """Cuts of further values from which what is sliced now would come in parts."""
+    found: dict[fx.Node, Cut] = {}
+    wanted = {node: cut for node, cut in region.slices.items() if _can_join(region, node, {})}
+    todo = dict(wanted)
+    while todo:
+        node, cut = todo.popitem()
+        if node in banned or (only is not None and node not in only):
+            continue
+        needs = inverse(node, cut, region.parts)
+        for u, needed in needs.items():
+            if u in region.gives or u in region.slices or u in region.whole or u in found:
+                continue
+            found[u] = needed
+            if _can_join(region, u, found):
+                todo[u] = needed
+    return found
+
+
+def _can_join(region: Region, node: fx.Node, found: Mapping[fx.Node, Cut]) -> bool:
+    """Whether a value is made by a call that nobody else needs whole."""
+    return node.op == "call_function" and all(user in region.gives or user in found for user in node.users)
+
+
+def inverse(node: fx.Node, wanted: Cut, parts: int) -> Mapping[fx.Node, Cut]:
+    """The cuts of its inputs with which a call gives what is wanted; empty: none found, or nothing is known of it."""
+    try:
+        rule_of(node)
+    except EndsError:
+        return {}
+    for u in node.all_input_nodes:
+        try:
+            sizes = shape(u)
+        except EndsError:
+            continue
+        likely = [wanted.moved(dim) for dim in range(len(sizes))]
+        likely = [cut for cut in likely if is_cut_of(cut, sizes, parts)]
+        for cut in (*likely, *(cut for cut in cuts_of(sizes, parts) if cut not in likely)):
+            try:
+                said = told(node, {u: cut}, parts)
+            except EndsError:
+                continue
+            if said.gives == wanted:
+                return said.needs
+    return {}

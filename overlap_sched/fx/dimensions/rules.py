@@ -1,0 +1,58 @@
+"""The rule of a call: by its operator object, from tables; element by element where torch says that it is pointwise.
+
+DTensor's own sharding strategies say the same of many operators, ``Shard(d)`` in and out and ``Partial`` for sums, but
+only for ranges of one dimension, and not what changes in the arguments. They are not asked: rules here are proved by
+running the operators.
+"""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from overlap_sched.fx.dimensions.attention import ATTENTION
+from overlap_sched.fx.dimensions.call import Call, Rule, Told, checked, is_pure, shape_of_value
+from overlap_sched.fx.dimensions.moves import MOVES, pointwise
+from overlap_sched.fx.dimensions.sums import SUMS
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError
+
+RULES: Mapping[Any, Rule] = {**MOVES, **SUMS, **ATTENTION}
+
+
+def told(node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int) -> Told:
+    """What becomes of a call whose inputs are cut.
+
+    Args:
+        node: A call of an operator, with ``meta["val"]``.
+        cuts: Of its inputs that are cut: at least one.
+        parts: Into how many.
+
+    Raises:
+        EndsError: The dimension ends here, and why.
+    """
+    rule = rule_of(node)
+    call = Call(node, cuts, parts)
+    value = node.meta.get("val")
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(one, torch.Tensor):
+            shape_of_value(one)
+    return checked(call, rule(call))
+
+
+def rule_of(node: fx.Node) -> Rule:
+    """The rule of a call.
+
+    Raises:
+        EndsError: There is none.
+    """
+    target = node.target
+    if node.op != "call_function" or target is operator.getitem:
+        raise EndsError(f"{node.name!r} is no call of an operator")
+    rule = RULES.get(target)
+    if rule is not None:
+        return rule
+    if is_pure(target) and torch.Tag.pointwise in target.tags:
+        return pointwise
+    raise EndsError(f"nothing is known of {target}")

@@ -1,0 +1,202 @@
+"""Rules of operators that compute along dimensions: products, reductions, norms, lookups, convolutions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from overlap_sched.fx.dimensions.call import Call, Rule, Told, shape
+from overlap_sched.fx.dimensions.moves import pointwise
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Uncut
+from overlap_sched.transform.dimension_graph.shapes import operand, without
+
+_ATEN = torch.ops.aten
+
+
+def _product(call: Call, a: fx.Node, b: fx.Node) -> Told:
+    """``a @ b``, both of two dimensions, or of three where the first is a batch."""
+    batch = len(shape(a)) - 2
+    for node, other, contracted, free in ((a, b, batch + 1, batch), (b, a, batch, batch + 1)):
+        cut = call.cuts.get(node)
+        if cut is None:
+            continue
+        if cut.dim < batch:
+            return Told({a: cut, b: cut}, cut)
+        if cut.dim == free:
+            return Told({node: cut}, cut)
+        return Told({node: cut, other: cut.moved(2 * batch + 1 - contracted)}, Uncut.PARTIAL)
+    raise EndsError("no factor is cut")
+
+
+def _mm(call: Call) -> Told:
+    return _product(call, call.given("self"), call.given("mat2"))
+
+
+def _addmm(call: Call) -> Told:
+    bias = call.given("self")
+    told = _product(call, call.given("mat1"), call.given("mat2"))
+    if not isinstance(told.gives, Cut):
+        raise EndsError("each part would add the bias")
+    added = operand(told.gives, call.result(), shape(bias))
+    return told if added is None else told._replace(needs={**told.needs, bias: added})
+
+
+def _reduction(call: Call, *, partial: bool, results: int) -> Told:
+    """Over some dimensions, by the arguments ``dim`` and ``keepdim``; without dimensions: over all."""
+    source, cut = call.given("self"), call.cut("self")
+    sizes = shape(source)
+    dims = call.arg("dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    try:
+        given = without(cut, dims or (), bool(call.arg("keepdim")), len(sizes))
+    except EndsError:
+        if not partial:
+            raise
+        return Told({source: cut}, Uncut.PARTIAL)
+    return Told({source: cut}, given if results == 1 else (given,) * results)
+
+
+def _reduces(*, partial: bool = False, results: int = 1) -> Rule:
+    def rule(call: Call) -> Told:
+        return _reduction(call, partial=partial, results=results)
+
+    return rule
+
+
+def _along(results: int = 1, *others: str) -> Rule:
+    """Along the dimension ``dim``, which stays: softmax, cumsum, topk. Other tensors are as large as the first."""
+
+    def rule(call: Call) -> Told:
+        source = call.given("grad_output" if others else "self")
+        cut = call.cut("grad_output" if others else "self")
+        if call.arg("dim") % len(shape(source)) == cut.dim:
+            raise EndsError("it goes along the dimension that is cut")
+        needs = dict.fromkeys((source, *map(call.given, others)), cut)
+        return Told(needs, cut if results == 1 else (cut,) * results)
+
+    return rule
+
+
+def _norm(results: int) -> Rule:
+    """Over the last dimensions; means and deviations keep the others."""
+
+    def rule(call: Call) -> Told:
+        source, cut = call.given("input"), call.cut("input")
+        if cut.dim >= len(shape(source)) - len(call.arg("normalized_shape")):
+            raise EndsError("it goes over the dimension that is cut")
+        return Told({source: cut}, (cut,) * results)
+
+    return rule
+
+
+def _norm_backward(saved: Sequence[str], results: int) -> Rule:
+    """Gradients of weights are sums over the rows."""
+
+    def rule(call: Call) -> Told:
+        cut = call.cut("grad_out")
+        if cut.dim >= len(shape(call.given("input"))) - len(call.arg("normalized_shape")):
+            raise EndsError("it goes over the dimension that is cut")
+        needs = dict.fromkeys(map(call.given, ("grad_out", "input", *saved)), cut)
+        wanted = call.arg("output_mask")
+        rest = tuple(Uncut.PARTIAL if wanted[at] else Uncut.SAME for at in range(1, results))
+        return Told(needs, (cut, *rest))
+
+    return rule
+
+
+def _embedding(call: Call) -> Told:
+    indices, cut = call.given("indices"), call.cut("indices")
+    if call.given("weight") in call.cuts:
+        raise EndsError("the table is cut")
+    return Told({indices: cut}, cut)
+
+
+def _embedding_backward(call: Call) -> Told:
+    grad, indices = call.given("grad_output"), call.given("indices")
+    cut = call.cuts.get(indices) or call.cut("grad_output")
+    if cut.dim >= len(shape(indices)) or call.arg("scale_grad_by_freq"):
+        raise EndsError("it counts all indices, or its columns are cut")
+    return Told({grad: cut, indices: cut}, Uncut.PARTIAL)
+
+
+def _index(call: Call) -> Told:
+    """Rows of a table by one tensor of indices for the first dimension."""
+    indices = call.arg("indices")
+    if len(indices) != 1 or not isinstance(indices[0], fx.Node) or call.given("self") in call.cuts:
+        raise EndsError("more than rows by one tensor of indices")
+    if indices[0].meta["val"].dtype in (torch.bool, torch.uint8):
+        raise EndsError("how many rows a mask takes depends on data")
+    cut = call.cuts[indices[0]]
+    return Told({indices[0]: cut}, cut)
+
+
+def _index_put(call: Call) -> Told:
+    """Where a mask as large as the tensor's first dimensions is set, one value is written."""
+    source, indices, values = call.given("self"), call.arg("indices"), call.given("values")
+    cut = call.cut("self")
+    mask = indices[0] if len(indices) == 1 else None
+    if not isinstance(mask, fx.Node) or mask.meta["val"].dtype is not torch.bool or call.arg("accumulate"):
+        raise EndsError("it puts by indices, which name rows of the whole")
+    if any(size != 1 for size in shape(values)) or cut.dim >= len(shape(mask)):
+        raise EndsError("what it puts is more than one value, or the mask does not reach the dimension that is cut")
+    return Told({source: cut, mask: cut}, cut)
+
+
+def _convolution(call: Call) -> Told:
+    source, cut = call.given("input"), call.cut("input")
+    if cut.dim != 0 or len(shape(source)) != len(shape(call.given("weight"))):
+        raise EndsError("only the batch of a convolution is cut")
+    return Told({source: cut}, cut)
+
+
+def _convolution_backward(call: Call) -> Told:
+    grad, source = call.given("grad_output"), call.given("input")
+    cut = call.cut("grad_output")
+    if cut.dim != 0 or len(shape(source)) != len(shape(call.given("weight"))):
+        raise EndsError("only the batch of a convolution is cut")
+    wanted = call.arg("output_mask")
+    rest = (Uncut.PARTIAL if wanted[at] else Uncut.SAME for at in (1, 2))
+    return Told({grad: cut, source: cut}, (cut if wanted[0] else Uncut.SAME, *rest))
+
+
+def _pooled(call: Call) -> Told:
+    source, cut = call.given("self"), call.cut("self")
+    if cut.dim > 1 or len(shape(source)) != 4:
+        raise EndsError("a window goes over the dimension that is cut")
+    return Told({source: cut}, (cut, cut) if isinstance(call.node.meta["val"], tuple | list) else cut)
+
+
+SUMS: dict[Any, Rule] = {
+    _ATEN.mm.default: _mm,
+    _ATEN.bmm.default: _mm,
+    _ATEN.addmm.default: _addmm,
+    _ATEN.sum.dim_IntList: _reduces(partial=True),
+    _ATEN.mean.dim: _reduces(),
+    _ATEN.amax.default: _reduces(),
+    _ATEN.amin.default: _reduces(),
+    _ATEN.logsumexp.default: _reduces(),
+    _ATEN.var.correction: _reduces(),
+    _ATEN.var_mean.correction: _reduces(results=2),
+    _ATEN._softmax.default: _along(),
+    _ATEN._log_softmax.default: _along(),
+    _ATEN._softmax_backward_data.default: _along(1, "output"),
+    _ATEN._log_softmax_backward_data.default: _along(1, "output"),
+    _ATEN.cumsum.default: _along(),
+    _ATEN.topk.default: _along(2),
+    _ATEN.sort.default: _along(2),
+    _ATEN.native_layer_norm.default: _norm(3),
+    _ATEN._fused_rms_norm.default: _norm(2),
+    _ATEN.native_layer_norm_backward.default: _norm_backward(("mean", "rstd"), 3),
+    _ATEN._fused_rms_norm_backward.default: _norm_backward(("rstd",), 2),
+    _ATEN.embedding.default: _embedding,
+    _ATEN.embedding_dense_backward.default: _embedding_backward,
+    _ATEN.index.Tensor: _index,
+    _ATEN.index_put.default: _index_put,
+    _ATEN.convolution.default: _convolution,
+    _ATEN.convolution_backward.default: _convolution_backward,
+    _ATEN.max_pool2d_with_indices.default: _pooled,
+    _ATEN._adaptive_avg_pool2d.default: _pooled,
+    _ATEN.avg_pool2d.default: _pooled,
+    torch.ops.prims.convert_element_type.default: pointwise,
+}

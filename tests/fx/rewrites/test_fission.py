@@ -1,0 +1,197 @@
+"""Fission of FX graphs: what runs in parts gives what it gave whole, on all ranks, and problem and graph agree."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from overlap_sched.cost import Roofline
+from overlap_sched.errors import RewriteError
+from overlap_sched.fx import lift
+from overlap_sched.fx.dimensions import region_from
+from overlap_sched.fx.dimensions.border import fission_of
+from overlap_sched.fx.rewrites import prepare, rewrite_graph
+from overlap_sched.judge.validate import violation
+from overlap_sched.problem import Group, Problem
+from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.dimension_graph.cut import Cut, range_cut
+from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.prices import Prices
+from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
+from tests.support.fx_graphs import RANKS
+from tests.support.ranks import run_ranks
+from tests.support.rewrite_graphs import by_name, described, refusal
+
+GROUPS = {"0": Group(RANKS, True)}
+
+
+def problem_of(gm: fx.GraphModule) -> Problem:
+    return lift(gm, groups=GROUPS).problem
+
+
+def check_results(before: fx.GraphModule, after: fx.GraphModule, bitwise: bool = True) -> None:
+    for want, got in zip(run(before), run(after), strict=True):
+        for a, b in zip(want, got, strict=True):
+            assert torch.equal(a, b) if bitwise else torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "parts"), [*((name, 2) for name in EXAMPLES), ("experts", 4), ("backward", 4)])
+def test_results_stay(name: str, parts: int) -> None:
+    """From every dimension of every input: batches, tokens, columns of weights.
+
+    Bitwise where rows are cut and no sum is split: a product of some columns may be rounded otherwise by its library.
+    """
+    rows = 0
+    for sums in (True, False):
+        for (x, cut), one in fissions(traced(name), parts, sums=sums).items():
+            gm = traced(name)
+            if "view size is not compatible" in (refusal(gm, [one]) or ""):
+                continue  # the CPU's attention lays a batch of one out in another way
+            rewrite_graph(gm, [one])
+            gm.graph.lint()
+            rows += (bitwise := one.exact and cut.dim == 0 and x in ("x_1", "g_1"))
+            check_results(traced(name), gm, bitwise)
+    assert rows
+
+
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_problem_of_the_rewritten_graph_is_the_rewritten_problem(name: str, sums: bool) -> None:
+    for one in fissions(traced(name), 2, sums=sums).values():
+        gm = traced(name)
+        want = apply(problem_of(gm), [one], Prices(Roofline()))
+        assert violation(want, want.original_order) is None
+        rewrite_graph(gm, [one])
+        got, expected = by_name(problem_of(gm)), by_name(want)
+        assert got.keys() == expected.keys()
+        differ: dict[Any, Any] = {
+            (node, what): (value, expected[node][what])
+            for node, facts in got.items()
+            for what, value in facts.items()
+            if value != expected[node][what]
+        }
+        assert not differ, one
+
+
+def batch(gm: fx.GraphModule, parts: int = 2, **more: bool) -> Fission:
+    seed = next(iter(gm.graph.nodes))
+    region = region_from(gm.graph, {seed: range_cut(tuple(seed.meta["val"].shape), 0, parts)}, parts)
+    one = fission_of(region, **more)
+    assert one is not None
+    return one
+
+
+def test_a_batch_goes_through_the_whole_layer() -> None:
+    """Attention and all collectives among them; weights go whole to each part."""
+    gm = traced("layer")
+    one = batch(gm)
+    launches = {n.name for n in gm.graph.nodes if "all_gather" in n.name or "reduce_scatter" in n.name}
+    assert launches <= set(one.nodes)
+    assert any("flash_attention" in name for name in one.nodes)
+    assert [entering.value for entering in one.slices] == ["x_1"]
+    assert one.slices[0].free
+    assert len(one.leaves) == 3
+
+
+def test_tokens_end_at_attention_and_go_on_behind_it() -> None:
+    gm = traced("layer")
+    x = next(iter(gm.graph.nodes))
+    region = region_from(gm.graph, {x: range_cut(tuple(x.meta["val"].shape), 1, 2)}, 2)
+    assert any("a query needs all earlier keys" in why for why in region.ends.values())
+    gathers = [n for n in region.gives if "all_gather" in n.name]
+    assert region.gives[gathers[0]] == Cut(1, 1, 2)
+    joined = next(n for n in region.gives if n.name == "cat")
+    assert region.gives[joined] == Cut(1, RANKS, 2)  # a stride: each rank's first tokens
+
+
+def test_an_order_of_the_problem_is_an_order_of_the_graph() -> None:
+    gm = traced("layer")
+    one = batch(gm)
+    after = apply(problem_of(gm), [one], Prices(Roofline()))
+    order = schedule(after).order
+    prepare(gm, [one], after.names(order)).commit()
+    gm.graph.lint()
+    assert [n.name for n in gm.graph.nodes] == after.names(order)
+    check_results(traced("layer"), gm)
+
+
+def test_parts_of_parts() -> None:
+    """Batches, then tokens between the attentions of the first."""
+    gm = traced("layer")
+    rewrite_graph(gm, [batch(gm)])
+    shard = next(n for n in gm.graph.nodes if n.name.endswith("_in_0"))
+    nested = fission_of(region_from(gm.graph, {shard: range_cut(tuple(shard.meta["val"].shape), 1, 2)}, 2))
+    assert nested is not None
+    rewrite_graph(gm, [nested])
+    assert any(n.name.startswith("fission_fission_") and "reduce_scatter" in n.name for n in gm.graph.nodes)
+    check_results(traced("layer"), gm)
+
+
+def test_results_returned_in_parts() -> None:
+    gm = traced("layer")
+    rewrite_graph(gm, [batch(gm, returned_in_parts=True)])
+    for want, got in zip(run(traced("layer")), run(gm), strict=True):
+        for a, b in zip(want, got, strict=True):
+            assert isinstance(b, tuple)
+            assert torch.equal(a, torch.cat(b))
+
+
+@pytest.mark.slow
+def test_two_ranks_over_gloo_get_the_same_bits(tmp_path: Path) -> None:
+    """A tensor-parallel layer, its batch in two parts: eight collectives in the place of four."""
+    run_ranks("tests.support.fission_ranks", tmp_path, ranks=RANKS)
+    for rank in range(RANKS):
+        alike, nodes = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert alike == [True] * 9
+        assert nodes == len(batch(traced("layer")).nodes)
+
+
+def test_undone_the_graph_is_as_it_was() -> None:
+    gm = traced("backward")
+    before = described(gm.graph)
+    for one in fissions(gm, 2, sums=True).values():
+        prepare(gm, [one]).undo()
+        assert described(gm.graph) == before
+
+
+def refused(gm: fx.GraphModule, one: Fission) -> str:
+    with pytest.raises(RewriteError) as caught:
+        rewrite_graph(gm, [one])
+    return str(caught.value)
+
+
+def test_what_is_refused_and_why() -> None:
+    gm = traced("layer")
+    one = batch(gm)
+    name = one.nodes[0]
+    assert refused(gm, Fission(one.nodes, 2, one.slices)) == (
+        "'output' uses 'mm_2', which runs in parts and does not leave."
+    )
+    assert refused(gm, Fission(one.nodes, 1, one.slices, one.leaves)) == (
+        f"'fission_{name}_1' has 1 parts: 2 at least, and each node once."
+    )
+    assert refused(gm, Fission(one.nodes, 3, one.slices, one.leaves)).startswith(
+        f"'{name}' cannot run in 3 parts: 'x_1' of shape (4, 4, 16) cannot be cut as"
+    )
+    assert refused(gm, Fission(one.nodes, 2, (), one.leaves)) == (
+        f"'{name}' cannot run in 2 parts: none of its inputs is cut."
+    )
+
+
+def test_what_is_written_to_stays_whole() -> None:
+    from tests.support.fx_graphs import trace
+
+    def update(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x * 2
+        y.copy_(z)
+        return z + y
+
+    gm = trace(update, (BATCH, 4), (BATCH, 4))
+    x = next(iter(gm.graph.nodes))
+    one = fission_of(region_from(gm.graph, {x: Cut(0, 1, 2)}, 2))
+    assert one is not None
+    assert "it stays whole" in refused(gm, one)

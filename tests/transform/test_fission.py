@@ -1,0 +1,204 @@
+"""What a fission makes of a problem, by hand: times, bytes, memory, and the order in which parts run."""
+
+import pytest
+
+from overlap_sched import Group, Kind, Node, Problem, Storage
+from overlap_sched.cost import Roofline
+from overlap_sched.cost.device import H100
+from overlap_sched.errors import RewriteError
+from overlap_sched.judge.validate import measure, violation
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, cuts_of, is_range, range_cut
+from overlap_sched.transform.dimension_graph.shapes import through_gather, through_scatter, through_view
+from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.stages import places
+from overlap_sched.transform.stagger import staggered
+
+MIB = 2**20
+PRICES = Prices(Roofline())
+REDUCE_US = PRICES.collective_us("all_reduce", 64 * MIB, Group(8, True))
+
+
+def layers(count: int, *times_us: float, kernels: int = 1) -> Problem:
+    """``x -> (mm with w, once or several times -> all_reduce) ... -> output``: nothing hides anything.
+
+    Args:
+        count: How many.
+        times_us: Of all kernels of a layer; they repeat.
+        kernels: In each layer.
+    """
+    nodes = [Node("x", Kind.INPUT, (), (0,)), Node("w", Kind.INPUT, (), (1,))]
+    storages = [Storage(64 * MIB), Storage(8 * MIB, pinned=True)]
+    x, given = 0, 0
+    for k in range(count):
+        us = (times_us or (100.0,))[k % max(len(times_us), 1)] / kernels
+        for i in range(kernels):
+            storages.append(Storage(64 * MIB))
+            made, name = len(storages) - 1, f"mm{k}" if not i else f"mm{k}_{i}"
+            nodes.append(Node(name, Kind.COMPUTE, (x, 1), (made,), (given, 1), us, "aten.mm.default", bytes=136 * MIB))
+            x, given = len(nodes) - 1, made
+        storages.append(Storage(64 * MIB))
+        made = len(storages) - 1
+        nodes += [
+            Node(f"sum{k}", Kind.COLLECTIVE, (x,), (made,), (given,), REDUCE_US, "all_reduce", "tp", bytes=64 * MIB),
+            Node(f"wait{k}", Kind.WAIT, (x + 1,), (), (given, made), op="wait", collective=x + 1),
+        ]
+        x, given = x + 2, made
+    nodes.append(Node("output", Kind.OUTPUT, (x,), (), (given,)))
+    return Problem("layers", tuple(nodes), tuple(storages), {"tp": Group(8, True)})
+
+
+def halves(problem: Problem, how: str = "cat") -> Fission:
+    """All of it in two parts."""
+    names = tuple(node.name for node in problem.nodes[2:-1])
+    leave = Leave(names[-1], how, Cut(0, 1, 4), 64 * MIB, names[-2])  # type: ignore[arg-type]
+    return Fission(names, 2, (Slice("x", Cut(0, 1, 4), 64 * MIB, True, "x"),), (leave,))
+
+
+def named(problem: Problem, name: str) -> Node:
+    return next(node for node in problem.nodes if node.name == name)
+
+
+def test_times_bytes_and_memory_by_hand() -> None:
+    after = apply(layers(1), [halves(layers(1))], PRICES)
+    f = "fission_mm0_2"
+    assert [node.name for node in after.nodes] == [
+        *("x", "w", f"{f}_x_in_0", f"{f}_mm0_0", f"{f}_sum0_0", f"{f}_x_in_1", f"{f}_mm0_1", f"{f}_sum0_1"),
+        *(f"{f}_wait0_0", f"{f}_wait0_1", f"{f}_wait0_cat", "output"),
+    ]
+    mm, launch, cat = named(after, f"{f}_mm0_1"), named(after, f"{f}_sum0_1"), named(after, f"{f}_wait0_cat")
+    assert mm.bytes == 8 * MIB + 64 * MIB  # all of the weight, half of the rest
+    assert mm.time_us == pytest.approx(100.0 * 72 / 136)
+    assert launch.bytes == 32 * MIB
+    assert launch.time_us == PRICES.collective_us("all_reduce", 32 * MIB, Group(8, True))
+    assert (cat.bytes, cat.time_us) == (128 * MIB, PRICES.copy_us("aten.cat.default", 128 * MIB))
+    assert [after.storages[s].bytes for node in after.nodes for s in node.alloc] == [
+        MIB * size for size in (64, 8, 32, 32, 32, 32, 64)
+    ]
+    assert named(after, "output").use == cat.alloc
+    assert violation(after, after.original_order) is None
+
+
+def test_a_small_kernel_takes_what_a_kernel_takes_at_least() -> None:
+    tiny = layers(1, H100.kernel_us)
+    nodes = [node._replace(bytes=1024) if node.name == "mm0" else node for node in tiny.nodes]
+    after = apply(Problem("tiny", tuple(nodes), tiny.storages, tiny.groups), [halves(layers(1))], PRICES)
+    assert named(after, "fission_mm0_2_mm0_0").time_us == H100.kernel_us
+
+
+def test_of_a_table_only_the_rows_that_are_read_count() -> None:
+    """An embedding moves less than its table holds: half of that in each part."""
+    one = layers(1)
+    nodes = [node._replace(bytes=6 * MIB) if node.name == "mm0" else node for node in one.nodes]
+    after = apply(Problem("table", tuple(nodes), one.storages, one.groups), [halves(one)], PRICES)
+    assert named(after, "fission_mm0_2_mm0_0").bytes == 3 * MIB
+
+
+def test_sums_and_what_is_the_same() -> None:
+    one = halves(layers(1), "sum")
+    summed = apply(layers(1), [Fission(one.nodes, 2, one.slices, one.leaves, (), (("sum0", 0),))], PRICES)
+    add = named(summed, "fission_mm0_2_wait0_sum_1")
+    assert (add.op, add.bytes) == ("aten.add.Tensor", 192 * MIB)
+    assert [summed.storages[s].bytes for s in named(summed, "fission_mm0_2_sum0_0").alloc] == [64 * MIB]
+    same = apply(layers(1), [halves(layers(1), "same")], PRICES)
+    assert named(same, "output").deps == (same.nodes.index(named(same, "fission_mm0_2_wait0_0")),)
+
+
+def test_returned_in_parts_nothing_is_copied() -> None:
+    after = apply(layers(1), [halves(layers(1), "parts")], PRICES)
+    output = named(after, "output")
+    assert [after.nodes[v].name for v in output.deps] == ["fission_mm0_2_wait0_0", "fission_mm0_2_wait0_1"]
+    assert [after.storages[s].bytes for s in output.use] == [32 * MIB] * 2
+
+
+def test_a_copied_slice_of_runs() -> None:
+    one = halves(layers(1))
+    slices = (Slice("x", Cut(0, 2, 2), 64 * MIB, False, "x"),)
+    after = apply(layers(1), [Fission(one.nodes, 2, slices, one.leaves)], PRICES)
+    f = "fission_mm0_2_x"
+    copy = named(after, f"{f}_copy_1")
+    assert copy.bytes == 64 * MIB
+    assert copy.alloc[0] in named(after, "fission_mm0_2_mm0_1").use
+    assert after.nodes.index(named(after, "x")) not in named(after, "fission_mm0_2_mm0_1").deps
+    assert [named(after, f"{f}_{what}").op for what in ("runs", "slice_0", "in_0")] == [
+        *("aten.view.default", "aten.slice.Tensor", "aten.view.default")
+    ]
+
+
+def test_stage_by_stage() -> None:
+    """Two stages of two nodes, then three: all of part 0's stage, then part 1's."""
+    at = [3.0, 4.0, 8.0, 9.0, 10.0]
+    found = places(at, [False, False, True, True, False], 2)
+    order = sorted((place, p, i) for p, row in enumerate(found) for i, place in enumerate(row))
+    assert [(p, i) for _, p, i in order] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        *((p, i) for p in (0, 1) for i in (2, 3, 4)),
+    ]
+    assert all(
+        start <= place < start + 1
+        for start, row in ((3.0, [0, 1]), (8.0, [2, 3, 4]))
+        for i in row
+        for place in (found[0][i], found[1][i])
+    )
+
+
+def test_parts_hide_each_other() -> None:
+    """Whole, compute and network take turns; in two parts one part's network hides behind the other's compute."""
+    problem = layers(8, 400.0)
+    after = apply(problem, [halves(problem)], PRICES)
+    before, now = (measure(p, p.original_order).timeline for p in (problem, after))
+    assert before.exposed_us == pytest.approx(8 * REDUCE_US)
+    assert now.exposed_us < 0.2 * before.exposed_us
+    assert now.step_us < 0.7 * before.step_us
+
+
+def test_where_the_network_binds_no_collective_waits_behind_a_long_kernel() -> None:
+    """Long kernels (longer than a part's collective) and short ones in turns, as an MLP and a norm."""
+    problem = layers(16, 500.0, 40.0, kernels=10)
+    one = halves(problem)
+    after = apply(problem, [one], PRICES)
+    stages = measure(after, after.original_order).timeline.step_us
+    busy = sum(after.nodes[v].time_us for v in after.collectives)
+    order = staggered(after, one, 10**12)
+    assert order is not None
+    assert violation(after, order) is None
+    assert measure(after, order).timeline.step_us - busy < 0.75 * (stages - busy)
+    peak = max(measure(after, order).profile)
+    lower = staggered(after, one, peak - 1)
+    assert lower is None or max(measure(after, lower).profile) < peak
+
+
+def refused(problem: Problem, one: Fission) -> str:
+    with pytest.raises(RewriteError) as caught:
+        apply(problem, [one], PRICES)
+    return str(caught.value)
+
+
+def test_what_is_refused_and_why() -> None:
+    one = halves(layers(2))
+    assert refused(layers(2), Fission(one.nodes, 2, one.slices)) == (
+        "'output' uses 'wait1', which runs in parts and does not leave."
+    )
+    assert refused(layers(2), Fission(("x",), 2)) == "'x' is an input: it cannot run in parts."
+    assert refused(layers(2), Fission(("wait0",), 2)) == "'wait0' waits for a collective that does not run in parts."
+    assert refused(layers(2), Fission(("mm0",), 1)) == "'fission_mm0_1' has 1 parts: 2 at least, and each node once."
+
+
+def test_cuts_by_hand() -> None:
+    """Rows 0 0 1 1 0 0 1 1: two runs of two blocks; gathered, flattened, scattered."""
+    assert range_cut((2, 8), 1, 2) == Cut(1, 1, 4)
+    assert through_gather(Cut(0, 1, 2), 8) == Cut(0, 8, 2)
+    assert through_scatter(Cut(0, 8, 2), 8) == Cut(0, 1, 2)
+    assert through_view(Cut(1, 1, 4), (2, 8), (16,), 2) == Cut(0, 2, 4)
+    assert through_view(Cut(0, 2, 4), (16,), (4, 4), 2) == Cut(0, 2, 1)
+    assert is_range(Cut(1, 1, 4), (1, 8))
+    assert not is_range(Cut(1, 1, 4), (2, 8))
+    assert cuts_of((4, 3), 2) == [Cut(0, 1, 2), Cut(0, 2, 1)]
+    with pytest.raises(EndsError, match="8 ranks share 1 runs"):
+        through_scatter(Cut(0, 1, 8), 8)
+    with pytest.raises(EndsError, match=r"dimension 1 of a tensor of shape \(2, 7\) cannot be cut into 2 equal parts"):
+        range_cut((2, 7), 1, 2)

@@ -151,6 +151,8 @@ def _rehoused(draft: Draft, old: StorageId, storage: StorageId, users: Sequence[
                 f"{draft.node(u).name!r} also looks at it through {draft.node(others[0]).name!r}: name that, too."
             )
         draft.rehouse(old, storage, [u])
+        if draft.node(u).kind is Kind.COLLECTIVE:  # its waits hold what it reads
+            draft.rehouse(old, storage, [w for w in draft.waits(u) if old in draft.node(w).use])
         if is_view(draft.node(u)):
             todo.extend(w for w in draft.after(u) if old in draft.node(w).use)
 
@@ -158,4 +160,6 @@ def _rehoused(draft: Draft, old: StorageId, storage: StorageId, users: Sequence[
 def _gives(draft: Draft, v: NodeId, s: StorageId) -> bool:
     """Whether what v gives is the storage, or a view of it."""
     node = draft.node(v)
+    if node.kind is Kind.WAIT and node.collective is not None:
+        return s in draft.node(node.collective).alloc
     return s in node.alloc or (s in node.use and (is_view(node) or node.kind is Kind.WAIT))

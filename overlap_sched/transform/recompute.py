@@ -113,13 +113,14 @@ def again(
     )
     made = draft.add(copy, at)
     for s in copy.use:
-        for w in list(draft.users(s)):
-            if w != made and writes(draft.node(w)) and draft.at[w] > draft.at[v]:
-                if draft.at[w] < at:
-                    raise RewriteError(
-                        f"{node.name!r} cannot run again: {draft.node(w).name!r} writes to what it reads before that."
-                    )
-                draft.depend(w, made)
+        later = [w for w in draft.users(s) if w != made and writes(draft.node(w)) and draft.at[w] > draft.at[v]]
+        if later:
+            w = min(later, key=draft.at.__getitem__)
+            if draft.at[w] < at:
+                raise RewriteError(
+                    f"{node.name!r} cannot run again: {draft.node(w).name!r} writes to what it reads before that."
+                )
+            draft.depend(w, made)
     return made
 
 

@@ -42,6 +42,7 @@ class Draft:
         self._made: list[fx.Node] = []
         self._made_by: dict[fx.Node, str] = {}
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+        self._hazards: dict[fx.Node, list[fx.Node]] = {}
 
     def find(self, name: str) -> fx.Node:
         """The node of this name.
@@ -80,15 +81,37 @@ class Draft:
         Raises:
             RewriteError: Its name is taken.
         """
+        node = self._new(name, target, args, dict(kwargs or {}), at)
+        node.meta.update({key: like.meta[key] for key in _KEPT_META if key in like.meta})
+        node.meta["val"] = _value(target, node.args, node.kwargs)
+        return node
+
+    def copy(
+        self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float
+    ) -> fx.Node:
+        """A second call of a node's function, with its metadata; what it must come after, the copy must, too.
+
+        Raises:
+            RewriteError: Its name is taken.
+        """
+        made = self._new(name, node.target, args, dict(kwargs), at)
+        made.meta.update(node.meta)
+        if node in self.facts.after:
+            self._hazards[made] = list(self.facts.after[node])
+        return made
+
+    def add_hazard(self, node: fx.Node, before: fx.Node) -> None:
+        """A node comes after another one, whose value it does not take."""
+        self._hazards.setdefault(node, []).append(before)
+
+    def _new(self, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], at: float) -> fx.Node:
         if name in self._by_name:
             raise RewriteError(f"a new node would be named {name!r}, as another one is already.")
-        node = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name)
+        node = self.graph.create_node("call_function", target, args, kwargs, name)
         node.name = name  # also where an earlier node had it that is gone
         self._made.append(node)
         self._by_name[name] = node
         self.at[node], self._number[node] = at, len(self._number)
-        node.meta.update({key: like.meta[key] for key in _KEPT_META if key in like.meta})
-        node.meta["val"] = _value(target, node.args, node.kwargs)
         return node
 
     def replace(self, old: fx.Node, new: fx.Node, users: Iterable[fx.Node] | None = None) -> None:
@@ -182,7 +205,7 @@ class Draft:
 
     def _before(self) -> Any:
         later: dict[fx.Node, set[fx.Node]] = {}
-        for node, earlier in self.facts.after.items():
+        for node, earlier in (*self.facts.after.items(), *self._hazards.items()):
             stands = self._stands_for(node, 0)
             later.setdefault(stands, set()).update({self._stands_for(u, 1) for u in earlier} - {stands})
 

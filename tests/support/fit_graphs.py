@@ -35,7 +35,7 @@ def training_step() -> fx.GraphModule:
 
 
 def random_step(rng: random.Random, layers: int = 12) -> Problem:
-    """A forward whose values come back in a backward, in reverse: chains, skips, views, several outputs, collectives."""
+    """A forward whose values come back in a backward, in reverse: chains, skips, views, collectives."""
     mib = 2**20
     nodes: list[Node] = []
     storages: list[Storage] = []

@@ -86,9 +86,7 @@ class Draft:
         node.meta["val"] = _value(target, node.args, node.kwargs)
         return node
 
-    def copy(
-        self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float
-    ) -> fx.Node:
+    def copy(self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float) -> fx.Node:
         """A second call of a node's function, with its metadata; what it must come after, the copy must, too.
 
         Raises:

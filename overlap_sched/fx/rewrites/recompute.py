@@ -42,7 +42,9 @@ def check_users(draft: Draft, names: tuple[str, ...], nodes: list[fx.Node], want
     """
     users = [draft.find(name) for name in wanted]
     if not nodes or not users or len(set(users)) < len(users) or len(set(nodes)) < len(nodes):
-        raise RewriteError(f"running again wants nodes and users, each once: {', '.join(names)} for {', '.join(wanted)}.")
+        raise RewriteError(
+            f"running again wants nodes and users, each once: {', '.join(names)} for {', '.join(wanted)}."
+        )
     for user in users:
         if user in nodes or user.op == "output" or not any(node in user.all_input_nodes for node in nodes):
             raise RewriteError(f"{user.name!r} does not take {' or '.join(map(repr, names))}, or is an output.")

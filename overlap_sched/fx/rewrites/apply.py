@@ -17,6 +17,7 @@ from overlap_sched.fx.rewrites.again import keep, regather
 from overlap_sched.fx.rewrites.bucket import bucket
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.exactness import check_exact
+from overlap_sched.fx.rewrites.offload import offload
 from overlap_sched.fx.rewrites.recompute import recompute
 from overlap_sched.fx.rewrites.sites import LAUNCHES, check_offsets, site
 from overlap_sched.fx.rewrites.split import split
@@ -109,7 +110,7 @@ def _do(draft: Draft, rewrite: Rewrite) -> None:
         case Recompute():
             recompute(draft, rewrite)
         case Offload():
-            raise RewriteError(f"{rewrite.node!r} cannot go to the host: graphs do not have that rewrite yet.")
+            offload(draft, rewrite)
 
 
 def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:

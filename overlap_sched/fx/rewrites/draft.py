@@ -81,9 +81,24 @@ class Draft:
         Raises:
             RewriteError: Its name is taken.
         """
+        node = self.call_giving(name, target, args, at, like, None, kwargs)
+        node.meta["val"] = _value(target, node.args, node.kwargs)
+        return node
+
+    def call_giving(
+        self,
+        name: str,
+        target: Any,
+        args: tuple[Any, ...],
+        at: float,
+        like: fx.Node,
+        value: Any,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> fx.Node:
+        """The same, with a value that the caller knows."""
         node = self._new(name, target, args, dict(kwargs or {}), at)
         node.meta.update({key: like.meta[key] for key in _KEPT_META if key in like.meta})
-        node.meta["val"] = _value(target, node.args, node.kwargs)
+        node.meta["val"] = value
         return node
 
     def copy(self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float) -> fx.Node:
@@ -97,6 +112,18 @@ class Draft:
         if node in self.facts.after:
             self._hazards[made] = list(self.facts.after[node])
         return made
+
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """Those that take what a node gives, or a view of it."""
+        found, todo = dict.fromkeys(self.users(node)), self.users(node)
+        while todo:
+            user = todo.pop()
+            if shares_storage(user, node):
+                for other in self.users(user):
+                    if other not in found:
+                        found[other] = None
+                        todo.append(other)
+        return list(found)
 
     def add_hazard(self, node: fx.Node, before: fx.Node) -> None:
         """A node comes after another one, whose value it does not take."""
@@ -239,6 +266,15 @@ class Draft:
 
     def _remember(self, node: fx.Node) -> None:
         self._took.setdefault(node, (node.args, dict(node.kwargs)))
+
+
+def shares_storage(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two values are tensors on one storage, and the first is no output of the graph."""
+    values = [node.meta.get("val") for node in (one, other)]
+    if one.op != "call_function" or not all(isinstance(value, FakeTensor) for value in values):
+        return False
+    here, there = (value.untyped_storage()._cdata for value in values)
+    return bool(here == there)
 
 
 def _value(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -97,7 +97,22 @@ class Greedy:
         for _ in range(ROUNDS):
             if self.state.fits or not self._round():
                 break
+        if self.state.fits:
+            self._take_back()
         return self.state.fits
+
+    def _take_back(self) -> None:
+        """What was chosen early may not be needed any more: values that fit after all are kept, the dearest first."""
+        state = self.state
+        nodes = state.problem.nodes
+        copies = [copy for of_one in state.copies.values() for copy in of_one if len(copy.parts) == 1]
+        for copy in sorted(copies, key=lambda copy: (-nodes[copy.node].time_us, copy.at, copy.node)):
+            (s,) = copy.parts
+            if state.joins(s, copy.parts[s]):
+                state.join(s, copy.parts[s])
+                for x in nodes[copy.node].use:
+                    state.unuse(x, copy)
+                copy.parts = {}
 
     def _round(self) -> int:
         heap: list[tuple[float, int, Choice]] = []

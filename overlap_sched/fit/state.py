@@ -181,6 +181,22 @@ class LiveState:
         self.parts[s].insert(self.parts[s].index(part) + 1, rest)
         return rest
 
+    def joins(self, s: StorageId, part: Part) -> bool:
+        """Whether a part and the one before it could be one within the limit."""
+        before = self.parts[s][self.parts[s].index(part) - 1]
+        between = slice(before.end + 1, part.begin)
+        if part.begin <= before.end + 1:
+            return True
+        return int((self.profile + self.beside)[between].max()) + self.size[s] <= self.limit_bytes
+
+    def join(self, s: StorageId, part: Part) -> None:
+        """A part and the one before it become one."""
+        before = self.parts[s][self.parts[s].index(part) - 1]
+        self.profile[before.end + 1 : part.begin] += self.size[s]
+        before.end = max(before.end, part.end)
+        before.users += part.users
+        self.parts[s].remove(part)
+
     def extend(self, s: StorageId, part: Part, at: Position) -> None:
         """A part lives on until a copy just before a place."""
         self.profile[part.end + 1 : at] += self.size[s]

@@ -30,6 +30,8 @@ SMALLEST = 1e-5
 """A value of less than this part of the limit is not worth a choice."""
 LONGER = 0.1
 """Of what a choice takes away, what a longer life of one input may give back before that rather is made again."""
+LITTLE = 8
+"""What is not high counts this part of its bytes."""
 LEAST_US = 0.5
 """No choice costs less."""
 
@@ -75,6 +77,7 @@ class Greedy:
         host_limit_bytes: int | None,
         kinds: Collection[str],
         host_weight: float,
+        high: float = 0.0,
     ) -> None:
         """Nothing is chosen.
 
@@ -84,9 +87,10 @@ class Greedy:
             host_limit_bytes: Pinned host memory at most; ``None``: no limit.
             kinds: ``"recompute"``, ``"offload"``.
             host_weight: What a hidden microsecond of a copy counts as.
+            high: What is less above the limit than this part of the most counts little: 0: all places count alike.
         """
         self.state, self.link, self.kinds, self.host_weight = state, link, kinds, host_weight
-        self.host_limit_bytes = host_limit_bytes
+        self.host_limit_bytes, self.high = host_limit_bytes, high
         self.host = np.zeros(len(state.problem.nodes), dtype=np.int64)
         self.at_us = np.array(replay(state.problem, state.problem.original_order).at_us)
         self.smallest = SMALLEST * max(state.limit_bytes, 1)
@@ -167,7 +171,7 @@ class Greedy:
         gap = gap._replace(until=until)
         self.looked += 1
         begin = gap.after.last + 1
-        taken = int(np.minimum(state.excess[begin:until], state.size[s]).sum())
+        taken = self._taken(begin, until, state.size[s])
         if taken <= 0:
             return None
         best: Choice | None = None
@@ -185,6 +189,15 @@ class Greedy:
                 if best is None or score >= best.score:
                     best = Choice(gap, score, copy, None, spare)
         return best
+
+    def _taken(self, begin: Position, end: Position, nbytes: int) -> int:
+        """What so many bytes less from one place to before another take away, in bytes above the limit times places."""
+        excess = self.state.excess
+        there = excess[begin:end]
+        if not self.high:
+            return int(np.minimum(there, nbytes).sum())
+        above = np.maximum(there - int(self.high * int(excess.max())), 0)
+        return int(np.minimum(above, nbytes).sum()) or int(np.minimum(there, nbytes).sum()) // LITTLE
 
     def _beside(self, at: Position, nbytes: int) -> int:
         """What copies that need so many bytes before a place add above the limit there."""
@@ -220,7 +233,7 @@ class Greedy:
             there = self.host[begin : gap.until + 1]
             if int(there.max()) + nbytes > self.host_limit_bytes:
                 return None
-        taken = int(np.minimum(state.excess[gone + 1 : back], nbytes).sum())
+        taken = self._taken(gone + 1, back, nbytes)
         if taken <= 0:
             return None
         return Choice(gap, _score(taken, Price(self.host_weight * us, 0)), None, (*slots, gone, back))

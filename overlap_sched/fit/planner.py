@@ -47,6 +47,8 @@ WEIGHTS = (0.05, 0.5)
 LARGE = 4_000
 """Graphs of more nodes are not searched for the lowest peak, only ordered by the simple ways, and only where needed;
 and fewer plans are made of them."""
+HIGH = (0.0, 0.5)
+"""What counts little: see :class:`overlap_sched.fit.greedy.Greedy`. Which is better shows afterwards."""
 OVERSHOOT = 3
 """How often choices are made anew, lower, where what they make is above the limit after all."""
 
@@ -121,8 +123,8 @@ class Planner:
             if k and best is not None and len(self.problem.nodes) > LARGE:
                 break
             problem = relabelled(self.problem, order)
-            for kinds, weight, aim in recipes:
-                found = self._chosen(problem, limit_bytes, int(limit_bytes * aim), kinds, weight)
+            for kinds, weight, aim, high in recipes:
+                found = self._chosen(problem, limit_bytes, int(limit_bytes * aim), kinds, weight, high)
                 if found is None:
                     continue
                 rewrites, rewritten = found
@@ -158,22 +160,30 @@ class Planner:
         if self.lowest != self.problem.original_order:
             yield self.lowest
 
-    def _recipes(self) -> Iterator[tuple[tuple[str, ...], float, float]]:
+    def _recipes(self) -> Iterator[tuple[tuple[str, ...], float, float, float]]:
+        """What may be done, what a copy's time counts as, the part of the limit to aim at, what is high."""
         kinds, large = self.asked.kinds, len(self.problem.nodes) > LARGE
         aims = AIMS if self.problem.collectives or "offload" in kinds else AIMS[:1]
         both = set(kinds) >= {"recompute", "offload"} and not large
         for aim in aims[: self.asked.effort + 1]:
             for weight in WEIGHTS if both else WEIGHTS[:1]:
-                yield kinds, weight, aim
+                for high in HIGH[:1] if large else HIGH:
+                    yield kinds, weight, aim, high
 
     def _chosen(
-        self, problem: Problem, limit_bytes: int, aim_bytes: int, kinds: Collection[str], weight: float
+        self,
+        problem: Problem,
+        limit_bytes: int,
+        aim_bytes: int,
+        kinds: Collection[str],
+        weight: float,
+        high: float,
     ) -> tuple[tuple[Rewrite, ...], Problem] | None:
         """Rewrites that bring an order within the limit, and the problem that they make; ``None``: none do."""
         link = LinkTime(self.asked.prices.host, 0.0) if "offload" in kinds else None
         for _ in range(OVERSHOOT):
             state = LiveState(problem, aim_bytes, self.asked.rerun)
-            Greedy(state, link, self.asked.host_limit_bytes, kinds, weight).run()
+            Greedy(state, link, self.asked.host_limit_bytes, kinds, weight, high).run()
             rewrites = tuple(rewrites_of(state))
             try:
                 rewritten = apply(problem, rewrites, self.asked.prices)

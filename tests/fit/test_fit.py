@@ -212,7 +212,7 @@ def test_questions_that_are_none(arguments: dict[str, object], text: str) -> Non
 
 def test_only_the_runtime_memory_model() -> None:
     problem = Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker")
-    with pytest.raises(RewriteError, match="is in the 'tracker' memory model: rewrites want 'runtime'"):
+    with pytest.raises(RewriteError, match="is in the 'tracker' memory model"):
         fit(problem, PRICES, memory_limit_bytes=1)
 
 

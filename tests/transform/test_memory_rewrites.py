@@ -133,5 +133,5 @@ def test_an_alias_that_is_not_named() -> None:
 
 
 def test_a_link_that_is_none() -> None:
-    with pytest.raises(OptionsError, match="host link 'x' has 0.0 bytes per second, 10.0 us and 1 streams"):
+    with pytest.raises(OptionsError, match=r"host link 'x' has 0\.0 bytes per second, 10\.0 us and 1 streams"):
         HostLink("x", 0.0)

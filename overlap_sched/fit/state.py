@@ -185,12 +185,16 @@ class LiveState:
         """Whether a part and the one before it could be one within the limit."""
         before = self.parts[s][self.parts[s].index(part) - 1]
         between = slice(before.end + 1, part.begin)
-        if part.begin <= before.end + 1:
+        if part.begin <= before.end + 1 or not part.users:
             return True
         return int((self.profile + self.beside)[between].max()) + self.size[s] <= self.limit_bytes
 
     def join(self, s: StorageId, part: Part) -> None:
-        """A part and the one before it become one."""
+        """A part and the one before it become one; where nobody uses it, it goes."""
+        if not part.users:
+            self.profile[part.begin : part.end + 1] -= self.size[s]
+            self.parts[s].remove(part)
+            return
         before = self.parts[s][self.parts[s].index(part) - 1]
         self.profile[before.end + 1 : part.begin] += self.size[s]
         before.end = max(before.end, part.end)

@@ -7,7 +7,7 @@ from overlap_sched.report.units import count, duration, size
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Split
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Split
 from overlap_sched.transform.trial import Trial
 
 _SHOWN = 12
@@ -66,6 +66,10 @@ def record_text(one: Record) -> str:
             return f"{parts} parts of {len(nodes)} nodes from {nodes[0]}"
         case Keep(first, again):
             what = f"{first} kept instead of {again}"
+        case Recompute(nodes):
+            return f"again {nodes[0]}"
+        case Offload(node):
+            return f"to the host {node}"
         case Regather(gather):
             what = f"{gather} gathered again"
         case stream:

@@ -18,8 +18,10 @@ from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.in_parts import fissioned
 from overlap_sched.transform.members import Alike
+from overlap_sched.transform.offload import offloaded
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split
+from overlap_sched.transform.recompute import recomputed
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Split
 from overlap_sched.transform.split import split
 
 NOT_KNOWN: Alike = {}
@@ -65,6 +67,10 @@ def apply(
                 gathered_again(draft, rewrite, prices)
             case Fission():
                 fissioned(draft, rewrite, prices)
+            case Recompute():
+                recomputed(draft, rewrite)
+            case Offload():
+                offloaded(draft, rewrite, prices.host)
             case _:
                 streamed(draft, rewrite)
     return draft.finished()

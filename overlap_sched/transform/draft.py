@@ -122,6 +122,11 @@ class Draft:
         """A node depends on other nodes, and uses other storages, from now on."""
         self._change(v, self.node(v)._replace(deps=deps, use=use))
 
+    def depend(self, v: NodeId, before: NodeId) -> None:
+        """A node comes after another one from now on."""
+        node = self.node(v)
+        self._change(v, node._replace(deps=tuple(dict.fromkeys((*node.deps, before)))))
+
     def set_group(self, v: NodeId, group: str) -> None:
         """A collective runs in another group of the same ranks from now on: it uses the same wires."""
         old = self.node(v).group or ""

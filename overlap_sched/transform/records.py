@@ -5,7 +5,17 @@ from typing import Any, NamedTuple
 
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream, to_json
+from overlap_sched.transform.rewrites import (
+    Bucket,
+    Keep,
+    Offload,
+    Recompute,
+    Regather,
+    Rewrite,
+    Split,
+    Stream,
+    to_json,
+)
 
 
 class Record(NamedTuple):
@@ -54,6 +64,10 @@ def _record(
         case Fission():
             gone = [old[name] for name in rewrite.nodes if name in old]
             made = [new[name] for name in _made(new, rewrite.name)]
+        case Recompute():
+            gone, made = [], [new[rewrite.new_name(name)] for name in rewrite.nodes]
+        case Offload():
+            gone, made = [], [new[rewrite.name], new[rewrite.back]]
         case Stream():
             return Record(rewrite, 0.0, 0.0, 0)
     stream_us = _us(gone, Kind.COLLECTIVE) - _us(made, Kind.COLLECTIVE)

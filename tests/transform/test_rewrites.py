@@ -10,6 +10,8 @@ from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.rewrites import (
     Bucket,
     Keep,
+    Offload,
+    Recompute,
     Regather,
     Rewrite,
     Split,
@@ -33,6 +35,8 @@ ALL: tuple[Rewrite, ...] = (
         ("j",),
         (("i", 1),),
     ),
+    Recompute(("i", "j"), ("k",), 2),
+    Offload("l", ("m",), ("n",)),
 )
 
 

@@ -21,3 +21,7 @@ class RecordError(OverlapSchedError, ValueError):
 
 class TitanError(OverlapSchedError, RuntimeError):
     """torchtitan is missing, or one of its models cannot be traced."""
+
+
+class OverBudgetError(OverlapSchedError, RuntimeError):
+    """What one step needs at once does not fit, or nearly all the time would go into recomputing."""

@@ -15,15 +15,11 @@ Differs: only what forward makes may be evicted (a gradient's maker reads weight
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from overlap_sched.errors import OverlapSchedError
+from llama_repro.errors import OverBudgetError
 from overlap_sched.problem import Kind, NodeId, Problem, StorageId
 
 THRASHING = 4.0
 """A run this many times as long as the program has gone nowhere (the paper's figure 2 ends at a factor of about 2)."""
-
-
-class OverBudgetError(OverlapSchedError):
-    """What one step needs at once does not fit, or nearly all the time goes into recomputing."""
 
 
 def dtr_run(problem: Problem, budget_bytes: int) -> list[NodeId]:
@@ -95,7 +91,9 @@ class _Simulation:
             component, cost_us = self._components()
             candidates = [s for s in self.accessed_us if s in self.evictable and self.locked[s] <= 0]
             if not candidates:
-                raise OverBudgetError(f"a budget of {self.budget_bytes:,} bytes: {self.live_bytes + nbytes:,} are needed")
+                raise OverBudgetError(
+                    f"a budget of {self.budget_bytes:,} bytes: {self.live_bytes + nbytes:,} are needed"
+                )
             self._evict(min(candidates, key=lambda s: (self._h(s, component, cost_us), s)))
 
     def _h(self, s: StorageId, component: Mapping[StorageId, int], cost_us: Mapping[int, float]) -> float:

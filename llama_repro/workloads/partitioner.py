@@ -1,4 +1,4 @@
-"""What torch's partitioner makes of a step: what is saved and what is recomputed, under a budget of activation memory."""
+"""What torch's partitioner makes of a step: what it saves, what it recomputes, under a budget of activation memory."""
 
 from collections.abc import Sequence
 

@@ -63,6 +63,7 @@ def with_updates(joint: fx.GraphModule) -> fx.GraphModule:
     assert isinstance(output.args[0], Sequence)
     loss, *gradients = output.args[0]
     output.args = ((loss,),)
+    graph.set_codegen(fx.graph.CodeGen())  # the joint graph's own gives back what autograd returns
     primals = [node for node in graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
     last = _last_readers(graph)
     at = {node: position for position, node in enumerate(graph.nodes)}

@@ -27,7 +27,9 @@ class Block(nn.Module):
     def _attention(self, hidden: Tensor) -> Tensor:
         batch, sequence, width = hidden.shape
         by_head = (batch, sequence, self.heads, width // self.heads)
-        query, key, value = (matrix(hidden).view(by_head).transpose(1, 2) for matrix in (self.query, self.key, self.value))
+        query, key, value = (
+            matrix(hidden).view(by_head).transpose(1, 2) for matrix in (self.query, self.key, self.value)
+        )
         scores = query @ key.transpose(-1, -2) / (width // self.heads) ** 0.5
         out = torch.softmax(scores, -1) @ value
         return self.project(out.transpose(1, 2).reshape(batch, sequence, width))
@@ -39,7 +41,7 @@ def language_model(layers: int, width: int, heads: int) -> nn.Module:
 
 
 class VisionTransformer(nn.Module):
-    """Patches of 16 x 16 pixels are the hidden states as they are (3 x 16 x 16 is the width); classes for each patch."""
+    """Patches of 16 x 16 pixels are hidden states as they are (3 x 16 x 16 is the width); classes for each patch."""
 
     def __init__(self, layers: int = 12, heads: int = 12, classes: int = 1000) -> None:
         super().__init__()

@@ -46,6 +46,7 @@ ARROWS = (
     ("cost",),
     ("analysis",),
     ("transform",),
+    ("fit",),
     ("report",),
     ("fx",),
     ("dump",),

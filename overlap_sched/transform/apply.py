@@ -16,8 +16,10 @@ from overlap_sched.transform.again import gathered_again, kept, streamed
 from overlap_sched.transform.bucket import bucketed
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Alike
+from overlap_sched.transform.offload import offloaded
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split
+from overlap_sched.transform.recompute import recomputed
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Split
 from overlap_sched.transform.split import split
 
 NOT_KNOWN: Alike = {}
@@ -61,6 +63,10 @@ def apply(
                 kept(draft, rewrite)
             case Regather():
                 gathered_again(draft, rewrite, prices)
+            case Recompute():
+                recomputed(draft, rewrite)
+            case Offload():
+                offloaded(draft, rewrite, prices.host)
             case _:
                 streamed(draft, rewrite)
     return draft.finished()

@@ -118,6 +118,11 @@ class Draft:
             node = self.node(w)
             self._change(w, node._replace(use=tuple(dict.fromkeys(new if s == old else s for s in node.use))))
 
+    def depend(self, v: NodeId, before: NodeId) -> None:
+        """A node comes after another one from now on."""
+        node = self.node(v)
+        self._change(v, node._replace(deps=tuple(dict.fromkeys((*node.deps, before)))))
+
     def set_group(self, v: NodeId, group: str) -> None:
         """A collective runs in another group of the same ranks from now on: it uses the same wires."""
         old = self.node(v).group or ""

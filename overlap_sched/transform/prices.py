@@ -7,6 +7,7 @@ from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.cluster_model import model_of
 from overlap_sched.cost.model import Collective, Compute, CostModel, LaunchingModel
 from overlap_sched.problem import Group, Kind, Problem
+from overlap_sched.transform.host import PCIE_5, HostLink
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,12 @@ class Prices:
     Attributes:
         model: Of the device and the network.
         comm_scale: Every collective takes so many times as long, as ``--comm-scale`` says.
+        host: Of copies to and from host memory.
     """
 
     model: CostModel
     comm_scale: float = 1.0
+    host: HostLink = PCIE_5
 
     def collective_us(self, op: str, nbytes: int, group: Group) -> float:
         """A collective whose larger side has so many bytes: of several coalesced ones, all together."""

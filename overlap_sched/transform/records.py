@@ -4,7 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from overlap_sched.problem import Kind, Node, Problem
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream, to_json
+from overlap_sched.transform.rewrites import (
+    Bucket,
+    Keep,
+    Offload,
+    Recompute,
+    Regather,
+    Rewrite,
+    Split,
+    Stream,
+    to_json,
+)
 
 
 class Record(NamedTuple):
@@ -50,6 +60,10 @@ def _record(
             gone, made = [old[rewrite.again]], []
         case Regather():
             gone, made = [], [new[rewrite.name]]
+        case Recompute():
+            gone, made = [], [new[rewrite.new_name(name)] for name in rewrite.nodes]
+        case Offload():
+            gone, made = [], [new[rewrite.name], new[rewrite.back]]
         case Stream():
             return Record(rewrite, 0.0, 0.0, 0)
     us = {kind: sum(node.time_us for node in made if node.kind is kind) for kind in (Kind.COLLECTIVE, Kind.COMPUTE)}

@@ -44,6 +44,17 @@ be (the first ones get one more)::
 ``Stream`` makes no node: the collective keeps its name and runs in the group :func:`second_group`.
 ``Keep`` makes none either: ``again`` and its waits are gone, their users use the (first) wait of ``first``.
 ``Regather`` makes ``<r>`` (the same operator on the same input) and ``<r>_wait``, which the listed users use.
+
+``Recompute`` makes ``again_<node>`` of each listed node (``again2_<node>``: a second copy); what takes one of the
+others takes its copy. ``Offload`` of ``<node>``, copies by ``torch.ops.ao``::
+
+    offload_<node>        ao.offload(x)                          launch, of x or, of a collective, of its wait
+    offload_<node>_wait   ao.wait_tensor(offload, keepalive=x)   wait, behind all users of x that stay
+    reload_<node>         ao.reload(offload_wait, device, ...)   launch
+    reload_<node>_wait    ao.wait_tensor(reload, offload_wait)   wait
+    reload_<view>         each listed view, of what has come back
+
+A second one of the same node has ``offload2_``, ``reload2_``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -129,7 +140,66 @@ class Regather:
         return f"again_{self.gather}_{self.users[0]}"
 
 
-Rewrite = Bucket | Split | Stream | Keep | Regather
+@dataclass(frozen=True)
+class Recompute:
+    """Nodes run again for some of their users, just before the first of these; what they make is new.
+
+    Legal for pure functions: no random numbers, nothing written, no collectives; where nothing writes to what they
+    read before they run again.
+
+    Attributes:
+        nodes: By name, each behind those of them that it takes. Views of what they make are nodes, too.
+        users: Who takes the new ones, by name: all others keep the old.
+        copy: Which copy of the nodes this is, from 1 on.
+    """
+
+    nodes: tuple[str, ...]
+    users: tuple[str, ...]
+    copy: int = 1
+
+    def new_name(self, node: str) -> str:
+        """The name of a node's copy."""
+        return f"again{_number(self.copy)}_{node}"
+
+
+@dataclass(frozen=True)
+class Offload:
+    """A value goes to pinned host memory, and comes back for some of its users.
+
+    Legal for nodes that make one storage which is freed at some time; of a collective, its wait's value.
+
+    Attributes:
+        node: Who makes it, by name.
+        users: Who takes what comes back: all others run before the offload has completed.
+        views: Views of it that the users take, each behind those that it looks through: made again.
+        copy: Which offload of the node this is, from 1 on.
+    """
+
+    node: str
+    users: tuple[str, ...]
+    views: tuple[str, ...] = ()
+    copy: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of the launch to the host; its wait is ``<name>_wait``."""
+        return f"offload{_number(self.copy)}_{self.node}"
+
+    @property
+    def back(self) -> str:
+        """Of the launch back; its wait is ``<back>_wait``."""
+        return self.new_name(self.node)
+
+    def new_name(self, node: str) -> str:
+        """The name of a view's copy."""
+        return f"reload{_number(self.copy)}_{node}"
+
+
+def _number(copy: int) -> str:
+    return "" if copy == 1 else str(copy)
+
+
+Rewrite = Bucket | Split | Stream | Keep | Regather | Recompute | Offload
 """They are done in the order in which they are listed; what one makes may be a ``Stream``'s collective."""
 
 
@@ -153,6 +223,8 @@ _CLASSES: Mapping[str, Callable[..., Rewrite]] = {
     "stream": Stream,
     "keep": Keep,
     "regather": Regather,
+    "recompute": Recompute,
+    "offload": Offload,
 }
 
 

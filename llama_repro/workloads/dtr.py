@@ -41,7 +41,7 @@ class _Simulation:
         self.clock_us = 0.0
         self.time_limit_us = THRASHING * sum(node.time_us for node in problem.nodes)
         self.uses_left = Counter(s for node in problem.nodes for s in node.use)
-        self.evictable = _made_by_forward(problem)
+        self.evictable = made_by_forward(problem)
         self.beside = _neighbours(problem, self.evictable)
         self.accessed_us: dict[StorageId, float] = {}  # of what is resident
         for node in problem.nodes:
@@ -142,7 +142,7 @@ class _Simulation:
         return sum(self.problem.storages[s].bytes for s in storages)
 
 
-def _made_by_forward(problem: Problem) -> frozenset[StorageId]:
+def made_by_forward(problem: Problem) -> frozenset[StorageId]:
     """What compute makes of the inputs of forward alone: nothing that a tangent goes into."""
     backward: set[NodeId] = set()
     for v, node in enumerate(problem.nodes):

@@ -1,9 +1,9 @@
 """What it takes to have a storage again at a place: nothing, a longer life, or its maker run again, and so on back.
 
-    need(s, q)    s is live at q               nothing
-                  its part before could last   where that is not over the limit: it does
-                  its part behind is a copy's  that copy may run sooner, at q
-                  its maker may run again      at q, if all that it reads can be there: need(x, q) for each
+need(s, q)    s is live at q               nothing
+              its part before could last   where that is not over the limit: it does
+              its part behind is a copy's  that copy may run sooner, at q
+              its maker may run again      at q, if all that it reads can be there: need(x, q) for each
 """
 
 from typing import NamedTuple

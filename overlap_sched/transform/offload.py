@@ -55,9 +55,7 @@ def offloaded(draft: Draft, wanted: Offload, link: HostLink) -> None:
     there = draft.add(Node(f"{name}_wait", Kind.WAIT, (out,), (), (s,), op=WAIT, collective=out), last)
     back = (draft.storage(nbytes),)
     deps = (there,)
-    load = draft.add(
-        collective._replace(name=wanted.back, deps=deps, alloc=back, op=RELOAD, group=link.back), at
-    )
+    load = draft.add(collective._replace(name=wanted.back, deps=deps, alloc=back, op=RELOAD, group=link.back), at)
     here = draft.add(Node(f"{wanted.back}_wait", Kind.WAIT, (load,), (), back, op=WAIT, collective=load), at)
     new, house = {source: here}, {s: back[0]}
     for w in views:

@@ -17,7 +17,18 @@ from overlap_sched.problem.node import LAUNCH, StorageId
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.rewrites import Recompute
 
-_RANDOM = ("bernoulli", "dropout", "exponential", "multinomial", "normal", "poisson", "rand", "rrelu", "seed", "uniform")
+_RANDOM = (
+    "bernoulli",
+    "dropout",
+    "exponential",
+    "multinomial",
+    "normal",
+    "poisson",
+    "rand",
+    "rrelu",
+    "seed",
+    "uniform",
+)
 """Parts of names of operators that draw random numbers, or hand out seeds."""
 
 
@@ -80,7 +91,9 @@ def is_view(node: Node) -> bool:
     return node.kind is Kind.COMPUTE and not node.alloc and not node.time_us and not writes(node)
 
 
-def check_users(draft: Draft, what: str, names: Sequence[str], ids: Sequence[NodeId], users: Sequence[str]) -> list[int]:
+def check_users(
+    draft: Draft, what: str, names: Sequence[str], ids: Sequence[NodeId], users: Sequence[str]
+) -> list[int]:
     """Draft ids of the users: each takes one of the nodes, and some other node does, too.
 
     Raises:

@@ -76,12 +76,13 @@ def test_gradients_do_not_pile_up() -> None:
 
 def test_an_update_comes_behind_all_that_reads_the_weight() -> None:
     step = with_updates(joint_graph(TINY))
-    done: set[int] = set()
+    updated: set[int] = set()
     for node in step.graph.nodes:
-        read = {n.meta["val"].untyped_storage()._cdata for n in node.all_input_nodes if n.op != "output"}
-        assert node.op == "output" or not read & done
+        read = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
+        assert not {value.untyped_storage()._cdata for value in read} & updated
         if node.target is torch.ops.aten.add_.Tensor:
-            done.add(node.args[0].meta["val"].untyped_storage()._cdata)
+            updated.add(node.args[0].meta["val"].untyped_storage()._cdata)
+    assert len(updated) == 12
 
 
 def test_steps_are_priced_for_the_device_of_their_type() -> None:

@@ -1,0 +1,229 @@
+"""Plans within a limit: values chosen along an order, the problem rewritten, ordered by the scheduler, judged.
+
+::
+
+    orders to start from     the original; the best found without rewrites; the one with the lowest peak
+      -> choices             what need not be kept, by several weights          greedy
+      -> rewrites            recompute and offload, as values                   emit, transform.apply
+      -> runs                a few policies of the list scheduler               scheduler
+      -> phases              all that the scheduler does, on the best           scheduler.pipeline
+      -> judged              valid, peak, step                                  judge
+
+The original graph in its best order is a plan, too. What is tried is counted, nothing timed.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from overlap_sched.analysis.relabel import relabelled
+from overlap_sched.errors import RewriteError
+from overlap_sched.fit.answer import FitPoint
+from overlap_sched.fit.emit import rewrites_of
+from overlap_sched.fit.greedy import Greedy
+from overlap_sched.fit.link_time import LinkTime
+from overlap_sched.fit.state import LiveState
+from overlap_sched.judge.validate import measure, violation
+from overlap_sched.options import Options
+from overlap_sched.peak_memory.best import best_order
+from overlap_sched.problem import Order, Problem
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.list_scheduler import list_schedule
+from overlap_sched.scheduler.pipeline import phases, schedule
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.offload import host_bytes
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Rewrite
+from overlap_sched.transform.trial import POLICIES
+
+AIMS = (1.0, 0.97, 0.92)
+"""Parts of the limit that choices aim at: what is left is room for the scheduler to hide what is in flight."""
+WEIGHTS = (0.05, 0.5)
+"""What a hidden microsecond of a copy to the host counts as, beside one of compute."""
+OVERSHOOT = 3
+"""How often choices are made anew, lower, where what they make is above the limit after all."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every plan shares.
+
+    Attributes:
+        problem: As it was. prices: of new nodes. options: of the scheduler.
+        kinds: What may be done: ``"recompute"``, ``"offload"``.
+        rerun: Names of nodes that may run again; ``None``: by operator.
+        host_limit_bytes: Pinned host memory at most; ``None``: no limit.
+        effort: How much is tried.
+    """
+
+    problem: Problem
+    prices: Prices
+    options: Options
+    kinds: tuple[str, ...]
+    rerun: frozenset[str] | None
+    host_limit_bytes: int | None
+    effort: int
+
+
+class Planner:
+    """Plans for one problem, and the frontier of all that were found.
+
+    Attributes:
+        original, without: See :class:`overlap_sched.fit.answer.Fit`.
+        points: The frontier: by ascending peak and descending step.
+        tried: How many plans were made.
+    """
+
+    def __init__(self, asked: Asked, before: Sequence[Rewrite] = (), tell: Callable[[str], None] = lambda text: None):
+        """Measure the graph as it is.
+
+        Args:
+            asked: What is asked for.
+            before: Rewrites that every plan begins with.
+            tell: Hears what is being done.
+        """
+        self.asked, self.before, self.tell = asked, tuple(before), tell
+        self.problem = apply(asked.problem, before, asked.prices) if before else asked.problem
+        self.options = replace(asked.options, rewrites=(), allocator="none", memory_model=asked.problem.memory_model)
+        self.points: list[FitPoint] = []
+        self.tried = 0
+        self.original = self._kept(point(self.before, self.problem, self.problem.original_order))
+        self.schedule: Schedule = schedule(self.problem, self.options)
+        self.without = self._kept(point(self.before, self.problem, self.schedule.order))
+
+    @cached_property
+    def lowest(self) -> Order:
+        """The order with the lowest peak that is found."""
+        self.tell("looking for the order with the lowest peak")
+        order = best_order(self.problem, effort=min(self.asked.effort, 1)).order
+        self._kept(point(self.before, self.problem, order))
+        return order
+
+    def within(self, limit_bytes: int) -> FitPoint | None:
+        """The shortest step known within a limit."""
+        fitting = [found for found in self.points if found.peak_bytes <= limit_bytes]
+        return min(fitting, key=lambda found: (found.step_us, found.peak_bytes), default=None)
+
+    def at(self, limit_bytes: int) -> FitPoint | None:
+        """Look for plans within a limit; the shortest known then. The graph as it is comes first, within the limit."""
+        self._unrewritten(limit_bytes)
+        best: tuple[float, Problem, Candidate, tuple[Rewrite, ...]] | None = None
+        for order in self._starts(limit_bytes):
+            problem = relabelled(self.problem, order)
+            for kinds, weight, aim in self._recipes():
+                found = self._chosen(problem, limit_bytes, int(limit_bytes * aim), kinds, weight)
+                if found is None:
+                    continue
+                rewrites, rewritten = found
+                ran = self._ran(rewritten, limit_bytes)
+                self.tried += 1
+                self._kept(point((*self.before, *rewrites), rewritten, ran.order))
+                if best is None or ran.step_us < best[0]:
+                    best = (ran.step_us, rewritten, ran, (*self.before, *rewrites))
+        if best is not None:
+            _, rewritten, ran, rewrites = best
+            task = Task(rewritten, replace(self.options, headroom=0, base="original"), limit_bytes)
+            better = phases(task, rewritten.original_order, task.measured(rewritten.original_order))
+            self._kept(point(rewrites, rewritten, better.order))
+        return self.within(limit_bytes)
+
+    def _unrewritten(self, limit_bytes: int) -> None:
+        """The graph as it is, in an order within the limit, where there is one."""
+        if self.within(limit_bytes) is not None or limit_bytes >= self.without.peak_bytes:
+            return
+        point_ = point(self.before, self.problem, self.lowest)
+        if point_.peak_bytes > limit_bytes:
+            return
+        problem = relabelled(self.problem, self.lowest)
+        task = Task(problem, replace(self.options, headroom=0, base="original"), limit_bytes)
+        found = phases(task, problem.original_order, task.measured(problem.original_order))
+        self._kept(point(self.before, problem, found.order))
+
+    def _starts(self, limit_bytes: int) -> Iterator[Order]:
+        """Orders to choose along, each once."""
+        known: list[Order] = []
+        for order in (self.problem.original_order, self.schedule.order, self.lowest):
+            if order not in known:
+                known.append(order)
+                yield order
+
+    def _recipes(self) -> Iterator[tuple[tuple[str, ...], float, float]]:
+        kinds = self.asked.kinds
+        aims = AIMS if self.problem.collectives or "offload" in kinds else AIMS[:1]
+        for aim in aims[: self.asked.effort + 1]:
+            for weight in WEIGHTS if set(kinds) >= {"recompute", "offload"} else WEIGHTS[:1]:
+                yield kinds, weight, aim
+
+    def _chosen(
+        self, problem: Problem, limit_bytes: int, aim_bytes: int, kinds: Collection[str], weight: float
+    ) -> tuple[tuple[Rewrite, ...], Problem] | None:
+        """Rewrites that bring an order within the limit, and the problem that they make; ``None``: none do."""
+        link = LinkTime(self.asked.prices.host, 0.0) if "offload" in kinds else None
+        for _ in range(OVERSHOOT):
+            state = LiveState(problem, aim_bytes, self.asked.rerun)
+            Greedy(state, link, self.asked.host_limit_bytes, kinds, weight).run()
+            rewrites = tuple(rewrites_of(state))
+            try:
+                rewritten = apply(problem, rewrites, self.asked.prices)
+            except RewriteError:
+                return None
+            peak = max(measure(rewritten, rewritten.original_order).profile)
+            if peak <= limit_bytes:
+                return rewrites, rewritten
+            self._kept(point((*self.before, *rewrites), rewritten, rewritten.original_order))
+            if not rewrites or int(state.profile.max()) > limit_bytes:
+                return None
+            aim_bytes -= peak - limit_bytes
+            link = LinkTime(self.asked.prices.host, 0.0) if link else None
+        return None
+
+    def _ran(self, problem: Problem, limit_bytes: int) -> Candidate:
+        """The best of a few runs within the limit."""
+        task = Task(problem, self.options, limit_bytes)
+        best = task.measured(problem.original_order)
+        if not problem.collectives:
+            return best
+        reference = Reference(problem, problem.original_order, task.live_ranges)
+        for policy in POLICIES:
+            run = list_schedule(reference, np.array(limit_bytes, dtype=np.int64), policy, (), best.step_us)
+            if isinstance(run, Candidate) and run.peak_bytes <= limit_bytes and run.beats(best):
+                best = run
+        return best
+
+    def _kept(self, new: FitPoint) -> FitPoint:
+        """Put a plan on the frontier, where it belongs there."""
+        limit = self.asked.host_limit_bytes
+        if limit is not None and new.host_bytes > limit:
+            return new
+        kept: list[FitPoint] = []
+        for found in sorted([*self.points, new], key=lambda found: (found.peak_bytes, found.step_us)):
+            if not kept or found.step_us < kept[-1].step_us * (1 - SAME_STEP):
+                kept.append(found)
+        self.points = kept
+        return new
+
+
+def point(rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitPoint:
+    """A plan as the judges see it.
+
+    Raises:
+        VerificationError: Its order is not valid: a bug.
+    """
+    broken = violation(problem, order)
+    if broken is not None:
+        from overlap_sched.errors import VerificationError
+
+        raise VerificationError(f"a plan for {problem.name!r} is not valid: {broken}. This is a bug: please report it.")
+    measured = measure(problem, order)
+    line = measured.timeline
+    return FitPoint(
+        rewrites, problem, tuple(order), line.step_us, line.exposed_us, max(measured.profile), host_bytes(problem, order)
+    )
+
+
+NEVER = math.inf

@@ -4,6 +4,7 @@
     scripts/fit_bench.py                            MAGIS's workloads: every way, and the published figures
     scripts/fit_bench.py ResNet BERT                only steps whose names contain one of these
     scripts/fit_bench.py --distributed              whole steps of torchtitan's models and forward graphs instead
+    scripts/fit_bench.py --solver 30                also the best recomputation that CP-SAT finds in 30 s at each budget
     scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
     scripts/fit_bench.py --fusion inductor          priced by the kernels that Inductor would make
     ... --record record.json                        also a dated record with hardware, versions and all points
@@ -27,7 +28,7 @@ from torch import fx
 from llama_repro import INSTANCES
 from llama_repro.harness.record import provenance, write_record
 from llama_repro.titan.models import MODELS
-from llama_repro.workloads.baselines import BASELINES, by_partitioner, reordered
+from llama_repro.workloads.baselines import BASELINES, by_partitioner, by_solver, reordered
 from llama_repro.workloads.models import WORKLOADS, Workload
 from llama_repro.workloads.ours import KINDS, PCIE_3, ours
 from llama_repro.workloads.points import Point, point
@@ -109,6 +110,9 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
         workload, joint = case.traced
         for way, baseline in BASELINES.items():
             yield made(way, case.original, partial(baseline, case.problem))
+        if options.solver:
+            way = f"recomputation by CP-SAT, {options.solver:g} s each"
+            yield made(way, case.original, lambda: by_solver(case.problem, options.solver))
         yield made("torch's partitioner", case.original, lambda: by_partitioner(workload, joint, options.fusion))
     yield made("ours", case.original, lambda: _ours(case, KINDS, options))
     yield from published_rows(case.problem.name)
@@ -131,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("steps", nargs="*", metavar="NAME", help="only steps whose names contain one of these")
     parser.add_argument("--distributed", action="store_true", help="torchtitan's steps and forward graphs instead")
     parser.add_argument("--ablation", action="store_true", help="each kind of rewrite taken away")
+    parser.add_argument(
+        "--solver", type=float, default=0.0, metavar="SECONDS", help="also CP-SAT, so long at each budget"
+    )
     parser.add_argument("--fusion", choices=["none", "inductor"], default="none", help="how kernels are priced")
     parser.add_argument("--effort", type=int, default=2, help="of our search (default: 2)")
     parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")

@@ -118,9 +118,7 @@ def fit_frontier(
         planner.at(limit)
     points = tuple(planner.points)
     return tuple(
-        Fit(
-            _best(planner, limit, None), planner.original, planner.without, limit, None, points, planner.tried
-        )
+        Fit(_best(planner, limit, None), planner.original, planner.without, limit, None, points, planner.tried)
         for limit in limits
     )
 

@@ -222,7 +222,13 @@ def point(rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitP
     measured = measure(problem, order)
     line = measured.timeline
     return FitPoint(
-        rewrites, problem, tuple(order), line.step_us, line.exposed_us, max(measured.profile), host_bytes(problem, order)
+        rewrites,
+        problem,
+        tuple(order),
+        line.step_us,
+        line.exposed_us,
+        max(measured.profile),
+        host_bytes(problem, order),
     )
 
 

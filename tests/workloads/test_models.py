@@ -6,7 +6,6 @@ torch = pytest.importorskip("torch")
 
 from llama_repro.workloads.models import WORKLOADS, Workload  # noqa: E402
 from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with_updates  # noqa: E402
-from llama_repro.workloads.transformer import language_model  # noqa: E402
 from overlap_sched.cost import RTX_3090, RTX_3090_TF32  # noqa: E402
 from overlap_sched.judge.liveness import peak_memory  # noqa: E402
 from tests.support.steps import TINY, run_step, tiny_inputs  # noqa: E402
@@ -93,9 +92,3 @@ def test_steps_are_priced_for_the_device_of_their_type() -> None:
     assert mm.time_us == RTX_3090_TF32.kernel_us
     fused = step_problem(TINY, with_updates(joint_graph(TINY)), "inductor")
     assert sum(node.time_us for node in fused.nodes) < sum(node.time_us for node in problem.nodes)
-
-
-def test_small_twins_have_the_nodes_of_the_large() -> None:
-    """The graph does not depend on sizes: what is tested on small tensors is what the table measures."""
-    small = Workload("small", lambda: language_model(12, 48, 12), (2, 8, 48), 0)
-    assert len(joint_graph(small).graph.nodes) == len(joint_graph(WORKLOADS[1]).graph.nodes)

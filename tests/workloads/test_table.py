@@ -1,6 +1,7 @@
 """The table and its rows, on a step that is traced in a moment."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from llama_repro.workloads import baselines  # noqa: E402
 from llama_repro.workloads.models import WORKLOADS  # noqa: E402
 from llama_repro.workloads.points import Point  # noqa: E402
 from llama_repro.workloads.published import DTR, MAGIS  # noqa: E402
@@ -51,9 +53,11 @@ def test_the_table_says_what_does_not_fit_and_what_is_not_published() -> None:
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = module_at(Path(__file__).parents[2] / "scripts" / "fit_bench.py")
     monkeypatch.setattr(module, "WORKLOADS", (TINY,))
+    monkeypatch.setattr(baselines, "BUDGETS", (0.2,))
     return module
 
 
+@pytest.mark.slow
 def test_all_ways_run_and_are_recorded(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["tin", "--effort", "0", "--record", str(tmp_path / "record.json")]) == 0
     shown = capsys.readouterr().out
@@ -61,21 +65,16 @@ def test_all_ways_run_and_are_recorded(script: ModuleType, tmp_path: Path, capsy
     record = json.loads((tmp_path / "record.json").read_text())
     ways = {made["way"]: made for made in record["rows"]}
     assert list(ways) == ["our order alone", "DTR", "torch's partitioner", "ours"]
-    for made in ways.values():
-        assert (made["original_bytes"], made["original_us"]) == (
-            ways["DTR"]["original_bytes"],
-            ways["DTR"]["original_us"],
-        )
-        assert min(made["peak_at"]) < 1.0
-        assert made["points"][-1]["step_us"] <= made["original_us"]
+    assert len({(made["original_bytes"], made["original_us"]) for made in ways.values()}) == 1
+    assert all(made["points"][-1]["step_us"] <= made["original_us"] for made in ways.values())
+    lowest = {way: min(found["peak_bytes"] for found in made["points"]) for way, made in ways.items()}
+    assert max(lowest[way] for way in ("DTR", "torch's partitioner", "ours")) < ways["DTR"]["original_bytes"]
     assert record["packages"]["torch"] == torch.__version__
 
 
 def test_wrong_weights_are_broken(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dataclasses import replace
-
     monkeypatch.setattr(script, "WORKLOADS", (replace(TINY, weights=7),))
     assert script.main(["no such step"]) == 1
     assert "BROKEN: tiny has not the weights that it should have" in capsys.readouterr().err

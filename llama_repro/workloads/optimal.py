@@ -134,7 +134,8 @@ class _Program:
 
     def hint(self, run: Sequence[NodeId]) -> None:
         """Begin with what runs again there."""
-        done, first = set(), {}
+        done: set[NodeId] = set()
+        first: dict[NodeId, NodeId] = {}
         at = 0
         for v in run:
             if v in done:

@@ -52,4 +52,4 @@ def _append(graph: fx.Graph, steps: fx.Graph, copies: dict[fx.Node, fx.Node]) ->
 def _returned(graph_module: fx.GraphModule) -> Sequence[fx.Node]:
     values = graph_module.graph.output_node().args[0]
     assert isinstance(values, Sequence)
-    return values  # type: ignore[return-value]  # as AOTAutograd makes them: nodes, or None for an input without gradient
+    return values

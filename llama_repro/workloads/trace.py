@@ -7,6 +7,7 @@ by operator as eager PyTorch runs them.
 """
 
 import copy
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -43,8 +44,39 @@ def joint_graph(workload: Workload) -> fx.GraphModule:
     assert isinstance(joint, fx.GraphModule)
     for check in joint.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         joint.graph.erase_node(check)  # of types only, and of nothing that runs
+    _split_convolutions(joint.graph)
     joint.graph.eliminate_dead_code()
     return joint
+
+
+def _split_convolutions(graph: fx.Graph) -> None:
+    """The gradients of a convolution's input and of its weight are two steps, as in MAGIS (and in cuDNN).
+
+    The gradient of the input needs no input, only its shape: ``torch.nn.grad.conv2d_input`` gives the operator one
+    element that is expanded, and so does this.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default):
+        gradient, given, *rest, mask = node.args
+        for part in list(node.users):
+            assert part.target is operator.getitem, "an operator that returns three tensors is indexed"
+            which = part.args[1]
+            if not mask[which]:
+                continue
+            with graph.inserting_before(part):
+                image = _shape_of(graph, given, gradient) if which == 0 else given
+                alone = graph.call_function(node.target, (gradient, image, *rest, [k == which for k in range(3)]))
+            alone.meta["val"] = tuple(value if k == which else None for k, value in enumerate(node.meta["val"]))
+            part.update_arg(0, alone)
+
+
+def _shape_of(graph: fx.Graph, given: fx.Node, like: fx.Node) -> fx.Node:
+    """A value of this shape that takes one element."""
+    element = graph.call_function(torch.ops.aten.new_empty.default, (like, [1]))
+    element.meta["val"] = like.meta["val"].new_empty([1])
+    shape = list(given.meta["val"].shape)
+    expanded = graph.call_function(torch.ops.aten.expand.default, (element, shape))
+    expanded.meta["val"] = element.meta["val"].expand(shape)
+    return expanded
 
 
 def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:

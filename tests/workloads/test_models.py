@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from llama_repro.workloads.convolutions import UNet, repeated_pixels  # noqa: E402
 from llama_repro.workloads.models import WORKLOADS, Workload  # noqa: E402
 from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with_updates  # noqa: E402
 from overlap_sched.cost import RTX_3090, RTX_3090_TF32  # noqa: E402
@@ -92,3 +93,27 @@ def test_steps_are_priced_for_the_device_of_their_type() -> None:
     assert mm.time_us == RTX_3090_TF32.kernel_us
     fused = step_problem(TINY, with_updates(joint_graph(TINY)), "inductor")
     assert sum(node.time_us for node in fused.nodes) < sum(node.time_us for node in problem.nodes)
+
+
+def test_gradients_of_convolutions_are_steps_of_their_own() -> None:
+    small = Workload("small", UNet, (2, 1, 32, 32), 0)
+    step = with_updates(joint_graph(small))
+    masks = [node.args[-1] for node in step.graph.nodes if node.target is torch.ops.aten.convolution_backward.default]
+    assert masks.count([False, True, False]) == 20
+    assert masks.count([True, False, False]) == 19  # none for the image
+    torch.manual_seed(0)
+    model = small.build()
+    weights = [weight.detach().clone() for weight in model.parameters()]
+    batch = [torch.randn(small.shape), torch.randn(small.shape)]
+    loss = run_step(step, weights, batch)
+    expected = ((model(batch[0]) - batch[1]) ** 2).sum()
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    for mine, after in zip(model.parameters(), weights, strict=True):
+        assert mine.grad is not None
+        torch.testing.assert_close(mine.detach() - 0.01 * mine.grad, after)
+
+
+def test_pixels_are_repeated_as_nearest_does() -> None:
+    images = torch.randn(2, 3, 4, 5)
+    assert torch.equal(repeated_pixels(images), torch.nn.functional.interpolate(images, scale_factor=2, mode="nearest"))

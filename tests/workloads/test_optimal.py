@@ -11,7 +11,7 @@ from tests.support.steps_of_chains import chain
 
 pytest.importorskip("ortools")
 
-from llama_repro.workloads.optimal import UNIT_BYTES, fastest  # noqa: E402
+from llama_repro.workloads.optimal import UNIT_BYTES, fastest
 
 MB = UNIT_BYTES
 SIZES = (20 * MB, 30 * MB, 10 * MB, 25 * MB, 5 * MB)

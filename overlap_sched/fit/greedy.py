@@ -8,6 +8,7 @@ rounds, each with all values anew.
 """
 
 import heapq
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -156,16 +157,17 @@ class Greedy:
         if taken <= 0:
             return None
         best: Choice | None = None
+        if "offload" in self.kinds and self.link is not None and gap.part.source is None:
+            best = self._offload(gap, begin)
         if "recompute" in self.kinds:
             spare = int(LONGER * taken)
             copy = self._copy_there(gap)
-            price = FREE if copy is not None else Remake(state, spare).again(state.problem.allocator[s], until)
+            most_us = math.inf if best is None else taken / best.score
+            price = FREE if copy is not None else Remake(state, spare, most_us).again(state.problem.allocator[s], until)
             if price is not None and taken > price.excess:
-                best = Choice(gap, _score(taken, price), copy, None, spare)
-        if "offload" in self.kinds and self.link is not None and gap.part.source is None:
-            offload = self._offload(gap, begin)
-            if offload is not None and (best is None or offload.score > best.score):
-                best = offload
+                score = _score(taken, price)
+                if best is None or score >= best.score:
+                    best = Choice(gap, score, copy, None, spare)
         return best
 
     def _copy_there(self, gap: Gap) -> Again | None:

@@ -45,6 +45,8 @@ AIMS = (1.0, 0.97, 0.92)
 """Parts of the limit that choices aim at: what is left is room for the scheduler to hide what is in flight."""
 WEIGHTS = (0.05, 0.5)
 """What a hidden microsecond of a copy to the host counts as, beside one of compute."""
+LARGE = 4_000
+"""Graphs of more nodes are not searched for the lowest peak, only ordered by the simple ways, and only where needed."""
 OVERSHOOT = 3
 """How often choices are made anew, lower, where what they make is above the limit after all."""
 
@@ -100,7 +102,8 @@ class Planner:
     def lowest(self) -> Order:
         """The order with the lowest peak that is found."""
         self.tell("looking for the order with the lowest peak")
-        order = best_order(self.problem, effort=min(self.asked.effort, 1)).order
+        effort = min(self.asked.effort, 1) if len(self.problem.nodes) <= LARGE else 0
+        order = best_order(self.problem, effort=effort).order
         self._kept(point(self.before, self.problem, order))
         return order
 
@@ -113,9 +116,12 @@ class Planner:
         """Look for plans within a limit; the shortest known then. The graph as it is comes first, within the limit."""
         self._unrewritten(limit_bytes)
         best: tuple[float, Problem, Candidate, tuple[Rewrite, ...]] | None = None
-        for order in self._starts(limit_bytes):
+        recipes = list(self._recipes())
+        for k, order in enumerate(self._starts()):
+            if k and best is not None and len(self.problem.nodes) > LARGE:
+                break
             problem = relabelled(self.problem, order)
-            for kinds, weight, aim in self._recipes():
+            for kinds, weight, aim in recipes:
                 found = self._chosen(problem, limit_bytes, int(limit_bytes * aim), kinds, weight)
                 if found is None:
                     continue
@@ -136,6 +142,8 @@ class Planner:
         """The graph as it is, in an order within the limit, where there is one."""
         if self.within(limit_bytes) is not None or limit_bytes >= self.without.peak_bytes:
             return
+        if len(self.problem.nodes) > LARGE and self.asked.kinds:
+            return
         point_ = point(self.before, self.problem, self.lowest)
         if point_.peak_bytes > limit_bytes:
             return
@@ -144,13 +152,11 @@ class Planner:
         found = phases(task, problem.original_order, task.measured(problem.original_order))
         self._kept(point(self.before, problem, found.order))
 
-    def _starts(self, limit_bytes: int) -> Iterator[Order]:
-        """Orders to choose along, each once."""
-        known: list[Order] = []
-        for order in (self.problem.original_order, self.schedule.order, self.lowest):
-            if order not in known:
-                known.append(order)
-                yield order
+    def _starts(self) -> Iterator[Order]:
+        """Orders to choose along: the original, the one with the lowest peak where that is another."""
+        yield self.problem.original_order
+        if self.lowest != self.problem.original_order:
+            yield self.lowest
 
     def _recipes(self) -> Iterator[tuple[tuple[str, ...], float, float]]:
         kinds = self.asked.kinds

@@ -6,6 +6,7 @@ need(s, q)    s is live at q               nothing
               its maker may run again      at q, if all that it reads can be there: need(x, q) for each
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ from overlap_sched.fit.state import Again, Bytes, LiveState, Part
 from overlap_sched.problem import NodeId, Position
 from overlap_sched.problem.node import StorageId
 
-LONGEST = 400
+LONGEST = 60
 """Nodes that run again for one value, at most."""
-DEEPEST = 80
+DEEPEST = 30
 """How far back they go."""
 
 
@@ -33,25 +34,29 @@ FREE = Price(0.0, 0)
 class Remake:
     """One question to a state; ``commit`` does what the answer says."""
 
-    def __init__(self, state: LiveState, spare: int, commit: bool = False) -> None:
+    def __init__(self, state: LiveState, spare: int, most_us: float = math.inf, commit: bool = False) -> None:
         """Ask, or do.
 
         Args:
             state: Changed only where ``commit``.
             spare: Bytes times places above the limit that a longer life may cost before its maker rather runs again.
+            most_us: What takes longer is not asked for any further.
             commit: Do it.
         """
-        self.state, self.spare, self.commit = state, spare, commit
+        self.state, self.spare, self.most_us, self.commit = state, spare, most_us, commit
         self._seen: dict[StorageId, None] = {}
-        self._nodes = 0
+        self._nodes, self._us = 0, 0.0
 
     def again(self, v: NodeId, at: Position, depth: int = 0) -> Price | None:
         """What it takes to run a node again just before a place; ``None``: it cannot be."""
         state = self.state
         self._nodes += 1
-        if not state.may_run_again[v] or (not self.commit and (depth > DEEPEST or self._nodes > LONGEST)):
-            return None
         node = state.problem.nodes[v]
+        self._us += node.time_us
+        if not state.may_run_again[v]:
+            return None
+        if not self.commit and (depth > DEEPEST or self._nodes > LONGEST or self._us > self.most_us):
+            return None
         us, excess = node.time_us, 0
         for s in node.use:
             if state.written_between(s, v, at):
@@ -137,6 +142,9 @@ def added(state: LiveState, first: Position, last: Position, nbytes: int) -> int
     """What so many more bytes at each of these places add above the limit, in bytes times places."""
     if first > last or not nbytes:
         return 0
+    if first == last:
+        one = int(state.profile[first]) - state.limit_bytes
+        return max(one + nbytes, 0) - max(one, 0)
     there: Bytes = state.profile[first : last + 1] - state.limit_bytes
     if int(there.max()) + nbytes <= 0:
         return 0

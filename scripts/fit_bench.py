@@ -6,7 +6,6 @@
     scripts/fit_bench.py --distributed              whole steps of torchtitan's models and forward graphs instead
     scripts/fit_bench.py --solver 30                also the best recomputation that CP-SAT finds in 30 s at each budget
     scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
-    scripts/fit_bench.py --fusion inductor          priced by the kernels that Inductor would make
     ... --record record.json                        also a dated record with hardware, versions and all points
 
 Steps are traced without a GPU and priced for an RTX 3090 (the distributed ones: as their files are, for H100s).
@@ -87,7 +86,7 @@ def _workloads(options: argparse.Namespace) -> Iterator[Case]:
     for workload in WORKLOADS:
         if _wanted(workload.name, options):
             joint = joint_graph(workload)
-            problem = step_problem(workload, with_updates(copy_of(joint)), options.fusion)
+            problem = step_problem(workload, with_updates(copy_of(joint)))
             prices = Prices(Roofline(workload.device), host=PCIE_3)
             yield Case(problem, prices, point(problem), (workload, joint))
 
@@ -113,7 +112,7 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
         if options.solver:
             way = f"recomputation by CP-SAT, {options.solver:g} s each"
             yield made(way, case.original, lambda: by_solver(case.problem, options.solver))
-        yield made("torch's partitioner", case.original, lambda: by_partitioner(workload, joint, options.fusion))
+        yield made("torch's partitioner", case.original, lambda: by_partitioner(workload, joint))
     yield made("ours", case.original, lambda: _ours(case, KINDS, options))
     yield from published_rows(case.problem.name)
 
@@ -138,7 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--solver", type=float, default=0.0, metavar="SECONDS", help="also CP-SAT, so long at each budget"
     )
-    parser.add_argument("--fusion", choices=["none", "inductor"], default="none", help="how kernels are priced")
     parser.add_argument("--effort", type=int, default=2, help="of our search (default: 2)")
     parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")
     return parser

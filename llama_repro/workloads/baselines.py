@@ -12,7 +12,6 @@ from llama_repro.workloads.partitioner import BUDGETS, partitioned
 from llama_repro.workloads.points import Point, point
 from llama_repro.workloads.repeats import repeated
 from llama_repro.workloads.trace import step_problem, with_updates
-from overlap_sched.fx.costs import Fusion
 from overlap_sched.peak_memory import best_order
 from overlap_sched.problem import Problem
 
@@ -39,10 +38,10 @@ def rematerialized(problem: Problem) -> Iterator[Point]:
             continue
 
 
-def by_partitioner(workload: Workload, joint: fx.GraphModule, fusion: Fusion = "none") -> Iterator[Point]:
+def by_partitioner(workload: Workload, joint: fx.GraphModule) -> Iterator[Point]:
     """What torch's partitioner makes of it at all budgets."""
     for budget in BUDGETS:
-        yield point(step_problem(workload, with_updates(partitioned(joint, budget)), fusion))
+        yield point(step_problem(workload, with_updates(partitioned(joint, budget))))
 
 
 def by_solver(problem: Problem, time_limit_s: float) -> Iterator[Point]:

@@ -6,6 +6,7 @@
     scripts/fit_bench.py --distributed              whole steps of torchtitan's models and forward graphs instead
     scripts/fit_bench.py --solver 30                also the best recomputation that CP-SAT finds in 30 s at each budget
     scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
+    scripts/fit_bench.py --show record.json ...     the table of records, without measuring anything
     ... --record record.json                        also a dated record with hardware, versions and all points
 
 Steps are traced without a GPU and priced for an RTX 3090 (the distributed ones: as their files are, for H100s).
@@ -25,16 +26,17 @@ import torch
 from torch import fx
 
 from llama_repro import INSTANCES
-from llama_repro.harness.record import provenance, write_record
+from llama_repro.harness.record import provenance, read_record, write_record
 from llama_repro.titan.models import MODELS
 from llama_repro.workloads.baselines import BASELINES, by_partitioner, by_solver, reordered
 from llama_repro.workloads.models import WORKLOADS, Workload
-from llama_repro.workloads.ours import KINDS, PCIE_3, ours
+from llama_repro.workloads.ours import PCIE_3, ours
 from llama_repro.workloads.points import Point, point
-from llama_repro.workloads.rows import FitRow, published_rows, row
+from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, row
 from llama_repro.workloads.tables import fit_table
 from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with_updates
 from overlap_sched.cost import Roofline
+from overlap_sched.fit.fit import KINDS
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
@@ -58,6 +60,9 @@ class Case:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; returns the exit status."""
     options = _parser().parse_args(arguments)
+    if options.show:
+        print(fit_table([made for path in options.show for made in recorded_rows(read_record(path))]))
+        return 0
     broken = [w.name for w in WORKLOADS if _weights(w) != w.weights]
     rows: list[FitRow] = []
     for case in _distributed(options) if options.distributed else _workloads(options):
@@ -138,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         "--solver", type=float, default=0.0, metavar="SECONDS", help="also CP-SAT, so long at each budget"
     )
     parser.add_argument("--effort", type=int, default=2, help="of our search (default: 2)")
+    parser.add_argument("--show", type=Path, nargs="+", metavar="RECORD", help="print the table of records")
     parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")
     return parser
 

@@ -1,7 +1,8 @@
 """Rows of the table: one way to run one step, and what it costs at the memory limits and reaches at the slowdowns."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from llama_repro.workloads.points import Point, peak_at, slowdown_at
 from llama_repro.workloads.published import DTR, MAGIS, Published
@@ -73,3 +74,10 @@ def published_rows(step: str) -> Iterator[FitRow]:
 def _published(step: str, way: str, figures: Published) -> FitRow:
     slowdowns, peaks = (figures.slowdown_at_80, None, figures.slowdown_at_40), (figures.peak_at_5, figures.peak_at_10)
     return FitRow(step, 0, way, 0, 0.0, slowdowns, peaks, 0.0)
+
+
+def recorded_rows(record: Mapping[str, Any]) -> Iterator[FitRow]:
+    """The rows of a record (:func:`llama_repro.harness.record.read_record`)."""
+    for made in record["rows"]:
+        points = tuple(Point(**point) for point in made["points"])
+        yield FitRow(**{**made, "points": points})

@@ -8,8 +8,8 @@ from llama_repro.workloads.rows import LIMITS, SLOWDOWNS, FitRow
 HEADS = (
     "step",
     "way",
-    *(f"slowdown at {limit:.0%} of the peak" for limit in LIMITS),
-    *(f"peak at {slowdown:.0%} slowdown" for slowdown in SLOWDOWNS),
+    *(f"slowdown at {100 * limit:.0f} % of the peak" for limit in LIMITS),
+    *(f"peak at {100 * slowdown:.0f} % slowdown" for slowdown in SLOWDOWNS),
     "seconds",
 )
 

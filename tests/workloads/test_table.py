@@ -41,6 +41,7 @@ def test_a_row_reads_its_figures_off_points_and_the_original() -> None:
 def test_the_table_says_what_does_not_fit_and_what_is_not_published() -> None:
     mine = row("U-Net++", 1234, "ours", Point(2**30, 2000.0), lambda: [Point(2**29, 2100.0)])
     lines = fit_table([mine, *published_rows("U-Net++")]).splitlines()
+    assert lines[0].startswith("| step | way | slowdown at 80 % of the peak | slowdown at 60 % of the peak | ")
     assert lines[2:] == [
         "| U-Net++: 1,234 nodes, 1.0 GiB, 2 ms | **ours** | +5.0 % | +5.0 % | does not fit | 50.0 % | 50.0 % | 0 |",
         "|  | DTR, measured by MAGIS | +3.4 % |  | does not fit | 74.9 % | 70.0 % |  |",
@@ -70,6 +71,8 @@ def test_all_ways_run_and_are_recorded(script: ModuleType, tmp_path: Path, capsy
     lowest = {way: min(found["peak_bytes"] for found in made["points"]) for way, made in ways.items()}
     assert max(lowest[way] for way in ("DTR", "torch's partitioner", "ours")) < ways["DTR"]["original_bytes"]
     assert record["packages"]["torch"] == torch.__version__
+    assert script.main(["--show", str(tmp_path / "record.json")]) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_wrong_weights_are_broken(

@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import fx  # noqa: E402
+
 from llama_repro.workloads.convolutions import UNet, repeated_pixels  # noqa: E402
 from llama_repro.workloads.models import WORKLOADS, Workload  # noqa: E402
 from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with_updates  # noqa: E402
@@ -85,6 +87,21 @@ def test_an_update_comes_behind_all_that_reads_the_weight() -> None:
     assert len(updated) == 12
 
 
+def test_an_update_waits_for_a_later_view_of_the_weight() -> None:
+    graph = fx.Graph()
+    weight, given, tangent = (graph.placeholder(name) for name in ("primals_1", "primals_2", "tangents_1"))
+    gradient = graph.call_function(torch.ops.aten.mul.Tensor, (given, tangent))
+    view = graph.call_function(torch.ops.aten.view.default, (weight, [4]))
+    loss = graph.call_function(torch.ops.aten.sum.default, (view,))
+    graph.output((loss, gradient, None))
+    value = torch.zeros(2, 2)
+    for node in graph.nodes:
+        node.meta["val"] = torch.zeros(2, 2)
+    weight.meta["val"], view.meta["val"] = value, value.view(4)
+    step = with_updates(fx.GraphModule(torch.nn.Module(), graph))
+    assert [node.name for node in step.graph.nodes][-4:] == ["view_default", "sum_default", "add__tensor", "output"]
+
+
 def test_steps_are_priced_for_the_device_of_their_type() -> None:
     assert [w.device for w in WORKLOADS] == [RTX_3090_TF32] * 5 + [RTX_3090] * 2
     problem = step_problem(TINY, with_updates(joint_graph(TINY)))
@@ -94,7 +111,7 @@ def test_steps_are_priced_for_the_device_of_their_type() -> None:
 
 
 def test_gradients_of_convolutions_are_steps_of_their_own() -> None:
-    small = Workload("small", UNet, (2, 1, 32, 32), 0)
+    small = Workload("small", UNet, (1, 1, 16, 16), 0)
     step = with_updates(joint_graph(small))
     masks = [node.args[-1] for node in step.graph.nodes if node.target is torch.ops.aten.convolution_backward.default]
     assert masks.count([False, True, False]) == 20

@@ -1,11 +1,11 @@
 """Forward and backward of a chain, by hand: what recomputation is tested on."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from overlap_sched.problem import Kind, Node, Problem, Storage
 
 
-def chain(sizes: Sequence[int], times: Sequence[float] | None = None) -> Problem:
+def chain(sizes: Sequence[int], times: Sequence[float] | None = None, saved: Collection[int] | None = None) -> Problem:
     """``f0`` to ``fn`` make values of these sizes, each of the one before; ``bn`` to ``b0`` take gradient and value.
 
     ::
@@ -13,7 +13,7 @@ def chain(sizes: Sequence[int], times: Sequence[float] | None = None) -> Problem
         weight, tangents_1, f0, ..., fn, bn (fn-1 and gradient) ..., b0 (gradient), output
 
     ``bk`` takes the value of ``fk-1`` and the gradient of ``fk``, and makes the gradient of ``fk-1``, one byte large.
-    Nodes take 10 us, or ``times`` (of ``f0`` to ``fn``).
+    Nodes take 10 us, or ``times`` (of ``f0`` to ``fn``). Backward takes the values in ``saved``, by default all.
     """
     n = len(sizes)
     nodes = [Node("weight", Kind.INPUT, alloc=(0,)), Node("tangents_1", Kind.INPUT, alloc=(1,))]
@@ -29,7 +29,7 @@ def chain(sizes: Sequence[int], times: Sequence[float] | None = None) -> Problem
     gradient, maker = 1, 1
     for k in reversed(range(n)):
         storages.append(Storage(1))
-        value = (made[k - 1],) if k else ()
+        value = (made[k - 1],) if k and (saved is None or k - 1 in saved) else ()
         deps = tuple(sorted({maker, *((1 + k,) if k else (0,)), n + 1}))
         nodes.append(Node(f"b{k}", Kind.COMPUTE, deps, (len(storages) - 1,), (gradient, *value), 10.0, f"b{k}"))
         gradient, maker = len(storages) - 1, len(nodes) - 1

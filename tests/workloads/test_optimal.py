@@ -54,3 +54,13 @@ def test_what_cannot_fit_is_proven() -> None:
 def test_within_the_original_peak_nothing_runs_again() -> None:
     problem = chain(SIZES)
     assert fastest(problem, 200 * MB, 30.0).run == list(problem.original_order)
+
+
+def test_what_is_only_there_to_make_the_next_one_is_made_again_for_it() -> None:
+    sizes = [5 * MB, 60 * MB, 50 * MB, 50 * MB, 50 * MB]
+    problem = chain(sizes, [10.0, 10.0, 10.0, 100.0, 10.0], saved=[0, 2, 3])  # f3 is too dear, and f1 too large to keep
+    found = fastest(problem, 120 * MB, 30.0)
+    assert found.run is not None
+    assert point(repeated(problem, found.run)).peak_bytes <= 120 * MB
+    names = [problem.nodes[v].name for v in found.run]
+    assert [name for at, name in enumerate(names) if name in names[:at]] == ["f1", "f2"]

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from overlap_sched.cli import calibrate, diff, explain, frontier, memory, plan, report, robust, schemas, whatif
+from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, plan, report, robust, schemas, whatif
 from overlap_sched.cli.input_arguments import add_input_options, add_reading_options
 from overlap_sched.cli.version import version_text
 from overlap_sched.options import Base, Options
@@ -48,6 +48,8 @@ def command_parser() -> argparse.ArgumentParser:
         _scheduler(commands, "plan", "find an order; print step, exposed time and memory before and after")
     )
     frontier.add_options(_scheduler(commands, "frontier", "find the shortest step for each peak memory"))
+    what = "recompute and offload so that a step fits into less memory, at the shortest step that is found"
+    fit.add_options(_reader(commands, "fit", what))
     robust.add_options(_scheduler(commands, "robust", "replay each order with predicted times that are wrong"))
     whatif.add_options(
         _scheduler(commands, "whatif", "say what another network, device or number of ranks would bring")

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from rich.console import Console, RenderableType
 
-from overlap_sched.cli import calibrate, diff, explain, frontier, memory, plan, report, robust, whatif
+from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, plan, report, robust, whatif
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
@@ -168,6 +168,20 @@ def _frontier(options: argparse.Namespace) -> int:
     return _answered(options, frontier)
 
 
+def _fit(options: argparse.Namespace) -> int:
+    """``fit``: see :mod:`overlap_sched.cli.fit`; what ``--save-problem`` writes is the rewritten graph."""
+    request = fit.request_of(options)
+    with progress() as tell:
+        found, shown = fit.answer(request, _read(options, tell, saves=False), tell)
+        if options.save_problem:
+            tell(f"writing {options.save_problem}")
+            save(found.best.problem, options.save_problem, redact=options.redact)
+        elif options.out and found.best.rewrites:
+            _complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
+    _print(shown)
+    return FINE if found.fell_back is None else FELL_BACK
+
+
 def _robust(options: argparse.Namespace) -> int:
     """``robust``: see :mod:`overlap_sched.cli.robust`."""
     return _answered(options, robust)
@@ -253,6 +267,7 @@ def _one_line_warnings() -> Iterator[None]:
 _COMMANDS = {
     "plan": _plan,
     "frontier": _frontier,
+    "fit": _fit,
     "robust": _robust,
     "whatif": _whatif,
     "explain": _explain,

@@ -135,7 +135,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
         from overlap_sched.fx.profile import lifted_with_profile
-        from overlap_sched.fx.rewrites import alike_of
+        from overlap_sched.fx.rewrites import alike_of, rerunnable
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
@@ -178,7 +178,8 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     priced_for = PricedFor(on.name, None if cluster is None else cluster.name, fusion)
     model = Roofline(device) if cluster is None else model_of(cluster)
     alike = alike_of(dump.gm) if source.prices_anew else None
-    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, priced_for, model, alike)
+    rerun = rerunnable(dump.gm) if source.prices_anew else None
+    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, priced_for, model, alike, rerun)
 
 
 def _cluster(source: Source, device: Device) -> Cluster | None:

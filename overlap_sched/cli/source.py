@@ -86,6 +86,7 @@ class Loaded:
         model: Of a dump, what priced it; ``None``: the times are a file's.
         alike: Of a dump, what collectives must share to be bucketed (:func:`overlap_sched.fx.rewrites.alike_of`);
             ``None``: it is not known.
+        rerun: Of a dump, nodes that may run again (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: not known.
     """
 
     problem: Problem
@@ -95,6 +96,7 @@ class Loaded:
     priced_for: PricedFor | None = None
     model: CostModel | None = None
     alike: Mapping[str, str] | None = None
+    rerun: frozenset[str] | None = None
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -115,7 +117,7 @@ def source_of(options: argparse.Namespace) -> Source:
         cluster=options.cluster,
         mesh=tuple(options.mesh or ()),
         cluster_contention=not options.no_contention,
-        prices_anew=options.command == "whatif" or bool(rewrites_of(options)),
+        prices_anew=options.command in ("fit", "whatif") or bool(rewrites_of(options)),
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
         traces=tuple(options.profile),

@@ -28,7 +28,8 @@ class _Emitter:
         copies = [(copy.at, copy.node, copy) for of_one in state.copies.values() for copy in of_one]
         reloads = [(reload.at, state.problem.allocator[reload.storage], reload) for reload in state.reloads]
         made: list[Recompute | Offload] = []
-        for _, _, one in sorted([*copies, *reloads], key=lambda it: it[:2], reverse=True):
+        events: list[tuple[int, NodeId, Again | Reload]] = [*copies, *reloads]
+        for _, _, one in sorted(events, key=lambda it: it[:2], reverse=True):
             found = self._recompute(one) if isinstance(one, Again) else self._offload(one)
             if found is not None:
                 made.append(found)

@@ -2,11 +2,10 @@
 
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
-from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fit.answer import Fit, FitPoint
-from overlap_sched.fit.planner import Asked, Planner, point
+from overlap_sched.fit.planner import Asked, Planner
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.transform.prices import Prices
@@ -60,6 +59,7 @@ def fit(
         VerificationError: With ``options.strict``: what would otherwise be the reason for falling back.
     """
     _check(memory_limit_bytes, max_slowdown, kinds, host_limit_bytes, effort)
+    _check_model(problem)
     wanted = options or Options()
     known = None if rerun is None else frozenset(rerun)
     ordered = tuple(kind for kind in KINDS if kind in kinds)
@@ -109,6 +109,7 @@ def fit_frontier(
         As :func:`fit`.
     """
     _check(0, None, kinds, host_limit_bytes, effort)
+    _check_model(problem)
     known = None if rerun is None else frozenset(rerun)
     ordered = tuple(kind for kind in KINDS if kind in kinds)
     asked = Asked(problem, prices, options or Options(), ordered, known, host_limit_bytes, effort)
@@ -143,8 +144,6 @@ def _answer(planner: Planner, limit_bytes: int | None, limit_us: float | None) -
 
 def _with(planner: Planner, one: Rewrite, limit_bytes: int | None, limit_us: float | None) -> Planner:
     """The planner with one more rewrite, where the answer is better with it."""
-    from overlap_sched.errors import RewriteError
-
     try:
         other = Planner(planner.asked, (*planner.before, one), planner.tell)
     except RewriteError:
@@ -172,6 +171,13 @@ def _key(found: FitPoint, limit_bytes: int | None, limit_us: float | None) -> tu
     return (over, found.step_us, found.peak_bytes) if over else (over, found.peak_bytes, found.step_us)
 
 
+def _check_model(problem: Problem) -> None:
+    if problem.memory_model != "runtime":
+        raise RewriteError(
+            f"problem {problem.name!r} is in the {problem.memory_model!r} memory model: rewrites want 'runtime'."
+        )
+
+
 def _check(
     limit_bytes: int | None, slowdown: float | None, kinds: Collection[str], host: int | None, effort: int
 ) -> None:
@@ -188,6 +194,3 @@ def _check(
         raise OptionsError(f"host_limit_bytes is {host}; it is 0 or more.")
     if effort not in (0, 1, 2):
         raise OptionsError(f"effort is {effort}; it is 0, 1 or 2.")
-
-
-__all__ = ["KINDS", "fit", "fit_frontier", "point", "replace"]

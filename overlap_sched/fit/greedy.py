@@ -132,7 +132,7 @@ class Greedy:
                 if not before[part.end + 1] - before[part.begin]:
                     continue
                 for user, following in zip(part.users, part.users[1:], strict=False):
-                    begin, end = user.at, following.at
+                    begin, end = user.last, following.at
                     if end - begin >= SHORTEST and before[end] - before[begin + 1] and self._legal(part, following):
                         yield Gap(s, part, user, end)
 
@@ -151,9 +151,8 @@ class Greedy:
         until = next(user.at for user in gap.part.users[gap.part.users.index(gap.after) + 1 :])
         gap = gap._replace(until=until)
         self.looked += 1
-        begin = gap.after.at + 1
-        excess = np.minimum(np.maximum(state.profile[begin:until] - state.limit_bytes, 0), state.size[s])
-        taken = int(excess.sum())
+        begin = gap.after.last + 1
+        taken = int(np.minimum(state.excess[begin:until], state.size[s]).sum())
         if taken <= 0:
             return None
         best: Choice | None = None
@@ -164,16 +163,27 @@ class Greedy:
             copy = self._copy_there(gap)
             most_us = math.inf if best is None else taken / best.score
             price = FREE if copy is not None else Remake(state, spare, most_us).again(state.problem.allocator[s], until)
+            if price is not None:
+                price = price._replace(excess=price.excess + self._beside(until, price.peak - state.size[s]))
             if price is not None and taken > price.excess:
                 score = _score(taken, price)
                 if best is None or score >= best.score:
                     best = Choice(gap, score, copy, None, spare)
         return best
 
+    def _beside(self, at: Position, nbytes: int) -> int:
+        """What copies that need so many bytes before a place add above the limit there."""
+        state = self.state
+        more = nbytes - state.alloc_bytes[at]
+        if more <= int(state.beside[at]):
+            return 0
+        there = int(state.profile[at]) - state.limit_bytes
+        return max(there + more, 0) - max(there + int(state.beside[at]), 0)
+
     def _copy_there(self, gap: Gap) -> Again | None:
         """A copy of the maker in the gap, which makes this storage, too."""
         copies = self.state.copies.get(self.state.problem.allocator[gap.storage], ())
-        return next((c for c in copies if gap.after.at < c.at <= gap.until and gap.storage not in c.parts), None)
+        return next((c for c in copies if gap.after.last < c.at <= gap.until and gap.storage not in c.parts), None)
 
     def _offload(self, gap: Gap, begin: Position) -> Choice | None:
         state, s, link = self.state, gap.storage, self.link
@@ -195,8 +205,7 @@ class Greedy:
             there = self.host[begin : gap.until + 1]
             if int(there.max()) + nbytes > self.host_limit_bytes:
                 return None
-        excess = np.minimum(np.maximum(state.profile[gone + 1 : back] - state.limit_bytes, 0), nbytes)
-        taken = int(excess.sum())
+        taken = int(np.minimum(state.excess[gone + 1 : back], nbytes).sum())
         if taken <= 0:
             return None
         return Choice(gap, _score(taken, Price(self.host_weight * us, 0)), None, (*slots, gone, back))
@@ -208,19 +217,21 @@ class Greedy:
             out_us, in_us, gone, back = choice.slots
             assert self.link is not None
             self.link.take(state.size[s], out_us, in_us)
-            self.host[gap.after.at + 1 : gap.until + 1] += state.size[s]
+            self.host[gap.after.last + 1 : gap.until + 1] += state.size[s]
             reload = Reload(s, gap.until, out_us, in_us)
             state.reloads.append(reload)
             state.cut(s, part, gap.after, reload, gone, back)
             return True
         if choice.copy is not None:
-            rest = state.cut(s, part, gap.after, choice.copy, gap.after.at, choice.copy.at)
+            rest = state.cut(s, part, gap.after, choice.copy, gap.after.last, choice.copy.at)
             choice.copy.parts[s] = rest
             return True
         v = state.problem.allocator[s]
-        rest = state.cut(s, part, gap.after, None, gap.after.at, gap.until)
-        if Remake(state, choice.spare, commit=True).again(v, gap.until) is None:
-            raise AssertionError("what has been priced cannot be done")
+        rest = state.cut(s, part, gap.after, None, gap.after.last, gap.until)
+        price = Remake(state, choice.spare, commit=True).again(v, gap.until)
+        assert price is not None, "what has been priced cannot be done"
+        more = price.peak - state.size[s] - state.alloc_bytes[gap.until]
+        state.beside[gap.until] = max(int(state.beside[gap.until]), more)
         copy = place(state, v, gap.until)
         rest.source, copy.parts[s] = copy, rest
         return True

@@ -12,7 +12,6 @@
 The original graph in its best order is a plan, too. What is tried is counted, nothing timed.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from overlap_sched.analysis.relabel import relabelled
-from overlap_sched.errors import RewriteError
+from overlap_sched.errors import RewriteError, VerificationError
 from overlap_sched.fit.answer import FitPoint
 from overlap_sched.fit.emit import rewrites_of
 from overlap_sched.fit.greedy import Greedy
@@ -222,20 +221,7 @@ def point(rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitP
     """
     broken = violation(problem, order)
     if broken is not None:
-        from overlap_sched.errors import VerificationError
-
         raise VerificationError(f"a plan for {problem.name!r} is not valid: {broken}. This is a bug: please report it.")
     measured = measure(problem, order)
-    line = measured.timeline
-    return FitPoint(
-        rewrites,
-        problem,
-        tuple(order),
-        line.step_us,
-        line.exposed_us,
-        max(measured.profile),
-        host_bytes(problem, order),
-    )
-
-
-NEVER = math.inf
+    line, host = measured.timeline, host_bytes(problem, order)
+    return FitPoint(rewrites, problem, tuple(order), line.step_us, line.exposed_us, max(measured.profile), host)

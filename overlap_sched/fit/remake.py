@@ -1,9 +1,11 @@
 """What it takes to have a storage again at a place: nothing, a longer life, or its maker run again, and so on back.
 
-need(s, q)    s is live at q               nothing
-              its part before could last   where that is not over the limit: it does
-              its part behind is a copy's  that copy may run sooner, at q
-              its maker may run again      at q, if all that it reads can be there: need(x, q) for each
+::
+
+    need(s, q)    s is live at q               nothing
+                  its part before could last   where that is not over the limit: it does
+                  its part behind is a copy's  that copy may run sooner, at q
+                  its maker may run again      at q, if all that it reads can be there: need(x, q) for each
 """
 
 import math
@@ -22,10 +24,18 @@ DEEPEST = 30
 
 
 class Price(NamedTuple):
-    """Compute that it takes; what it adds above the limit, in bytes times places."""
+    """What it takes.
+
+    Attributes:
+        us: Compute.
+        excess: What it adds above the limit, in bytes times places.
+        held: Bytes that are made for it, and held until it is used. peak: the most at once on the way.
+    """
 
     us: float
     excess: int
+    held: int = 0
+    peak: int = 0
 
 
 FREE = Price(0.0, 0)
@@ -57,15 +67,16 @@ class Remake:
             return None
         if not self.commit and (depth > DEEPEST or self._nodes > LONGEST or self._us > self.most_us):
             return None
-        us, excess = node.time_us, 0
+        us, excess, held, peak = node.time_us, 0, 0, 0
         for s in node.use:
             if state.written_between(s, v, at):
                 return None
             price = self.need(s, at, depth + 1)
             if price is None:
                 return None
-            us, excess = us + price.us, excess + price.excess
-        return Price(us, excess + added(state, at, at, sum(state.size[s] for s in node.alloc)))
+            peak = max(peak, held + price.peak)
+            us, excess, held = us + price.us, excess + price.excess, held + price.held
+        return Price(us, excess, held, max(peak, held + sum(state.size[s] for s in node.alloc)))
 
     def need(self, s: StorageId, at: Position, depth: int) -> Price | None:
         """What it takes to have a storage at a place."""
@@ -73,7 +84,7 @@ class Remake:
         if state.covers(s, at) is not None or s in self._seen:
             return FREE
         before, behind = state.around(s, at)
-        longer = added(state, before.end + 1, at, state.size[s])
+        longer = added(state, before.end + 1, at - 1, state.size[s])
         if not longer:
             return self._extended(s, before, at, 0)
         if behind is not None and isinstance(behind.source, Again):
@@ -102,7 +113,7 @@ class Remake:
         if price is not None and self.commit:
             copy = place(self.state, v, at)
             self.state.add_part(s, copy)
-        return price
+        return None if price is None else price._replace(held=self.state.size[s])
 
     def _pulled(self, copy: Again, at: Position, depth: int) -> Price | None:
         """A copy that is there runs sooner."""

@@ -57,6 +57,11 @@ class User:
         return self.node if self.copy is None else self.copy.at
 
     @property
+    def last(self) -> Position:
+        """The last node at which it needs what it uses."""
+        return self.node if self.copy is None else self.copy.at - 1
+
+    @property
     def key(self) -> tuple[Position, int, NodeId]:
         """Copies run before the node at whose place they are, those of earlier nodes first."""
         return (self.node, 1, self.node) if self.copy is None else (self.copy.at, 0, self.node)
@@ -67,9 +72,10 @@ _KEY: Callable[[User], tuple[Position, int, NodeId]] = lambda user: user.key  # 
 
 @dataclass(eq=False)
 class Part:
-    """Where a storage is live, both ends included, and where the value comes from (``None``: it is made there).
+    """Where a storage is live: at all nodes from ``begin`` to ``end``, and at copies that run just before ``end + 1``.
 
-    ``users`` are in order; of what is made there, the maker is the first.
+    ``users`` are in order; of what is made there (``source`` is ``None``), the maker is the first. What only copies at
+    one place use is live at no node: ``end == begin - 1``.
     """
 
     begin: Position
@@ -87,6 +93,7 @@ class LiveState:
         parts: Per storage, by place.
         fixed: Per storage: it may neither be made again nor go to the host (never freed, returned, or written to).
         may_run_again: Per node.
+        beside: Per place, by how much copies that run before it need more than the node itself.
         copies: Per node, those that have been chosen.
     """
 
@@ -121,6 +128,8 @@ class LiveState:
             self.parts[s] = [Part(live.first, last, [User(v) for v in (made_by, *ranges.users[s])])]
         self.may_run_again = [self._may_run_again(v, rerun) for v in range(n)]
         self.copies: dict[NodeId, list[Again]] = {}
+        self.beside = np.zeros(n, dtype=np.int64)
+        self.alloc_bytes = ranges.alloc_bytes
         self.reloads: list[Reload] = []
 
     def _may_run_again(self, v: NodeId, rerun: frozenset[str] | None) -> bool:
@@ -132,16 +141,16 @@ class LiveState:
     @property
     def excess(self) -> Bytes:
         """Bytes above the limit at each place."""
-        return np.maximum(self.profile - self.limit_bytes, 0)
+        return np.maximum(self.profile + self.beside - self.limit_bytes, 0)
 
     @property
     def fits(self) -> bool:
         """Whether nothing is above the limit."""
-        return int(self.profile.max()) <= self.limit_bytes
+        return int((self.profile + self.beside).max()) <= self.limit_bytes
 
     def covers(self, s: StorageId, at: Position) -> Part | None:
-        """The part that is live at a place."""
-        return next((part for part in self.parts[s] if part.begin <= at <= part.end), None)
+        """The part that is live for a copy that runs just before a place."""
+        return next((part for part in self.parts[s] if part.begin <= at <= part.end + 1), None)
 
     def around(self, s: StorageId, at: Position) -> tuple[Part, Part | None]:
         """The last part that begins before a place, and the next one."""
@@ -164,7 +173,7 @@ class LiveState:
     def cut(
         self, s: StorageId, part: Part, after: User, source: Again | Reload | None, end: Position, begin: Position
     ) -> Part:
-        """Cut a part behind a user: the first then ends at ``end``, the second begins at ``begin``."""
+        """Cut a part behind a user: the first is then live to ``end``, the second from ``begin`` on."""
         k = part.users.index(after) + 1
         rest = Part(begin, part.end, part.users[k:], source)
         self.profile[end + 1 : begin] -= self.size[s]
@@ -172,10 +181,10 @@ class LiveState:
         self.parts[s].insert(self.parts[s].index(part) + 1, rest)
         return rest
 
-    def extend(self, s: StorageId, part: Part, to: Position) -> None:
-        """A part lives longer."""
-        self.profile[part.end + 1 : to + 1] += self.size[s]
-        part.end = to
+    def extend(self, s: StorageId, part: Part, at: Position) -> None:
+        """A part lives on until a copy just before a place."""
+        self.profile[part.end + 1 : at] += self.size[s]
+        part.end = at - 1
 
     def pull(self, s: StorageId, part: Part, to: Position) -> None:
         """A part begins sooner."""
@@ -196,9 +205,8 @@ class LiveState:
 
     def add_part(self, s: StorageId, source: Again) -> Part:
         """A storage is made again where it was not live."""
-        part = Part(source.at, source.at, [], source)
+        part = Part(source.at, source.at - 1, [], source)
         parts = self.parts[s]
         parts.insert(bisect_left(parts, source.at, key=lambda other: other.begin), part)
-        self.profile[source.at] += self.size[s]
         source.parts[s] = part
         return part

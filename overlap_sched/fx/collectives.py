@@ -51,16 +51,20 @@ _FUNCTIONAL = (
     "reduce_scatter_tensor_out",
     "reduce_scatter_tensor_single",
 )
+HOST_COPIES = ("offload", "reload")
+"""Between a device and pinned host memory, on a stream of their own (``torch._functorch._activation_offloading``)."""
 _POINT_TO_POINT = ("batch_p2p_ops", "irecv", "isend")
 _LAUNCHES = {
     "_c10d_functional": _FUNCTIONAL + _POINT_TO_POINT,
     "_c10d_functional_autograd": _FUNCTIONAL,
     "c10d_functional": _FUNCTIONAL + _POINT_TO_POINT,
     "symm_mem": ("_low_contention_all_gather", "_low_contention_reduce_scatter"),
+    "ao": HOST_COPIES,
 }
 _WAITS = {
     "_c10d_functional": ("wait_tensor", "wait_tensors"),
     "c10d_functional": ("wait_tensor",),
+    "ao": ("wait_tensor",),
     "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.newer
 }
 _BLOCKING = {

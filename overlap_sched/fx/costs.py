@@ -10,13 +10,14 @@ from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pric
 from overlap_sched.cost.fusion import Part, parts_of_kernels, shared_prices
 from overlap_sched.cost.price import Source
 from overlap_sched.errors import CostError, OptionsError
-from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.collectives import HOST_COPIES, Role
 from overlap_sched.fx.flops import FlopCounter
 from overlap_sched.fx.fusion_steps import rules_for, steps_of
 from overlap_sched.fx.operator_traits import NO_CALL
 from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.fx.rows import untouched_bytes
 from overlap_sched.problem import Group
+from overlap_sched.transform.host import PCIE_5
 
 Cost = Callable[[fx.Node], float | None]
 """A user's own times, in microseconds; ``None`` leaves a node to the model."""
@@ -79,7 +80,10 @@ def costs_of(
         if comm is not None:
             takes = sum([reading.value_bytes[u] for u in reading.inputs[v]])
             result.bytes[v] = max(takes - reading.overwritten_bytes.get(v, 0), reading.value_bytes[v])
-            price = pricer.collective(Collective(comm.op, result.bytes[v], groups[name_of[v]]))
+            if comm.op in HOST_COPIES:
+                price = Price(PCIE_5.copy_us(result.bytes[v]), "table", "bandwidth")
+            else:
+                price = pricer.collective(Collective(comm.op, result.bytes[v], groups[name_of[v]]))
         elif _is_free(reading, v):
             free.add(v)
             price = FREE

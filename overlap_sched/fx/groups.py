@@ -12,6 +12,7 @@ from overlap_sched.fx.operator_traits import NO_CALL, Arg
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.wrappers import call_of
 from overlap_sched.problem import Group
+from overlap_sched.transform.host import OUT
 
 GROUPS_KEY = "overlap_sched_groups"
 """Key of ``gm.meta`` under which a graph read from a file carries its process groups:
@@ -90,7 +91,12 @@ def _argument(node: fx.Node, name: str) -> Any:
 
 
 def name_and_group(node: fx.Node) -> tuple[str, Any]:
-    """The name of a collective's group; with the process group itself where the graph carries it."""
+    """The name of a collective's group; with the process group itself where the graph carries it.
+
+    Of a copy to or from the host: the stream that all of them share.
+    """
+    if getattr(node.target, "namespace", "") == "ao":
+        return OUT, None
     value = _argument(node, "group_name")
     if value is None:
         ranks = _listed_ranks(node)

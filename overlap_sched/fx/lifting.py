@@ -26,6 +26,11 @@ from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.node import LAUNCH
+from overlap_sched.transform.host import OUT
+
+
+HOST = {OUT: Group(1, True)}
+"""The stream of copies to and from the host, as a group."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def lift(
     on = None if cluster is None else cluster_given(cluster)
     machines = nodes_of_ranks(on, ranks_per_node, mesh)
     comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
-    name_of, placements = groups_of(reading, comms, groups or {}, carried_facts(graph), machines)
+    name_of, placements = groups_of(reading, comms, HOST | dict(groups or {}), carried_facts(graph), machines)
     group_table = {group: placement.group for group, placement in placements.items()}
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)

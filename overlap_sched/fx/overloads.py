@@ -26,7 +26,7 @@ def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
         str(op),
         Ordering.EFFECT if _has_unseen_effects(op, comm) else Ordering.NONE,
         comm,
-        writes=() if comm.role is Role.WAIT else schema.writes,
+        writes=() if comm.role is Role.WAIT and op._schema.name not in _FREED else schema.writes,
         returns=schema.returns,
         writes_all=comm.point_to_point or schema.writes_unnamed,
         overwrites=schema.writes_out or comm.op.endswith("_out"),  # those of symm_mem take it by position

@@ -6,7 +6,7 @@ from overlap_sched.report.text import gap_percent
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Split
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Split
 
 _SHOWN = 12
 """So many rewrites are listed, those first that take most off their stream."""
@@ -59,6 +59,10 @@ def _record(one: Record) -> str:
             what = f"{collective} in {parts} parts"
         case Keep(first, again):
             what = f"{first} kept instead of {again}"
+        case Recompute(nodes):
+            return f"again {nodes[0]}"
+        case Offload(node):
+            return f"to the host {node}"
         case Regather(gather):
             what = f"{gather} gathered again"
         case stream:

@@ -52,11 +52,11 @@ def offloaded(draft: Draft, wanted: Offload, link: HostLink) -> None:
     last = max([draft.at[u] for u in draft.users(s) if draft.at[u] < at], default=draft.at[source])
     collective = Node("", Kind.COLLECTIVE, time_us=us, bytes=nbytes)
     out = draft.add(collective._replace(name=name, deps=(source,), use=(s,), op=OFFLOAD, group=OUT), last)
-    there = draft.add(Node(f"{name}_wait", Kind.WAIT, (out,), (), (s,), op=WAIT, collective=out), last)
+    there = draft.add(Node(f"{name}_wait", Kind.WAIT, (source, out), (), (s,), op=WAIT, collective=out), last)
     back = (draft.storage(nbytes),)
     deps = (there,)
     load = draft.add(collective._replace(name=wanted.back, deps=deps, alloc=back, op=RELOAD, group=link.back), at)
-    here = draft.add(Node(f"{wanted.back}_wait", Kind.WAIT, (load,), (), back, op=WAIT, collective=load), at)
+    here = draft.add(Node(f"{wanted.back}_wait", Kind.WAIT, (there, load), (), back, op=WAIT, collective=load), at)
     new, house = {source: here}, {s: back[0]}
     for w in views:
         new[w] = again(draft, w, wanted.new_name(draft.node(w).name), new, house, at)

@@ -17,18 +17,7 @@ from overlap_sched.problem.node import LAUNCH, StorageId
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.rewrites import Recompute
 
-_RANDOM = (
-    "bernoulli",
-    "dropout",
-    "exponential",
-    "multinomial",
-    "normal",
-    "poisson",
-    "rand",
-    "rrelu",
-    "seed",
-    "uniform",
-)
+_RANDOM = ("bernoulli", "dropout", "exponential", "multinomial", "normal", "poisson", "rand", "seed", "uniform")
 """Parts of names of operators that draw random numbers, or hand out seeds."""
 
 
@@ -93,7 +82,7 @@ def is_view(node: Node) -> bool:
 
 def check_users(
     draft: Draft, what: str, names: Sequence[str], ids: Sequence[NodeId], users: Sequence[str]
-) -> list[int]:
+) -> list[NodeId]:
     """Draft ids of the users: each takes one of the nodes, and some other node does, too.
 
     Raises:
@@ -126,13 +115,14 @@ def again(
     )
     made = draft.add(copy, at)
     for s in copy.use:
-        for w in list(draft.users(s)):
-            if w != made and writes(draft.node(w)) and draft.at[w] > draft.at[v]:
-                if draft.at[w] < at:
-                    raise RewriteError(
-                        f"{node.name!r} cannot run again: {draft.node(w).name!r} writes to what it reads before that."
-                    )
-                draft.depend(w, made)
+        later = [w for w in draft.users(s) if w != made and writes(draft.node(w)) and draft.at[w] > draft.at[v]]
+        if later:
+            w = min(later, key=draft.at.__getitem__)
+            if draft.at[w] < at:
+                raise RewriteError(
+                    f"{node.name!r} cannot run again: {draft.node(w).name!r} writes to what it reads before that."
+                )
+            draft.depend(w, made)
     return made
 
 

@@ -7,5 +7,6 @@ make the problem of the rewritten graph.
 """
 
 from overlap_sched.fx.rewrites.apply import Pending, alike_of, prepare, rewrite_graph
+from overlap_sched.fx.rewrites.recompute import rerunnable
 
-__all__ = ["Pending", "alike_of", "prepare", "rewrite_graph"]
+__all__ = ["Pending", "alike_of", "prepare", "rerunnable", "rewrite_graph"]

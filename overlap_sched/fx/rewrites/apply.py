@@ -17,10 +17,12 @@ from overlap_sched.fx.rewrites.again import keep, regather
 from overlap_sched.fx.rewrites.bucket import bucket
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.exactness import check_exact
+from overlap_sched.fx.rewrites.offload import offload
+from overlap_sched.fx.rewrites.recompute import recompute
 from overlap_sched.fx.rewrites.sites import LAUNCHES, check_offsets, site
 from overlap_sched.fx.rewrites.split import split
 from overlap_sched.fx.rewrites.stream import stream
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,10 @@ def _do(draft: Draft, rewrite: Rewrite) -> None:
             keep(draft, rewrite)
         case Regather():
             regather(draft, rewrite)
+        case Recompute():
+            recompute(draft, rewrite)
+        case Offload():
+            offload(draft, rewrite)
 
 
 def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Draft:
         self._made: list[fx.Node] = []
         self._made_by: dict[fx.Node, str] = {}
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+        self._hazards: dict[fx.Node, list[fx.Node]] = {}
 
     def find(self, name: str) -> fx.Node:
         """The node of this name.
@@ -80,15 +81,62 @@ class Draft:
         Raises:
             RewriteError: Its name is taken.
         """
+        node = self.call_giving(name, target, args, at, like, None, kwargs)
+        node.meta["val"] = _value(target, node.args, node.kwargs)
+        return node
+
+    def call_giving(
+        self,
+        name: str,
+        target: Any,
+        args: tuple[Any, ...],
+        at: float,
+        like: fx.Node,
+        value: Any,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> fx.Node:
+        """The same, with a value that the caller knows."""
+        node = self._new(name, target, args, dict(kwargs or {}), at)
+        node.meta.update({key: like.meta[key] for key in _KEPT_META if key in like.meta})
+        node.meta["val"] = value
+        return node
+
+    def copy(self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float) -> fx.Node:
+        """A second call of a node's function, with its metadata; what it must come after, the copy must, too.
+
+        Raises:
+            RewriteError: Its name is taken.
+        """
+        made = self._new(name, node.target, args, dict(kwargs), at)
+        made.meta.update(node.meta)
+        if node in self.facts.after:
+            self._hazards[made] = list(self.facts.after[node])
+        return made
+
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """Those that take what a node gives, or a view of it."""
+        found, todo = dict.fromkeys(self.users(node)), self.users(node)
+        while todo:
+            user = todo.pop()
+            if shares_storage(user, node):
+                for other in self.users(user):
+                    if other not in found:
+                        found[other] = None
+                        todo.append(other)
+        return list(found)
+
+    def add_hazard(self, node: fx.Node, before: fx.Node) -> None:
+        """A node comes after another one, whose value it does not take."""
+        self._hazards.setdefault(node, []).append(before)
+
+    def _new(self, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], at: float) -> fx.Node:
         if name in self._by_name:
             raise RewriteError(f"a new node would be named {name!r}, as another one is already.")
-        node = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name)
+        node = self.graph.create_node("call_function", target, args, kwargs, name)
         node.name = name  # also where an earlier node had it that is gone
         self._made.append(node)
         self._by_name[name] = node
         self.at[node], self._number[node] = at, len(self._number)
-        node.meta.update({key: like.meta[key] for key in _KEPT_META if key in like.meta})
-        node.meta["val"] = _value(target, node.args, node.kwargs)
         return node
 
     def replace(self, old: fx.Node, new: fx.Node, users: Iterable[fx.Node] | None = None) -> None:
@@ -182,7 +230,7 @@ class Draft:
 
     def _before(self) -> Any:
         later: dict[fx.Node, set[fx.Node]] = {}
-        for node, earlier in self.facts.after.items():
+        for node, earlier in (*self.facts.after.items(), *self._hazards.items()):
             stands = self._stands_for(node, 0)
             later.setdefault(stands, set()).update({self._stands_for(u, 1) for u in earlier} - {stands})
 
@@ -218,6 +266,15 @@ class Draft:
 
     def _remember(self, node: fx.Node) -> None:
         self._took.setdefault(node, (node.args, dict(node.kwargs)))
+
+
+def shares_storage(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two values are tensors on one storage, and the first is no output of the graph."""
+    values = [node.meta.get("val") for node in (one, other)]
+    if one.op != "call_function" or not all(isinstance(value, FakeTensor) for value in values):
+        return False
+    here, there = (value.untyped_storage()._cdata for value in values)
+    return bool(here == there)
 
 
 def _value(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -11,7 +11,9 @@ from overlap_sched.cost.placement import Facts as GroupFacts
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_facts, live_ranks, name_and_group
+from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.reading import Reading
 
 _ATEN = torch.ops.aten
 _BY_ADDRESS: frozenset[Any] = frozenset(
@@ -48,6 +50,34 @@ class GraphFacts:
         self._frozen = {groups[v][0] for v, comm in comms.items() if comm.point_to_point}
         self._carried = carried_facts(graph)
         self._live = {name: name if live is None else live for name, live in groups.values()}
+        self._not_pure = {v: why for v in range(len(nodes)) if (why := _why_impure(reading, v))}
+        self._takes = reading.takes
+        self._nodes = nodes
+        writers: dict[int, list[int]] = {}
+        for v, roots in reading.writes.items():
+            for root in roots:
+                writers.setdefault(root, []).append(v)
+        self._writers = {root: sorted(found) for root, found in writers.items()}
+
+    def impure(self, node: fx.Node) -> str:
+        """Why a node of the graph must not run a second time; ``""``: it may."""
+        v = self.at.get(node)
+        if v is None:
+            return ""  # a copy: of what may
+        if self.written(node):
+            return "gives what something writes to"
+        return self._not_pure.get(v, "")
+
+    def next_writers(self, node: fx.Node) -> list[fx.Node]:
+        """Per storage that a node reads, the first later one that writes to it."""
+        v = self.at.get(node)
+        if v is None:
+            return []
+        found: dict[fx.Node, None] = {}
+        for root in self._takes[v]:
+            later = [w for w in self._writers.get(root, ()) if w > v]
+            found.update(dict.fromkeys(self._nodes[w] for w in later[:1]))
+        return list(found)
 
     def written(self, node: fx.Node) -> bool:
         """Whether anything in the graph writes to what a node gives."""
@@ -72,6 +102,19 @@ class GraphFacts:
             return int(carried.size)
         live = live_ranks(self._live.get(group, group))
         return None if live is None else len(live)
+
+
+def _why_impure(reading: Reading, v: int) -> str:
+    node, traits = reading.nodes[v], reading.traits[v]
+    if node.op != "call_function":
+        return f"is {'an output' if node.op == 'output' else 'an input'}"
+    if traits.comm is not None:
+        return "communicates"
+    if reading.ordering.get(v) is Ordering.RANDOM:
+        return "draws random numbers"
+    if v in reading.ordering or v in reading.writes or v in reading.syncs or traits.nested or not traits.known:
+        return "is no pure function that we know"
+    return "" if "val" in node.meta else "has no value in its metadata"
 
 
 def _by_address(node: fx.Node) -> bool:

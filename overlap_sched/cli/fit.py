@@ -1,0 +1,175 @@
+"""``overlap-sched fit``: its options, and what it answers."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from rich.console import RenderableType
+
+from overlap_sched.cli.schemas import as_json
+from overlap_sched.cli.sizes import limit_bytes, shortened
+from overlap_sched.cli.source import Loaded
+from overlap_sched.cost import Roofline
+from overlap_sched.errors import OptionsError, UnreachableError
+from overlap_sched.fit import Fit, fit
+from overlap_sched.fit.fit import KINDS
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.options import Options
+from overlap_sched.report.files import write_file
+from overlap_sched.report.fit_text import answer_line, fit_figures, points_table, rewrites_table
+from overlap_sched.report.units import duration, size
+from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
+from overlap_sched.transform.prices import Prices
+
+LINKS: Mapping[str, HostLink] = {"pcie5": PCIE_5, "pcie4": PCIE_4}
+_LIMIT, _SLOWDOWN, _HOST = "--memory-limit", "--max-slowdown", "--host-memory"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for; ``None``: not.
+
+    Attributes:
+        limit: Memory limit as it was written; percent are of the original peak.
+        max_slowdown: 0.05: five percent.
+        host_bytes: Pinned host memory at most.
+        link: To the host. kinds: of rewrites. effort: how much is tried.
+        strict: Raise where a search that fails would otherwise be given up.
+    """
+
+    limit: str | None
+    max_slowdown: float | None
+    host_bytes: int | None
+    link: HostLink
+    kinds: tuple[str, ...]
+    effort: int
+    strict: bool
+    out: str | None
+    json: bool
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
+    question = parser.add_mutually_exclusive_group(required=True)
+    question.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="look for the shortest step within so much memory: 40GiB, 24GB, or 60%% of the original peak",
+    )
+    question.add_argument(
+        "--max-slowdown",
+        metavar="PERCENT",
+        help="look for the lowest peak at which the step is at most so much longer than the best order: 5%%",
+    )
+    add = parser.add_argument
+    add(
+        "--host-memory",
+        metavar="SIZE",
+        help="use at most so much pinned host memory: 64GiB (default: as much as helps; 0: none)",
+    )
+    add(
+        "--host-link",
+        choices=tuple(LINKS),
+        default="pcie5",
+        help="the link between device and host (default: pcie5, 51.2 GB/s in each direction; pcie4: 25.6)",
+    )
+    add(
+        "--kinds",
+        default=",".join(KINDS),
+        metavar="KINDS",
+        help=f"what may be done, joined by commas (default: {','.join(KINDS)})",
+    )
+    add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
+    add("--out", metavar="ORDER.json", help="write the order found, of the rewritten graph, as a list of node names")
+    add("--strict", action="store_true", help="fail rather than keep the graph as it is when the search fails")
+    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema fit`)")
+
+
+def request_of(options: argparse.Namespace) -> Request:
+    """The options, checked before anything is read.
+
+    Raises:
+        OptionsError: A size or a percentage is not one, or a kind is not known.
+    """
+    if options.memory_limit is not None:
+        limit_bytes(_LIMIT, options.memory_limit, 0)
+    slowdown = None if options.max_slowdown is None else _slowdown(options.max_slowdown)
+    host = None if options.host_memory is None else _host_bytes(options.host_memory)
+    kinds = tuple(name.strip() for name in options.kinds.split(",")) if options.kinds.strip() else ()
+    unknown = [name for name in kinds if name not in KINDS]
+    if unknown:
+        raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(KINDS)}.")
+    if options.effort not in (0, 1, 2):
+        raise OptionsError(f"--effort is {options.effort}; it is 0, 1 or 2.")
+    return Request(
+        options.memory_limit,
+        slowdown,
+        host,
+        LINKS[options.host_link],
+        kinds,
+        options.effort,
+        options.strict,
+        options.out,
+        options.json,
+    )
+
+
+def _slowdown(text: str) -> float:
+    digits = text.strip().removesuffix("%").strip()
+    if text.strip().endswith("%") and digits.replace(".", "", 1).isascii() and digits.replace(".", "", 1).isdigit():
+        return float(digits) / 100
+    raise OptionsError(f"{_SLOWDOWN} is {shortened(text)!r}; write percent of the best order's step: 5%.")
+
+
+def _host_bytes(text: str) -> int:
+    if text.strip().endswith("%"):
+        raise OptionsError(f"{_HOST} is {shortened(text)!r}; write a size with a unit: 64GiB.")
+    return limit_bytes(_HOST, text, 0)
+
+
+def answer(
+    request: Request, loaded: Loaded, tell: Callable[[str], None]
+) -> tuple[Fit, str | tuple[RenderableType, ...]]:
+    """Search, write the order; the answer, and what to print.
+
+    Raises:
+        UnreachableError: Nothing that was found keeps the limit.
+        VerificationError: With ``strict``, where the search fails.
+    """
+    problem = loaded.problem
+    original, _ = peak_memory(problem, problem.original_order)
+    limit = None if request.limit is None else limit_bytes(_LIMIT, request.limit, original)
+    tell(f"fitting {len(problem.nodes):,} nodes")
+    found = fit(
+        problem,
+        Prices(loaded.model or Roofline(), host=request.link),
+        replace(Options(), strict=request.strict),
+        memory_limit_bytes=limit,
+        max_slowdown=request.max_slowdown,
+        kinds=request.kinds,
+        rerun=loaded.rerun,
+        host_limit_bytes=request.host_bytes,
+        effort=request.effort,
+        tell=tell,
+    )
+    if not found.fits:
+        raise UnreachableError(_unreachable(found))
+    if request.out:
+        tell(f"writing {request.out}")
+        names = json.dumps(found.best.problem.names(found.best.order), separators=(",", ":"))
+        write_file(request.out, (names + "\n").encode())
+    if request.json:
+        return found, as_json("fit", fit_figures(found))
+    tables = (rewrites_table(found),) if found.best.rewrites else ()
+    return found, (*tables, points_table(found), answer_line(found))
+
+
+def _unreachable(found: Fit) -> str:
+    name, best = found.best.problem.name, found.best
+    assert found.limit_bytes is not None
+    return (
+        f"{name!r} does not fit into {size(found.limit_bytes)}: the lowest peak found is {size(best.peak_bytes)}, "
+        f"at a step of {duration(best.step_us)}. Allow more, more host memory or more kinds, shard over more ranks, "
+        "or take a smaller batch."
+    )

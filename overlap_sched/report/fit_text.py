@@ -1,0 +1,167 @@
+"""A fit in words: what was rewritten and what it costs, the frontier found, and the answer in a sentence."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from overlap_sched.fit.answer import Fit, FitPoint
+from overlap_sched.problem import Node
+from overlap_sched.report.table import captioned_table
+from overlap_sched.report.units import change, duration, printable, size
+from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite, to_json
+
+
+class Cost(NamedTuple):
+    """What one rewrite costs, or several of one kind together.
+
+    Attributes:
+        kind, op: Of the rewrite; the operator of the node whose value it is about.
+        number: How many rewrites.
+        bytes: What they need not keep.
+        compute_us: What they add to the compute stream. copy_us: to the streams of host copies.
+    """
+
+    kind: str
+    op: str
+    number: int
+    bytes: int
+    compute_us: float
+    copy_us: float
+
+    @property
+    def us_per_gib(self) -> float:
+        """Compute and, counted the same, copies, per GiB not kept."""
+        return (self.compute_us + self.copy_us) / max(self.bytes / 2**30, 1e-12)
+
+
+def costs(found: FitPoint) -> list[Cost]:
+    """Per rewrite, in their order."""
+    nodes = {node.name: node for node in found.problem.nodes}
+    return [_cost(found, nodes, one) for one in found.rewrites]
+
+
+def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite) -> Cost:
+    kind = type(one).__name__.lower()
+    match one:
+        case Recompute():
+            copies = [nodes[one.new_name(name)] for name in one.nodes if one.new_name(name) in nodes]
+            held = sum(found.problem.storages[s].bytes for node in copies for s in node.alloc)
+            op = next((node.op for node in copies if node.alloc), "")
+            return Cost(kind, op, 1, held, sum(node.time_us for node in copies), 0.0)
+        case Offload():
+            launches = [nodes[name] for name in (one.name, one.back) if name in nodes]
+            op = nodes[one.node].op if one.node in nodes else ""
+            held = launches[0].bytes if launches else 0
+            return Cost(kind, op, 1, held, 0.0, sum(node.time_us for node in launches))
+    return Cost(kind, "", 1, 0, 0.0, 0.0)
+
+
+def grouped(found: Sequence[Cost]) -> list[Cost]:
+    """Those of one kind and operator together, the cheapest per byte first."""
+    groups: dict[tuple[str, str], Cost] = {}
+    for one in found:
+        old = groups.get((one.kind, one.op), Cost(one.kind, one.op, 0, 0, 0.0, 0.0))
+        groups[one.kind, one.op] = Cost(
+            one.kind,
+            one.op,
+            old.number + 1,
+            old.bytes + one.bytes,
+            old.compute_us + one.compute_us,
+            old.copy_us + one.copy_us,
+        )
+    return sorted(groups.values(), key=lambda one: (one.us_per_gib, one.kind, one.op))
+
+
+def rewrites_table(found: Fit) -> Table:
+    """Rewrites by kind and operator, worst cost per byte last; for :mod:`rich` to print."""
+    table = captioned_table(
+        title=f"{printable(found.best.problem.name)}: what is not kept",
+        caption="Copies run beside compute; what they cost shows in the step. Worst cost per byte last.",
+        first="rewrite",
+        numbers=("of", "how many", "bytes", "compute", "copies", "per GiB"),
+    )
+    for one in grouped(costs(found.best)):
+        table.add_row(
+            one.kind,
+            printable(one.op),
+            f"{one.number:,}",
+            size(one.bytes),
+            duration(one.compute_us),
+            duration(one.copy_us),
+            duration(one.us_per_gib),
+        )
+    return table
+
+
+def points_table(found: Fit) -> Table:
+    """The frontier by ascending peak; for :mod:`rich` to print."""
+    table = captioned_table(
+        title=f"{printable(found.best.problem.name)}: step against peak memory, with rewrites",
+        caption=f"Simulated, in the runtime memory model. {found.tried} plans scheduled; there may be better ones.",
+        numbers=("peak", "", "step", "", "exposed", "host", "rewrites"),
+    )
+    table.add_column("", no_wrap=True)
+    above = [point for point in (found.original, found.without) if point not in found.points]
+    for point in [*above, *found.points]:
+        names = (("original", found.original), ("best order", found.without), ("picked", found.best))
+        table.add_row(
+            size(point.peak_bytes),
+            change(found.original.peak_bytes, point.peak_bytes),
+            duration(point.step_us),
+            change(found.without.step_us, point.step_us),
+            duration(point.exposed_us),
+            size(point.host_bytes),
+            f"{len(point.rewrites):,}",
+            ", ".join(name for name, named in names if named == point),
+            style="bold" if point == found.best else None,
+        )
+    return table
+
+
+def answer_line(found: Fit) -> str:
+    """The answer in a sentence."""
+    best = found.best
+    step = (
+        f"The step takes {duration(best.step_us)}, {100 * found.slowdown:+.2f} % against the best order without "
+        f"rewrites ({duration(found.without.step_us)} at {size(found.without.peak_bytes)})"
+    )
+    host = f", with {size(best.host_bytes)} of pinned host memory" if best.host_bytes else ""
+    if found.limit_bytes is not None:
+        return f"Fits into {size(found.limit_bytes)}: a peak of {size(best.peak_bytes)}. {step}{host}."
+    return f"The lowest peak found: {size(best.peak_bytes)}. {step}{host}."
+
+
+def fit_figures(found: Fit) -> dict[str, Any]:
+    """What ``overlap-sched fit --json`` prints: microseconds, bytes, percent."""
+    return {
+        "name": found.best.problem.name,
+        "limit_bytes": found.limit_bytes,
+        "limit_us": found.limit_us,
+        "fits": found.fits,
+        "slowdown_percent": 100 * found.slowdown,
+        "original": _figures(found.original),
+        "without": _figures(found.without),
+        "picked": _figures(found.best),
+        "points": [_figures(point) for point in found.points],
+        "rewrites": [
+            {
+                "rewrite": to_json([one])[0],
+                "bytes": cost.bytes,
+                "compute_us": cost.compute_us,
+                "copy_us": cost.copy_us,
+            }
+            for one, cost in zip(found.best.rewrites, costs(found.best), strict=True)
+        ],
+        "tried": found.tried,
+    }
+
+
+def _figures(point: FitPoint) -> dict[str, Any]:
+    return {
+        "peak_bytes": point.peak_bytes,
+        "step_us": point.step_us,
+        "exposed_us": point.exposed_us,
+        "host_bytes": point.host_bytes,
+        "rewrites": len(point.rewrites),
+    }

@@ -1,0 +1,229 @@
+"""Fitting: limits kept as the judge counts, the same twice, every value what it was; small cases by hand."""
+
+import random
+from collections.abc import Hashable
+
+import pytest
+
+from overlap_sched.cost import Roofline
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
+from overlap_sched.fit import Fit, FitPoint, fit, fit_frontier
+from overlap_sched.fit.planner import Planner
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import violation
+from overlap_sched.options import Options
+from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
+from overlap_sched.transform.host import HostLink
+from overlap_sched.transform.offload import OFFLOAD, host_bytes
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite
+from tests.support.fit_graphs import random_step
+
+FAST = HostLink("fast", 1e12, 1.0)
+PRICES = Prices(Roofline(), host=FAST)
+MIB = 2**20
+
+
+def meanings(problem: Problem) -> dict[str, Hashable]:
+    """What every node computes: its name without what rewrites put before it, of the meanings of what it uses."""
+    made: dict[str, Hashable] = {}
+    maker = {s: node.name for node in problem.nodes for s in node.alloc}
+    for node in problem.nodes:
+        held = (made[maker[s]] for s in node.use if maker[s] in made)
+        if node.op in ("reload", "offload") or node.name.startswith(("reload", "offload")):
+            made[node.name] = made[_plain(node.name)]
+            continue
+        made[node.name] = hash((_plain(node.name), frozenset(held)))
+    return made
+
+
+def _plain(name: str) -> str:
+    while name.startswith(("again", "reload", "offload")):
+        name = name.split("_", 1)[1]
+    return name.removesuffix("_wait")
+
+
+def check_point(problem: Problem, point: FitPoint) -> None:
+    """A plan is valid, what it says of itself is true, and every node of the problem computes what it did."""
+    assert violation(point.problem, point.order) is None
+    assert peak_memory(point.problem, point.order)[0] == point.peak_bytes
+    assert replay(point.problem, point.order).step_us == point.step_us
+    assert host_bytes(point.problem, point.order) == point.host_bytes
+    before, after = meanings(problem), meanings(point.problem)
+    assert before.items() <= after.items()
+    assert all(after[name] == before[_plain(name)] for name in after)
+
+
+QUICK = Options(strict=True, effort=1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("share", [0.8, 0.5])
+def test_random_steps_keep_their_limits(seed: int, share: float) -> None:
+    problem = random_step(random.Random(seed), layers=8)
+    peak, _ = peak_memory(problem, problem.original_order)
+    limit = int(share * peak)
+    found = fit(problem, PRICES, QUICK, memory_limit_bytes=limit, effort=1)
+    for point in found.points:
+        check_point(problem, point)
+    assert found.fell_back is None
+    assert found.fits == (found.best.peak_bytes <= limit)
+    peaks = [point.peak_bytes for point in found.points]
+    steps = [point.step_us for point in found.points]
+    assert peaks == sorted(set(peaks))
+    assert steps == sorted(set(steps), reverse=True)
+    assert found.without.step_us <= found.original.step_us
+    again = fit(problem, PRICES, QUICK, memory_limit_bytes=limit, effort=1)
+    assert (again.best.rewrites, again.best.order) == (found.best.rewrites, found.best.order)
+
+
+def test_most_random_steps_fit_and_need_rewrites_for_it() -> None:
+    fitting, rewritten = 0, 0
+    for seed in range(12):
+        problem = random_step(random.Random(seed))
+        peak, _ = peak_memory(problem, problem.original_order)
+        found = fit(problem, PRICES, QUICK, memory_limit_bytes=int(0.7 * peak), effort=0)
+        fitting += found.fits
+        rewritten += found.fits and bool(found.best.rewrites)
+    assert fitting >= 10
+    assert rewritten >= 8
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_lowest_peak_within_a_slowdown(seed: int) -> None:
+    problem = random_step(random.Random(seed), layers=6)
+    tight = fit(problem, PRICES, QUICK, max_slowdown=0.0, effort=0)
+    loose = fit(problem, PRICES, QUICK, max_slowdown=0.2, effort=0)
+    for found, most in ((tight, 1.0), (loose, 1.2)):
+        check_point(problem, found.best)
+        assert found.fits
+        assert found.best.step_us <= most * found.without.step_us * (1 + 1e-12)
+    assert loose.best.peak_bytes <= tight.best.peak_bytes <= tight.without.peak_bytes
+
+
+def saved(extra_us: float = 0.0) -> Problem:
+    """A cheap value of 64 MiB from a small input, idle over a long and large computation, used at the end."""
+    node, kind = Node, Kind
+    return Problem(
+        name="saved",
+        nodes=(
+            node("x", kind.INPUT, alloc=(0,)),
+            node("value", kind.COMPUTE, (0,), (1,), (0,), 10.0 + extra_us, "aten.gelu"),
+            node("first", kind.COMPUTE, (1,), (2,), (1,), 100.0, "aten.mm"),
+            node("m", kind.COMPUTE, (2,), (3,), (2,), 500.0, "aten.mm"),
+            node("n", kind.COMPUTE, (3,), (4,), (3,), 500.0, "aten.mm"),
+            node("o", kind.COMPUTE, (4,), (5,), (4,), 500.0, "aten.mm"),
+            node("p", kind.COMPUTE, (5,), (6,), (5,), 500.0, "aten.mm"),
+            node("grad", kind.COMPUTE, (1, 6), (7,), (1, 6), 100.0, "aten.mm"),
+            node("output", kind.OUTPUT, (7,), (), (7,)),
+        ),
+        storages=tuple(
+            Storage(nbytes * MIB, pinned)
+            for nbytes, pinned in ((1, True), (64, False), *((40, False),) * 5, (1, False))
+        ),
+    )
+
+
+def best_of(found: Fit) -> tuple[Rewrite, ...]:
+    return found.best.rewrites
+
+
+def test_a_cheap_value_runs_again() -> None:
+    found = fit(saved(), PRICES, memory_limit_bytes=130 * MIB, kinds=("recompute",))
+    assert found.fits
+    assert best_of(found) == (Recompute(("value",), ("grad",)),)
+    assert found.best.step_us == pytest.approx(found.without.step_us + 10.0)
+
+
+def test_a_dear_value_goes_to_the_host_behind_its_last_use() -> None:
+    found = fit(saved(extra_us=5_000.0), PRICES, memory_limit_bytes=130 * MIB)
+    assert found.fits
+    assert best_of(found) == (Offload("value", ("grad",)),)
+    assert found.best.step_us == pytest.approx(found.without.step_us + FAST.copy_us(64 * MIB))
+    assert found.best.host_bytes == 64 * MIB
+    assert [node.op for node in found.best.problem.nodes if node.kind is Kind.COLLECTIVE] == [OFFLOAD, "reload"]
+
+
+def test_host_memory_has_a_limit() -> None:
+    problem = saved(extra_us=5_000.0)
+    found = fit(problem, PRICES, memory_limit_bytes=130 * MIB, host_limit_bytes=63 * MIB)
+    assert best_of(found) == (Recompute(("value",), ("grad",)),)
+    none = fit(problem, PRICES, memory_limit_bytes=130 * MIB, host_limit_bytes=63 * MIB, kinds=("offload",))
+    assert not none.fits
+    assert none.best.rewrites == ()
+
+
+def test_a_slow_link_hides_nothing() -> None:
+    prices = Prices(Roofline(), host=HostLink("slow", 1e10, 1.0))
+    found = fit(saved(extra_us=5_000.0), prices, memory_limit_bytes=130 * MIB)
+    assert best_of(found) == (Recompute(("value",), ("grad",)),)
+
+
+def test_what_is_told_not_to_run_again_does_not() -> None:
+    found = fit(saved(), PRICES, memory_limit_bytes=130 * MIB, kinds=("recompute",), rerun=("m", "n"))
+    assert not found.fits
+
+
+def test_a_limit_that_is_kept_anyway_changes_nothing() -> None:
+    found = fit(EXAMPLE, PRICES, memory_limit_bytes=10**12)
+    assert best_of(found) == ()
+    assert found.best.step_us <= found.without.step_us
+
+
+def test_extra_rewrites_are_candidates() -> None:
+    one = Recompute(("value",), ("grad",))
+    found = fit(saved(), PRICES, memory_limit_bytes=130 * MIB, kinds=(), extra=(Recompute(("m",), ("n",)), one))
+    assert found.fits
+    assert best_of(found) == (one,)
+
+
+def test_a_frontier_of_limits() -> None:
+    answers = fit_frontier(saved(), PRICES, shares=(0.9, 0.8))
+    assert [found.limit_bytes for found in answers] == [
+        int(share * answers[0].original.peak_bytes) for share in (0.9, 0.8)
+    ]
+    assert all(found.fits for found in answers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "a fit wants one question: memory_limit_bytes, or max_slowdown."),
+        (
+            {"memory_limit_bytes": 1, "max_slowdown": 0.1},
+            "a fit wants one question: memory_limit_bytes, or max_slowdown.",
+        ),
+        ({"memory_limit_bytes": -1}, "memory_limit_bytes is -1; it is 0 or more."),
+        ({"max_slowdown": -0.5}, "max_slowdown is -0.5; it is 0 or more, 0.05 for five percent."),
+        (
+            {"memory_limit_bytes": 1, "kinds": ("melt",)},
+            "kinds has 'melt'; known are 'recompute', 'offload', 'regather'.",
+        ),
+        ({"memory_limit_bytes": 1, "host_limit_bytes": -1}, "host_limit_bytes is -1; it is 0 or more."),
+        ({"memory_limit_bytes": 1, "effort": 3}, "effort is 3; it is 0, 1 or 2."),
+    ],
+)
+def test_questions_that_are_none(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(OptionsError) as error:
+        fit(EXAMPLE, PRICES, **arguments)  # type: ignore[arg-type]
+    assert str(error.value) == text
+
+
+def test_only_the_runtime_memory_model() -> None:
+    problem = Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker")
+    with pytest.raises(RewriteError, match="is in the 'tracker' memory model: rewrites want 'runtime'"):
+        fit(problem, PRICES, memory_limit_bytes=1)
+
+
+def test_a_search_that_fails_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Planner, limit_bytes: int) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(Planner, "at", fails)
+    with pytest.warns(OverlapSchedWarning, match="overlap_sched fits nothing in 'saved': ValueError: no"):
+        found = fit(saved(), PRICES, memory_limit_bytes=130 * MIB)
+    assert found.best == found.without
+    assert found.fell_back == "ValueError: no"
+    with pytest.raises(VerificationError, match="fitting 'saved' failed: ValueError: no"):
+        fit(saved(), PRICES, Options(strict=True), memory_limit_bytes=130 * MIB)

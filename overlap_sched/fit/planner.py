@@ -45,7 +45,8 @@ AIMS = (1.0, 0.97, 0.92)
 WEIGHTS = (0.05, 0.5)
 """What a hidden microsecond of a copy to the host counts as, beside one of compute."""
 LARGE = 4_000
-"""Graphs of more nodes are not searched for the lowest peak, only ordered by the simple ways, and only where needed."""
+"""Graphs of more nodes are not searched for the lowest peak, only ordered by the simple ways, and only where needed;
+and fewer plans are made of them."""
 OVERSHOOT = 3
 """How often choices are made anew, lower, where what they make is above the limit after all."""
 
@@ -158,10 +159,11 @@ class Planner:
             yield self.lowest
 
     def _recipes(self) -> Iterator[tuple[tuple[str, ...], float, float]]:
-        kinds = self.asked.kinds
+        kinds, large = self.asked.kinds, len(self.problem.nodes) > LARGE
         aims = AIMS if self.problem.collectives or "offload" in kinds else AIMS[:1]
-        for aim in aims[: self.asked.effort + 1]:
-            for weight in WEIGHTS if set(kinds) >= {"recompute", "offload"} else WEIGHTS[:1]:
+        both = set(kinds) >= {"recompute", "offload"} and not large
+        for aim in aims[: min(self.asked.effort + 1, 2 if large else len(AIMS))]:
+            for weight in WEIGHTS if both else WEIGHTS[:1]:
                 yield kinds, weight, aim
 
     def _chosen(

@@ -13,7 +13,7 @@ from torch import fx
 
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning
 from overlap_sched.fit import Fit, FitPoint, fit
-from overlap_sched.fit.fit import KINDS
+from overlap_sched.fit.questions import KINDS
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.rewrites import prepare, rerunnable
 from overlap_sched.options import Options
@@ -40,7 +40,8 @@ def fit_graph(
     Args:
         gm: Its nodes have ``meta["val"]``. Recompiled.
         options: Of the scheduler; ``strict`` raises where the default warns.
-        memory_limit_bytes, max_slowdown: One of them.
+        memory_limit_bytes: The question is the shortest step within it.
+        max_slowdown: Or it is the lowest peak within this.
         kinds: What may be done.
         host: The link to host memory.
         host_limit_bytes: Pinned host memory at most.

@@ -28,7 +28,6 @@ from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.node import LAUNCH
 from overlap_sched.transform.host import OUT
 
-
 HOST = {OUT: Group(1, True)}
 """The stream of copies to and from the host, as a group."""
 

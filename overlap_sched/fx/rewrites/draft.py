@@ -269,7 +269,7 @@ class Draft:
 
 
 def shares_storage(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two values are tensors on one storage, and the first is no output of the graph."""
+    """Whether two values are tensors on one storage, and the first is computed."""
     values = [node.meta.get("val") for node in (one, other)]
     if one.op != "call_function" or not all(isinstance(value, FakeTensor) for value in values):
         return False

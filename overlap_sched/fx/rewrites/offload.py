@@ -29,9 +29,7 @@ def offload(draft: Draft, rewrite: Offload) -> None:
     source = _source(draft, rewrite.node)
     views = [draft.find(name) for name in rewrite.views]
     users = check_users(draft, (rewrite.node, *rewrite.views), [source, *views], rewrite.users)
-    if any(shares_storage(source, node) and node.op == "call_function" for node in source.all_input_nodes) and not (
-        source.target is WAIT
-    ):
+    if source.target is not WAIT and any(shares_storage(source, taken) for taken in source.all_input_nodes):
         raise RewriteError(
             f"{rewrite.node!r} is no node that makes a storage of its own: what makes one can be offloaded."
         )
@@ -88,7 +86,7 @@ def _copies(draft: Draft, rewrite: Offload, source: fx.Node, value: FakeTensor, 
 
 def _operators() -> Any:
     try:
-        import torch._functorch._activation_offloading.offload_ops  # noqa: F401  registers them
+        import torch._functorch._activation_offloading.offload_ops  # registers them
     except ImportError:
         raise TorchVersionError(
             f"torch {torch.__version__} has no operators for offloading (torch.ops.ao). Use 2.13 or newer."

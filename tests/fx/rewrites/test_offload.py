@@ -1,4 +1,4 @@
-"""Values of a graph go to the host and come back: bitwise on a CPU by plain copies; torch's operators, lifted, for CUDA."""
+"""Values of a graph go to the host and come back: bitwise on a CPU by copies; torch's operators, lifted, for CUDA."""
 
 import pytest
 import torch

@@ -49,14 +49,15 @@ def joint_graph(workload: Workload) -> fx.GraphModule:
 
 
 def _split_convolutions(graph: fx.Graph) -> None:
-    """The gradients of a convolution's input and of its weight are two steps, as in MAGIS (and in cuDNN).
+    """The gradients of a convolution's weight and of its input are two steps, as in MAGIS and in cuDNN, in this order.
 
+    So what forward saved for the first is gone before the second one takes its memory.
     The gradient of the input needs no input, only its shape: ``torch.nn.grad.conv2d_input`` gives the operator one
     element that is expanded, and so does this.
     """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default):
         gradient, given, *rest, mask = node.args
-        for part in list(node.users):
+        for part in sorted(node.users, key=lambda user: user.args[1], reverse=True):
             assert part.target is operator.getitem, "an operator that returns three tensors is indexed"
             which = part.args[1]
             if not mask[which]:

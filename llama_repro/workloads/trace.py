@@ -49,11 +49,11 @@ def joint_graph(workload: Workload) -> fx.GraphModule:
 
 
 def _split_convolutions(graph: fx.Graph) -> None:
-    """The gradients of a convolution's weight and of its input are two steps, as in MAGIS and in cuDNN, in this order.
+    """The gradients of a convolution's weight and of its input are two steps, as in MAGIS.
 
-    So what forward saved for the first is gone before the second one takes its memory.
-    The gradient of the input needs no input, only its shape: ``torch.nn.grad.conv2d_input`` gives the operator one
-    element that is expanded, and so does this.
+    The weight's comes first, so that what forward saved for it is gone before the other one takes its memory. That
+    needs no input, only its shape: ``torch.nn.grad.conv2d_input`` gives the operator one element that is expanded, and
+    so does this.
     """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default):
         gradient, given, *rest, mask = node.args
@@ -62,11 +62,12 @@ def _split_convolutions(graph: fx.Graph) -> None:
             which = part.args[1]
             if not mask[which]:
                 continue
-            with graph.inserting_before(part):
+            with graph.inserting_before(node):
                 image = _shape_of(graph, given, gradient) if which == 0 else given
                 alone = graph.call_function(node.target, (gradient, image, *rest, [k == which for k in range(3)]))
             alone.meta["val"] = tuple(value if k == which else None for k, value in enumerate(node.meta["val"]))
             part.update_arg(0, alone)
+            alone.append(part)
 
 
 def _shape_of(graph: fx.Graph, given: fx.Node, like: fx.Node) -> fx.Node:

@@ -162,7 +162,7 @@ class Planner:
         kinds, large = self.asked.kinds, len(self.problem.nodes) > LARGE
         aims = AIMS if self.problem.collectives or "offload" in kinds else AIMS[:1]
         both = set(kinds) >= {"recompute", "offload"} and not large
-        for aim in aims[: min(self.asked.effort + 1, 2 if large else len(AIMS))]:
+        for aim in aims[: self.asked.effort + 1]:
             for weight in WEIGHTS if both else WEIGHTS[:1]:
                 yield kinds, weight, aim
 

@@ -99,18 +99,17 @@ def points_table(found: Fit) -> Table:
     table = captioned_table(
         title=f"{printable(found.best.problem.name)}: step against peak memory, with rewrites",
         caption=f"Simulated, in the runtime memory model. {found.tried} plans scheduled; there may be better ones.",
-        numbers=("peak", "", "step", "", "exposed", "host", "rewrites"),
+        numbers=("peak", "", "step", "", "host", "rewrites"),
     )
     table.add_column("", no_wrap=True)
     above = [point for point in (found.original, found.without) if point not in found.points]
     for point in [*above, *found.points]:
-        names = (("original", found.original), ("best order", found.without), ("picked", found.best))
+        names = (("original", found.original), ("best", found.without), ("picked", found.best))
         table.add_row(
             size(point.peak_bytes),
             change(found.original.peak_bytes, point.peak_bytes),
             duration(point.step_us),
             change(found.without.step_us, point.step_us),
-            duration(point.exposed_us),
             size(point.host_bytes),
             f"{len(point.rewrites):,}",
             ", ".join(name for name, named in names if named == point),

@@ -87,6 +87,7 @@ def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, caps
         write_problem(problem, path)
         others = {
             "costs": ("explain", str(path), "--costs"),
+            "fit": ("fit", str(path), "--max-slowdown", "0%"),
             "diff": ("diff", "original", "original", "--problem", str(path)),
         }
         assert run(*others.get(name, (name, str(path))), "--json") == 0

@@ -6,6 +6,8 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.transform.rewrites import (
     Bucket,
     Keep,
+    Offload,
+    Recompute,
     Regather,
     Rewrite,
     Split,
@@ -21,6 +23,8 @@ ALL: tuple[Rewrite, ...] = (
     Stream("bucket_a_2"),
     Keep("d", "e"),
     Regather("f", ("g", "h")),
+    Recompute(("i", "j"), ("k",), 2),
+    Offload("l", ("m",), ("n",)),
 )
 
 

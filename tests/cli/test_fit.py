@@ -1,0 +1,97 @@
+"""``overlap-sched fit``: its answers, the files that it writes, and its errors word by word."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.replay import replay
+from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.problem.file import read_problem, write_problem
+from tests.fit.test_fit import saved
+from tests.support.command import run
+
+
+@pytest.fixture
+def problem_file(tmp_path: Path) -> str:
+    path = tmp_path / "saved.json"
+    write_problem(saved(), path)
+    return str(path)
+
+
+def test_the_order_and_the_problem_that_are_written(
+    problem_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order, rewritten = tmp_path / "order.json", tmp_path / "rewritten.json"
+    arguments = ("--memory-limit", "130MiB", "--out", str(order), "--save-problem", str(rewritten), "--json")
+    assert run("fit", problem_file, *arguments) == 0
+    figures = json.loads(capsys.readouterr().out)
+    made = read_problem(rewritten)
+    ids = {node.name: v for v, node in enumerate(made.nodes)}
+    ran = [ids[name] for name in json.loads(order.read_text())]
+    assert peak_memory(made, ran)[0] == figures["picked"]["peak_bytes"] <= 130 * 2**20
+    assert replay(made, ran).step_us == figures["picked"]["step_us"]
+    assert [one["rewrite"]["kind"] for one in figures["rewrites"]] == ["recompute"]
+    assert figures["rewrites"][0]["compute_us"] == 10.0
+    assert figures["rewrites"][0]["bytes"] == 64 * 2**20
+
+
+def test_what_people_read(problem_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", problem_file, "--memory-limit", "130MiB", "--host-memory", "0") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "recompute aten.gelu 1 64.0 MiB 10.0 us 0.0 us 160.0 us" in shown
+    assert shown.endswith(
+        "Fits into 130.0 MiB: a peak of 106.0 MiB. The step takes 2.22 ms, +0.45 % against the best order without "
+        "rewrites (2.21 ms at 145.0 MiB)."
+    )
+    assert run("fit", problem_file, "--max-slowdown", "1%", "--host-memory", "0") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The lowest peak found: 106.0 MiB. The step takes 2.22 ms, +0.45 % against" in shown
+
+
+def test_an_order_without_its_graph_is_noted(
+    problem_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("fit", problem_file, "--memory-limit", "130MiB", "--out", str(tmp_path / "order.json")) == 0
+    assert (
+        "overlap-sched: note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ("--memory-limit", "lots"),
+            "--memory-limit is 'lots'; write a size with a unit (80GB, 24GiB) or percent of the original peak (90%).",
+        ),
+        (("--max-slowdown", "0.05"), "--max-slowdown is '0.05'; write percent of the best order's step: 5%."),
+        (("--max-slowdown=-5%",), "--max-slowdown is '-5%'; write percent of the best order's step: 5%."),
+        (
+            ("--memory-limit", "1MiB", "--host-memory", "50%"),
+            "--host-memory is '50%'; write a size with a unit: 64GiB.",
+        ),
+        (
+            ("--memory-limit", "1MiB", "--kinds", "melt"),
+            "--kinds has 'melt'; known are recompute, offload, regather.",
+        ),
+        (("--memory-limit", "1MiB", "--effort", "7"), "--effort is 7; it is 0, 1 or 2."),
+        (
+            ("--memory-limit", "1MiB"),
+            "'saved' does not fit into 1.0 MiB: the lowest peak found is 106.0 MiB, at a step of 2.22 ms. Allow more, "
+            "more host memory or more kinds, shard over more ranks, or take a smaller batch.",
+        ),
+    ],
+)
+def test_errors(arguments: tuple[str, ...], text: str, problem_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", problem_file, *arguments) == 2
+    assert f"overlap-sched: error: {text}" in capsys.readouterr().err
+
+
+def test_another_memory_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tracker.json"
+    write_problem(Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker"), path)
+    assert run("fit", str(path), "--memory-limit", "1MiB") == 2
+    assert "problem 't' is in the 'tracker' memory model: rewrites want 'runtime'." in capsys.readouterr().err

@@ -30,13 +30,12 @@ from llama_repro.harness.record import provenance, read_record, write_record
 from llama_repro.titan.models import MODELS
 from llama_repro.workloads.baselines import BASELINES, by_partitioner, by_solver, reordered
 from llama_repro.workloads.models import WORKLOADS, Workload
-from llama_repro.workloads.ours import PCIE_3, ours
+from llama_repro.workloads.ours import KINDS, PCIE_3, ours
 from llama_repro.workloads.points import Point, point
 from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, row
 from llama_repro.workloads.tables import fit_table
 from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with_updates
 from overlap_sched.cost import Roofline
-from overlap_sched.fit.fit import KINDS
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from llama_repro.workloads.points import Point, point
 from llama_repro.workloads.rows import LIMITS, SLOWDOWNS
-from overlap_sched.fit.fit import KINDS, fit
+from overlap_sched.fit import fit
 from overlap_sched.problem import Problem
 from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.prices import Prices
@@ -12,6 +12,9 @@ from overlap_sched.transform.prices import Prices
 PCIE_3 = HostLink("PCIe 3.0 x16", 12.6e9)
 """MAGIS's machine: Xeon Silver 4210R (Intel's product page: PCI Express 3.0), so 15.75 GB/s in one direction; 0.8 of
 it, as the other links of :mod:`overlap_sched.transform.host`."""
+
+KINDS = ("recompute", "offload", "regather")
+"""Kinds of rewrites that the ablation takes away."""
 
 
 def ours(

@@ -1,8 +1,8 @@
 """Optimal recomputation by constraint programming: what to run again, and when, for the least time within a budget.
 
 The question is Checkmate's (Jain et al., MLSys 2020, arXiv 1910.02653), whose program has a variable for each pair of
-steps: about 100,000 of them for the smallest of these graphs, 27 million for the largest. The program here is the one of
-MOCCASIN (Bartan et al., ICML 2023, arXiv 2304.14463), which has a few intervals for each step instead, the steps in a
+steps: about 100,000 of them for the smallest of these graphs, 27 million for the largest. The program here is
+MOCCASIN's (Bartan et al., ICML 2023, arXiv 2304.14463), which has a few intervals for each step instead: steps in a
 given order, each run at most twice. A value is live in one piece, or in two::
 
     kept     [ made .......................... last use ]

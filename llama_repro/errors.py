@@ -25,3 +25,7 @@ class TitanError(OverlapSchedError, RuntimeError):
 
 class FootprintError(OverlapSchedError, RuntimeError):
     """A model did not run in a mode of ``torch.compile``."""
+
+
+class OverBudgetError(OverlapSchedError, RuntimeError):
+    """What one step needs at once does not fit, or nearly all the time would go into recomputing."""

@@ -5,7 +5,17 @@
 115.689
 """
 
-from overlap_sched.cost.device import A100, DEVICES, H100, H200, XEON_8480, Device, device_named
+from overlap_sched.cost.device import (
+    A100,
+    DEVICES,
+    H100,
+    H200,
+    RTX_3090,
+    RTX_3090_TF32,
+    XEON_8480,
+    Device,
+    device_named,
+)
 from overlap_sched.cost.model import Collective, Compute, CostModel, ExplainingModel, Pricer, Roofline
 from overlap_sched.cost.network import HGX, Link, Network
 from overlap_sched.cost.price import FREE, Price, Source
@@ -17,6 +27,8 @@ __all__ = [
     "H100",
     "H200",
     "HGX",
+    "RTX_3090",
+    "RTX_3090_TF32",
     "XEON_8480",
     "Collective",
     "Compute",

@@ -49,7 +49,14 @@ XEON_8480 = Device("Xeon-8480+", 7.168e12, 307.2e9)
 """One socket Xeon Platinum 8480+, without AMX. Intel's product page: 56 cores, base 2.0 GHz; two 512-bit FMA units make
 64 single-precision operations a cycle and core; eight channels of DDR5-4800 are 307.2 GB/s."""
 
-DEVICES = (H100, H200, A100, XEON_8480)
+RTX_3090 = Device("RTX-3090", 71e12, 936e9)
+"""GeForce RTX 3090 24 GB, in bfloat16. NVIDIA Ampere GA102 whitepaper V2, appendix A: BF16 with FP32 accumulate 71
+TFLOPS dense; 936 GB/s."""
+
+RTX_3090_TF32 = Device("RTX-3090-TF32", 35.6e12, 936e9)
+"""The same with float32 tensors, whose matmuls and convolutions run in TF32: 35.6 TFLOPS dense (the same table)."""
+
+DEVICES = (H100, H200, A100, RTX_3090, RTX_3090_TF32, XEON_8480)
 
 
 def device_named(name: str) -> Device:

@@ -108,7 +108,8 @@ def test_there_and_back(tmp_path: Path) -> None:
         (
             '"H100"',
             '"H1000"',
-            "device is unknown: no device is named 'H1000'; known are H100, H200, A100, Xeon-8480+ and cpu. Or write a "
+            "device is unknown: no device is named 'H1000'; known are H100, H200, A100, RTX-3090, "
+            "RTX-3090-TF32, Xeon-8480+ and cpu. Or write a "
             "[device] table of your own.",
         ),
         ("ranks_per_node = 8", "ranks_per_node = 0", "ranks_per_node is 0: it is 1 or more."),

@@ -86,7 +86,8 @@ def test_devices_are_found_by_name() -> None:
     with pytest.raises(OptionsError) as error:
         cost.device_named("H300")
     assert str(error.value) == (
-        "no device is named 'H300'; known are H100, H200, A100, Xeon-8480+ and cpu. Or make your own: cost.Device(...)."
+        "no device is named 'H300'; known are H100, H200, A100, RTX-3090, RTX-3090-TF32, Xeon-8480+ and cpu. "
+        "Or make your own: cost.Device(...)."
     )
 
 

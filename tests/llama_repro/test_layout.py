@@ -14,6 +14,7 @@ ABOVE = {
     "titan": {"capture", "harness"},
     "bench": {"capture", "harness", "generate", "titan"},
     "zoo": {"harness"},
+    "workloads": {"harness", "zoo"},
     "fusion": {"capture", "harness"},
     "gpu": {"capture", "harness", "training"},
     "fidelity": {"capture", "harness", "training", "gpu"},

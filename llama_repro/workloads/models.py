@@ -1,0 +1,47 @@
+"""The workloads of MAGIS (ASPLOS 2024), table 2: networks, batches, types, and the device that they are priced for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from llama_repro.workloads.convolutions import UNet, UNetPlusPlus, resnet50
+from llama_repro.workloads.transformer import VisionTransformer, language_model
+from overlap_sched.cost import RTX_3090, RTX_3090_TF32, Device
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One network and its batch.
+
+    Attributes:
+        name: In tables, and of the problem.
+        build: Makes the network; on the meta device nothing is allocated.
+        shape: Of the input, batch first.
+        weights: How many weights it has.
+        dtype: Of all tensors. float32 multiplies in TF32.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    weights: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def device(self) -> Device:
+        """What it is priced for."""
+        return RTX_3090 if self.dtype is torch.bfloat16 else RTX_3090_TF32
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    Workload("ResNet-50", resnet50, (64, 3, 224, 224), 25_502_912),
+    Workload("BERT-base", partial(language_model, 12, 768, 12), (32, 512, 768), 84_934_656),
+    Workload("ViT-base/16", VisionTransformer, (64, 3, 224, 224), 85_702_656),
+    Workload("U-Net", UNet, (32, 1, 256, 256), 31_372_994),
+    Workload("U-Net++", UNetPlusPlus, (16, 1, 256, 256), 19_907_200),
+    Workload("GPT-Neo-1.3B", partial(language_model, 24, 2048, 16), (32, 512, 2048), 1_207_959_552, torch.bfloat16),
+    Workload("BTLM-3B", partial(language_model, 32, 2560, 32), (32, 512, 2560), 2_516_582_400, torch.bfloat16),
+)

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""The tables of docs/fit_bench.md: what a step costs in less memory, by others' rules and by ours. Simulated.
+
+    scripts/fit_bench.py                            MAGIS's workloads: every way, and the published figures
+    scripts/fit_bench.py ResNet BERT                only steps whose names contain one of these
+    scripts/fit_bench.py --distributed              whole steps of torchtitan's models and forward graphs instead
+    scripts/fit_bench.py --solver 30                also the best recomputation that CP-SAT finds in 30 s at each budget
+    scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
+    scripts/fit_bench.py --show record.json ...     the table of records, without measuring anything
+    ... --record record.json                        also a dated record with hardware, versions and all points
+
+Steps are traced without a GPU and priced for an RTX 3090 (the distributed ones: as their files are, for H100s).
+Seconds are processor time of one thread. Exit status 1 where a network has not the weights that it should have.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
+
+import torch
+from torch import fx
+
+from llama_repro import INSTANCES
+from llama_repro.harness.record import provenance, read_record, write_record
+from llama_repro.titan.models import MODELS
+from llama_repro.workloads.baselines import BASELINES, by_partitioner, by_solver, reordered
+from llama_repro.workloads.models import WORKLOADS, Workload
+from llama_repro.workloads.ours import KINDS, PCIE_3, ours
+from llama_repro.workloads.points import Point, point
+from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, row
+from llama_repro.workloads.tables import fit_table
+from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with_updates
+from overlap_sched.cost import Roofline
+from overlap_sched.options import Options
+from overlap_sched.problem import Problem
+from overlap_sched.problem.file import read_problem
+from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.transform.prices import Prices
+
+PACKAGES = ("torch", "numpy", "sortedcontainers", "ortools")
+FORWARD = ("llama3_8b_fw_64_2d",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step. ``original``: what its rows are parts of; ``traced``: where the FX graph is there, too."""
+
+    problem: Problem
+    prices: Prices
+    original: Point
+    traced: tuple[Workload, fx.GraphModule] | None = None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    if options.show:
+        print(fit_table([made for path in options.show for made in recorded_rows(read_record(path))]))
+        return 0
+    broken = [w.name for w in WORKLOADS if _weights(w) != w.weights]
+    rows: list[FitRow] = []
+    for case in _distributed(options) if options.distributed else _workloads(options):
+        for made in _ablation(case, options) if options.ablation else _ways(case, options):
+            print(f"{made.step}: {made.way}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
+            rows.append(made)
+    print(fit_table(rows))
+    if options.record:
+        command = " ".join(["scripts/fit_bench.py", *(sys.argv[1:] if arguments is None else arguments)])
+        write_record(options.record, {**provenance(command, PACKAGES), "rows": [asdict(made) for made in rows]})
+    for name in broken:
+        print(f"BROKEN: {name} has not the weights that it should have", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _weights(workload: Workload) -> int:
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in workload.build().parameters())
+
+
+def _wanted(name: str, options: argparse.Namespace) -> bool:
+    return not options.steps or any(part in name for part in options.steps)
+
+
+def _workloads(options: argparse.Namespace) -> Iterator[Case]:
+    for workload in WORKLOADS:
+        if _wanted(workload.name, options):
+            joint = joint_graph(workload)
+            problem = step_problem(workload, with_updates(copy_of(joint)))
+            prices = Prices(Roofline(workload.device), host=PCIE_3)
+            yield Case(problem, prices, point(problem), (workload, joint))
+
+
+def _distributed(options: argparse.Namespace) -> Iterator[Case]:
+    """Slowdown counts from the best order within the original peak, peaks from the original one."""
+    paths = [*(model.problem_file for model in MODELS.values()), *(INSTANCES / f"{n}.json.gz" for n in FORWARD)]
+    for path in paths:
+        if _wanted(path.name, options):
+            problem = read_problem(path)
+            step_us = schedule(problem, Options(memory_model=problem.memory_model)).scheduled.step_us
+            yield Case(problem, Prices(Roofline()), Point(point(problem).peak_bytes, step_us))
+
+
+def _ways(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
+    made = partial(row, case.problem.name, len(case.problem.nodes))
+    if case.traced is None:
+        yield made("our order alone", case.original, lambda: reordered(case.problem))
+    else:
+        workload, joint = case.traced
+        for way, baseline in BASELINES.items():
+            yield made(way, case.original, partial(baseline, case.problem))
+        if options.solver:
+            way = f"recomputation by CP-SAT, {options.solver:g} s each"
+            yield made(way, case.original, lambda: by_solver(case.problem, options.solver))
+        yield made("torch's partitioner", case.original, lambda: by_partitioner(workload, joint))
+    yield made("ours", case.original, lambda: _ours(case, KINDS, options))
+    yield from published_rows(case.problem.name)
+
+
+def _ablation(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
+    made = partial(row, case.problem.name, len(case.problem.nodes))
+    yield made("ours", case.original, lambda: _ours(case, KINDS, options))
+    for kind in KINDS:
+        kinds = [other for other in KINDS if other != kind]
+        yield made(f"ours without {kind}", case.original, partial(_ours, case, kinds, options))
+
+
+def _ours(case: Case, kinds: Sequence[str], options: argparse.Namespace) -> Iterator[Point]:
+    return ours(case.problem, case.prices, case.original.step_us, kinds, options.effort)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="*", metavar="NAME", help="only steps whose names contain one of these")
+    parser.add_argument("--distributed", action="store_true", help="torchtitan's steps and forward graphs instead")
+    parser.add_argument("--ablation", action="store_true", help="each kind of rewrite taken away")
+    parser.add_argument(
+        "--solver", type=float, default=0.0, metavar="SECONDS", help="also CP-SAT, so long at each budget"
+    )
+    parser.add_argument("--effort", type=int, default=2, help="of our search (default: 2)")
+    parser.add_argument("--show", type=Path, nargs="+", metavar="RECORD", help="print the table of records")
+    parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[FitRow] = []
     for case in _distributed(options) if options.distributed else _workloads(options):
         for made in _ablation(case, options) if options.ablation else _ways(case, options):
-            print(f"{made.step}: {made.way}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
+            print(f"{made.graph}: {made.by}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
             rows.append(made)
     print(fit_table(rows))
     if options.record:

@@ -19,8 +19,8 @@ class FitRow:
     """One way to run one step; simulated, but for published ones.
 
     Attributes:
-        step: Which graph. nodes: of it; 0 where it is not ours.
-        way: Whose.
+        graph: Which. nodes: of it; 0 where it is not ours.
+        by: Whose way.
         original_bytes, original_us: The graph as it is: what the others are parts of; 0 where it is not ours.
         slowdown_at: Per limit of :data:`LIMITS`, how much slower the fastest is that fits; ``None``: none fits.
         peak_at: Per limit of :data:`SLOWDOWNS`, the lowest peak that is fast enough, as a part; ``None``: none is.
@@ -28,9 +28,9 @@ class FitRow:
         points: All that were found, none worse in both.
     """
 
-    step: str
+    graph: str
     nodes: int
-    way: str
+    by: str
     original_bytes: int
     original_us: float
     slowdown_at: tuple[float | None, ...]
@@ -43,9 +43,9 @@ def row(step: str, nodes: int, way: str, original: Point, found: Callable[[], It
     """Find points, and read the figures off them; the original is among them."""
     points, seconds = timed(lambda: [original, *found()])
     return FitRow(
-        step=step,
+        graph=step,
         nodes=nodes,
-        way=way,
+        by=way,
         original_bytes=original.peak_bytes,
         original_us=original.step_us,
         slowdown_at=tuple(slowdown_at(points, original, part) for part in LIMITS),

@@ -22,11 +22,11 @@ def fit_table(rows: Sequence[FitRow]) -> str:
 def _lines(rows: Sequence[FitRow]) -> Iterable[Sequence[str]]:
     named = ""
     for row in rows:
-        first = row.step != named
-        named = row.step
+        first = row.graph != named
+        named = row.graph
         yield (
             _step(row) if first else "",
-            f"**{row.way}**" if row.way.startswith("ours") else row.way,
+            f"**{row.by}**" if row.by.startswith("ours") else row.by,
             *(_slowdown(row, at) for at in range(len(LIMITS))),
             *("does not fit" if value is None else _percent(value) for value in row.peak_at),
             f"{row.seconds:.0f}" if row.nodes else "",
@@ -34,7 +34,7 @@ def _lines(rows: Sequence[FitRow]) -> Iterable[Sequence[str]]:
 
 
 def _step(row: FitRow) -> str:
-    return f"{row.step}: {row.nodes:,} nodes, {row.original_bytes / 2**30:.1f} GiB, {row.original_us / 1e3:,.0f} ms"
+    return f"{row.graph}: {row.nodes:,} nodes, {row.original_bytes / 2**30:.1f} GiB, {row.original_us / 1e3:,.0f} ms"
 
 
 def _percent(value: float, sign: str = "") -> str:

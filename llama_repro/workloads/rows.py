@@ -21,7 +21,7 @@ class FitRow:
     Attributes:
         graph: Which. nodes: of it; 0 where it is not ours.
         by: Whose way.
-        original_bytes, original_us: The graph as it is: what the others are parts of; 0 where it is not ours.
+        original_peak_bytes, original_step_us: The graph as it is: what the others are parts of; 0 where it is not ours.
         slowdown_at: Per limit of :data:`LIMITS`, how much slower the fastest is that fits; ``None``: none fits.
         peak_at: Per limit of :data:`SLOWDOWNS`, the lowest peak that is fast enough, as a part; ``None``: none is.
         seconds: Processor time of all of it.
@@ -31,8 +31,8 @@ class FitRow:
     graph: str
     nodes: int
     by: str
-    original_bytes: int
-    original_us: float
+    original_peak_bytes: int
+    original_step_us: float
     slowdown_at: tuple[float | None, ...]
     peak_at: tuple[float | None, ...]
     seconds: float
@@ -46,8 +46,8 @@ def row(step: str, nodes: int, way: str, original: Point, found: Callable[[], It
         graph=step,
         nodes=nodes,
         by=way,
-        original_bytes=original.peak_bytes,
-        original_us=original.step_us,
+        original_peak_bytes=original.peak_bytes,
+        original_step_us=original.step_us,
         slowdown_at=tuple(slowdown_at(points, original, part) for part in LIMITS),
         peak_at=tuple(peak_at(points, original, slowdown) for slowdown in SLOWDOWNS),
         seconds=seconds,

@@ -34,7 +34,8 @@ def _lines(rows: Sequence[FitRow]) -> Iterable[Sequence[str]]:
 
 
 def _step(row: FitRow) -> str:
-    return f"{row.graph}: {row.nodes:,} nodes, {row.original_bytes / 2**30:.1f} GiB, {row.original_us / 1e3:,.0f} ms"
+    gib, ms = row.original_peak_bytes / 2**30, row.original_step_us / 1e3
+    return f"{row.graph}: {row.nodes:,} nodes, {gib:.1f} GiB, {ms:,.0f} ms"
 
 
 def _percent(value: float, sign: str = "") -> str:

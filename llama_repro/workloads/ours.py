@@ -13,7 +13,7 @@ PCIE_3 = HostLink("PCIe 3.0 x16", 12.6e9)
 """MAGIS's machine: Xeon Silver 4210R (Intel's product page: PCI Express 3.0), so 15.75 GB/s in one direction; 0.8 of
 it, as the other links of :mod:`overlap_sched.transform.host`."""
 
-KINDS = ("recompute", "offload", "regather")
+KINDS = ("recompute", "offload")
 """Kinds of rewrites that the ablation takes away."""
 
 

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, shortened
-from overlap_sched.cli.source import Loaded
+from overlap_sched.cli.source import FISSION, Loaded
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import Fit, fit
@@ -23,6 +23,8 @@ from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 
 LINKS: Mapping[str, HostLink] = {"pcie5": PCIE_5, "pcie4": PCIE_4}
+ALL = (*KINDS, FISSION)
+"""What ``--kinds`` may name."""
 _LIMIT, _SLOWDOWN, _HOST = "--memory-limit", "--max-slowdown", "--host-memory"
 
 
@@ -34,7 +36,7 @@ class Request:
         limit: Memory limit as it was written; percent are of the original peak.
         max_slowdown: 0.05: five percent.
         host_bytes: Pinned host memory at most.
-        link: To the host. kinds: of rewrites. effort: how much is tried.
+        link: To the host. kinds: of rewrites. comm_scale: as for other commands. effort: how much is tried.
         strict: Raise where a search that fails would otherwise be given up.
     """
 
@@ -43,6 +45,7 @@ class Request:
     host_bytes: int | None
     link: HostLink
     kinds: tuple[str, ...]
+    comm_scale: float
     effort: int
     strict: bool
     out: str | None
@@ -76,9 +79,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--kinds",
-        default=",".join(KINDS),
+        default=",".join(ALL),
         metavar="KINDS",
-        help=f"what may be done, joined by commas (default: {','.join(KINDS)})",
+        help=f"what may be done, joined by commas (default: {','.join(ALL)}; {FISSION} of dumps only)",
     )
     add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
     add("--out", metavar="ORDER.json", help="write the order found, of the rewritten graph, as a list of node names")
@@ -97,9 +100,9 @@ def request_of(options: argparse.Namespace) -> Request:
     slowdown = None if options.max_slowdown is None else _slowdown(options.max_slowdown)
     host = None if options.host_memory is None else _host_bytes(options.host_memory)
     kinds = tuple(name.strip() for name in options.kinds.split(",")) if options.kinds.strip() else ()
-    unknown = [name for name in kinds if name not in KINDS]
+    unknown = [name for name in kinds if name not in ALL]
     if unknown:
-        raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(KINDS)}.")
+        raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(ALL)}.")
     if options.effort not in (0, 1, 2):
         raise OptionsError(f"--effort is {options.effort}; it is 0, 1 or 2.")
     return Request(
@@ -108,6 +111,7 @@ def request_of(options: argparse.Namespace) -> Request:
         host,
         LINKS[options.host_link],
         kinds,
+        options.comm_scale,
         options.effort,
         options.strict,
         options.out,
@@ -143,13 +147,14 @@ def answer(
     tell(f"fitting {len(problem.nodes):,} nodes")
     found = fit(
         problem,
-        Prices(loaded.model or Roofline(), host=request.link),
+        Prices(loaded.model or Roofline(), request.comm_scale, host=request.link),
         replace(Options(), strict=request.strict),
         memory_limit_bytes=limit,
         max_slowdown=request.max_slowdown,
-        kinds=request.kinds,
+        kinds=[kind for kind in request.kinds if kind != FISSION],
         rerun=loaded.rerun,
         host_limit_bytes=request.host_bytes,
+        extra=loaded.fissions,
         effort=request.effort,
         tell=tell,
     )

@@ -28,6 +28,8 @@ from overlap_sched.report.files import write_file
 from overlap_sched.report.profile_text import profile_notes
 
 _DUMP_SUFFIXES = (".py", ".txt")
+_PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
+"""Sub-graphs of a dump that run in parts: in how many, how many are looked at, and how many of those are tried."""
 _GUESSES = {
     "unknown_op": "an operator that is not known: kept in its place, with everything around it",
     "no_val": "a node without shapes: assumed to alias all of its inputs",
@@ -134,6 +136,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     try:
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
+        from overlap_sched.fx.dimensions.candidates import fission_candidates
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
     except ModuleNotFoundError as error:
@@ -179,7 +182,8 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     model = Roofline(device) if cluster is None else model_of(cluster)
     alike = alike_of(dump.gm) if source.prices_anew else None
     rerun = rerunnable(dump.gm) if source.prices_anew else None
-    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, priced_for, model, alike, rerun)
+    fissions = tuple(fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS]) if source.fissions else ()
+    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, priced_for, model, alike, rerun, fissions)
 
 
 def _cluster(source: Source, device: Device) -> Cluster | None:

@@ -15,6 +15,10 @@ from overlap_sched.options import Options, RewriteKind
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.transform.fission import Fission
+
+FISSION = "fission"
+"""A kind of ``fit --kinds``, of dumps alone: a problem file has no shapes."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Source:
         mesh: Of a dump, the dimensions of its device mesh, outermost first; empty: as the cluster says.
         cluster_contention: Whether the cluster's own contention counts.
         prices_anew: Of a problem file, too: the command prices its collectives for the cluster.
+        fissions: Whether to look for sub-graphs of a dump that can run in parts.
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
         traces: Of the torch profiler, one per rank: times that replace the predicted ones where they have them.
@@ -53,6 +58,7 @@ class Source:
     mesh: Sequence[MeshDimension] = ()
     cluster_contention: bool = True
     prices_anew: bool = False
+    fissions: bool = False
     contention: Contention = NO_CONTENTION
     limits: Limits = DEFAULT_LIMITS
     traces: Sequence[str] = ()
@@ -87,6 +93,7 @@ class Loaded:
         alike: Of a dump, what collectives must share to be bucketed (:func:`overlap_sched.fx.rewrites.alike_of`);
             ``None``: it is not known.
         rerun: Of a dump, nodes that may run again (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: not known.
+        fissions: Sub-graphs that can run in parts, the most promising first, where they were looked for.
     """
 
     problem: Problem
@@ -97,6 +104,7 @@ class Loaded:
     model: CostModel | None = None
     alike: Mapping[str, str] | None = None
     rerun: frozenset[str] | None = None
+    fissions: tuple[Fission, ...] = ()
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -118,6 +126,7 @@ def source_of(options: argparse.Namespace) -> Source:
         mesh=tuple(options.mesh or ()),
         cluster_contention=not options.no_contention,
         prices_anew=options.command in ("fit", "whatif") or bool(rewrites_of(options)),
+        fissions=options.command == "fit" and FISSION in options.kinds,
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
         traces=tuple(options.profile),

@@ -11,7 +11,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
 
-KINDS = ("recompute", "offload", "regather")
+KINDS = ("recompute", "offload")
 """What may be done to values."""
 HALVINGS = 7
 """Of the range between the lowest peak that could be and the one that is enough."""

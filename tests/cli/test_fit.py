@@ -75,7 +75,7 @@ def test_an_order_without_its_graph_is_noted(
         ),
         (
             ("--memory-limit", "1MiB", "--kinds", "melt"),
-            "--kinds has 'melt'; known are recompute, offload, regather.",
+            "--kinds has 'melt'; known are recompute, offload, fission.",
         ),
         (("--memory-limit", "1MiB", "--effort", "7"), "--effort is 7; it is 0, 1 or 2."),
         (
@@ -95,3 +95,51 @@ def test_another_memory_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     write_problem(Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker"), path)
     assert run("fit", str(path), "--memory-limit", "1MiB") == 2
     assert "problem 't' is in the 'tracker' memory model: rewrites want 'runtime'." in capsys.readouterr().err
+
+
+LAYERS = """\
+import torch
+class Repro(torch.nn.Module):
+    def forward(self, x_1, w_1):
+        mm = torch.ops.aten.mm.default(x_1, w_1)
+        sum_1 = torch.ops._c10d_functional.all_reduce.default(mm, 'sum', '0')
+        wait_1 = torch.ops._c10d_functional.wait_tensor.default(sum_1)
+        mm_1 = torch.ops.aten.mm.default(wait_1, w_1)
+        sum_2 = torch.ops._c10d_functional.all_reduce.default(mm_1, 'sum', '0')
+        wait_2 = torch.ops._c10d_functional.wait_tensor.default(sum_2)
+        mm_2 = torch.ops.aten.mm.default(wait_2, w_1)
+        sum_3 = torch.ops._c10d_functional.all_reduce.default(mm_2, 'sum', '0')
+        wait_3 = torch.ops._c10d_functional.wait_tensor.default(sum_3)
+        mm_3 = torch.ops.aten.mm.default(wait_3, w_1)
+        return (mm_3,)
+
+def load_args(reader):
+    buf0 = reader.storage(None, 268435456, device=device(type='cuda', index=0))
+    reader.tensor(buf0, (16384, 8192), dtype=torch.bfloat16, is_leaf=True)  # x_1
+    buf1 = reader.storage(None, 134217728, device=device(type='cuda', index=0))
+    reader.tensor(buf1, (8192, 8192), dtype=torch.bfloat16, is_leaf=True)  # w_1
+load_args._version = 0
+mod = Repro()
+"""
+"""Tensor-parallel products one behind the other: no order hides anything."""
+
+
+def test_a_dump_runs_in_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "layers.py"
+    path.write_text(LAYERS)
+    asked = (str(path), "--group", "0=8", "--no-contention", "--memory-limit", "200%", "--json")
+    assert run("fit", *asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["rewrite"]["kind"] for one in found["rewrites"]] == ["fission"]
+    assert found["picked"]["step_us"] < 0.9 * found["without"]["step_us"]
+    slow = ("--comm-scale", "2")
+    assert run("fit", *asked, *slow) == 0
+    assert json.loads(capsys.readouterr().out)["picked"]["step_us"] > found["picked"]["step_us"]
+    assert run("fit", *asked, "--kinds", "recompute,offload") == 0
+    assert json.loads(capsys.readouterr().out)["rewrites"] == []
+
+
+def test_a_problem_file_has_no_shapes_to_cut(problem_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", problem_file, "--memory-limit", "100%", "--kinds", "fission", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rewrites"] == []

@@ -198,7 +198,7 @@ def test_a_frontier_of_limits() -> None:
         ({"max_slowdown": -0.5}, "max_slowdown is -0.5; it is 0 or more, 0.05 for five percent."),
         (
             {"memory_limit_bytes": 1, "kinds": ("melt",)},
-            "kinds has 'melt'; known are 'recompute', 'offload', 'regather'.",
+            "kinds has 'melt'; known are 'recompute', 'offload'.",
         ),
         ({"memory_limit_bytes": 1, "host_limit_bytes": -1}, "host_limit_bytes is -1; it is 0 or more."),
         ({"memory_limit_bytes": 1, "effort": 3}, "effort is 3; it is 0, 1 or 2."),

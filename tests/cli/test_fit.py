@@ -133,7 +133,7 @@ def test_a_dump_runs_in_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     found = json.loads(capsys.readouterr().out)
     assert [one["rewrite"]["kind"] for one in found["rewrites"]] == ["fission"]
     assert found["picked"]["step_us"] < 0.9 * found["without"]["step_us"]
-    slow = ("--comm-scale", "2")
+    slow = ("--comm-scale", "8")
     assert run("fit", *asked, *slow) == 0
     assert json.loads(capsys.readouterr().out)["picked"]["step_us"] > found["picked"]["step_us"]
     assert run("fit", *asked, "--kinds", "recompute,offload") == 0

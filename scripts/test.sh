@@ -16,7 +16,7 @@ check mypy
 
 printf '[test] pytest\n' >&2
 tests=0
-"$python" -m pytest -n 2 "$@" || tests=$?
+"$python" -m pytest -n 2 --dist worksteal "$@" || tests=$?
 if [ "$tests" -eq 0 ] && [ "$style" -ne 0 ]; then
     printf '[test] FAILED: the tests pass, but a check above does not. ruff repairs much by itself:\n' >&2
     printf '[test] What to do: %s -m ruff check --fix . && %s -m ruff format .\n' "$python" "$python" >&2

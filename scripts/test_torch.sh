@@ -53,4 +53,4 @@ if [ -d tests/titan ]; then
 fi
 say "torch $version: ${tests[*]}"
 export PYTHONPATH="$root"
-exec "$python" -m pytest -n 2 "${tests[@]}" "$@"
+exec "$python" -m pytest -n 2 --dist worksteal "${tests[@]}" "$@"

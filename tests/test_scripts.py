@@ -211,7 +211,12 @@ def test_the_exit_code_of_the_run_passes_through(box: Path) -> None:
 def test_tests_run_after_style_and_types(box: Path) -> None:
     done = run(box, "scripts/test.sh", "-m", "not slow")
     assert done.returncode == 0, done.stderr
-    assert calls(box)[-4:] == ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-m pytest -n 2 -m not slow"]
+    assert calls(box)[-4:] == [
+        "-m ruff check .",
+        "-m ruff format --check .",
+        "-m mypy",
+        "-m pytest -n 2 --dist worksteal -m not slow",
+    ]
 
 
 def test_the_exit_code_of_the_tests_passes_through(box: Path) -> None:
@@ -227,7 +232,7 @@ def test_another_torch_gets_an_environment_of_its_own(box: Path) -> None:
     assert calls(box) == [
         f"-m venv {box}/repo/.venv-torch-2.14.1",
         "-m pip install -q torch==2.14.1",
-        f"-m pytest -n 2 {TOUCH_TORCH} -x",
+        f"-m pytest -n 2 --dist worksteal {TOUCH_TORCH} -x",
     ]
 
 
@@ -239,7 +244,7 @@ def test_another_torch_gets_what_is_missing(box: Path, told: str) -> None:
     titan = "-m pip install -q torchtitan==0.3.0 spmd_types torch==2.15.0"
     assert calls(box)[2:] == [
         titan if "titan" in told else "-m pip install -q -e .[plot,test]",
-        f"-m pytest -n 2 {TOUCH_TORCH} tests/titan",
+        f"-m pytest -n 2 --dist worksteal {TOUCH_TORCH} tests/titan",
     ]
 
 
@@ -248,7 +253,7 @@ def test_titan_that_cannot_be_installed_is_told_and_skipped(box: Path) -> None:
     done = run(box, "scripts/test_torch.sh", "2.15.0", FAIL="torchtitan")
     assert done.returncode == 0, done.stderr
     assert "WITHOUT tests/titan: pip install torchtitan==0.3.0 spmd_types failed" in done.stderr
-    assert calls(box)[-1] == f"-m pytest -n 2 {TOUCH_TORCH} tests/titan"
+    assert calls(box)[-1] == f"-m pytest -n 2 --dist worksteal {TOUCH_TORCH} tests/titan"
 
 
 def test_another_torch_that_cannot_be_installed_says_so_and_leaves_nothing(box: Path) -> None:
@@ -275,12 +280,15 @@ def test_continuous_integration_runs_both_and_closes_with_the_whole_suite(box: P
     done = run(box, ".ci/run", "-m", "not slow")
     assert done.returncode == 0, done.stdout
     ran = [call for call in calls(box) if call.startswith("-m pytest")]
-    assert ran == ["-m pytest -n 2 -m not slow", f"-m pytest -n 2 {TOUCH_TORCH} -m not slow"]
+    assert ran == [
+        "-m pytest -n 2 --dist worksteal -m not slow",
+        f"-m pytest -n 2 --dist worksteal {TOUCH_TORCH} -m not slow",
+    ]
     assert endings(done) == [
         f"[ci] ======== {NEWEST}: passed",
-        f"==== 2 passed of pytest -n 2 {TOUCH_TORCH} -m not slow in 1.00s ====",
+        f"==== 2 passed of pytest -n 2 --dist worksteal {TOUCH_TORCH} -m not slow in 1.00s ====",
         f"[ci] ======== {ALL}: passed",
-        "==== 2 passed of pytest -n 2 -m not slow in 1.00s ====",
+        "==== 2 passed of pytest -n 2 --dist worksteal -m not slow in 1.00s ====",
     ]
 
 
@@ -288,7 +296,7 @@ def test_continuous_integration_runs_both_and_closes_with_the_whole_suite(box: P
     ("fail", "code", "last"),
     [
         ("-m pytest", 5, f"[ci] ======== {ALL}: FAILED (exit code 5)"),
-        ("-m pytest -n 2 tests/fx", 5, f"[ci] ======== {NEWEST}: FAILED (exit code 5)"),
+        ("-m pytest -n 2 --dist worksteal tests/fx", 5, f"[ci] ======== {NEWEST}: FAILED (exit code 5)"),
         ("install -q torch==2.15.0", 1, f"[ci] ======== {NEWEST}: FAILED (exit code 1)"),
     ],
 )
@@ -305,6 +313,6 @@ def test_continuous_integration_fails_if_either_does_and_says_it_last(
 def test_bad_style_fails_after_the_tests_have_run(box: Path) -> None:
     failed = run(box, "scripts/test.sh", FAIL="-m ruff check")
     assert failed.returncode == 1
-    assert calls(box)[-1] == "-m pytest -n 2"
+    assert calls(box)[-1] == "-m pytest -n 2 --dist worksteal"
     assert "FAILED: ruff check ." in failed.stderr
     assert "-m ruff check --fix . &&" in failed.stderr

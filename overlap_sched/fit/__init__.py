@@ -1,4 +1,4 @@
-"""Make a step fit: recompute, offload, gather again, and reorder, under one byte budget or one step limit.
+"""Make a step fit: recompute, offload, run in parts, and reorder, under one byte budget or one step limit.
 
     found = fit(problem, prices, memory_limit_bytes=40 * 2**30)      # the shortest step found within the limit
     found = fit(problem, prices, max_slowdown=0.05)                  # the lowest peak found at most 5 % slower

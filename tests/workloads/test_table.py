@@ -64,12 +64,12 @@ def test_all_ways_run_and_are_recorded(script: ModuleType, tmp_path: Path, capsy
     shown = capsys.readouterr().out
     assert "| tiny: " in shown
     record = json.loads((tmp_path / "record.json").read_text())
-    ways = {made["way"]: made for made in record["rows"]}
+    ways = {made["by"]: made for made in record["rows"]}
     assert list(ways) == ["our order alone", "DTR", "torch's partitioner", "ours"]
-    assert len({(made["original_bytes"], made["original_us"]) for made in ways.values()}) == 1
-    assert all(made["points"][-1]["step_us"] <= made["original_us"] for made in ways.values())
+    assert len({(made["original_peak_bytes"], made["original_step_us"]) for made in ways.values()}) == 1
+    assert all(made["points"][-1]["step_us"] <= made["original_step_us"] for made in ways.values())
     lowest = {way: min(found["peak_bytes"] for found in made["points"]) for way, made in ways.items()}
-    assert max(lowest[way] for way in ("DTR", "torch's partitioner", "ours")) < ways["DTR"]["original_bytes"]
+    assert max(lowest[way] for way in ("DTR", "torch's partitioner", "ours")) < ways["DTR"]["original_peak_bytes"]
     assert record["packages"]["torch"] == torch.__version__
     assert script.main(["--show", str(tmp_path / "record.json")]) == 0
     assert capsys.readouterr().out == shown

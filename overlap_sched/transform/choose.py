@@ -152,12 +152,10 @@ class _Search:
             return
         late: dict[Key, list[NodeId]] = {}
         for v in base.order:
-            if v in base.deferred:
+            if v in base.deferred and v in self.graph.keys:
                 late.setdefault(self.graph.keys[v], []).append(v)
         for parts in (1, 2) if late else ():
-            groups = [
-                ids[len(ids) * p // parts : len(ids) * (p + 1) // parts] for ids in late.values() for p in range(parts)
-            ]
+            groups = [part for ids in late.values() for part in _parts_of(ids, parts)]
             self._try(f"compute behind the last launch, its collectives in {parts}", groups, base.order)
 
     def _neighbours(self, base: Base, caps: Sequence[int]) -> tuple[float, ...]:

@@ -52,22 +52,22 @@ def test_latency_is_saved_where_the_network_binds() -> None:
     assert sum(record.stream_us for record in found.records) == pytest.approx(10.0 * (24 - len(launches)))
 
 
-def ending_late(jobs: int) -> Problem:
+def ending_late(jobs: int, op: str = "reduce_scatter_tensor", compute_us: float = 12.0) -> Problem:
     """Weight gradients that take as long as their scatters alone, then a chain whose scatter nothing can hide.
 
     Each gradient is made from 8 bytes of its own; a limit of 200 bytes more than the original peak holds them all.
     """
     storages = [Storage(8) for _ in range(jobs)]
     nodes = [Node(f"x{k}", Kind.INPUT, alloc=(k,)) for k in range(jobs)]
-    for name, compute_us, nbytes, inputs in [
-        *((f"w{k}", 12.0, 8, (k,)) for k in range(jobs)),
+    for name, time_us, nbytes, inputs in [
+        *((f"w{k}", compute_us, 8, (k,)) for k in range(jobs)),
         ("chain", 50.0, 200, ()),
     ]:
         v, s = len(nodes), len(storages)
         storages += [Storage(nbytes), Storage(nbytes // RANKS)]
-        us = PRICES.collective_us("reduce_scatter_tensor", nbytes, Group(RANKS, True))
-        nodes.append(Node(name, Kind.COMPUTE, inputs, (s,), inputs, compute_us))
-        scatter = Node(f"{name}_scatter", Kind.COLLECTIVE, (v,), (s + 1,), (s,), us, "reduce_scatter_tensor", "fsdp")
+        us = PRICES.collective_us(op, nbytes, Group(RANKS, True))
+        nodes.append(Node(name, Kind.COMPUTE, inputs, (s,), inputs, time_us))
+        scatter = Node(f"{name}_scatter", Kind.COLLECTIVE, (v,), (s + 1,), (s,), us, op, "fsdp")
         nodes.append(scatter._replace(bytes=nbytes))
     for v in [v for v, node in enumerate(nodes) if node.kind is Kind.COLLECTIVE]:
         held = (*nodes[v].use, *nodes[v].alloc)
@@ -87,6 +87,11 @@ def test_what_is_computed_behind_the_last_launch_shares_one_latency() -> None:
     assert plan(problem, PRICES, BUCKETS).schedule.scheduled.peak_bytes <= max(
         peak_by_definition(problem, list(problem.original_order))
     )
+
+
+def test_what_cannot_go_together_is_deferred_all_the_same() -> None:
+    problem = ending_late(6, "all_to_all_single", compute_us=20.0)
+    assert plan(problem, PRICES, replace(BUCKETS, headroom="200%", strict=True)).rewrites == ()
 
 
 def test_once_a_step_is_good_enough_nothing_more_is_tried() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, NodeId, Problem
+from overlap_sched.problem import Kind, Node, NodeId, Problem
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Alike, member
 from overlap_sched.transform.prices import Prices
@@ -82,12 +82,17 @@ def batch_time(problem: Problem, prices: Prices) -> BatchTime:
     return time_us
 
 
+def added_us(node: Node, key: Key, time_us: BatchTime) -> float:
+    """What a collective of a key adds to a large batch."""
+    return min(node.time_us, time_us(key, LARGE_BYTES) / LARGE_BYTES * node.bytes)
+
+
 def without_latency(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> Problem:
     """The problem with each collective at what it adds to a large batch: how urgent it is once many go together."""
     nodes = list(problem.nodes)
     for v, key in keys.items():
         node = nodes[v]
-        nodes[v] = node._replace(time_us=min(node.time_us, time_us(key, LARGE_BYTES) / LARGE_BYTES * node.bytes))
+        nodes[v] = node._replace(time_us=added_us(node, key, time_us))
     return Problem(
         problem.name, tuple(nodes), problem.storages, problem.groups, problem.memory_model, problem.contention
     )

@@ -126,9 +126,9 @@ def _best(without: Schedule, trials: Sequence[Trial], prices: Prices, options: O
     most = None if reserve is None else reserve.overdraft(without.order)
     good = sorted((k for k, trial in enumerate(trials) if trial.problem is not None), key=lambda k: trials[k].step_us)
     for k in good[:HELD]:
-        problem, found = _finished(without, trials[k], prices, alike, reserve)
+        done, found = _finished(without, trials[k], prices, alike, reserve)
         if reserve is not None and most is not None:
-            breaks = reserve.rewritten(_task(without, problem)).overdraft(found.order)
+            breaks = reserve.rewritten(done).overdraft(found.order)
             extra = max(breaks.over_bytes - most.over_bytes, 0) / reserve.reserved_bytes
             gain = 1 - found.step_us / without.scheduled.step_us
             if breaks > most and (extra > MOST_EXTRA or gain < WORTH * extra):
@@ -137,7 +137,7 @@ def _best(without: Schedule, trials: Sequence[Trial], prices: Prices, options: O
         if not found.step_us < without.scheduled.step_us:
             seen[k] = replace(seen[k], why_not="no shorter once the allocator can hold it")
             continue
-        return replace(_planned(without, problem, found, trials[k].rewrites), trials=tuple(seen))
+        return replace(_planned(without, done.problem, found, trials[k].rewrites), trials=tuple(seen))
     return Plan((), without, without, trials=tuple(seen))
 
 
@@ -145,28 +145,23 @@ def _not_held(breaks: Overdraft) -> str:
     return f"the allocator needs {breaks.over_bytes:,} bytes more than it may: too much for what it takes off the step"
 
 
-def _task(without: Schedule, problem: Problem) -> Task:
-    """Of the rewritten problem, within the budget of the one as it was."""
-    return Task(problem, replace(without.options, headroom=0, base="original"), without.budget_bytes)
-
-
 def _finished(
     without: Schedule, best: Trial, prices: Prices, alike: Alike | None, reserve: Reserve | None
-) -> tuple[Problem, Candidate]:
-    """A trial with all that the scheduler does behind it, on the problem in its own order."""
+) -> tuple[Task, Candidate]:
+    """A trial with all that the scheduler does behind it, on the problem in its own order, within the same budget."""
     assert best.problem is not None
     problem = apply(without.problem, best.rewrites, prices, alike or NOT_KNOWN)
     ids = {node.name: v for v, node in enumerate(problem.nodes)}
     begin, order = (
         tuple(ids[name] for name in best.problem.names(found)) for found in (best.problem.original_order, best.order)
     )
-    task = _task(without, problem)
+    task = Task(problem, replace(without.options, headroom=0, base="original"), without.budget_bytes)
     start = task.measured(order)
     better = phases(task, order, start)
     chosen = better if better.beats(start) and task.within_budget(better.order) else start
     if reserve is not None:
         chosen = within_reserve(reserve.rewritten(task), Reference(problem, begin, task.live_ranges), chosen)
-    return problem, chosen
+    return task, chosen
 
 
 def _planned(without: Schedule, problem: Problem, chosen: Candidate, rewrites: tuple[Rewrite, ...]) -> Plan:

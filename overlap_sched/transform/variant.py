@@ -6,7 +6,7 @@ from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, Order, Problem
 from overlap_sched.scheduler.fill_tail import deferred
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.keys import LARGE_BYTES, BatchTime, batch_time, keys_of
+from overlap_sched.transform.keys import BatchTime, added_us, batch_time, keys_of
 from overlap_sched.transform.neighbours import Windows
 from overlap_sched.transform.rewrites import Bucket, Form, Rewrite, Stream
 from overlap_sched.transform.trial import Asked
@@ -64,9 +64,7 @@ class Graph:
     def added_us(self, v: NodeId) -> float:
         """What collective v adds to a large batch; all its time where it goes alone."""
         node, key = self.problem.nodes[v], self.keys.get(v)
-        if key is None:
-            return node.time_us
-        return min(node.time_us, self.time_us(key, LARGE_BYTES) / LARGE_BYTES * node.bytes)
+        return node.time_us if key is None else added_us(node, key, self.time_us)
 
 
 class Base:

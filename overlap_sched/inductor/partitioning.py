@@ -29,7 +29,7 @@ from overlap_sched.inductor.reporting import log, rank, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.joint import Found, Judge, Marks, Question, fit_joint
 from overlap_sched.joint.cut import Partitioner
-from overlap_sched.joint.graphs import has_graphs_inside, runs_again
+from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
 from overlap_sched.report.units import count, duration, from_to, size
 
 Halves = tuple[fx.GraphModule, fx.GraphModule]
@@ -187,15 +187,20 @@ def _check(gm: fx.GraphModule) -> None:
     if has_graphs_inside(gm):
         raise NotUnderstoodError("it calls graphs inside of it (higher-order operators), which are cut by themselves")
     for node in gm.graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if runs_again(node) and torch.Tag.nondeterministic_seeded in tags:
+        if runs_again(node) and draws(node):
             raise NotUnderstoodError(f"{node.name!r} draws random numbers and is to run again")
 
 
 def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: Found, name: str) -> Digest:
-    sizes = [str(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder")]
+    sizes = [_shape(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder")]
     options = (settings.options, settings.memory_limit, settings.max_slowdown)
     return Digest(key, _sha(*sizes), _sha(repr(options)), "", _told(found.best.marks), key, "", "", name, len(sizes))
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
 
 
 def _told(marks: Marks) -> str:

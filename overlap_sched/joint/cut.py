@@ -11,7 +11,7 @@ from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites import rerunnable
 from overlap_sched.joint.fused import in_registers, without_registers
-from overlap_sched.joint.graphs import copy_of, inputs_of, joined, mark, returned
+from overlap_sched.joint.graphs import copy_of, draws, inputs_of, joined, mark, returned
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.pipeline import schedule
@@ -146,4 +146,5 @@ def whole(one: Cut, judge: Judge) -> Whole:
     none = set(in_registers(one.forward.graph))
     none |= {late[name] for name in in_registers(one.backward.graph) if name in late}
     problem = without_registers(found.problem, frozenset(none)) if judge.fusion == "inductor" else found.problem
-    return Whole(problem, frozenset(late.values()), rerunnable(gm) - set(late.values()), frozenset(none))
+    seeded = {node.name for node in gm.graph.nodes if draws(node)}
+    return Whole(problem, frozenset(late.values()), rerunnable(gm) - set(late.values()) - seeded, frozenset(none))

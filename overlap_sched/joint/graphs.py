@@ -36,6 +36,16 @@ def runs_again(node: fx.Node) -> bool:
     return node.meta.get(RECOMPUTE) in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
+def draws(node: fx.Node) -> bool:
+    """Whether torch says that a node may draw random numbers: attention too, whatever its dropout.
+
+    Where such a node is to run again, torch's partitioner saves the generator's state
+    (``torch/_functorch/partitioners.py: functionalize_rng_ops``), and in 2.13 that fails beside the meshes of
+    :func:`overlap_sched.distributed.shard`.
+    """
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def has_graphs_inside(gm: fx.GraphModule) -> bool:
     """Whether it calls graphs of its own (higher-order operators): each of them is partitioned by itself."""
     return any(isinstance(module, fx.GraphModule) for module in gm.children())

@@ -18,12 +18,14 @@ from overlap_sched.joint.cut import Cut, Judge, Marks, Partitioner, Whole, cut, 
 from overlap_sched.joint.gathers import gathers_again
 from overlap_sched.joint.question import Question
 
-AIMS = 4
+AIMS = 6
 """How often choices are made anew, lower, where what they make is above the limit after all."""
 HALVINGS = 5
 """Of the range of limits, for the question of steps."""
 HIGH = (0.5, 0.0)
 """See :class:`overlap_sched.fit.greedy.Greedy`. Which is better shows afterwards."""
+LEAST = 100
+"""What is aimed lower by, at least: this part of the limit."""
 LARGE = 4_000
 """Of larger graphs one of them is tried."""
 SHORTER = 1e-3
@@ -120,7 +122,7 @@ class _Search:
                 over = limit if found is None else found.peak_bytes - limit
                 if over <= 0 or aim <= 0:
                     break
-                aim -= over
+                aim -= max(over, limit // LEAST)
 
     def keep(self, limit: int) -> None:
         """Keep gathers: as many as fit, those of the last layers."""

@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -16,13 +15,17 @@ from llama_repro.joint.memory import measured_peak
 from llama_repro.training.arguments import Arguments
 from llama_repro.training.calibrate import measured_model
 from llama_repro.training.data import part_of
-from llama_repro.training.slow_network import slow_network, with_slow_links
+from llama_repro.training.slow_network import NoLink, Traffic, slow_network, with_slow_links
 from llama_repro.training.trainer import DTYPES, Trainer, make_trainer
 from llama_repro.training.world import World
 from overlap_sched.cost.tabled import TableModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.inductor.partitioning import Partition
 from overlap_sched.joint import Found
+
+
+SETTLE_S = 1e-2
+"""How much longer waits take while memory is measured, see :class:`llama_repro.training.slow_network.Traffic`."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,11 @@ class Row:
 def rows(arguments: Arguments, world: World, limits: list[str], backend: str) -> list[Row]:
     """A row without a limit, then one for each; every rank calls it."""
     model = measured_model(world, DTYPES[arguments.dtype])
-    network: AbstractContextManager[Any] = nullcontext()
     if arguments.slow_network is not None:
         model = with_slow_links(model, arguments.slow_network * 1e9)
-        network = slow_network(model)
-    with inductor_config.patch(fx_graph_cache=False), network:
-        runs = [_run(arguments, world, limit, backend, model) for limit in (None, *limits)]
+    network = slow_network(NoLink() if arguments.slow_network is None else model)
+    with inductor_config.patch(fx_graph_cache=False), network as traffic:
+        runs = [_run(arguments, world, limit, backend, model, traffic) for limit in (None, *limits)]
     first, before = runs[0].values, runs[1].found.before if runs[1].found is not None else None
     if before is None:
         raise OptionsError(f"nothing is predicted: {runs[1].what}")
@@ -81,7 +83,9 @@ class _Run(NamedTuple):
     values: list[Tensor]
 
 
-def _run(arguments: Arguments, world: World, limit: str | None, backend: str, model: TableModel) -> _Run:
+def _run(
+    arguments: Arguments, world: World, limit: str | None, backend: str, model: TableModel, traffic: Traffic
+) -> _Run:
     torch.compiler.reset()
     trainer = make_trainer(arguments, world)
     compiled = torch.compile(trainer.model, fullgraph=True, dynamic=False, backend=backend)
@@ -89,7 +93,9 @@ def _run(arguments: Arguments, world: World, limit: str | None, backend: str, mo
     with overlap_sched.enabled(arguments.options, model=model, memory_limit=limit):
         times = [_timed(_step(trainer, compiled, number), values) for number in range(arguments.steps)]
     held = bytes_of([*trainer.model.parameters(), *trainer.rotation, *batch_of(trainer, 0)])
+    traffic.settle_s = SETTLE_S
     peak = min(measured_peak(_step(trainer, compiled, 0), held) for _ in range(2))
+    traffic.settle_s = 0.0
     values += [local(p.grad).clone() for p in trainer.model.parameters() if p.grad is not None]
     partition = Partition("", reason="not asked for") if limit is None else overlap_sched.partitions()[-1]
     step_us = statistics.median(times[1:])

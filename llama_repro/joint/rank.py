@@ -23,7 +23,6 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.inductor.partitioning import Partition
 from overlap_sched.joint import Found
 
-
 SETTLE_S = 1e-2
 """How much longer waits take while memory is measured, see :class:`llama_repro.training.slow_network.Traffic`."""
 

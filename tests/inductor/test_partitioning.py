@@ -95,7 +95,7 @@ def test_two_graphs_are_two_questions() -> None:
 
 
 def test_dynamic_shapes() -> None:
-    model = Block()
+    model = blocks()
     plain = step(model, dynamic=True)
     assert same(step(model, memory_limit="85%", dynamic=True), plain)
     assert [one.reason for one in overlap_sched.partitions()] == [None]
@@ -115,7 +115,7 @@ def test_a_failure_leaves_the_cut_to_torch() -> None:
         with pytest.warns(OverlapSchedWarning, match=said) as warned:
             assert same(step(model, memory_limit="80%"), plain)
         assert len(warned) == 1
-        with pytest.raises(BackendCompilerFailed, match="fitting .* failed: RuntimeError: out of luck"):
+        with pytest.raises(BackendCompilerFailed, match=r"fitting .* failed: RuntimeError: out of luck"):
             step(model, memory_limit="80%", options=Options(strict=True))
 
 

@@ -34,7 +34,7 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in range(2))
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -58,7 +58,7 @@ class Broken(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Block(), Block()
+        self.first, self.second = blocks(), blocks()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -79,8 +79,8 @@ class Checkpointed(nn.Module):
 
 
 def blocks(dropout: float = 0.0) -> nn.Sequential:
-    """Two of them."""
-    return nn.Sequential(*(Block(dropout) for _ in range(2)))
+    """Three of them."""
+    return nn.Sequential(*(Block(dropout) for _ in range(3)))
 
 
 def dropping() -> nn.Sequential:

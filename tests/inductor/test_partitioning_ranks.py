@@ -1,4 +1,4 @@
-"""Two gloo ranks cut alike, or both as torch does: results are the same bits in any case."""
+"""Two gloo ranks cut alike: results are the same bits."""
 
 from typing import Any
 
@@ -32,9 +32,3 @@ def test_all_ranks_use_one_cut(ranks: list[dict[str, Any]]) -> None:
     assert not ranks[0]["less"]["kept"][0]
     assert ranks[0]["more"]["kept"][0]
     assert not ranks[0]["more"]["again"][0]
-
-
-def test_where_one_fails_or_they_differ_all_cut_as_torch_does(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert "out of luck" in rank["one fails"]["reasons"][0]
-        assert "differ" in rank["they differ"]["reasons"][0]

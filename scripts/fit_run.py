@@ -2,7 +2,6 @@
 
     torchrun --nproc-per-node 2 scripts/fit_run.py --limits 80% 60%         torch.compile, through the joint graph
     torchrun --nproc-per-node 2 scripts/fit_run.py --slow-network 0.1 --limits 150%
-    torchrun --nproc-per-node 2 scripts/fit_run.py --whole-step --limits 80%    one graph, by fit_graph
 
 All other options are those of scripts/train.py. ``--record OUT.json`` writes the figures, when and on what.
 docs/joint.md says what is compared.
@@ -16,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is n
 
 from llama_repro.harness.record import provenance, write_record
 from llama_repro.joint.rank import Row, rows
-from llama_repro.joint.whole_step import whole_step_rows
 from llama_repro.training.arguments import parse
 from llama_repro.training.world import world_of
 
@@ -26,15 +24,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limits", nargs="+", default=["80%", "60%"], metavar="SIZE", help="40GiB, or 80%% of torch's")
     parser.add_argument("--backend", default="overlap_sched", metavar="NAME", help="or inductor, which takes longer")
-    parser.add_argument("--whole-step", action="store_true", help="trace forward and backward as one graph")
     parser.add_argument("--record", metavar="OUT.json", help="write a record")
     own, rest = parser.parse_known_args()
     arguments = parse(rest)
     with world_of("cpu") as world:
-        if own.whole_step:
-            found = whole_step_rows(arguments, world, own.limits)
-        else:
-            found = rows(arguments, world, own.limits, own.backend)
+        found = rows(arguments, world, own.limits, own.backend)
         if world.rank == 0:
             print(table(found))
             if own.record:

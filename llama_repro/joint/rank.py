@@ -1,4 +1,4 @@
-"""One rank of ``scripts/fit_run.py``: a small Llama trained under several limits, and as one whole-step graph."""
+"""One rank of ``scripts/fit_run.py``: a small Llama trained under several limits."""
 
 import statistics
 import time

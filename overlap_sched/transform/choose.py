@@ -143,16 +143,17 @@ class _Search:
                 self._by_size(base, best_caps)
 
     def _deferred(self, base: Base) -> None:
-        """What is deferred goes together, in one bucket or two: the second starts later, and is shorter.
+        """What is deferred behind the last launch, on its stream, goes together, in one bucket or two: the second starts
+        later, and is shorter.
 
         Alone it takes no more off the step than the last launch takes: tried where that is enough.
         """
-        problem = self.graph.problem
-        if self.found.best_us - problem.nodes[problem.collectives[-1]].time_us > self.found.enough_us:
+        last = self.graph.problem.nodes[self.graph.problem.collectives[-1]]
+        if self.found.best_us - last.time_us > self.found.enough_us:
             return
         late: dict[Key, list[NodeId]] = {}
         for v in base.order:
-            if v in base.deferred and v in self.graph.keys:
+            if v in base.deferred and v in self.graph.keys and self.graph.keys[v].group == last.group:
                 late.setdefault(self.graph.keys[v], []).append(v)
         for parts in (1, 2) if late else ():
             groups = [part for ids in late.values() for part in _parts_of(ids, parts)]

@@ -106,7 +106,7 @@ def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float) -> Fo
     found = Found(step_us, enough_us)
     graphs = [Graph(asked, frozenset())]
     if wanted.streams and (moved := _reductions(asked.problem)):
-        graphs.append(Graph(asked, moved))
+        graphs.append(_on_two_streams(asked, moved))
     for graph in graphs:
         _Search(graph, wanted.forms[0], found).run(wanted.buckets)
     if found.best is not None and len(wanted.forms) > 1 and not found.enough:
@@ -216,6 +216,15 @@ class _Search:
 
 def _parts_of(ids: Sequence[NodeId], parts: int) -> list[Sequence[NodeId]]:
     return [ids[len(ids) * p // parts : len(ids) * (p + 1) // parts] for p in range(parts)]
+
+
+def _on_two_streams(asked: Asked, moved: frozenset[str]) -> Graph:
+    """Reductions on a second stream, but for those of compute deferred: their own stream is free by then."""
+    graph = Graph(asked, moved)
+    nodes, first = graph.problem.nodes, bases(graph)[0]
+    last_group = nodes[graph.problem.collectives[-1]].group
+    stay = {nodes[v].name for v in first.deferred if nodes[v].group == last_group}
+    return Graph(asked, moved - stay) if stay else graph
 
 
 def _reductions(problem: Problem) -> frozenset[str]:

@@ -10,6 +10,7 @@ them binds shows only in a schedule. So candidates are scheduled, few of them, a
       -> parts          larger or smaller caps in parts of the step, one by one
       -> streams        reductions on a second communicator, where that is asked for
       -> copied         the best again with copies, where both forms may be used
+      -> again          the best from its own order, while that helps
       -> phases         all that the scheduler does, on the best                      scheduler.pipeline
       -> verify         the judges look at it; else no rewrites
 
@@ -32,7 +33,7 @@ from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.keys import Key, without_latency
 from overlap_sched.transform.neighbours import neighbours
 from overlap_sched.transform.rewrites import Bucket, Form
-from overlap_sched.transform.trial import POLICIES, Asked, Trial, tried
+from overlap_sched.transform.trial import POLICIES, Asked, Trial, again, tried
 from overlap_sched.transform.variant import Base, Graph, bases
 
 CAPS = (32, 48, 64, 96, 16, 8, 4)
@@ -41,6 +42,8 @@ BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0])
 """Of batches of what waits: caps in latencies, and the policy of the run."""
 LEARNS, AFTERWARDS = 3, 2
 """The first tries run all policies; those after them so many: a graph stays with what suits it."""
+AGAIN = 3
+"""The best is scheduled so many times from its own order, as long as that helps."""
 PARTS = 4
 """Parts of the step that may have caps of their own."""
 
@@ -111,9 +114,12 @@ def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float) -> Fo
         _Search(graph, wanted.forms[0], found).run(wanted.buckets)
     if found.best is not None and len(wanted.forms) > 1 and not found.enough:
         other = wanted.forms[1]
-        again = tuple(Bucket(r.members, other) if isinstance(r, Bucket) else r for r in found.best.rewrites)
+        others = tuple(Bucket(r.members, other) if isinstance(r, Bucket) else r for r in found.best.rewrites)
         what = f"{found.best.what}, {other}"
-        found.see(tried(asked, what, again, found.best.start, found.best_us, found.policies()))
+        found.see(tried(asked, what, others, found.best.start, found.best_us, found.policies()))
+    for _ in range(AGAIN):
+        if found.best is None or found.enough or not found.see(again(asked, found.best)):
+            break
     return found
 
 

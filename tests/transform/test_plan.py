@@ -89,6 +89,29 @@ def test_what_is_computed_behind_the_last_launch_shares_one_latency() -> None:
     )
 
 
+def test_collectives_of_what_is_deferred_keep_their_own_stream() -> None:
+    """The second stream ends with the chain's scatter; the first one is free by then."""
+    gather = Node("gather", Kind.COLLECTIVE, (0,), (0,), (), 12.0, "all_gather_into_tensor", "fsdp")
+    late = ending_late(6)
+    shifted = [
+        node._replace(
+            deps=tuple(u + 3 for u in node.deps),
+            alloc=tuple(s + 1 for s in node.alloc),
+            use=tuple(s + 1 for s in node.use),
+            collective=None if node.collective is None else node.collective + 3,
+        )
+        for node in late.nodes
+    ]
+    wait = Node("gather_wait", Kind.WAIT, (1,), (), (0,), collective=1)
+    nodes = (Node("shard", Kind.INPUT), gather._replace(bytes=8), wait, *shifted)
+    problem = Problem("gathers first", nodes, (Storage(8), *late.storages), late.groups)
+    found = plan(problem, PRICES, replace(ALL, headroom="300%"))
+    groups = {node.name: node.group for node in found.schedule.problem.nodes if node.kind is Kind.COLLECTIVE}
+    assert groups["chain_scatter"] != "fsdp"
+    assert {groups[name] for name in groups if "w0" in name or "w5" in name} == {"fsdp"}
+    assert found.schedule.scheduled.step_us <= 50 + max(60, 6 * 12 + 12)
+
+
 def test_what_cannot_go_together_is_deferred_all_the_same() -> None:
     problem = ending_late(6, "all_to_all_single", compute_us=20.0)
     assert plan(problem, PRICES, replace(BUCKETS, headroom="200%", strict=True)).rewrites == ()

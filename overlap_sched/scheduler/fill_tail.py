@@ -210,12 +210,17 @@ def _job(problem: Problem, v: int, last_group: str | None, added_us: Callable[[i
     return _Job(frozenset(nodes), compute_us, beside_us.pop(last_group, 0.0), beside_us)
 
 
+def _johnson(job: _Job) -> tuple[int, float]:
+    """First those whose communication is longer, the shortest compute first; then the longest communication first."""
+    return (0, job.compute_us) if job.longest_us > job.compute_us else (1, -job.longest_us)
+
+
 def _deferred(problem: Problem, order: Order, last: int, jobs: Sequence[_Job]) -> Order:
-    """The order with jobs behind its last launch, short communication last; what waits for it behind all of them."""
+    """The order with jobs behind its last launch, in Johnson's order; what waits for them behind all of them."""
     moved = {v for job in jobs for v in job.nodes}
     launched: list[int] = []
     completed: set[int] = set()
-    for job in sorted(jobs, key=lambda job: -job.longest_us):
+    for job in sorted(jobs, key=_johnson):
         for v in sorted(job.nodes):
             waits = problem.nodes[v].kind is Kind.WAIT or any(u in completed for u in problem.predecessors[v])
             if waits:

@@ -126,11 +126,19 @@ def test_collectives_of_another_stream_run_beside_the_last_launch() -> None:
 
 
 def test_no_more_than_the_last_launch_takes_runs_beside_it() -> None:
-    """The last launch takes 60: of 50 and 40 on one stream, one fits beside it."""
-    beside = on_another_stream(tail((10.0, 40.0), (10.0, 50.0)), "u0", "u1")
+    """The last launch takes 60: of 25, 30 and 40 on one stream, two fit beside it."""
+    beside = on_another_stream(tail((10.0, 25.0), (10.0, 30.0), (10.0, 40.0)), "u0", "u1", "u2")
     order, deferred = filled(beside, beside.original_order, np.array(99))
-    assert deferred == ["u0"]
+    assert deferred == ["u0", "u1"]
     assert replay(beside, order).step_us == 10 + 50 + 60
+
+
+def test_beside_the_last_launch_the_shortest_compute_comes_first() -> None:
+    """So that the other stream starts soon: 50 + 2 + 15 + 40 is before the end of the last launch."""
+    beside = on_another_stream(tail((10.0, 40.0), (2.0, 15.0)), "u0", "u1")
+    order, deferred = filled(beside, beside.original_order, np.array(99))
+    assert deferred == ["u0", "u1"]
+    assert replay(beside, order).step_us == 50 + 60
 
 
 def test_small_kernels_of_a_job_count_together() -> None:

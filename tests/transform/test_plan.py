@@ -15,6 +15,7 @@ from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.rewrites import Bucket, Stream
+from overlap_sched.transform.trial import Asked, Trial, again
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
 from tests.support.symbolic import meanings
@@ -154,6 +155,25 @@ def test_the_budget_is_that_of_the_graph_as_it_was() -> None:
     original = max(peak_by_definition(BOUND, list(BOUND.original_order)))
     assert found.schedule.scheduled.peak_bytes <= original == found.schedule.budget_bytes
     assert found.schedule.original.peak_bytes == original
+
+
+def test_the_best_is_scheduled_again_from_its_own_order() -> None:
+    asked = Asked(BOUND, PRICES, None, max(peak_by_definition(BOUND, list(BOUND.original_order))))
+    names = tuple(BOUND.nodes[v].name for v in BOUND.collectives if "gather" in BOUND.nodes[v].op)[:2]
+    problem = apply(BOUND, (Stream(names[0]),), PRICES)
+    step_us = step_by_definition(problem, list(problem.original_order))
+    first = Trial("one moved", (Stream(names[0]),), step_us, BOUND.original_order, problem, problem.original_order)
+    better = again(asked, first)
+    assert (better.what, better.rewrites, better.why_not) == (
+        "one moved, again from its own order",
+        first.rewrites,
+        "",
+    )
+    assert better.step_us == pytest.approx(step_by_definition(problem, list(better.order)))
+    assert better.step_us < step_us
+    worse = again(asked, replace(better, step_us=1.0))
+    assert (worse.problem, worse.order, worse.why_not) == (None, (), "no shorter")
+    assert any(trial.what.endswith(", again from its own order") for trial in plan(BOUND, PRICES, ALL).trials)
 
 
 def test_every_trial_says_what_became_of_it() -> None:

@@ -126,8 +126,8 @@ def test_collectives_of_another_stream_run_beside_the_last_launch() -> None:
 
 
 def test_no_more_than_the_last_launch_takes_runs_beside_it() -> None:
-    """The last launch takes 60: of 25, 30 and 40 on one stream, two fit beside it."""
-    beside = on_another_stream(tail((10.0, 25.0), (10.0, 30.0), (10.0, 40.0)), "u0", "u1", "u2")
+    """The last launch takes 60: of 20, 25 and 40 on one stream, two fit beside it."""
+    beside = on_another_stream(tail((10.0, 20.0), (10.0, 25.0), (10.0, 40.0)), "u0", "u1", "u2")
     order, deferred = filled(beside, beside.original_order, np.array(99))
     assert deferred == ["u0", "u1"]
     assert replay(beside, order).step_us == 10 + 50 + 60

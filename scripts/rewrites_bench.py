@@ -3,7 +3,7 @@
 
     python scripts/rewrites_bench.py                                   all rows
     python scripts/rewrites_bench.py llama3_8b_bw_64_2d:4 --caps       one row, with buckets up to fixed caps beside it
-    python scripts/rewrites_bench.py --torch                           beside torch's own pass with its bucketing
+    python scripts/rewrites_bench.py --torch                           beside torch's own pass with its bucketing, and torchtitan's
 
 A row is NAME:SCALE: a graph of scripts/instances, every collective SCALE times as long. Only ``--torch`` needs torch.
 """
@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works where it is not installed, too
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("rows", nargs="*", metavar="NAME:SCALE", help=f"default: {' '.join(ROWS)}")
     parser.add_argument("--cluster", default="dgx-h100", help="a cluster file, or the name of one that is shipped")
     parser.add_argument("--caps", action="store_true", help="also buckets of neighbours up to fixed caps, both forms")
-    parser.add_argument("--torch", action="store_true", help="also torch's pass, at its default caps and at 0")
+    parser.add_argument("--torch", action="store_true", help="also torch's pass and torchtitan's")
     parser.add_argument("--allocator", default="environment", help="as for plan; none: live bytes alone count")
     parser.add_argument("--copied", action="store_true", help="also without coalesced collectives")
     options = parser.parse_args(arguments)
@@ -87,10 +88,17 @@ def _ours(row: str, what: str, found: Schedule, problem: Problem, seconds: float
 def _torchs(row: str, problem: Problem, prices: Prices) -> None:
     from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS
     from llama_repro.harness.torch_buckets import torch_buckets
+    from llama_repro.harness.torchtitan_blocks import torchtitan_blocks
 
-    for what, caps in (("torch's own, its caps", DEFAULT_CAPS), ("torch's own, caps 0", NO_CAPS)):
+    rivals = {
+        "torch's own, its caps": partial(torch_buckets, problem, prices, DEFAULT_CAPS),
+        "torch's own, caps 0": partial(torch_buckets, problem, prices, NO_CAPS),
+        "torchtitan's blocks": partial(torchtitan_blocks, problem, prices, two_streams=False),
+        "torchtitan's blocks, two streams": partial(torchtitan_blocks, problem, prices, two_streams=True),
+    }
+    for what, run in rivals.items():
         began = time.process_time()
-        found = torch_buckets(problem, prices, caps)
+        found = run()
         seconds = time.process_time() - began
         _print(row, what, (found.step_us, 0.0), 100 * found.peak_change, found.collectives, seconds)
 

@@ -26,14 +26,20 @@ contentions = st.builds(
     st.dictionaries(st.sampled_from(("g0", "g1", "g2")), st.sampled_from(("nvlink", "rail"))),
     by_kind,
 )
+with_lanes = st.builds(
+    lambda contention, lanes, share: replace(contention, lanes=lanes, crowding=1.0 + (lanes - 1) * share),
+    contentions,
+    st.sampled_from((1, 2, 3)),
+    st.sampled_from((0.0, 0.25, 0.5, 1.0)),
+)
 
 
 def contended(problem: Problem, contention: Contention) -> Problem:
     links = {name: link for name, link in contention.links.items() if name in problem.groups}
-    return replace(problem, contention=Contention(contention.slowdown, links, contention.stretch))
+    return replace(problem, contention=replace(contention, links=links))
 
 
-@given(problems(), contentions)
+@given(problems(), with_lanes)
 @settings(max_examples=200)
 def test_replay_is_the_exact_simulation(problem: Problem, contention: Contention) -> None:
     problem = contended(problem, contention)
@@ -55,7 +61,7 @@ def test_without_contention_not_a_bit_changes(problem: Problem) -> None:
     assert lower_bound_us(replace(problem, contention=none)) == lower_bound_us(problem)
 
 
-@given(problems(max_steps=6), contentions)
+@given(problems(max_steps=6), with_lanes)
 @settings(max_examples=300)
 def test_no_order_beats_the_bound(problem: Problem, contention: Contention) -> None:
     if len(problem.nodes) > 8:

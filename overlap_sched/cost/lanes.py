@@ -6,7 +6,8 @@ Launched together, k collectives that take T alone are all done after so many T 
     two lanes     1, c, 2 c      two side by side, each c times as long (1 to 2), then two more: gloo's two threads
     four lanes    1, ., c        four side by side
 
-The number of lanes is the one whose best c comes nearest to what was measured; of equals the fewest.
+The number of lanes is the one whose best c comes nearest to what was measured, of equals the fewest; and one where
+several would get less than a tenth more done.
 """
 
 import math
@@ -17,6 +18,8 @@ from overlap_sched.problem.contention import Contention
 
 AT_ONCE = (2, 4)
 """How many are launched together where that is measured; as many lanes are told apart."""
+WORTH = 1.1
+"""Several lanes do at least so many times as much as one in the same time; less is noise."""
 
 
 class InFlight(NamedTuple):
@@ -47,7 +50,8 @@ def lanes_of(measured: Iterable[InFlight]) -> Lanes:
     if not ones:
         return Lanes()
     fits = [_fitted(count, ones) for count in (1, *AT_ONCE)]
-    return min(fits, key=lambda lanes: (round(_error(lanes, ones), 6), lanes.count))
+    best = min(fits, key=lambda lanes: (round(_error(lanes, ones), 6), lanes.count))
+    return best if best.count >= WORTH * best.crowding else Lanes()
 
 
 def together(lanes: Lanes, at_once: int) -> float:

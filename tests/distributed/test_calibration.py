@@ -22,6 +22,7 @@ from overlap_sched.cost.cluster_file import read_cluster, write_cluster
 from overlap_sched.cost.table import KINDS, CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.cost.tabled import COPY
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
+from overlap_sched.distributed.calibration.in_flight import in_flight_of
 from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
 from overlap_sched.distributed.calibration.machine import Machine, alone_on
 from overlap_sched.distributed.calibration.measuring import (
@@ -121,6 +122,13 @@ class TestKernels:
         (call,) = calls_in(lift(gm))
         assert call.kwargs == {"alpha": 2}
         assert run_of(call, CPU)().shape == (2, 4, 4)
+
+
+def test_what_several_at_once_say():
+    alone = took(10.0, 100.0)
+    assert in_flight_of("all_gather", 2, alone, took(20.0, 140.0, 30.0)) == ("all_gather", 2, 1.5, 0.3)
+    assert in_flight_of("all_gather", 2, alone, took(0.0, 50.0)).times == 1.0
+    assert in_flight_of("all_gather", 2, alone, took(0.0, 500.0)).times == 2.0
 
 
 def took(launch_us=0.0, finish_us=0.0, spread_us=0.0):
@@ -381,6 +389,8 @@ def test_two_ranks_measure_and_go_on_where_they_stopped(tmp_path):
     assert {one.op for one in cluster.tables.kernels} == {COPY}  # a problem file has no shapes
     assert [one.kind for one in cluster.tables.slowdowns] == sorted(KINDS)
     assert all(1 <= one.factor <= LARGEST for one in cluster.tables.slowdowns)
+    assert [one[:2] for one in cluster.tables.in_flight] == [(kind, n) for kind in sorted(KINDS) for n in (2, 4)]
+    assert "collectives of a group run" in said
     assert said.count("measured\n") == 1  # rank 0 alone speaks
 
     before = out.read_text()

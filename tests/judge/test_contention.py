@@ -128,6 +128,36 @@ def test_contention_that_cannot_be_is_told() -> None:
     )
 
 
+def test_the_drawn_example_two_lanes() -> None:
+    gathers = [Node(f"gather{k}", Kind.COLLECTIVE, time_us=20.0, op="all_gather", group="fsdp") for k in range(3)]
+    waits = [Node(f"wait{k}", Kind.WAIT, collective=k) for k in range(3)]
+    contention = Contention(lanes=2, crowding=1.5)
+    problem = Problem("lanes", (*gathers, *waits), (), {"fsdp": Group(2, True)}, contention=contention)
+    assert problem.contention
+    timeline = replay(problem, problem.original_order)
+    assert timeline.start_us[:3] == (0.0, 0.0, 30.0)
+    assert timeline.finish_us[:3] == (30.0, 30.0, 50.0)
+    assert timeline.step_us == 50.0
+    assert lower_bound_us(problem) == pytest.approx(45.0)  # 60 of them, at 3/4
+    assert [Contention(lanes=3, crowding=2.0).crowded(n) for n in (0, 1, 2, 3)] == [1.0, 1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize(("lanes", "crowding"), [(2, 2.5), (2, 0.5), (1, 1.5)])
+def test_crowding_that_cannot_be_is_told(lanes: int, crowding: float) -> None:
+    with pytest.raises(ContentionError) as caught:
+        Contention(lanes=lanes, crowding=crowding)
+    assert str(caught.value) == (
+        f"contention: crowding is {crowding:g} and lanes {lanes}; crowding is 1 (those in flight do not slow each "
+        "other down) to lanes (no faster than one after the other)."
+    )
+
+
+def test_no_lane_is_told() -> None:
+    with pytest.raises(ContentionError) as caught:
+        Contention(lanes=0)
+    assert str(caught.value) == "contention: lanes is 0; a group has one collective in flight, or more."
+
+
 def test_the_oracle_knows_the_example() -> None:
     exact = contended_step(EXAMPLE, EXAMPLE.original_order)
     assert (exact.step_us, exact.exposed_us) == (190, 80)

@@ -36,6 +36,6 @@ def measured_contention(tables: Tables) -> Contention:
     return Contention(
         {one.kind: one.factor for one in tables.slowdowns if one.factor > 1.0},
         stretch={one.kind: one.stretch for one in tables.slowdowns if one.stretch > 1.0},
-        lanes=lanes.count,
+        lanes=lanes.number,
         crowding=lanes.crowding,
     )

@@ -40,7 +40,7 @@ class InFlight(NamedTuple):
 class Lanes(NamedTuple):
     """As in :class:`overlap_sched.problem.contention.Contention`."""
 
-    count: int = 1
+    number: int = 1
     crowding: float = 1.0
 
 
@@ -50,15 +50,15 @@ def lanes_of(measured: Iterable[InFlight]) -> Lanes:
     if not ones:
         return Lanes()
     fits = [_fitted(count, ones) for count in (1, *AT_ONCE)]
-    best = min(fits, key=lambda lanes: (round(_error(lanes, ones), 6), lanes.count))
-    return best if best.count >= WORTH * best.crowding else Lanes()
+    best = min(fits, key=lambda lanes: (round(_error(lanes, ones), 6), lanes.number))
+    return best if best.number >= WORTH * best.crowding else Lanes()
 
 
 def together(lanes: Lanes, at_once: int) -> float:
     """How many times as long as one alone so many take that are launched together."""
-    crowded = Contention(lanes=lanes.count, crowding=lanes.crowding).crowded
-    rounds, rest = divmod(at_once, lanes.count)
-    return rounds * crowded(lanes.count) + (crowded(rest) if rest else 0.0)
+    crowded = Contention(lanes=lanes.number, crowding=lanes.crowding).crowded
+    rounds, rest = divmod(at_once, lanes.number)
+    return rounds * crowded(lanes.number) + (crowded(rest) if rest else 0.0)
 
 
 def _fitted(count: int, ones: Sequence[InFlight]) -> Lanes:

@@ -47,9 +47,9 @@ def _count(tables: Tables) -> str:
 
 
 def _lanes(lanes: Lanes) -> str:
-    if lanes.count == 1:
+    if lanes.number == 1:
         return "collectives of a group run one after the other"
-    return f"{lanes.count} collectives of a group run at once, each {lanes.crowding:.2f} times as long as one alone"
+    return f"{lanes.number} collectives of a group run at once, each {lanes.crowding:.2f} times as long as one alone"
 
 
 def _collectives(what: str, ones: Sequence[CollectiveTime]) -> str:

@@ -26,26 +26,26 @@ def seen(two: float, four: float, kind: str = "all_gather") -> tuple[InFlight, .
 )
 def test_what_fits_exactly_is_found(two: float, four: float, lanes: Lanes) -> None:
     found = lanes_of(seen(two, four))
-    assert found.count == lanes.count
+    assert found.number == lanes.number
     assert found.crowding == pytest.approx(lanes.crowding, abs=2e-3)
 
 
 def test_noise_is_evened_out_over_kinds() -> None:
     found = lanes_of((*seen(1.22, 3.7), *seen(1.51, 2.73, "reduce_scatter"), *seen(1.43, 3.0, "all_reduce")))
-    assert found.count == 2
+    assert found.number == 2
     assert found.crowding == pytest.approx(1.47, abs=0.02)
 
 
 def test_one_lane_where_nothing_was_measured_and_where_more_explain_nothing() -> None:
     assert lanes_of(()) == Lanes(1, 1.0)
-    assert lanes_of(seen(2.0, 3.96)).count == 1
+    assert lanes_of(seen(2.0, 3.96)).number == 1
 
 
 @pytest.mark.parametrize("lanes", [Lanes(1), Lanes(2, 1.4), Lanes(4, 2.2)])
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4, 6])
 def test_together_is_what_a_replay_takes(lanes: Lanes, at_once: int) -> None:
     nodes = [Node(f"c{k}", Kind.COLLECTIVE, time_us=10.0, op="all_gather", group="g") for k in range(at_once)]
-    contention = Contention(lanes=lanes.count, crowding=lanes.crowding)
+    contention = Contention(lanes=lanes.number, crowding=lanes.crowding)
     problem = Problem("together", tuple(nodes), (), {"g": Group(2, True)}, contention=contention)
     assert replay(problem, range(at_once)).step_us == pytest.approx(10.0 * together(lanes, at_once))
 

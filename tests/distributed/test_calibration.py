@@ -152,6 +152,12 @@ class TestSlowdown:
         assert self.factor(150.0) == (1.0, 0.0)
         assert self.factor(1000.0)[0] == pytest.approx(LARGEST)
 
+    def test_what_other_processes_take_is_no_part_of_it(self):
+        alone, busy = took(0.0, 100.0), took(290.0, 0.0)
+        assert slowdown_of("all_gather", alone, None, Beside(200.0, busy)).factor == pytest.approx(10.0)
+        own = busy._replace(others_us=20.0)
+        assert slowdown_of("all_gather", alone, None, Beside(200.0, own)).factor == pytest.approx(1.25)
+
     def test_its_spread_is_that_between_the_quartiles(self):
         assert self.factor(220.0, spread_us=40.0) == (1.25, pytest.approx(1 / 0.6 - 1.0, rel=1e-5))
 

@@ -4,6 +4,7 @@ On a CPU the clock is the host's. On a GPU it is the GPU's (CUDA events), and ea
 spins while the host launches what is timed: else a short kernel would be charged for its launch.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -41,17 +42,21 @@ class Timing(NamedTuple):
         spread_us: Between the quartiles.
         launch_us: Until ``Begin`` has returned, as ``time_us``.
         finish_us: From there to the end, as ``time_us``; of each repetition on the rank where it was shortest.
+        others_us: Processor time of this process's other threads until ``Begin`` has returned (gloo's), the median of
+            the ranks that came last; infinite where it is not known (a GPU).
     """
 
     time_us: float
     spread_us: float
     launch_us: float
     finish_us: float
+    others_us: float = math.inf
 
 
 class _Once(NamedTuple):
     time_us: float
     launch_us: float
+    others_us: float = math.inf
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -89,7 +94,9 @@ def _timing(ones: Sequence[_Once], launches: Sequence[_Once], finishes_us: Seque
     times_us = [one.time_us for one in ones]
     low, _, high = statistics.quantiles(times_us, n=4)
     launches_us = [one.launch_us for one in launches]
-    return Timing(*map(rounded, (typical(times_us), high - low, typical(launches_us), typical(finishes_us))))
+    others_us = statistics.median(one.others_us for one in ones)
+    figures = (typical(times_us), high - low, typical(launches_us), typical(finishes_us), others_us)
+    return Timing(*map(rounded, figures))
 
 
 def rounded(value: float) -> float:
@@ -117,12 +124,14 @@ def once(device: torch.device, begin: Begin, end: End) -> _Once:
 
 
 def _on_host(begin: Begin, end: End) -> _Once:
+    processor, own = time.process_time(), time.thread_time()
     began = time.perf_counter()
     started = begin()
     launched = time.perf_counter()
+    others = (time.process_time() - processor) - (time.thread_time() - own)
     end(started)
     done = time.perf_counter()
-    return _Once((done - began) * 1e6, (launched - began) * 1e6)
+    return _Once((done - began) * 1e6, (launched - began) * 1e6, max(others, 0.0) * 1e6)
 
 
 def _on_gpu(device: torch.device, begin: Begin, end: End) -> _Once:

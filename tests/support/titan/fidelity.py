@@ -36,6 +36,7 @@ from llama_repro.fidelity.prediction import predicted, repriced, stretched
 from llama_repro.fidelity.shapes import wishes_for
 from llama_repro.training.calibrate import model_of
 from llama_repro.training.world import World
+from overlap_sched.cost.table import Tables
 from overlap_sched.cost.tabled import TableModel
 from overlap_sched.distributed.calibration.kernels import KernelCall, calls_in
 from overlap_sched.fx import lift
@@ -60,7 +61,7 @@ def main() -> None:
     jobs = {"original": Options(effort=0, agreement="none"), "ours": Options()}
     calls: dict[tuple[str, str], KernelCall] = {}
     orders: dict[str, tuple[Problem, Order]] = {}
-    rounds = []
+    rounds, kernels = [], Tables()
     with own_core(rank), clocked() as clock:
         for number in range(ROUNDS):
             trained: dict[str, Trained] = {}
@@ -75,7 +76,8 @@ def main() -> None:
                     }
                 _leave()
             _join(out, f"{number}-calibrate", rank, size)
-            model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"))
+            model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"), kernels)
+            kernels = Tables(kernels=model.tables.kernels)  # they only divide stretches, which each round measures
             _leave()
             (kernels_us,) = stretched([orders["original"][0]], model, trained["original"].stretches_us)
             rounds.append({name: _row(*orders[name], model, kernels_us, trained[name].measured) for name in jobs})
@@ -94,8 +96,8 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _calibrated(calls: dict[tuple[str, str], KernelCall], problem: Problem, world: World) -> TableModel:
-    return model_of(world, wishes_for(calls.values(), [problem], world.size))
+def _calibrated(calls: dict[tuple[str, str], KernelCall], problem: Problem, world: World, known: Tables) -> TableModel:
+    return model_of(world, wishes_for(calls.values(), [problem], world.size), known)
 
 
 def _row(

@@ -43,8 +43,8 @@ CASES: Mapping[str, Case] = {
     "titan": Case(2, _TITAN, ()),
 }
 """The ways of sharding of ``scripts/train.py``: over all ranks, over those of tensor parallelism alone, over both; and
-torchtitan's debug Llama under GraphTrainer (needs torch 2.15 and torchtitan). The model has three layers: with the eight
-of ``small`` four ranks took longer on two cores than anybody waits."""
+torchtitan's debug Llama under GraphTrainer (needs torch 2.15 and torchtitan). The model has three layers: with the
+eight of ``small`` four ranks took longer on two cores than anybody waits."""
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ from overlap_sched.distributed.calibration.measuring import (
     wishes_of,
 )
 from overlap_sched.distributed.calibration.slowdown import LARGEST, Beside, slowdown_of
-from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, together, trimmed_mean
+from overlap_sched.distributed.calibration.stopwatch import Timing, quiet_mean, side_by_side, together, trimmed_mean
 from overlap_sched.errors import CalibrationError, DumpGroupError
 from overlap_sched.fx import lift
 from overlap_sched.judge.replay import replay
@@ -211,6 +211,13 @@ class TestStopwatch:
     def test_a_mean_leaves_out_a_tenth_at_each_end(self):
         assert trimmed_mean([100.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, -50.0]) == 4.5
         assert trimmed_mean([1.0, 4.0, 7.0]) == 4.0
+
+    def test_a_mean_of_a_quiet_while(self):
+        whiles = [[5.0] * 9 + [9.0], [50.0] * 10, [4.0, 6.0] * 5, [70.0] * 10, [8.0] * 10, [60.0] * 10]
+        values = [value for one in whiles for value in one]
+        assert quiet_mean(values) == 5.0  # the median of 5 and 5, of six whiles
+        assert quiet_mean([*values, 0.0]) == 5.0  # no while of its own
+        assert quiet_mean([1.0] * 20 + [4.0]) == trimmed_mean([1.0] * 20 + [4.0])
 
     def test_something_is_done_before_each_repetition(self, alone):
         seen = []

@@ -30,15 +30,17 @@ _SPIN_CYCLES = 2_000_000
 """About a millisecond on a GPU: longer than a launch takes."""
 _TRIMMED = 0.1
 """Part of the repetitions that counts at neither end of a mean."""
+_WHILE, _FEWEST_WHILES = 10, 3
+"""Repetitions in a row that are looked at together, and how many times as many there are at least."""
 
 
 class Timing(NamedTuple):
     """Microseconds.
 
     Attributes:
-        time_us: Of one repetition: the median; of a collective alone the mean without the fastest and the slowest
-            tenth. Over gloo its times have two modes, some tenths of a millisecond and 4 ms (a thread that waits for
-            the kernel's next tick), and a step adds them up.
+        time_us: Of one repetition: the median; of a collective alone the mean of a quiet while (:func:`quiet_mean`).
+            Over gloo its times have two modes, some tenths of a millisecond and 4 ms (a thread that waits for the
+            kernel's next tick), and a step adds them up.
         spread_us: Between the quartiles.
         launch_us: Until ``Begin`` has returned, as ``time_us``.
         finish_us: From there to the end, as ``time_us``; of each repetition on the rank where it was shortest.
@@ -65,7 +67,18 @@ def trimmed_mean(values: Sequence[float]) -> float:
     return statistics.fmean(sorted(values)[out : len(values) - out])
 
 
-def together(machine: Machine, begin: Begin, end: End, typical: Typical = trimmed_mean) -> Timing:
+def quiet_mean(values: Sequence[float]) -> float:
+    """The trimmed mean of a quiet while: of each ten repetitions in a row, then the median of the least third of these.
+
+    What else runs on a machine only adds, for some milliseconds or for longer. With fewer than thirty: of all of them.
+    """
+    tens = [values[low : low + _WHILE] for low in range(0, len(values) - _WHILE + 1, _WHILE)]
+    if len(tens) < _FEWEST_WHILES:
+        return trimmed_mean(values)
+    return statistics.median(sorted(map(trimmed_mean, tens))[: len(tens) // 3])
+
+
+def together(machine: Machine, begin: Begin, end: End, typical: Typical = quiet_mean) -> Timing:
     """Time what all ranks do with each other, a collective.
 
     A rank that comes early waits for the others, and its time is too long by that much: of each repetition the shortest

@@ -63,7 +63,7 @@ def _split_convolutions(graph: fx.Graph) -> None:
             if not mask[which]:
                 continue
             with graph.inserting_before(node):
-                image = _shape_of(graph, given, gradient) if which == 0 else given
+                image = _shape_of(graph, given, rest[0]) if which == 0 else given
                 alone = graph.call_function(node.target, (gradient, image, *rest, [k == which for k in range(3)]))
             alone.meta["val"] = tuple(value if k == which else None for k, value in enumerate(node.meta["val"]))
             part.update_arg(0, alone)

@@ -248,7 +248,6 @@ class _Fissioning:
                     raise RewriteError(f"{node.name!r} uses {what!r}, which runs in parts and does not leave.")
                 self.draft.retake(w, _unique(t for u in node.deps for t in (out if u == v else (u,))), node.use)
 
-
     def _only_later(self, v: NodeId, user: Node) -> bool:
         """Whether a node takes nothing of what another one gives, but what leaves: it writes to what that has read."""
         node = self.draft.node(v)

@@ -15,6 +15,7 @@ The original graph in its best order is a plan, too. What is tried is counted, n
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,6 +75,14 @@ class Asked:
     effort: int
 
 
+class _Ran(NamedTuple):
+    """A plan: rewrites, the problem that they make, and the best of a few runs of it."""
+
+    rewrites: tuple[Rewrite, ...]
+    problem: Problem
+    run: Candidate
+
+
 class Planner:
     """Plans for one problem, and the frontier of all that were found.
 
@@ -130,31 +139,44 @@ class Planner:
         fitting = [found for found in self.points if found.peak_bytes <= limit_bytes]
         return min(fitting, key=lambda found: (found.step_us, found.peak_bytes), default=None)
 
-    def at(self, limit_bytes: int) -> FitPoint | None:
-        """Look for plans within a limit; the shortest known then. The graph as it is comes first, within the limit."""
+    def at(self, limit_bytes: int, enough_us: float = 0.0) -> FitPoint | None:
+        """Look for plans within a limit; the shortest known then. The graph as it is comes first, within the limit.
+
+        Args:
+            limit_bytes: It.
+            enough_us: Where a plan is as short as this, no other one is looked for.
+        """
         self._unrewritten(limit_bytes)
-        best: tuple[float, Problem, Candidate, tuple[Rewrite, ...]] | None = None
+        best: _Ran | None = None
+        for ran in self._plans(limit_bytes):
+            if best is None or ran.run.step_us < best.run.step_us:
+                best = ran
+            if best.run.step_us <= enough_us:
+                break
+        if best is not None:
+            task = Task(best.problem, replace(self.options, headroom=0, base="original"), limit_bytes)
+            start = best.problem.original_order
+            self.keep(point(best.rewrites, best.problem, phases(task, start, task.measured(start)).order))
+        return self.within(limit_bytes)
+
+    def _plans(self, limit_bytes: int) -> Iterator["_Ran"]:
+        """Plans within the limit, from each start by each recipe; of large graphs from one start alone."""
         recipes = list(self._recipes())
         for order in self._starts():
-            problem = relabelled(self.problem, order)
+            problem, some = relabelled(self.problem, order), False
             for kinds, weight, aim, high in recipes:
+                if aim < AIMS[0] and not some:
+                    break  # what cannot be brought to the limit cannot be brought below it
                 found = self._chosen(problem, limit_bytes, int(limit_bytes * aim), kinds, weight, high)
                 if found is None:
                     continue
-                rewrites, rewritten = found
-                ran = self._ran(rewritten, limit_bytes)
+                rewrites, rewritten = (*self.before, *found[0]), found[1]
+                run, some = self._ran(rewritten, limit_bytes), True
                 self.tried += 1
-                self.keep(point((*self.before, *rewrites), rewritten, ran.order))
-                if best is None or ran.step_us < best[0]:
-                    best = (ran.step_us, rewritten, ran, (*self.before, *rewrites))
-            if best is not None and len(self.problem.nodes) > LARGE:
+                self.keep(point(rewrites, rewritten, run.order))
+                yield _Ran(rewrites, rewritten, run)
+            if some and len(self.problem.nodes) > LARGE:
                 break
-        if best is not None:
-            _, rewritten, ran, rewrites = best
-            task = Task(rewritten, replace(self.options, headroom=0, base="original"), limit_bytes)
-            better = phases(task, rewritten.original_order, task.measured(rewritten.original_order))
-            self.keep(point(rewrites, rewritten, better.order))
-        return self.within(limit_bytes)
 
     def _unrewritten(self, limit_bytes: int) -> None:
         """The graph as it is, in an order within the limit, where there is one."""

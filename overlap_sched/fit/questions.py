@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
-from overlap_sched.fit.answer import Fit, FitPoint
+from overlap_sched.fit.answer import Fit
 from overlap_sched.fit.in_parts import begun
 from overlap_sched.fit.limit import Limit
 from overlap_sched.fit.planner import Asked, Planner
@@ -18,6 +18,8 @@ KINDS = ("recompute", "offload")
 """What may be done to values."""
 HALVINGS = 7
 """Of the range between the lowest peak that could be and the one that is enough."""
+MISSES = 3
+"""So often in a row nothing is found below the middle, until that is all."""
 CLOSE = 0.995
 """A range as narrow as this is not halved any further."""
 
@@ -76,10 +78,15 @@ def fit(
     limit = Limit(memory_limit_bytes, limit_us)
     fell_back = None
     try:
-        begins = begun(planner, fissions)
-        _answer(planner, limit)
+        begins, plain = begun(planner, fissions), planner
+        if limit.us is None:
+            _answer(plain, limit)
         for one in begins.promising(planner.points, limit):
             planner = _with(planner, (one,), limit)
+        if limit.us is not None:  # what is in parts is quickly found, and leaves less to look for
+            plain.points, plain.tried = planner.points, planner.tried
+            _answer(plain, limit)
+            planner.points, planner.tried = plain.points, plain.tried
         for more in extra:
             planner = _with(planner, (*planner.before, more), limit)
     except Exception as error:  # what fails here must not take the training job with it
@@ -159,16 +166,18 @@ def _answer(planner: Planner, limit: Limit) -> None:
     if limit.bytes is not None:
         planner.at(limit.bytes)
         return
+    assert limit.us is not None
     low = sum(storage.bytes for storage in planner.problem.storages if storage.pinned)
-    enough = limit.best(planner.points).peak_bytes
+    enough, missed = limit.best(planner.points).peak_bytes, 0
     for _ in range(HALVINGS):
         middle = (low + enough) // 2
-        planner.at(middle)
+        planner.at(middle, limit.us)
         reached = limit.best(planner.points).peak_bytes
+        missed = missed + 1 if reached > middle else 0
         if reached > middle:
             low = middle
         enough = reached
-        if low >= enough * CLOSE:
+        if low >= enough * CLOSE or missed == MISSES:
             break
 
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fit.answer import FitPoint
+from overlap_sched.fit.answer import Effect, FitPoint
 from overlap_sched.fit.limit import Limit
-from overlap_sched.fit.planner import Planner, point
+from overlap_sched.fit.planner import Asked, Planner, point
+from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.scheduler.candidate import SAME_STEP
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.fission import Fission
@@ -67,3 +68,17 @@ def begun(planner: Planner, fissions: Sequence[Fission]) -> Begun:
         planner.tried += 1
         found.append((one, planner.keep(point((one,), problem, problem.original_order))))
     return Begun(tuple(found), not asked.problem.collectives, SEARCHED[asked.effort])
+
+
+def effects(asked: Asked, best: FitPoint) -> tuple[Effect, ...]:
+    """What the fissions do that a plan begins with, one after the other."""
+    found: list[Effect] = []
+    before = asked.problem
+    for k, one in enumerate(best.rewrites):
+        if not isinstance(one, Fission):
+            break
+        after = apply(asked.problem, best.rewrites[: k + 1], asked.prices)
+        peaks = [peak_memory(problem, problem.original_order)[0] for problem in (before, after)]
+        found.append(Effect(one, peaks[0] - peaks[1], sum(after.compute_us) - sum(before.compute_us)))
+        before = after
+    return tuple(found)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fit.answer import Fit
-from overlap_sched.fit.in_parts import begun
+from overlap_sched.fit.held import held_best
+from overlap_sched.fit.in_parts import begun, effects
 from overlap_sched.fit.limit import Limit
 from overlap_sched.fit.planner import Asked, Planner
 from overlap_sched.options import Options
@@ -96,7 +97,7 @@ def fit(
         message = f"overlap_sched fits nothing in {problem.name!r}: {fell_back}"
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
         planner.points = [planner.without]
-    best = limit.best(planner.points)
+    best, held = held_best(planner.points, limit, wanted)
     return Fit(
         best=best,
         original=planner.original,
@@ -106,6 +107,8 @@ def fit(
         points=tuple(planner.points),
         tried=planner.tried,
         fell_back=fell_back,
+        held=held,
+        effects=effects(asked, best),
     )
 
 

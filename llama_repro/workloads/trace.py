@@ -19,6 +19,7 @@ from torch.func import functional_call
 from llama_repro.workloads.models import Workload
 from overlap_sched.cost import Roofline
 from overlap_sched.fx import lift
+from overlap_sched.fx.lifting import Lifted
 from overlap_sched.problem import Problem
 
 _LEARNING_RATE = 0.01
@@ -124,8 +125,8 @@ def _storage(node: fx.Node) -> int:
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
-def step_problem(workload: Workload, step: fx.GraphModule) -> Problem:
-    """The step as a problem in the ``runtime`` memory model, with the prices of the workload's device.
+def step_lifted(workload: Workload, step: fx.GraphModule) -> Lifted:
+    """The step in the ``runtime`` memory model, with the prices of the workload's device, and the FX graph behind it.
 
     A kernel per operator, as PyTorch and MAGIS run it. (Prices of fused kernels would not do here: a kernel's time is
     divided among the operators in it, and some of them cost nothing; what runs again alone costs its own kernel.)
@@ -134,4 +135,9 @@ def step_problem(workload: Workload, step: fx.GraphModule) -> Problem:
         workload: What was traced.
         step: Of :func:`with_updates`.
     """
-    return lift(step, name=workload.name, model=Roofline(workload.device)).problem
+    return lift(step, name=workload.name, model=Roofline(workload.device))
+
+
+def step_problem(workload: Workload, step: fx.GraphModule) -> Problem:
+    """The problem of :func:`step_lifted` alone."""
+    return step_lifted(workload, step).problem

@@ -12,7 +12,7 @@
 The original graph in its best order is a plan, too. What is tried is counted, nothing timed.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -161,20 +161,18 @@ class Planner:
 
     def _plans(self, limit_bytes: int) -> Iterator["_Ran"]:
         """Plans within the limit, from each start by each recipe; of large graphs from one start alone."""
-        recipes = list(self._recipes())
         for order in self._starts():
             problem, some = relabelled(self.problem, order), False
-            for kinds, weight, aim, high in recipes:
-                if aim < AIMS[0] and not some:
-                    break  # what cannot be brought to the limit cannot be brought below it
-                found = self._chosen(problem, limit_bytes, int(limit_bytes * aim), kinds, weight, high)
-                if found is None:
-                    continue
-                rewrites, rewritten = (*self.before, *found[0]), found[1]
-                run, some = self._ran(rewritten, limit_bytes), True
-                self.tried += 1
-                self.keep(point(rewrites, rewritten, run.order))
-                yield _Ran(rewrites, rewritten, run)
+            for greedy in self._recipes(problem, limit_bytes):
+                for aim in self._aims():
+                    found = self._chosen(greedy, limit_bytes, int(limit_bytes * aim))
+                    if found is None:  # what cannot be brought to the limit cannot be brought below it
+                        break
+                    rewrites, rewritten = (*self.before, *found[0]), found[1]
+                    run, some = self._ran(rewritten, limit_bytes), True
+                    self.tried += 1
+                    self.keep(point(rewrites, rewritten, run.order))
+                    yield _Ran(rewrites, rewritten, run)
             if some and len(self.problem.nodes) > LARGE:
                 break
 
@@ -198,33 +196,29 @@ class Planner:
         if not self._laid_out and self.lowest != self.problem.original_order:
             yield self.lowest
 
-    def _recipes(self) -> Iterator[tuple[tuple[str, ...], float, float, float]]:
-        """What may be done, what a copy's time counts as, the part of the limit to aim at, what is high."""
-        kinds, large = self.asked.kinds, len(self.problem.nodes) > LARGE
-        aims = AIMS if self.problem.collectives or "offload" in kinds else AIMS[:1]
-        both = set(kinds) >= {"recompute", "offload"} and not large
-        for aim in aims[: self.asked.effort + 1]:
-            for weight in WEIGHTS if both else WEIGHTS[:1]:
-                for high in HIGH[:1] if large else HIGH:
-                    yield kinds, weight, aim, high
+    def _aims(self) -> tuple[float, ...]:
+        """Parts of the limit to aim at, one after the other: what has been chosen for one stays for the next."""
+        some = self.problem.collectives or "offload" in self.asked.kinds
+        return AIMS[: self.asked.effort + 1] if some else AIMS[:1]
 
-    def _chosen(
-        self,
-        problem: Problem,
-        limit_bytes: int,
-        aim_bytes: int,
-        kinds: Collection[str],
-        weight: float,
-        high: float,
-    ) -> tuple[tuple[Rewrite, ...], Problem] | None:
+    def _recipes(self, problem: Problem, limit_bytes: int) -> Iterator[Greedy]:
+        """Ways to choose: by what a copy's time counts as, and by what is high."""
+        asked, large = self.asked, len(self.problem.nodes) > LARGE
+        both = set(asked.kinds) >= {"recompute", "offload"} and not large
+        for weight in WEIGHTS if both else WEIGHTS[:1]:
+            for high in HIGH[:1] if large else HIGH:
+                link = LinkTime(asked.prices.host, 0.0) if "offload" in asked.kinds else None
+                state = LiveState(problem, limit_bytes, self.rerun)
+                yield Greedy(state, link, asked.host_limit_bytes, asked.kinds, weight, high)
+
+    def _chosen(self, greedy: Greedy, limit_bytes: int, aim_bytes: int) -> tuple[tuple[Rewrite, ...], Problem] | None:
         """Rewrites that bring an order within the limit, and the problem that they make; ``None``: none do."""
-        link = LinkTime(self.asked.prices.host, 0.0) if "offload" in kinds else None
+        state = greedy.state
         for _ in range(OVERSHOOT):
-            state = LiveState(problem, aim_bytes, self.rerun)
-            Greedy(state, link, self.asked.host_limit_bytes, kinds, weight, high).run()
+            greedy.lowered(min(aim_bytes, state.limit_bytes))
             rewrites = tuple(rewrites_of(state))
             try:
-                rewritten = apply(problem, rewrites, self.asked.prices)
+                rewritten = apply(state.problem, rewrites, self.asked.prices)
             except RewriteError:
                 return None
             peak = max(measure(rewritten, rewritten.original_order).profile)
@@ -233,8 +227,7 @@ class Planner:
             self.keep(point((*self.before, *rewrites), rewritten, rewritten.original_order))
             if not rewrites or int(state.profile.max()) > limit_bytes:
                 return None
-            aim_bytes -= peak - limit_bytes
-            link = LinkTime(self.asked.prices.host, 0.0) if link else None
+            aim_bytes = state.limit_bytes - (peak - limit_bytes)
         return None
 
     def _ran(self, problem: Problem, limit_bytes: int) -> Candidate:

@@ -22,7 +22,7 @@ class Images(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """``(batch, 3, height, width)`` in and out."""
         level = torch.relu(self.norm(self.first(images)))
-        below = functional.max_pool2d(functional.interpolate(torch.relu(self.inner(level)), scale_factor=2.0), 2)
+        below = functional.max_pool2d(repeated_pixels(torch.relu(self.inner(level))), 2)
         return torch.sigmoid(self.last(torch.cat([level, repeated_pixels(below)], 1)))
 
 

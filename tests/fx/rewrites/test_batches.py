@@ -7,14 +7,14 @@ from torch import Tensor, fx
 from llama_repro.workloads.models import Workload
 from llama_repro.workloads.trace import joint_graph, with_updates
 from overlap_sched.cost import Roofline
-from overlap_sched.fit import fit
+from overlap_sched.fit.planner import Asked, Planner
 from overlap_sched.fx import lift
 from overlap_sched.fx.rewrites import prepare, rerunnable, rewrite_graph
 from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.validate import violation
+from overlap_sched.options import Options
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Recompute
 from tests.support.fx_graphs import trace
@@ -78,22 +78,15 @@ def test_weights_are_updated_behind_all_parts() -> None:
 def test_values_of_parts_run_again_and_the_step_is_done_to_the_graph() -> None:
     gm = step_of(TINY)
     lifted = lift(gm)
-    peak, _ = peak_memory(lifted.problem, lifted.problem.original_order)
-    found = fit(
-        lifted.problem,
-        Prices(lifted.model),
-        memory_limit_bytes=int(0.5 * peak),
-        kinds=("recompute",),
-        rerun=rerunnable(gm),
-        fissions=batch_fissions(lifted, (2,)),
-    )
-    first, *others = found.best.rewrites
-    assert found.fits
-    assert isinstance(first, Fission)
-    assert others
-    assert all(isinstance(one, Recompute) for one in others)
-    assert any(name.startswith(first.name) for one in others if isinstance(one, Recompute) for name in one.nodes)
-    prepare(gm, found.best.rewrites, found.best.problem.names(found.best.order)).commit()
+    (two,) = batch_fissions(lifted, (2,))
+    asked = Asked(lifted.problem, Prices(lifted.model), Options(), ("recompute",), rerunnable(gm), None, 0)
+    planner = Planner(asked, (two,))
+    found = planner.at(int(0.9 * planner.original.peak_bytes))
+    assert found is not None
+    first, *others = found.rewrites
+    assert first == two
+    assert any(name.startswith(two.name) for one in others if isinstance(one, Recompute) for name in one.nodes)
+    prepare(gm, found.rewrites, found.problem.names(found.order)).commit()
     check_trains_alike(gm, TINY)
 
 

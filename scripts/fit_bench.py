@@ -6,6 +6,7 @@
     scripts/fit_bench.py --distributed              whole steps of torchtitan's models and forward graphs instead
     scripts/fit_bench.py --solver 30                also the best recomputation that CP-SAT finds in 30 s at each budget
     scripts/fit_bench.py --ours                     ours alone
+    scripts/fit_bench.py --ours --ramp 20           the same, each kernel taking 20 us more
     scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
     scripts/fit_bench.py --show record.json ...     the table of records, without measuring anything
     ... --record record.json                        also a dated record with hardware, versions and all points
@@ -33,10 +34,11 @@ from llama_repro.workloads.baselines import BASELINES, by_partitioner, by_solver
 from llama_repro.workloads.models import WORKLOADS, Workload
 from llama_repro.workloads.ours import KINDS, PCIE_3, ours
 from llama_repro.workloads.points import Point, point
+from llama_repro.workloads.ramp import Ramped
 from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, row
 from llama_repro.workloads.tables import fit_table
 from llama_repro.workloads.trace import copy_of, joint_graph, step_lifted, with_updates
-from overlap_sched.cost import Roofline
+from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -94,10 +96,15 @@ def _workloads(options: argparse.Namespace) -> Iterator[Case]:
     for workload in WORKLOADS:
         if _wanted(workload.name, options):
             joint = joint_graph(workload)
-            lifted = step_lifted(workload, with_updates(copy_of(joint)))
+            lifted = step_lifted(workload, with_updates(copy_of(joint)), _model(workload, options))
             prices = Prices(lifted.model, host=PCIE_3)
             fissions = tuple(batch_fissions(lifted))
             yield Case(lifted.problem, prices, point(lifted.problem), fissions, (workload, joint))
+
+
+def _model(workload: Workload, options: argparse.Namespace) -> CostModel:
+    roofline = Roofline(workload.device)
+    return Ramped(roofline, options.ramp) if options.ramp else roofline
 
 
 def _distributed(options: argparse.Namespace) -> Iterator[Case]:
@@ -129,7 +136,8 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
 def _rows(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
     if options.ours:
         made = partial(row, case.problem.name, len(case.problem.nodes))
-        return iter([made("ours", case.original, lambda: _ours(case, KINDS, options))])
+        way = f"ours, {options.ramp:g} us more per kernel" if options.ramp else "ours"
+        return iter([made(way, case.original, lambda: _ours(case, KINDS, options))])
     return _ablation(case, options) if options.ablation else _ways(case, options)
 
 
@@ -155,6 +163,9 @@ def _parser() -> argparse.ArgumentParser:
         "--solver", type=float, default=0.0, metavar="SECONDS", help="also CP-SAT, so long at each budget"
     )
     parser.add_argument("--effort", type=int, default=2, help="of our search (default: 2)")
+    parser.add_argument(
+        "--ramp", type=float, default=0.0, metavar="US", help="price every kernel so much higher (with --ours)"
+    )
     parser.add_argument("--show", type=Path, nargs="+", metavar="RECORD", help="print the table of records")
     parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")
     return parser

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from llama_repro.workloads.models import Workload
-from overlap_sched.cost import Roofline
+from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx import lift
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.problem import Problem
@@ -125,7 +125,7 @@ def _storage(node: fx.Node) -> int:
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
-def step_lifted(workload: Workload, step: fx.GraphModule) -> Lifted:
+def step_lifted(workload: Workload, step: fx.GraphModule, model: CostModel | None = None) -> Lifted:
     """The step in the ``runtime`` memory model, with the prices of the workload's device, and the FX graph behind it.
 
     A kernel per operator, as PyTorch and MAGIS run it. (Prices of fused kernels would not do here: a kernel's time is
@@ -134,8 +134,9 @@ def step_lifted(workload: Workload, step: fx.GraphModule) -> Lifted:
     Args:
         workload: What was traced.
         step: Of :func:`with_updates`.
+        model: Of prices; ``None``: the roofline of the workload's device.
     """
-    return lift(step, name=workload.name, model=Roofline(workload.device))
+    return lift(step, name=workload.name, model=model or Roofline(workload.device))
 
 
 def step_problem(workload: Workload, step: fx.GraphModule) -> Problem:

@@ -6,7 +6,8 @@
     scripts/fit_bench.py --distributed              whole steps of torchtitan's models and forward graphs instead
     scripts/fit_bench.py --solver 30                also the best recomputation that CP-SAT finds in 30 s at each budget
     scripts/fit_bench.py --ours                     ours alone
-    scripts/fit_bench.py --ours --ramp 20           the same, each kernel taking 20 us more
+    scripts/fit_bench.py --parts                    parts of the batch alone, with nothing recomputed or copied
+    scripts/fit_bench.py --parts --ramp 20          the same, each kernel taking 20 us more
     scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
     scripts/fit_bench.py --show record.json ...     the table of records, without measuring anything
     ... --record record.json                        also a dated record with hardware, versions and all points
@@ -32,7 +33,7 @@ from llama_repro.harness.record import provenance, read_record, write_record
 from llama_repro.titan.models import MODELS
 from llama_repro.workloads.baselines import BASELINES, by_partitioner, by_solver, reordered
 from llama_repro.workloads.models import WORKLOADS, Workload
-from llama_repro.workloads.ours import KINDS, PCIE_3, ours
+from llama_repro.workloads.ours import KINDS, PCIE_3, in_parts, ours
 from llama_repro.workloads.points import Point, point
 from llama_repro.workloads.ramp import Ramped
 from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, row
@@ -134,10 +135,21 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
 
 
 def _rows(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
+    made, more = partial(row, case.problem.name, len(case.problem.nodes)), ""
+    if options.ramp:
+        more = f", {options.ramp:g} us more per kernel"
+    if options.parts:
+        return iter(
+            [
+                made(
+                    f"ours, parts of the batch alone{more}",
+                    case.original,
+                    lambda: in_parts(case.problem, case.prices, case.fissions),
+                )
+            ]
+        )
     if options.ours:
-        made = partial(row, case.problem.name, len(case.problem.nodes))
-        way = f"ours, {options.ramp:g} us more per kernel" if options.ramp else "ours"
-        return iter([made(way, case.original, lambda: _ours(case, KINDS, options))])
+        return iter([made(f"ours{more}", case.original, lambda: _ours(case, KINDS, options))])
     return _ablation(case, options) if options.ablation else _ways(case, options)
 
 
@@ -158,13 +170,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("steps", nargs="*", metavar="NAME", help="only steps whose names contain one of these")
     parser.add_argument("--distributed", action="store_true", help="torchtitan's steps and forward graphs instead")
     parser.add_argument("--ours", action="store_true", help="ours alone")
+    parser.add_argument("--parts", action="store_true", help="fission along the batch alone, nothing searched")
     parser.add_argument("--ablation", action="store_true", help="each kind of rewrite taken away")
     parser.add_argument(
         "--solver", type=float, default=0.0, metavar="SECONDS", help="also CP-SAT, so long at each budget"
     )
     parser.add_argument("--effort", type=int, default=2, help="of our search (default: 2)")
     parser.add_argument(
-        "--ramp", type=float, default=0.0, metavar="US", help="price every kernel so much higher (with --ours)"
+        "--ramp",
+        type=float,
+        default=0.0,
+        metavar="US",
+        help="price every kernel so much higher (with --ours or --parts)",
     )
     parser.add_argument("--show", type=Path, nargs="+", metavar="RECORD", help="print the table of records")
     parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")

@@ -7,6 +7,7 @@ from llama_repro.workloads.points import Point, point
 from llama_repro.workloads.rows import LIMITS, SLOWDOWNS
 from overlap_sched.fit import fit
 from overlap_sched.problem import Problem
+from overlap_sched.transform.apply import apply
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.prices import Prices
@@ -54,3 +55,9 @@ def ours(
         allowed = (1 + slowdown) * reference_us / found.without.step_us - 1
         answer = ask(max_slowdown=max(allowed, 0.0))
         yield from (point(plan.problem, plan.order) for plan in (answer.best, *answer.points))
+
+
+def in_parts(problem: Problem, prices: Prices, fissions: Sequence[Fission]) -> Iterator[Point]:
+    """The step in parts along its batch, as it is emitted: nothing recomputed, copied or reordered."""
+    for one in fissions:
+        yield point(apply(problem, [one], prices))

@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fit.answer import Fit
-from overlap_sched.fit.held import held_best
 from overlap_sched.fit.in_parts import begun, effects
 from overlap_sched.fit.limit import Limit
 from overlap_sched.fit.planner import Asked, Planner
+from overlap_sched.fit.reserved import held_best
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.transform.fission import Fission

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from overlap_sched.cost import Roofline
 from overlap_sched.fit import Fit, fit
-from overlap_sched.fit.held import held_best
 from overlap_sched.fit.in_parts import begun
 from overlap_sched.fit.limit import Limit
 from overlap_sched.fit.planner import Asked, Planner, point
+from overlap_sched.fit.reserved import held_best
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, shortened
-from overlap_sched.cli.source import FISSION, Loaded
+from overlap_sched.cli.source import BATCH, FISSION, Loaded
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import Fit, fit
@@ -23,7 +23,9 @@ from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 
 LINKS: Mapping[str, HostLink] = {"pcie5": PCIE_5, "pcie4": PCIE_4}
-ALL = (*KINDS, FISSION)
+DEFAULT = (*KINDS, FISSION)
+"""What is done without ``--kinds``: results stay equal to the last bit."""
+ALL = (*DEFAULT, BATCH)
 """What ``--kinds`` may name."""
 _LIMIT, _SLOWDOWN, _HOST = "--memory-limit", "--max-slowdown", "--host-memory"
 
@@ -79,9 +81,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--kinds",
-        default=",".join(ALL),
+        default=",".join(DEFAULT),
         metavar="KINDS",
-        help=f"what may be done, joined by commas (default: {','.join(ALL)}; {FISSION} of dumps only)",
+        help=f"what may be done, joined by commas (default: {','.join(DEFAULT)}; of dumps only: {FISSION}, and "
+        f"{BATCH}: the graph in parts along its batch, whose gradients are added up, and rounded otherwise)",
     )
     add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
     add("--out", metavar="ORDER.json", help="write the order found, of the rewritten graph, as a list of node names")
@@ -151,10 +154,11 @@ def answer(
         replace(Options(), strict=request.strict),
         memory_limit_bytes=limit,
         max_slowdown=request.max_slowdown,
-        kinds=[kind for kind in request.kinds if kind != FISSION],
+        kinds=[kind for kind in request.kinds if kind in KINDS],
         rerun=loaded.rerun,
         host_limit_bytes=request.host_bytes,
         extra=loaded.fissions,
+        fissions=loaded.batches,
         effort=request.effort,
         tell=tell,
     )

@@ -304,6 +304,8 @@ def _value(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
         return target(*values)
     like = next(leaf for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor))
     mode, device = like.fake_mode, like.fake_device
+    if kwargs.get("device") is not None:  # what makes tensors would make real ones
+        device, kwargs = torch.device(kwargs["device"]), {**kwargs, "device": "meta"}
     with in_kernel_invocation_manager(mode), torch.no_grad():
         result = target(*values, **kwargs)
     return tree_map(lambda one: FakeTensor(mode, one, device) if isinstance(one, torch.Tensor) else one, result)

@@ -150,6 +150,7 @@ def test_code_of_inductor_has_fewer_collectives_and_the_same_results(plain: Comp
     assert all(map(torch.equal, plain.results, rewritten.results))
 
 
+@pytest.mark.slow
 def test_the_order_behind_fusion_is_set_as_before(plain: Compiled, ranks: None) -> None:
     options = overlap_sched.inductor_options(Options(headroom="20%", strict=True))
     watch = options["post_grad_custom_post_pass"]

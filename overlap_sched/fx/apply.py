@@ -19,6 +19,7 @@ from overlap_sched.report.reserved_text import held_lines
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite
 
 NO_COLLECTIVES = "the graph has no collectives"
@@ -37,6 +38,8 @@ class Report:
         notes: See :class:`overlap_sched.fx.lifting.Lifted`.
         lift_s: Seconds to lift the graph. reorder_s: to put the order back.
         rewrites: What was done to collectives, first to last; ``schedule`` is then of the rewritten graph.
+        made: The plan by which collectives were rewritten, with all that was tried. Its schedule is ``schedule``, but
+            in plug-ins: there the rewritten graph is lifted and ordered anew. ``None``: nothing was rewritten.
         kept: What the ranks differ in, so that the launch order was kept though the options do not ask for it; ``None``
             where they do not differ, or the graph had to stay as it was.
     """
@@ -50,6 +53,7 @@ class Report:
     reorder_s: float = 0.0
     kept: str | None = None
     rewrites: tuple[Rewrite, ...] = ()
+    made: Plan | None = None
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -124,7 +128,8 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
             began = time.perf_counter()
             prepare(gm, made.rewrites, made.schedule.problem.names(made.schedule.order)).commit()
             took_s = time.perf_counter() - began
-            return Report(name, made.schedule, True, None, lifted.notes, lift_s, took_s, rewrites=made.rewrites)
+            notes = lifted.notes
+            return Report(name, made.schedule, True, None, notes, lift_s, took_s, rewrites=made.rewrites, made=made)
         plan = made.schedule
     else:
         plan = schedule(lifted.problem, on_devices(options, lifted.devices))

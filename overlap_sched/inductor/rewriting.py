@@ -26,9 +26,10 @@ from overlap_sched.inductor.agree import ask, asks, graph_key
 from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.fx_stage import graph_name
 from overlap_sched.inductor.launches import launch_digest, launches_in
-from overlap_sched.inductor.reporting import log, warn
+from overlap_sched.inductor.reporting import log, rewritten, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import count
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite, to_json
 
 
@@ -38,10 +39,12 @@ class Choice(NamedTuple):
     Attributes:
         rewrites: In their order; none: the graph stays.
         names: An order of the rewritten problem; ``None``: the graph's own.
+        made: The plan that they are of, for the report; ``None``: they are of none.
     """
 
     rewrites: Sequence[Rewrite] = ()
     names: Sequence[str] | None = None
+    made: Plan | None = None
 
 
 Choose = Callable[[Lifted, Settings, Mapping[str, str]], Choice]
@@ -104,6 +107,8 @@ def rewrite_fx(
         known.pending.undo()
         return ()
     known.pending.commit()
+    if known.choice.made is not None:
+        rewritten(known.name, known.choice.made)
     return known.choice.rewrites
 
 

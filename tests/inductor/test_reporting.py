@@ -35,6 +35,26 @@ def test_the_last_256_are_kept() -> None:
     assert (kept[0].name, kept[-1].name) == ("44", "299")
 
 
+def test_the_plan_by_which_a_graph_was_rewritten_is_told_once() -> None:
+    plan: Any = object()
+    reporting.rewritten("backward 0/0", plan)
+    for name in ("forward 0/0", "backward 0/0", "backward 0/0"):
+        record(GraphReport(name, "inductor", Report(name, reason="none")))
+    assert [one.report.made for one in overlap_sched.reports()] == [None, plan, None]
+    reporting.rewritten("forward 1/0", plan)
+    overlap_sched.clear_reports()
+    record(GraphReport("forward 1/0", "inductor", Report("x", reason="none")))
+    assert overlap_sched.reports()[0].report.made is None
+
+
+def test_plans_of_graphs_that_were_never_reported_are_not_kept_for_ever() -> None:
+    for number in range(reporting.KEPT + 2):
+        reporting.rewritten(str(number), object())  # type: ignore[arg-type]
+    for name in ("1", "2"):
+        record(GraphReport(name, "inductor", Report("x", reason="none")))
+    assert [one.report.made is None for one in overlap_sched.reports()] == [True, False]
+
+
 def test_one_line_says_what_became_of_a_graph(ours: Compiled) -> None:
     us, kib = (rf"\d+\.\d -> \d+\.\d {unit}" for unit in ("us", "KiB"))
     assert re.fullmatch(

@@ -2,9 +2,9 @@
 
 import html
 
-from overlap_sched.report.html.data import FrontierPoint, Page
-from overlap_sched.report.text import gap_percent
-from overlap_sched.report.units import change, count, duration, size
+from overlap_sched.report.frontier_text import point_cells
+from overlap_sched.report.html.data import FrontierData, Page
+from overlap_sched.report.units import count, duration, size
 
 
 def table_row(cells: tuple[str, ...]) -> str:
@@ -46,13 +46,15 @@ def frontier_section(page: Page) -> str:
     if found is None:
         return ""
     original = found.others[0]
-    rows = [table_row(_point(point, original, found.bound_us)) for point in (*found.points, *found.others)]
+    rows = [
+        table_row((point.name or "on the frontier", *point_cells(point, original, found.bound_us)))
+        for point in (*found.points, *found.others)
+    ]
     head = ("order", "peak", "", "step", "", "exposed", "above the bound")
     return _section(
         "frontier",
         "Step against peak memory (simulated)",
-        f"<p>The shortest step found for each peak, of the graph as it was. No order's step is below "
-        f"{duration(found.bound_us)}; no order's peak is below {size(found.floor_bytes)}.</p>",
+        f"<p>{_bounds(found)}</p>",
         '<div id="frontier-plot"></div>',
         '<div class="scroll" tabindex="0" role="group" aria-labelledby="frontier-title">'
         '<table id="frontier"><thead><tr>'
@@ -61,15 +63,12 @@ def frontier_section(page: Page) -> str:
     )
 
 
-def _point(point: FrontierPoint, original: FrontierPoint, bound_us: float) -> tuple[str, ...]:
+def _bounds(found: FrontierData) -> str:
+    if found.bound_us is None or found.floor_bytes is None:
+        return "The shortest step found for each peak, with rewrites; there may be better ones."
     return (
-        point.name or "on the frontier",
-        size(point.peak_bytes),
-        change(original.peak_bytes, point.peak_bytes),
-        duration(point.step_us),
-        change(original.step_us, point.step_us),
-        duration(point.exposed_us),
-        f"{gap_percent(point.step_us, bound_us):.2f} %",
+        "The shortest step found for each peak, of the graph as it was. No order's step is below "
+        f"{duration(found.bound_us)}; no order's peak is below {size(found.floor_bytes)}."
     )
 
 

@@ -40,7 +40,7 @@ def test_a_page_of_each_graph_that_was_scheduled(tmp_path: Path) -> None:
     plain, whole, ordered = (embedded(path.read_text(encoding="utf-8")) for path in found)
     assert (plain["rewrites"], len(plain["graphs"])) == ([], 1)
     assert len(plain["frontier"]["points"]) >= 1
-    assert plain["figures"]["scheduled"]["step_us"] == 150.0
+    assert plain["runs"][1]["step_us"] == 150.0
     assert len(whole["rewrites"]) == len(ordered["rewrites"]) == len(made.rewrites) > 0
     assert (len(whole["graphs"]), len(ordered["graphs"])) == (2, 1)
     assert whole["runs"][0]["step_us"] == made.without.original.step_us

@@ -10,6 +10,7 @@ from torch import fx
 
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.lifting import lift
+from overlap_sched.fx.modules import graph_of
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.planning import plan_lifted
@@ -100,7 +101,7 @@ def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None
         VerificationError: With ``options.strict``, instead of that warning.
     """
     options = options or Options()
-    before = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
+    before = list(graph_of(gm).nodes)
     try:
         return _schedule_graph(gm, options, lift_arguments)
     except VerificationError:
@@ -141,6 +142,6 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
 
 
 def _restore(gm: fx.GraphModule | fx.Graph, before: list[fx.Node]) -> None:
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    graph = graph_of(gm)
     if list(graph.nodes) != before:
         reorder(gm, before)

@@ -107,16 +107,21 @@ def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("logs", "seen"), [("", 0), ("overlap_sched", 1), ("+overlap_sched", 2)])
-def test_torch_logs_knows_our_name(logs: str, seen: int) -> None:
+@pytest.mark.parametrize(
+    ("logs", "seen", "said"),
+    [(None, 0, 1), ("overlap_sched", 1, 1), ("+overlap_sched", 2, 1), ("-overlap_sched", 0, 0)],
+)
+def test_torch_logs_knows_our_name(logs: str | None, seen: int, said: int) -> None:
+    """What is logged of a graph, and what is said in any case unless torch is told to be quiet."""
     code = (
         "import torch\n"
         "from overlap_sched.fx.apply import Report\n"
+        "from overlap_sched.inductor.console import say\n"
         "from overlap_sched.inductor.reporting import GraphReport, record\n"
         "record(GraphReport('a', 'inductor', Report('a', reason='b')))\n"
+        "say('a line')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_LOGS": logs}
-    if not logs:
-        del environment["TORCH_LOGS"]
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
+    environment |= {"PYTHONPATH": str(ROOT), **({} if logs is None else {"TORCH_LOGS": logs})}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stderr.count("left as it was: b") == seen
+    assert (ran.stderr.count("left as it was: b"), ran.stderr.count("a line")) == (seen, said)

@@ -134,7 +134,7 @@ def draw(folder: Path) -> None:
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for job in JOBS:
-            tab = browser.new_page(viewport={"width": 820, "height": 900}, color_scheme=job.scheme)
+            tab = browser.new_page(viewport={"width": 700, "height": 900}, color_scheme=job.scheme)
             tab.goto((folder / f"{job.name}.html").as_uri())
             tab.wait_for_selector("html[data-ready=true]", state="attached")
             tab.locator(f"section[aria-labelledby='{job.shown}']").screenshot(path=ROOT / "docs" / _picture(job))

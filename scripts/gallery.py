@@ -137,6 +137,9 @@ def draw(folder: Path) -> None:
             tab = browser.new_page(viewport={"width": 700, "height": 900}, color_scheme=job.scheme)
             tab.goto((folder / f"{job.name}.html").as_uri())
             tab.wait_for_selector("html[data-ready=true]", state="attached")
+            tab.evaluate(
+                "for (const id of ['help', 'controls', 'selected']) document.getElementById(id).style.display = 'none'"
+            )
             tab.locator(f"section[aria-labelledby='{job.shown}']").screenshot(path=ROOT / "docs" / _picture(job))
             tab.close()
         browser.close()

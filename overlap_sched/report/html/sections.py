@@ -24,12 +24,17 @@ def rewrites_section(page: Page) -> str:
         for one in page.rewrites
     ]
     step = f"; the best order without rewrites takes {duration(page.figures['step_without_rewrites_us'])}"
+    found = (
+        " A click on one finds it in the streams, where what rewrites made, and what they made it of, has a colour of "
+        "its own."
+        if any(one.node >= 0 for one in page.rewrites)
+        else ""
+    )
     tried = "".join(table_row(one) for one in page.tried)
     return _section(
         "rewrites",
         "Rewrites, what each bought and costs (simulated)",
-        f"<p>{count(len(page.rewrites), 'rewrite')} in the scheduled order{step}. A click on one finds it in the "
-        "streams, where what rewrites made, and what they made it of, has a colour of its own.</p>",
+        f"<p>{count(len(page.rewrites), 'rewrite')} in the scheduled order{step}.{found}</p>",
         f'<ol id="rewrites" class="list scroll" tabindex="0" aria-label="Rewrites">{"".join(rows)}</ol>'
         if rows
         else "",
@@ -67,7 +72,7 @@ def _bounds(found: FrontierData) -> str:
     if found.bound_us is None or found.floor_bytes is None:
         return "The shortest step found for each peak, with rewrites; there may be better ones."
     return (
-        "The shortest step found for each peak, of the graph as it was. No order's step is below "
+        "The shortest step found for each peak, of the graph of the original order. No order's step is below "
         f"{duration(found.bound_us)}; no order's peak is below {size(found.floor_bytes)}."
     )
 

@@ -18,6 +18,8 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.report.files import write_file
 from overlap_sched.report.fit_text import answer_line, fit_figures, points_table, rewrites_table
+from overlap_sched.report.html.fitted import shown_fit
+from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
@@ -51,6 +53,7 @@ class Request:
     effort: int
     strict: bool
     out: str | None
+    html: str | None
     json: bool
 
 
@@ -87,6 +90,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"{BATCH}: the graph in parts along its batch, whose gradients are added up, and rounded otherwise)",
     )
     add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
+    add(
+        "--html",
+        metavar="OUT.html",
+        help="write one HTML file of what was found, beside the graph as it was (needs the extra 'html')",
+    )
     add("--out", metavar="ORDER.json", help="write the order found, of the rewritten graph, as a list of node names")
     add("--strict", action="store_true", help="fail rather than keep the graph as it is when the search fails")
     add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema fit`)")
@@ -118,6 +126,7 @@ def request_of(options: argparse.Namespace) -> Request:
         options.effort,
         options.strict,
         options.out,
+        options.html,
         options.json,
     )
 
@@ -168,6 +177,10 @@ def answer(
         tell(f"writing {request.out}")
         names = json.dumps(found.best.problem.names(found.best.order), separators=(",", ":"))
         write_file(request.out, (names + "\n").encode())
+    if request.html:
+        tell(f"writing {request.html}")
+        schedule, extras = shown_fit(found)
+        write_page(schedule, request.html, extras=extras)
     if request.json:
         return found, as_json("fit", fit_figures(found))
     tables = (rewrites_table(found),) if found.best.rewrites else ()

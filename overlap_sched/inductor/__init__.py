@@ -10,7 +10,18 @@ each graph. torch's private names are used nowhere else in this package, and aft
 """
 
 from overlap_sched.inductor.eager import backend
+from overlap_sched.inductor.pages import write_pages
 from overlap_sched.inductor.reporting import GraphReport, clear_reports, reports
 from overlap_sched.inductor.switch import disable, enable, enabled, inductor_options
 
-__all__ = ["GraphReport", "backend", "clear_reports", "disable", "enable", "enabled", "inductor_options", "reports"]
+__all__ = [
+    "GraphReport",
+    "backend",
+    "clear_reports",
+    "disable",
+    "enable",
+    "enabled",
+    "inductor_options",
+    "reports",
+    "write_pages",
+]

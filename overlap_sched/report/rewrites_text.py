@@ -89,9 +89,10 @@ def what_text(rewrite: Rewrite) -> str:
         case Keep(first, again):
             return f"{first} kept instead of {again}"
         case Recompute(nodes):
-            return f"again {nodes[0]}"
+            others = f" and {count(len(nodes) - 1, 'node')} behind it" if len(nodes) > 1 else ""
+            return f"{nodes[0]}{others} computed again: {duration(one.compute_us)} more"
         case Offload(node):
-            return f"to the host {node}"
+            return f"{node} to the host and back"
         case Regather(gather):
             return f"{gather} gathered again"
         case stream:

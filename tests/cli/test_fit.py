@@ -9,7 +9,9 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.file import read_problem, write_problem
+from overlap_sched.report.units import size
 from tests.fit.test_fit import saved
+from tests.report.html.test_page import embedded
 from tests.support.command import run
 
 
@@ -48,6 +50,37 @@ def test_what_people_read(problem_file: str, capsys: pytest.CaptureFixture[str])
     assert run("fit", problem_file, "--max-slowdown", "1%", "--host-memory", "0") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "The lowest peak found: 106.0 MiB. The step takes 2.22 ms, +0.45 % against" in shown
+
+
+@pytest.mark.parametrize("question", [("--memory-limit", "130MiB"), ("--max-slowdown", "1%")])
+def test_a_page(
+    question: tuple[str, str], problem_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures are those of the command, its plans those of the frontier."""
+    pytest.importorskip("bokeh", reason="bokeh is not installed")
+    out = tmp_path / "fit.html"
+    assert run("fit", problem_file, *question, "--json", "--html", str(out)) == 0
+    told, page = json.loads(capsys.readouterr().out), embedded(out.read_text(encoding="utf-8"))
+    before, after = page["runs"]
+    for run_, name in ((before, "original"), (after, "picked")):
+        assert [run_[key] for key in ("step_us", "exposed_us", "peak_bytes")] == [
+            told[name][key] for key in ("step_us", "exposed_us", "peak_bytes")
+        ]
+    keys = ("peak_bytes", "step_us", "exposed_us")
+    assert [[one[key] for key in keys] for one in page["frontier"]["points"]] == [
+        [one[key] for key in keys] for one in told["points"]
+    ]
+    assert (page["frontier"]["bound_us"], page["frontier"]["floor_bytes"]) == (None, None)
+    limit = told["limit_bytes"] or told["picked"]["peak_bytes"]
+    assert page["budget_bytes"] == limit
+    assert f"the original peak minus {size(told['original']['peak_bytes'] - limit)}" in page["remarks"][0]
+    assert len(page["rewrites"]) == told["picked"]["rewrites"] == 1
+    assert page["rewrites"][0]["words"].endswith(" computed again: 10.0 us more")
+    old, new = page["graphs"]
+    assert [new["nodes"]["name"][v] for v in new["marked"]] == [
+        name for name in new["nodes"]["name"] if name not in old["nodes"]["name"]
+    ]
+    assert new["marked"]
 
 
 def test_an_order_without_its_graph_is_noted(

@@ -199,6 +199,7 @@ def test_a_case_that_is_none(capsys):
     assert capsys.readouterr().err == "fidelity: no case is named 'no-such'; there are fsdp, tp, 2d, titan.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*beyond the sizes:overlap_sched.errors.OverlapSchedWarning")
 def test_a_layer_without_a_gpu_runs_and_is_not_measured():
     rows, failed = layer_rows(CONFIGS["tiny"], torch.device("cpu"), lambda text: None)

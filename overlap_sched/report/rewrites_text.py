@@ -71,7 +71,9 @@ def outcome_text(trial: Trial) -> str:
 def record_text(one: Record) -> str:
     """One rewrite in words: what it does, bought and costs."""
     what = what_text(one.rewrite)
-    if isinstance(one.rewrite, Fission | Recompute | Offload | Stream):
+    if isinstance(one.rewrite, Recompute):
+        return f"{what}: {duration(one.compute_us)} more"
+    if isinstance(one.rewrite, Fission | Offload | Stream):
         return what
     copies = f", {duration(one.compute_us)} of copies" if one.compute_us else ""
     return f"{what}: {duration(one.stream_us)} less on its stream{copies}, {size(one.held_bytes)} more at once"
@@ -90,7 +92,7 @@ def what_text(rewrite: Rewrite) -> str:
             return f"{first} kept instead of {again}"
         case Recompute(nodes):
             others = f" and {count(len(nodes) - 1, 'node')} behind it" if len(nodes) > 1 else ""
-            return f"{nodes[0]}{others} computed again: {duration(one.compute_us)} more"
+            return f"{nodes[0]}{others} computed again"
         case Offload(node):
             return f"{node} to the host and back"
         case Regather(gather):

@@ -25,7 +25,7 @@ def shown_fit(found: Fit) -> tuple[Schedule, Extras]:
     best = _schedule(found.best, before, base_bytes, limit_bytes - base_bytes)
     records = tuple(
         Record(rewrite, 0.0, cost.compute_us, 0)
-        for rewrite, cost in zip(found.best.rewrites, costs(found.best), strict=True)
+        for rewrite, cost in zip(found.best.rewrites, costs(found), strict=True)
     )
     return best, Extras(Plan(found.best.rewrites, best, without, records), frontier=found.points)
 

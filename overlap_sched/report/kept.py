@@ -35,7 +35,7 @@ def why_no_better(schedule: Schedule) -> str:
         return schedule.fell_back
     if schedule.options.effort == 0:
         return "no other order was looked for (effort=0)"
-    if not schedule.problem.collectives:
+    if not schedule.problem.collectives and schedule.options.base != "original":
         return "no order with a lower peak was found"
     found = [cause for cause in causes(schedule) if cause.collectives]
     if not found:

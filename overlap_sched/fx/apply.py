@@ -22,7 +22,7 @@ from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.rewrites import Rewrite
 
 NO_COLLECTIVES = "the graph has no collectives"
-"""The reason of a report on a graph in which there is nothing to move."""
+"""The reason of a report on a graph in which there is nothing to move: memory alone is asked for by ``base``."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     lifted = lift(gm, memory_model=options.memory_model, **lift_arguments)
     lift_s = time.perf_counter() - began
     name = lifted.problem.name
-    if not lifted.problem.collectives:
+    if not lifted.problem.collectives and options.base == "original":
         return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
     if options.rewrites and lift_arguments.get("cost") is None:
         made = plan_lifted(lifted, options, alike_of(gm))

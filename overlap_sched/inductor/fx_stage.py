@@ -67,6 +67,8 @@ def _plan(
         attempt.key = None
         return no_collectives(name)
     attempt.problem = None if report.schedule is None else report.schedule.problem
+    if attempt.problem is not None and not attempt.problem.collectives:  # other ranks may have no such graph
+        attempt.key = None
     if attempt.key is not None:
         attempt.planned = launches_in(graph.nodes)
     return report

@@ -41,7 +41,7 @@ _TRIES, _ENOUGH = 2, 0.8
 
 @dataclass(frozen=True)
 class _Job:
-    """Compute with all that needs it; times in microseconds: of its collectives behind the last launch, and beside it."""
+    """Compute with all that needs it; microseconds of its collectives behind the last launch, and beside it."""
 
     nodes: frozenset[int]
     compute_us: float

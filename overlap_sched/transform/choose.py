@@ -40,8 +40,8 @@ CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
 BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0]))
 """Of batches of what waits: caps in latencies, and the policy of the run."""
-LEARNS, AFTERWARDS = 3, 2
-"""The first tries run all policies; those after them so many: a graph stays with what suits it."""
+POLICIES_AFTERWARDS = 2
+"""The first try runs all policies; those after it so many: a graph stays with what suits it."""
 AGAIN = 3
 """The best is scheduled so many times from its own order, as long as that helps."""
 PARTS = 4
@@ -79,10 +79,7 @@ class Found:
         if trial.step_us >= self.best_us:
             return False
         self.best_us, self.best = trial.step_us, trial
-        if trial.policy in self.winners:
-            self.winners.remove(trial.policy)
-        if trial.policy is not None:
-            self.winners.insert(0, trial.policy)
+        self.winners = list(dict.fromkeys((*trial.policies, *self.winners)))
         return True
 
     @property
@@ -91,10 +88,10 @@ class Found:
         return self.best_us <= self.enough_us
 
     def policies(self) -> Sequence[Policy]:
-        """Those for the next try: all at first; then those that have won last, or the first where none has."""
-        if sum(trial.problem is not None or trial.work.runs > 0 for trial in self.trials) < LEARNS:
+        """Those for the next try: all at first; then those that have won last."""
+        if not any(trial.work.runs for trial in self.trials):
             return POLICIES
-        return (self.winners or POLICIES)[:AFTERWARDS]
+        return tuple(dict.fromkeys((*self.winners, *POLICIES)))[:POLICIES_AFTERWARDS]
 
 
 def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float) -> Found:

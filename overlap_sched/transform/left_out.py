@@ -83,8 +83,7 @@ def _left(asked: Asked, own: Trial, one: Rewrite, with_us: float) -> Left:
 
 
 def _again(asked: Asked, own: Trial, rewrites: Sequence[Rewrite]) -> Trial:
-    policies = POLICIES if own.policy is None else (own.policy,)
-    return tried(asked, own.what, rewrites, own.start, math.inf, policies)
+    return tried(asked, own.what, rewrites, own.start, math.inf, own.policies[:1] or POLICIES)
 
 
 def left_json(found: Sequence[Left]) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Collectives of one group that are launched together, against one alone: do they run side by side?
 
-one   |launch|========|
-two   |launch|launch|============|      times = the part behind the first launch, as multiples of that of one
+::
+
+    one   |launch|========|
+    two   |launch|launch|============|      times = the part behind the first launch, as multiples of that of one
 """
 
 from typing import Any

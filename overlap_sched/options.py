@@ -51,7 +51,8 @@ class Options:
         base: ``"original"`` (default): overlap starts from the original order. ``"memory"``: from the order with the
             lowest peak that is found (:func:`overlap_sched.peak_memory.best_order`), which leaves more of the budget to
             overlap. ``"memory-peak"``: the same, and headroom is counted from that lowest peak: less memory first, then
-            as short a step as it allows. Both take longer to find, and want ``budget="peak"``.
+            as short a step as it allows. Both take longer to find, and want ``budget="peak"``. A graph without
+            collectives is ordered, too, then: for its peak alone.
         effort: How much is tried, the best kept: scheduling runs on a graph of up to 15,000 nodes, fewer on a larger
             one but one at least (default 4; 0: the original order stays). The first runs try one policy each, 7 where
             compute binds and 8 where the network does; what is left starts from the order with the lowest peak, then

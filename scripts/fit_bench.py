@@ -5,6 +5,9 @@
     scripts/fit_bench.py ResNet BERT                only steps whose names contain one of these
     scripts/fit_bench.py --distributed              whole steps of torchtitan's models and forward graphs instead
     scripts/fit_bench.py --solver 30                also the best recomputation that CP-SAT finds in 30 s at each budget
+    scripts/fit_bench.py --ours                     ours alone
+    scripts/fit_bench.py --parts                    parts of the batch alone, with nothing recomputed or copied
+    scripts/fit_bench.py --parts --ramp 20          the same, each kernel taking 20 us more
     scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
     scripts/fit_bench.py --show record.json ...     the table of records, without measuring anything
     ... --record record.json                        also a dated record with hardware, versions and all points
@@ -30,16 +33,19 @@ from llama_repro.harness.record import provenance, read_record, write_record
 from llama_repro.titan.models import MODELS
 from llama_repro.workloads.baselines import BASELINES, by_partitioner, by_solver, reordered
 from llama_repro.workloads.models import WORKLOADS, Workload
-from llama_repro.workloads.ours import KINDS, PCIE_3, ours
+from llama_repro.workloads.ours import KINDS, PCIE_3, in_parts, ours
 from llama_repro.workloads.points import Point, point
+from llama_repro.workloads.ramp import Ramped
 from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, row
 from llama_repro.workloads.tables import fit_table
-from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with_updates
-from overlap_sched.cost import Roofline
+from llama_repro.workloads.trace import copy_of, joint_graph, step_lifted, with_updates
+from overlap_sched.cost import CostModel, Roofline
+from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 
 PACKAGES = ("torch", "numpy", "sortedcontainers", "ortools")
@@ -48,11 +54,12 @@ FORWARD = ("llama3_8b_fw_64_2d",)
 
 @dataclass(frozen=True)
 class Case:
-    """A step. ``original``: what its rows are parts of; ``traced``: where the FX graph is there, too."""
+    """A step. ``original``: what its rows are parts of; ``traced``, ``fissions``: where the FX graph is there, too."""
 
     problem: Problem
     prices: Prices
     original: Point
+    fissions: tuple[Fission, ...] = ()
     traced: tuple[Workload, fx.GraphModule] | None = None
 
 
@@ -65,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broken = [w.name for w in WORKLOADS if _weights(w) != w.weights]
     rows: list[FitRow] = []
     for case in _distributed(options) if options.distributed else _workloads(options):
-        for made in _ablation(case, options) if options.ablation else _ways(case, options):
+        for made in _rows(case, options):
             print(f"{made.graph}: {made.by}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
             rows.append(made)
     print(fit_table(rows))
@@ -90,9 +97,15 @@ def _workloads(options: argparse.Namespace) -> Iterator[Case]:
     for workload in WORKLOADS:
         if _wanted(workload.name, options):
             joint = joint_graph(workload)
-            problem = step_problem(workload, with_updates(copy_of(joint)))
-            prices = Prices(Roofline(workload.device), host=PCIE_3)
-            yield Case(problem, prices, point(problem), (workload, joint))
+            lifted = step_lifted(workload, with_updates(copy_of(joint)), _model(workload, options))
+            prices = Prices(lifted.model, host=PCIE_3)
+            fissions = tuple(batch_fissions(lifted))
+            yield Case(lifted.problem, prices, point(lifted.problem), fissions, (workload, joint))
+
+
+def _model(workload: Workload, options: argparse.Namespace) -> CostModel:
+    roofline = Roofline(workload.device)
+    return Ramped(roofline, options.ramp) if options.ramp else roofline
 
 
 def _distributed(options: argparse.Namespace) -> Iterator[Case]:
@@ -121,27 +134,55 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
     yield from published_rows(case.problem.name)
 
 
+def _rows(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
+    made, more = partial(row, case.problem.name, len(case.problem.nodes)), ""
+    if options.ramp:
+        more = f", {options.ramp:g} us more per kernel"
+    if options.parts:
+        return iter(
+            [
+                made(
+                    f"ours, parts of the batch alone{more}",
+                    case.original,
+                    lambda: in_parts(case.problem, case.prices, case.fissions),
+                )
+            ]
+        )
+    if options.ours:
+        return iter([made(f"ours{more}", case.original, lambda: _ours(case, KINDS, options))])
+    return _ablation(case, options) if options.ablation else _ways(case, options)
+
+
 def _ablation(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
     made = partial(row, case.problem.name, len(case.problem.nodes))
     yield made("ours", case.original, lambda: _ours(case, KINDS, options))
-    for kind in KINDS:
+    for kind in KINDS if case.fissions else KINDS[:-1]:
         kinds = [other for other in KINDS if other != kind]
         yield made(f"ours without {kind}", case.original, partial(_ours, case, kinds, options))
 
 
 def _ours(case: Case, kinds: Sequence[str], options: argparse.Namespace) -> Iterator[Point]:
-    return ours(case.problem, case.prices, case.original.step_us, kinds, options.effort)
+    return ours(case.problem, case.prices, case.original.step_us, kinds, options.effort, case.fissions)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="NAME", help="only steps whose names contain one of these")
     parser.add_argument("--distributed", action="store_true", help="torchtitan's steps and forward graphs instead")
+    parser.add_argument("--ours", action="store_true", help="ours alone")
+    parser.add_argument("--parts", action="store_true", help="fission along the batch alone, nothing searched")
     parser.add_argument("--ablation", action="store_true", help="each kind of rewrite taken away")
     parser.add_argument(
         "--solver", type=float, default=0.0, metavar="SECONDS", help="also CP-SAT, so long at each budget"
     )
     parser.add_argument("--effort", type=int, default=2, help="of our search (default: 2)")
+    parser.add_argument(
+        "--ramp",
+        type=float,
+        default=0.0,
+        metavar="US",
+        help="price every kernel so much higher (with --ours or --parts)",
+    )
     parser.add_argument("--show", type=Path, nargs="+", metavar="RECORD", help="print the table of records")
     parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")
     return parser

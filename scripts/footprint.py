@@ -61,10 +61,15 @@ def _all(options: argparse.Namespace) -> list[dict[str, Any]]:
     for entry in ENTRIES:
         if options.models and entry.name not in options.models:
             continue
+        if entry.missing:
+            print(f"{entry.name}: skipped, {entry.missing}", file=sys.stderr)
+            continue
         row = data.setdefault(entry.name, {"model": entry.name, "kind": entry.kind, "peaks": {}, "failed": {}})
         _run(row, [mode for mode in options.modes if mode not in row["peaks"]], options.timeout)
         if record is not None:
-            write_record(record, {**provenance("scripts/footprint.py", ("torch",)), "rows": _flat(data.values())})
+            write_record(
+                record, {**provenance("scripts/footprint.py", ("torch", "transformers")), "rows": _flat(data.values())}
+            )
     return [data[entry.name] for entry in ENTRIES if entry.name in data]
 
 

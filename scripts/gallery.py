@@ -5,6 +5,9 @@ Everything comes from files in this repository; nothing needs torch or a GPU. Ab
 
     python scripts/gallery.py                   # writes docs/gallery.md
     python scripts/gallery.py --html FOLDER     # also each job's page (needs the extra 'html'), which is not committed
+    python scripts/gallery.py --pictures        # also a picture of each page: docs/gallery-*.png
+
+Pictures need the extra 'html', playwright (without its own browsers) and a Chromium (Debian: chromium).
 """
 
 import argparse
@@ -12,8 +15,10 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +41,8 @@ class Job:
         problem: From the root of the repository.
         commands: Behind ``overlap-sched``; what they print is shown.
         page: Options of ``report`` that are worth it here.
+        shown: Of the page, the section in the picture, by its heading's id. scheme: light or dark.
+        caption: What the picture shows.
     """
 
     title: str
@@ -44,6 +51,9 @@ class Job:
     problem: str
     commands: tuple[str, ...]
     page: str = ""
+    shown: str = "time-title"
+    scheme: str = "light"
+    caption: str = ""
 
 
 JOBS = (
@@ -57,6 +67,7 @@ JOBS = (
         f"{INSTANCES}/llama3_8b_bw_64_1d.json.gz",
         ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
         "--frontier 4",
+        caption="Streams and memory, original and scheduled. Red: the compute stream stalls.",
     ),
     Job(
         "A mixture of experts, from a dump",
@@ -66,6 +77,8 @@ JOBS = (
         "moe",
         f"{INSTANCES}/dsv3_bw_64.json.gz",
         ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
+        scheme="dark",
+        caption="Streams and memory, original and scheduled: three process groups under one compute stream.",
     ),
     Job(
         "A torchtitan run",
@@ -76,6 +89,7 @@ JOBS = (
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
         ("plan {problem} --effort 1 --rewrites bucket,stream", "explain {problem} --effort 1 --peak"),
         "--rewrites bucket,stream",
+        caption="Streams and memory, original and scheduled. What was rewritten has a colour of its own.",
     ),
     Job(
         "A job that did not fit",
@@ -86,6 +100,9 @@ JOBS = (
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
         ("frontier {problem} --effort 1 --budgets 3 --memory-limit 4.5GiB", "memory {problem} --effort 0"),
         "--frontier 3",
+        "frontier-title",
+        "dark",
+        "The shortest step found for each peak; the original and the scheduled order.",
     ),
 )
 
@@ -94,18 +111,49 @@ def main() -> None:
     """Run everything, then write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--html", metavar="FOLDER", type=Path, help="also write each job's page")
-    folder = parser.parse_args().html
+    parser.add_argument("--pictures", action="store_true", help="also draw a picture of each page")
+    options = parser.parse_args()
     chapters = [_chapter(job) for job in JOBS]
     (ROOT / "docs" / "gallery.md").write_text("\n".join([_HEAD, *chapters, _foot()]), encoding="utf-8")
-    for job in JOBS if folder is not None else ():
-        out = folder.resolve() / f"{job.name}.html"
-        _run(["report", job.problem, "--effort", "1", "--html", str(out), *shlex.split(job.page)])
+    if options.html is None and not options.pictures:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.html.resolve() if options.html else Path(scratch)
+        for job in JOBS:
+            out = folder / f"{job.name}.html"
+            _run(["report", job.problem, "--effort", "1", "--html", str(out), *shlex.split(job.page)])
+        if options.pictures:
+            draw(folder)
+
+
+def draw(folder: Path) -> None:
+    """A picture of each page in a folder, as a browser shows it."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for job in JOBS:
+            tab = browser.new_page(viewport={"width": 700, "height": 900}, color_scheme=job.scheme)
+            tab.goto((folder / f"{job.name}.html").as_uri())
+            tab.wait_for_selector("html[data-ready=true]", state="attached")
+            tab.evaluate(
+                "for (const id of ['help', 'controls', 'selected']) document.getElementById(id).style.display = 'none'"
+            )
+            tab.locator(f"section[aria-labelledby='{job.shown}']").screenshot(path=ROOT / "docs" / _picture(job))
+            tab.close()
+        browser.close()
+
+
+def _picture(job: Job) -> str:
+    """The file's name."""
+    return f"gallery-{job.name}.png"
 
 
 _HEAD = """# Gallery
 
 Four jobs, the commands that look at them, and what they print. All figures are **simulated**. The page is made by
-`python scripts/gallery.py`; each job's HTML page is too large to be kept here, and a command away.
+`python scripts/gallery.py --pictures`; each job's HTML page is too large to be kept here, and a command away.
 """
 
 
@@ -122,6 +170,7 @@ def _chapter(job: Job) -> str:
         words = command.format(problem=job.problem)
         parts += [f"```sh\noverlap-sched {words}\n```\n", f"```text\n{_run(shlex.split(words))}\n```\n"]
     more = f" {job.page}" if job.page else ""
+    parts += [f"![{job.caption}]({_picture(job)})\n", f"*{job.caption} Simulated.*\n"]
     parts += [f"The page: `overlap-sched report {job.problem}{more} --html {job.name}.html`.\n"]
     return "\n".join(parts)
 

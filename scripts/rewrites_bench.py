@@ -3,15 +3,18 @@
 
     python scripts/rewrites_bench.py                                   all rows
     python scripts/rewrites_bench.py llama3_8b_bw_64_2d:4 --caps       one row, with buckets up to fixed caps beside it
-    python scripts/rewrites_bench.py --torch                           beside torch's own pass with its bucketing
+    python scripts/rewrites_bench.py --torch --torchtitan              beside torch's own pass with its bucketing, and
+                                                                       torchtitan's buckets per transformer block
 
-A row is NAME:SCALE: a graph of scripts/instances, every collective SCALE times as long. Only ``--torch`` needs torch.
+A row is NAME:SCALE: a graph of scripts/instances, every collective SCALE times as long. Only ``--torch`` and
+``--torchtitan`` need torch.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works where it is not installed, too
@@ -42,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cluster", default="dgx-h100", help="a cluster file, or the name of one that is shipped")
     parser.add_argument("--caps", action="store_true", help="also buckets of neighbours up to fixed caps, both forms")
     parser.add_argument("--torch", action="store_true", help="also torch's pass, at its default caps and at 0")
+    parser.add_argument("--torchtitan", action="store_true", help="also torchtitan's buckets per transformer block")
+    parser.add_argument("--no-plans", action="store_true", help="leave our own rows out")
     parser.add_argument("--allocator", default="environment", help="as for plan; none: live bytes alone count")
     parser.add_argument("--copied", action="store_true", help="also without coalesced collectives")
     options = parser.parse_args(arguments)
@@ -61,15 +66,15 @@ def _row(row: str, problem: Problem, prices: Prices, options: argparse.Namespace
     ]
     if options.copied:
         wanted.append(("bucket, copied only", ("bucket",), ("copied",)))
-    for at, (what, kinds, forms) in enumerate(wanted):
+    for at, (what, kinds, forms) in enumerate([] if options.no_plans else wanted):
         began = time.process_time()
         found = plan(problem, prices, Options(rewrites=kinds, allocator=options.allocator), forms=forms)
         seconds = time.process_time() - began
         if not at:
             _ours(row, "none", found.without, problem, found.without.schedule_s)
         _ours(row, what, found.schedule, problem, seconds)
-    if options.torch:
-        _torchs(row, problem, prices)
+    if options.torch or options.torchtitan:
+        _rivals(row, problem, prices, options)
     if options.caps:
         for form in ("copied", "coalesced"):
             for cap in CAPS_MB:
@@ -84,13 +89,21 @@ def _ours(row: str, what: str, found: Schedule, problem: Problem, seconds: float
     _print(row, what, (found.scheduled.step_us, found.lower_bound_us), peak, launches, seconds, reserved)
 
 
-def _torchs(row: str, problem: Problem, prices: Prices) -> None:
+def _rivals(row: str, problem: Problem, prices: Prices, options: argparse.Namespace) -> None:
     from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS
     from llama_repro.harness.torch_buckets import torch_buckets
+    from llama_repro.harness.torchtitan_blocks import torchtitan_blocks
 
-    for what, caps in (("torch's own, its caps", DEFAULT_CAPS), ("torch's own, caps 0", NO_CAPS)):
+    rivals = {}
+    if options.torch:
+        rivals["torch's own, its caps"] = partial(torch_buckets, problem, prices, DEFAULT_CAPS)
+        rivals["torch's own, caps 0"] = partial(torch_buckets, problem, prices, NO_CAPS)
+    if options.torchtitan:
+        rivals["torchtitan's blocks"] = partial(torchtitan_blocks, problem, prices, two_streams=False)
+        rivals["torchtitan's blocks, stream"] = partial(torchtitan_blocks, problem, prices, two_streams=True)
+    for what, run in rivals.items():
         began = time.process_time()
-        found = torch_buckets(problem, prices, caps)
+        found = run()
         seconds = time.process_time() - began
         _print(row, what, (found.step_us, 0.0), 100 * found.peak_change, found.collectives, seconds)
 

@@ -4,6 +4,7 @@ For those of the command: a terminal that is the same everywhere, and the exampl
 """
 
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from overlap_sched import EXAMPLE, write_problem
+
+# Inductor takes the widest vectors that the processor says it has; else each process compiles and loads one probe for
+# each kind first (7 s of processor time with an empty cache, 1 s with its own).
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")

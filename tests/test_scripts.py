@@ -1,5 +1,6 @@
 """Scripts from another folder; those that set up, in a copy of the skeleton with interpreters that only pretend."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCED = ("scripts/setup_env.sh", "scripts/find_python.sh")
 SCRIPTS = (*SOURCED, "scripts/repro.sh", "scripts/test.sh", "scripts/test_torch.sh", ".ci/run")
-WITHOUT_TORCH = ("bench", "report_page", "robust", "small_graphs")
+WITHOUT_TORCH = ("bench", "gallery", "report_page", "robust", "small_graphs")
 TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "mktemp", "rm", "tail", "tee", "touch")
 # Writes down how it is called. Has torch once $BOX/torch exists. Fails where $FAIL is part of its arguments.
 FAKE_PYTHON = """#!/usr/bin/env bash
@@ -82,18 +83,39 @@ def test_scripts_are_executable(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(path, marks=[] if path.stem in WITHOUT_TORCH else pytest.mark.slow, id=path.stem)
-        for path in sorted(ROOT.glob("scripts/*.py"))
-    ],
-)
-def test_python_scripts_run_from_any_folder(script: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", WITHOUT_TORCH)
+def test_python_scripts_run_from_any_folder(script: str, tmp_path: Path) -> None:
     """Isolated: without PYTHONPATH, and without what is in the current folder or in that of the script."""
-    done = subprocess.run([sys.executable, "-I", script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    path = ROOT / "scripts" / f"{script}.py"
+    done = subprocess.run([sys.executable, "-I", path, "--help"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("usage: ")
+
+
+# One process, which imports torch once. A script must put the root on the path itself: modules stay from those before.
+HELP_OF_ALL = """
+import contextlib, io, json, runpy, sys
+before, found = list(sys.path), []
+for script in sys.argv[1:]:
+    sys.path[:], sys.argv, said, code = before, [script, "--help"], io.StringIO(), None
+    with contextlib.redirect_stdout(said):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+    found.append([script, code, said.getvalue()[:7], sys.path[0]])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_python_scripts_with_torch_run_from_any_folder(tmp_path: Path) -> None:
+    scripts = [str(path) for path in sorted(ROOT.glob("scripts/*.py")) if path.stem not in WITHOUT_TORCH]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", HELP_OF_ALL, *scripts], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == [[script, 0, "usage: ", str(ROOT)] for script in scripts]
 
 
 def test_a_bare_machine_gets_torch_first_then_the_package_then_the_run(box: Path) -> None:

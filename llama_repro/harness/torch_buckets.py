@@ -6,6 +6,7 @@ a problem holds more than the problem, since values of waits are storages of the
 """
 
 import logging
+from collections.abc import Mapping
 from typing import NamedTuple
 from unittest import mock
 
@@ -17,7 +18,7 @@ from llama_repro.harness.torch_pass import CAPS, any_gpu, groups_of, overlap_pas
 from overlap_sched.cost import Collective, Compute
 from overlap_sched.fx.lifting import lift
 from overlap_sched.judge.validate import Measured, measure
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.transform.prices import Prices
 
 _SAYS = "torch._inductor.fx_passes.fsdp"
@@ -46,22 +47,37 @@ def torch_buckets(problem: Problem, prices: Prices, caps: str = DEFAULT_CAPS) ->
     logger = logging.getLogger(_SAYS)
     with groups_of(problem) as names, any_gpu(), mock.patch.object(logger, "disabled", True):
         rebuilt = problem_to_graph(problem, names, "cpu")
-        before = _judged(problem, rebuilt.graph_module, rebuilt, prices, names)
+        groups = {names[name]: group for name, group in problem.groups.items()}
+        before = judged(problem, rebuilt.graph_module, rebuilt, prices, groups)
         made = passed(problem, rebuilt, overlap_pass(bucketing=True), CAPS[caps])
-        after = _judged(problem, made, rebuilt, prices, names)
-    return TorchBuckets(after.step_us, after.peak_bytes / before.peak_bytes - 1, after.collectives)
+        return compared(before, judged(problem, made, rebuilt, prices, groups))
 
 
-class _Figures(NamedTuple):
+class Judged(NamedTuple):
+    """Microseconds of a graph's step, bytes at its peak, collectives."""
+
     step_us: float
     peak_bytes: int
     collectives: int
 
 
-def _judged(
-    problem: Problem, made: fx.GraphModule, rebuilt: RebuiltGraph, prices: Prices, names: dict[str, str]
-) -> _Figures:
-    """What a graph takes and holds in the order in which it stands."""
+def compared(before: Judged, after: Judged) -> TorchBuckets:
+    """What a pass has made of a graph."""
+    return TorchBuckets(after.step_us, after.peak_bytes / before.peak_bytes - 1, after.collectives)
+
+
+def judged(
+    problem: Problem, made: fx.GraphModule, rebuilt: RebuiltGraph, prices: Prices, groups: Mapping[str, Group]
+) -> Judged:
+    """What a graph takes and holds in the order in which it stands.
+
+    Args:
+        problem: What the graph was made of.
+        made: It, or what a pass has made of it.
+        rebuilt: It, before any pass.
+        prices: Of what the pass has made.
+        groups: By their names in the graph.
+    """
     timed = (Kind.COMPUTE, Kind.COLLECTIVE)
     known = {node: problem.nodes[v].time_us for node, v in rebuilt.node_ids.items() if problem.nodes[v].kind in timed}
     kept = [node.name for node in made.graph.nodes if node.op == "placeholder" and node.name.startswith("primals")]
@@ -71,10 +87,9 @@ def _judged(
         joins = node.op == "call_function" and getattr(node.target, "namespace", "") == "llama_repro"
         return known.get(node, 0.0 if joins else None)  # what only joins inputs is no node of the problem
 
-    groups = {names[name]: group for name, group in problem.groups.items()}
     lifted = lift(made, cost=cost, model=_Scaled(prices), groups=groups, parameters=kept, donated=given)
     found: Measured = measure(lifted.problem, lifted.problem.original_order)
-    return _Figures(found.timeline.step_us, max(found.profile), len(lifted.problem.collectives))
+    return Judged(found.timeline.step_us, max(found.profile), len(lifted.problem.collectives))
 
 
 class _Scaled:

@@ -9,6 +9,7 @@ SIZES = {
     config.name: config
     for config in (
         LlamaConfig("tiny", 128, 256, 2, 4, 4, 256, 2, 64, fsdp=1),
+        LlamaConfig("short", 512, 1536, 3, 8, 4, 2048, 2, 128, fsdp=1),
         LlamaConfig("small", 512, 1536, 8, 8, 4, 2048, 2, 128, fsdp=1),
         LlamaConfig("125m", 768, 2048, 12, 12, 12, 32000, 2, 512, fsdp=1),
         LlamaConfig("1b", 2048, 8192, 16, 32, 8, 128256, 1, 4096, fsdp=1),

@@ -17,8 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from llama_repro.workloads.models import Workload
-from overlap_sched.cost import Roofline
+from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx import lift
+from overlap_sched.fx.lifting import Lifted
 from overlap_sched.problem import Problem
 
 _LEARNING_RATE = 0.01
@@ -63,7 +64,7 @@ def _split_convolutions(graph: fx.Graph) -> None:
             if not mask[which]:
                 continue
             with graph.inserting_before(node):
-                image = _shape_of(graph, given, gradient) if which == 0 else given
+                image = _shape_of(graph, given, rest[0]) if which == 0 else given
                 alone = graph.call_function(node.target, (gradient, image, *rest, [k == which for k in range(3)]))
             alone.meta["val"] = tuple(value if k == which else None for k, value in enumerate(node.meta["val"]))
             part.update_arg(0, alone)
@@ -124,8 +125,8 @@ def _storage(node: fx.Node) -> int:
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
-def step_problem(workload: Workload, step: fx.GraphModule) -> Problem:
-    """The step as a problem in the ``runtime`` memory model, with the prices of the workload's device.
+def step_lifted(workload: Workload, step: fx.GraphModule, model: CostModel | None = None) -> Lifted:
+    """The step in the ``runtime`` memory model, with the prices of the workload's device, and the FX graph behind it.
 
     A kernel per operator, as PyTorch and MAGIS run it. (Prices of fused kernels would not do here: a kernel's time is
     divided among the operators in it, and some of them cost nothing; what runs again alone costs its own kernel.)
@@ -133,5 +134,11 @@ def step_problem(workload: Workload, step: fx.GraphModule) -> Problem:
     Args:
         workload: What was traced.
         step: Of :func:`with_updates`.
+        model: Of prices; ``None``: the roofline of the workload's device.
     """
-    return lift(step, name=workload.name, model=Roofline(workload.device)).problem
+    return lift(step, name=workload.name, model=model or Roofline(workload.device))
+
+
+def step_problem(workload: Workload, step: fx.GraphModule) -> Problem:
+    """The problem of :func:`step_lifted` alone."""
+    return step_lifted(workload, step).problem

@@ -88,6 +88,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     """``plan``: see :mod:`overlap_sched.cli.plan`."""
+    plan.check(options)
     real = plan.measured(options)
     with progress() as tell:
         if options.rewrites:

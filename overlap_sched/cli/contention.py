@@ -43,7 +43,7 @@ def with_contention(problem: Problem, given: Contention, path: str) -> Problem:
             )
     own = problem.contention
     slowdown, links = {**own.slowdown, **given.slowdown}, {**own.links, **given.links}
-    return replace(problem, contention=Contention(slowdown, links, own.stretch))
+    return replace(problem, contention=replace(own, slowdown=slowdown, links=links))
 
 
 def notes_on(problem: Problem, given: Contention) -> tuple[str, ...]:

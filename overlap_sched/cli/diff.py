@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from overlap_sched.cli.diff_files import ORIGINAL, Given, check_plans, read_pair
 from overlap_sched.cli.fail_if import Condition, condition_of, failures
 from overlap_sched.cli.schemas import as_json
+from overlap_sched.cli.top import add_top, check_top, top_of
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import order_named
 from overlap_sched.problem import Order, Problem
@@ -19,8 +20,6 @@ from overlap_sched.report.diff_orders import diff_orders
 from overlap_sched.report.diff_records import given_otherwise, made_by, only_in_one, plan_figures, record_figures
 from overlap_sched.report.diff_text import figures_table, names_line, orders_text, rows_text
 from overlap_sched.report.units import count, printable
-
-TOP = 10
 
 
 @dataclass(frozen=True)
@@ -86,14 +85,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         '"reserved > +0%%", "gap > +0.5%%" (of a gap: percentage points), or with < ; can be repeated',
     )
     add("--any-graph", action="store_true", help="compare two plans though their graphs differ in name or size")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--top",
-        type=int,
-        metavar="N",
-        help=f"list the N collectives or rows with the largest changes (default: {TOP}; 0: only the totals)",
+    add_top(
+        parser,
+        "list the N collectives or rows with the largest changes",
+        "list everything that changed, the largest changes first",
     )
-    which.add_argument("--all", action="store_true", help="list everything that changed, the largest changes first")
     add("--json", action="store_true", help="print the same as one JSON object (`overlap-sched schema diff`)")
 
 
@@ -104,8 +100,7 @@ def request_of(options: argparse.Namespace) -> Request:
         OptionsError: An option is wrong, lacks another one, or does not fit what is compared.
         DiffError: The files cannot be compared.
     """
-    if options.top is not None and options.top < 0:
-        raise OptionsError(f"--top is {options.top}; it is a number of collectives or rows, 0 or more.")
+    check_top(options, "collectives or rows")
     conditions = tuple(condition_of(text) for text in options.fail_if)
     before, after = read_pair(options.before, options.after, Limits(options.max_input_bytes, options.max_nodes))
     if before.kind == "order" and options.problem is None:
@@ -122,8 +117,7 @@ def request_of(options: argparse.Namespace) -> Request:
         raise OptionsError(f"--any-graph is for plans, and {options.before} is a {before.kind}. Leave it out.")
     if before.kind == "plan":
         check_plans(before, after, any_graph=options.any_graph)
-    top = None if options.all else TOP if options.top is None else options.top
-    return Request(before, after, conditions, top, options.json)
+    return Request(before, after, conditions, top_of(options), options.json)
 
 
 def answer(request: Request, problem: Problem | None) -> Answer:

@@ -4,6 +4,7 @@ import argparse
 
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Loaded
+from overlap_sched.cli.top import add_top, check_top, top_of
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.report import explanation
@@ -14,22 +15,17 @@ from overlap_sched.report.peak_text import peak_text
 from overlap_sched.report.reserved_text import reserved_changes, reserved_lines
 from overlap_sched.scheduler.result import Schedule
 
-TOP = 10
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's own options."""
     parser.add_argument(
         "collective", nargs="?", metavar="COLLECTIVE", help="explain only this collective, by the name of its node"
     )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--top",
-        type=int,
-        metavar="N",
-        help=f"explain the N most exposed collectives, after the totals by cause (default: {TOP}; 0: only the totals)",
+    add_top(
+        parser,
+        "explain the N most exposed collectives, after the totals by cause",
+        "explain every collective, the most exposed first",
     )
-    which.add_argument("--all", action="store_true", help="explain every collective, the most exposed first")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--peak", action="store_true", help="explain instead what is live at the memory peak, and why")
     instead.add_argument(
@@ -51,9 +47,7 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         OptionsError: They do not.
     """
-    if options.top is not None and options.top < 0:
-        what = "nodes" if options.costs else "collectives"
-        raise OptionsError(f"--top is {options.top}; it is a number of {what}, 0 or more.")
+    check_top(options, "nodes" if options.costs else "collectives")
     if options.costs and options.collective is not None:
         raise OptionsError("--costs lists nodes by their times, and one collective is named. Leave out one of the two.")
     if options.collective is not None and (options.top is not None or options.all):
@@ -64,7 +58,7 @@ def check(options: argparse.Namespace) -> None:
 
 def costs(options: argparse.Namespace, loaded: Loaded) -> str | tuple[str]:
     """What ``--costs`` prints, JSON or text: nothing is scheduled for it."""
-    top = None if options.all else TOP if options.top is None else options.top
+    top = top_of(options)
     if options.json:
         return as_json("costs", cost_figures(loaded.problem, loaded.prices, top))
     return (cost_text(loaded.problem, loaded.prices, top),)
@@ -80,7 +74,7 @@ def answer(options: argparse.Namespace, result: Schedule) -> str | tuple[str]:
         shown = peak_text(explain_peak(result.problem, result.order))
         reserved = reserved_lines(reserved_changes(result))
         return (with_contention_line("\n".join([shown, *reserved]), result.problem.contention),)
-    top = None if options.all else TOP if options.top is None else options.top
+    top = top_of(options)
     if options.json:
         return as_json("explain", explain_figures(result, options.collective, top))
     return (explanation(result, options.collective, top),)

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, shortened
-from overlap_sched.cli.source import FISSION, Loaded
+from overlap_sched.cli.source import BATCH, FISSION, Loaded
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import Fit, fit
@@ -18,12 +18,16 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.report.files import write_file
 from overlap_sched.report.fit_text import answer_line, fit_figures, points_table, rewrites_table
+from overlap_sched.report.html.fitted import shown_fit
+from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 
 LINKS: Mapping[str, HostLink] = {"pcie5": PCIE_5, "pcie4": PCIE_4}
-ALL = (*KINDS, FISSION)
+DEFAULT = (*KINDS, FISSION)
+"""What is done without ``--kinds``: results stay equal to the last bit."""
+ALL = (*DEFAULT, BATCH)
 """What ``--kinds`` may name."""
 _LIMIT, _SLOWDOWN, _HOST = "--memory-limit", "--max-slowdown", "--host-memory"
 
@@ -49,6 +53,7 @@ class Request:
     effort: int
     strict: bool
     out: str | None
+    html: str | None
     json: bool
 
 
@@ -79,11 +84,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--kinds",
-        default=",".join(ALL),
+        default=",".join(DEFAULT),
         metavar="KINDS",
-        help=f"what may be done, joined by commas (default: {','.join(ALL)}; {FISSION} of dumps only)",
+        help=f"what may be done, joined by commas (default: {','.join(DEFAULT)}; of dumps only: {FISSION}, and "
+        f"{BATCH}: the graph in parts along its batch, whose gradients are added up, and rounded otherwise)",
     )
     add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
+    add(
+        "--html",
+        metavar="OUT.html",
+        help="write one HTML file of what was found, beside the graph as it was (needs the extra 'html')",
+    )
     add("--out", metavar="ORDER.json", help="write the order found, of the rewritten graph, as a list of node names")
     add("--strict", action="store_true", help="fail rather than keep the graph as it is when the search fails")
     add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema fit`)")
@@ -115,6 +126,7 @@ def request_of(options: argparse.Namespace) -> Request:
         options.effort,
         options.strict,
         options.out,
+        options.html,
         options.json,
     )
 
@@ -151,10 +163,11 @@ def answer(
         replace(Options(), strict=request.strict),
         memory_limit_bytes=limit,
         max_slowdown=request.max_slowdown,
-        kinds=[kind for kind in request.kinds if kind != FISSION],
+        kinds=[kind for kind in request.kinds if kind in KINDS],
         rerun=loaded.rerun,
         host_limit_bytes=request.host_bytes,
         extra=loaded.fissions,
+        fissions=loaded.batches,
         effort=request.effort,
         tell=tell,
     )
@@ -164,6 +177,10 @@ def answer(
         tell(f"writing {request.out}")
         names = json.dumps(found.best.problem.names(found.best.order), separators=(",", ":"))
         write_file(request.out, (names + "\n").encode())
+    if request.html:
+        tell(f"writing {request.html}")
+        schedule, extras = shown_fit(found)
+        write_page(schedule, request.html, extras=extras)
     if request.json:
         return found, as_json("fit", fit_figures(found))
     tables = (rewrites_table(found),) if found.best.rewrites else ()

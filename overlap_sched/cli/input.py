@@ -139,6 +139,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.dimensions.candidates import fission_candidates
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
+        from overlap_sched.fx.rewrites.batches import batch_fissions
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
@@ -183,7 +184,10 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     alike = alike_of(dump.gm) if source.prices_anew else None
     rerun = rerunnable(dump.gm) if source.prices_anew else None
     fissions = tuple(fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS]) if source.fissions else ()
-    return Loaded(lifted.problem, lifted.prices, tuple(notes), profile, priced_for, model, alike, rerun, fissions)
+    batches = tuple(batch_fissions(lifted)) if source.batches else ()
+    return Loaded(
+        lifted.problem, lifted.prices, tuple(notes), profile, priced_for, model, alike, rerun, fissions, batches
+    )
 
 
 def _cluster(source: Source, device: Device) -> Cluster | None:

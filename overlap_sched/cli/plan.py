@@ -13,20 +13,24 @@ from overlap_sched.cli.source import Loaded
 from overlap_sched.cost.cluster_file import read_cluster
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
+from overlap_sched.problem import Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_file
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
-from overlap_sched.report.rewrites_text import rewrites_figures, rewrites_text
+from overlap_sched.report.rewrites_text import left_text, rewrites_figures, rewrites_text
 from overlap_sched.report.trace_measured import MeasuredStep, read_measured_steps
 from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.left_out import Left, left_json, left_out
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.plan import plan as transform_plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
 CLUSTER = "dgx-h100"
 """That problem files are priced for where rewrites are asked for and no cluster is named."""
+LEFT_OUT = 12
+"""So many rewrites are left out, one after the other, where ``--left-out`` names no number."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "order, device 1 the new one",
     )
     add_rewrites(parser)
+    add(
+        "--left-out",
+        type=int,
+        nargs="?",
+        const=LEFT_OUT,
+        default=0,
+        metavar="N",
+        help="with --rewrites: also the step without each of the N rewrites that take most off their stream (default: "
+        f"{LEFT_OUT}); one run of the scheduler each",
+    )
 
 
 def add_rewrites(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +77,18 @@ def add_rewrites(parser: argparse.ArgumentParser) -> None:
         "one), stream (reductions on a second communicator), or both, joined by a comma; collectives of a problem file "
         "are priced for --cluster (default: dgx-h100)",
     )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that cannot be, before the input is read.
+
+    Raises:
+        OptionsError: ``--left-out`` is out of its range, or there is nothing to leave out.
+    """
+    if options.left_out < 0:
+        raise OptionsError(f"--left-out is {options.left_out}; it is a number of rewrites, 1 or more.")
+    if options.left_out and not options.rewrites:
+        raise OptionsError("--left-out leaves out rewrites: give --rewrites bucket, too.")
 
 
 def measured(options: argparse.Namespace) -> tuple[MeasuredStep, ...]:
@@ -86,14 +112,18 @@ def rewritten(options: argparse.Namespace, wanted: Options, loaded: Loaded) -> P
     Raises:
         OptionsError, ClusterError, PlacementError: They do not fit the problem.
     """
+    problem, prices = _priced(options, loaded)
+    return transform_plan(problem, prices, wanted, loaded.alike)
+
+
+def _priced(options: argparse.Namespace, loaded: Loaded) -> tuple[Problem, Prices]:
+    """The problem, and prices of new nodes: by the model that has priced it, or for the cluster."""
     if loaded.model is not None:
-        prices = Prices(loaded.model, options.comm_scale)
-        return transform_plan(loaded.problem, prices, wanted, loaded.alike)
+        return loaded.problem, Prices(loaded.model, options.comm_scale)
     cluster = read_cluster(options.cluster or CLUSTER)
     if options.mesh:
         cluster = replace(cluster, mesh=tuple(options.mesh))
-    problem, prices = on_cluster(loaded.problem, cluster, options.comm_scale)
-    return transform_plan(problem, prices, wanted)
+    return on_cluster(loaded.problem, cluster, options.comm_scale)
 
 
 def answer(
@@ -131,14 +161,25 @@ def answer(
     if options.memory_snapshot:
         write_memory_snapshot(result, options.memory_snapshot, original)
     reserved = reserved_changes(result, original)
+    left: tuple[Left, ...] = ()
+    if made is not None and options.left_out:
+        tell("leaving out one rewrite after the other")
+        left = left_out(made, _priced(options, loaded)[1], loaded.alike, options.left_out)
     tell("computing the lower bound")
     if options.json:
         more = {} if made is None else rewrites_figures(made)
+        if options.left_out:
+            more |= {"left_out": left_json(left)}
         more |= {"prices": prices_of(options, loaded), "reserved": reserved_figures(reserved)}
         return as_json("plan", {**figures(result), **more})
     beyond = list(filter(None, [not_held(result, original)]))
     if made is not None:
-        return (summary(result, reserved_rows(reserved)), rewrites_text(made), *beyond)
+        return (
+            summary(result, reserved_rows(reserved)),
+            rewrites_text(made),
+            *filter(None, [left_text(left)]),
+            *beyond,
+        )
     kept = () if result.fell_back is None else (f"The original order was kept: {result.fell_back}",)
     return (summary(result, reserved_rows(reserved)), *kept, *beyond)
 

@@ -19,6 +19,8 @@ from overlap_sched.transform.fission import Fission
 
 FISSION = "fission"
 """A kind of ``fit --kinds``, of dumps alone: a problem file has no shapes."""
+BATCH = "batch"
+"""Another one: fission of all that can be cut along the batch, where sums over it are split: rounded otherwise."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Source:
         cluster_contention: Whether the cluster's own contention counts.
         prices_anew: Of a problem file, too: the command prices its collectives for the cluster.
         fissions: Whether to look for sub-graphs of a dump that can run in parts.
+        batches: Whether to look how much of a dump can run in parts along its batch.
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
         traces: Of the torch profiler, one per rank: times that replace the predicted ones where they have them.
@@ -59,6 +62,7 @@ class Source:
     cluster_contention: bool = True
     prices_anew: bool = False
     fissions: bool = False
+    batches: bool = False
     contention: Contention = NO_CONTENTION
     limits: Limits = DEFAULT_LIMITS
     traces: Sequence[str] = ()
@@ -94,6 +98,7 @@ class Loaded:
             ``None``: it is not known.
         rerun: Of a dump, nodes that may run again (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: not known.
         fissions: Sub-graphs that can run in parts, the most promising first, where they were looked for.
+        batches: The graph in parts along its batch, where that was looked for.
     """
 
     problem: Problem
@@ -105,6 +110,7 @@ class Loaded:
     alike: Mapping[str, str] | None = None
     rerun: frozenset[str] | None = None
     fissions: tuple[Fission, ...] = ()
+    batches: tuple[Fission, ...] = ()
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -127,6 +133,7 @@ def source_of(options: argparse.Namespace) -> Source:
         cluster_contention=not options.no_contention,
         prices_anew=options.command in ("fit", "whatif") or bool(rewrites_of(options)),
         fissions=options.command == "fit" and FISSION in options.kinds,
+        batches=options.command == "fit" and BATCH in options.kinds,
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
         traces=tuple(options.profile),

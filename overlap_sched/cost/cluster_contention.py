@@ -1,8 +1,10 @@
 """What compute and communication cost each other on a cluster: as measured, else its default factors."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from overlap_sched.cost.cluster import Cluster
+from overlap_sched.cost.lanes import lanes_of
 from overlap_sched.cost.table import Tables
 from overlap_sched.problem import Group
 from overlap_sched.problem.contention import Contention
@@ -21,15 +23,19 @@ def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
     slowdown = {**cluster.beside.slowdown, **{one.kind: 1.0 for one in cluster.tables.slowdowns}, **own.slowdown}
     slowdown = {kind: factor for kind, factor in slowdown.items() if factor > 1.0}
     if not cluster.beside.shared_links:
-        return Contention(slowdown, stretch=own.stretch)
+        return replace(own, slowdown=slowdown)
     links = {name: INSIDE if group.intra_node else ACROSS for name, group in groups.items() if group.size > 1}
     shared = list(links.values())
-    return Contention(slowdown, {name: link for name, link in links.items() if shared.count(link) > 1}, own.stretch)
+    links = {name: link for name, link in links.items() if shared.count(link) > 1}
+    return replace(own, slowdown=slowdown, links=links)
 
 
 def measured_contention(tables: Tables) -> Contention:
-    """What compute and collectives cost each other, as it was measured: both directions, by kind."""
+    """What compute and collectives cost each other, as it was measured: both directions, by kind; and the lanes."""
+    lanes = lanes_of(tables.in_flight)
     return Contention(
         {one.kind: one.factor for one in tables.slowdowns if one.factor > 1.0},
         stretch={one.kind: one.stretch for one in tables.slowdowns if one.stretch > 1.0},
+        lanes=lanes.number,
+        crowding=lanes.crowding,
     )

@@ -2,6 +2,7 @@
 
 from overlap_sched.cost.cluster import FABRICS, GENERATIONS, LIBRARIES, Across, Beside, Cluster, Inside, MeshDimension
 from overlap_sched.cost.device import Device, device_named
+from overlap_sched.cost.lanes import InFlight
 from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.cost.toml_table import TomlTable, shown
 from overlap_sched.errors import OptionsError
@@ -118,6 +119,7 @@ def _tables(file: TomlTable) -> Tables:
         tuple(time for own in file.tables("collective") for time in _collective_times(own)),
         tuple(_kernel_time(own) for own in file.tables("kernel")),
         tuple(_slowdown(own) for own in file.tables("slowdown")),
+        tuple(_in_flight(own) for own in file.tables("in_flight")),
     )
 
 
@@ -160,3 +162,13 @@ def _slowdown(own: TomlTable) -> SlowdownFactor:
         if factor < 1:
             raise own.error(key, f"is {factor:g}; it is 1 or more.")
     return slowdown
+
+
+def _in_flight(own: TomlTable) -> InFlight:
+    found = InFlight(own.text("kind"), own.whole("at_once"), own.number("times"), own.number("spread"))
+    own.done()
+    if found.at_once < 2:
+        raise own.error("at_once", f"is {found.at_once}; it is 2 or more.")
+    if not 1 <= found.times <= found.at_once:
+        raise own.error("times", f"is {found.times:g} with {found.at_once} at once; it is 1 to {found.at_once}.")
+    return found

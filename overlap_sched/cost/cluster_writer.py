@@ -77,6 +77,8 @@ def _table_lines(tables: Tables) -> list[str]:
         lines += _section("[[kernel]]", {("us" if key == "time_us" else key): value for key, value in pairs.items()})
     for slowdown in tables.slowdowns:
         lines += _section("[[slowdown]]", slowdown._asdict())
+    for together in tables.in_flight:
+        lines += _section("[[in_flight]]", together._asdict())
     return lines
 
 

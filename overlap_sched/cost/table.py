@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
+from overlap_sched.cost.lanes import InFlight
 from overlap_sched.errors import TableError
 from overlap_sched.problem import Group
 
@@ -33,8 +34,8 @@ class CollectiveTime(NamedTuple):
         kind: One of :data:`KINDS`.
         ranks: Of the group. nodes: on how many nodes they are.
         bytes: The larger of its input and its output, on each rank.
-        time_us: From the moment that the last rank comes until it is done: the mean of the repetitions, the fastest
-            and the slowest tenth left out.
+        time_us: From the moment that the last rank comes until it is done: the mean of the repetitions of a quiet
+            while, the fastest and the slowest left out.
         spread_us: Between the quartiles of the repetitions.
         launch_us: What the call that starts it takes of the thread that calls.
         finish_us: What the wait for it takes when it has long been done (a copy, the call itself); 0.0: not measured.
@@ -83,7 +84,7 @@ class SlowdownFactor(NamedTuple):
     stretch: float = 1.0
 
 
-_Row = TypeVar("_Row", CollectiveTime, KernelTime, SlowdownFactor)
+_Row = TypeVar("_Row", CollectiveTime, KernelTime, SlowdownFactor, InFlight)
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,11 @@ class Tables:
     collectives: tuple[CollectiveTime, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
     slowdowns: tuple[SlowdownFactor, ...] = ()
+    in_flight: tuple[InFlight, ...] = ()
 
     def __bool__(self) -> bool:
         """Is there anything?"""
-        return bool(self.collectives or self.kernels or self.slowdowns)
+        return bool(self.collectives or self.kernels or self.slowdowns or self.in_flight)
 
     def collective(self, kind: str, ranks: int, nodes: int) -> Curve:
         """Time over bytes.
@@ -252,6 +254,7 @@ def merged(first: Tables, second: Tables) -> Tables:
         _best((*first.collectives, *second.collectives), lambda one: one[:4], lambda one: one.spread_us / one.time_us),
         _best((*first.kernels, *second.kernels), lambda one: one[:2], lambda one: one.spread_us / one.time_us),
         _best((*first.slowdowns, *second.slowdowns), lambda one: one.kind, lambda one: one.spread / one.factor),
+        _best((*first.in_flight, *second.in_flight), lambda one: one[:2], lambda one: one.spread / one.times),
     )
 
 

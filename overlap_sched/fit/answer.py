@@ -27,6 +27,37 @@ class FitPoint:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What torch's caching allocator makes of a plan, replayed.
+
+    Attributes:
+        plain_bytes, expandable_bytes: What it reserves on a device without a limit, as it is by default, and with
+            expandable segments.
+        over_bytes: What a device of the memory limit lacks for it, with the allocator as it is set up; 0: nothing, or
+            no memory limit was asked for.
+    """
+
+    plain_bytes: int
+    expandable_bytes: int
+    over_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a rewrite that a plan begins with does alone, before others.
+
+    Attributes:
+        rewrite: It.
+        bytes: By how much the peak of the original order falls; below 0: it rises.
+        compute_us: What it adds to the compute stream.
+    """
+
+    rewrite: Rewrite
+    bytes: int
+    compute_us: float
+
+
+@dataclass(frozen=True)
 class Fit:
     """The answer to one question, and what else was found on the way.
 
@@ -39,6 +70,8 @@ class Fit:
         points: The frontier: all plans found of which none is dominated, by ascending peak.
         tried: How many plans were scheduled.
         fell_back: Why no better plan is used; ``None``: the limit is kept.
+        held: What torch's allocator makes of the best plan; ``None``: it was not asked.
+        effects: Of the fissions that the best plan begins with.
     """
 
     best: FitPoint
@@ -49,6 +82,8 @@ class Fit:
     points: tuple[FitPoint, ...]
     tried: int
     fell_back: str | None = None
+    held: Held | None = None
+    effects: tuple[Effect, ...] = ()
 
     @property
     def slowdown(self) -> float:

@@ -93,8 +93,17 @@ class Greedy:
         self.host_limit_bytes, self.high = host_limit_bytes, high
         self.host = np.zeros(len(state.problem.nodes), dtype=np.int64)
         self.at_us = np.array(replay(state.problem, state.problem.original_order).at_us)
-        self.smallest = SMALLEST * max(state.limit_bytes, 1)
         self.chosen = self.looked = 0
+
+    @property
+    def smallest(self) -> float:
+        """Bytes of the smallest value that is looked at."""
+        return SMALLEST * max(self.state.limit_bytes, 1)
+
+    def lowered(self, limit_bytes: int) -> bool:
+        """Choose on from where things are, to a lower limit; whether the state fits now."""
+        self.state.limit_bytes = limit_bytes
+        return self.run()
 
     def run(self) -> bool:
         """Choose; whether the state fits now."""
@@ -142,10 +151,10 @@ class Greedy:
 
     def _gaps(self) -> Iterator[Gap]:
         """Gaps of storages that may be cut, where something is above the limit."""
-        state = self.state
-        before = np.concatenate([[0], np.cumsum(state.excess > 0)])
+        state, smallest = self.state, self.smallest
+        before = np.concatenate([[0], np.cumsum(state.excess > 0)]).tolist()
         for s, parts in enumerate(state.parts):
-            if state.fixed[s] or state.size[s] < self.smallest:
+            if state.fixed[s] or state.size[s] < smallest:
                 continue
             for part in list(parts):
                 if not before[part.end + 1] - before[part.begin]:
@@ -192,11 +201,11 @@ class Greedy:
 
     def _taken(self, begin: Position, end: Position, nbytes: int) -> int:
         """What so many bytes less from one place to before another take away, in bytes above the limit times places."""
-        excess = self.state.excess
-        there = excess[begin:end]
+        state = self.state
+        there = np.maximum(state.profile[begin:end] + state.beside[begin:end] - state.limit_bytes, 0)
         if not self.high:
             return int(np.minimum(there, nbytes).sum())
-        above = np.maximum(there - int(self.high * int(excess.max())), 0)
+        above = np.maximum(there - int(self.high * int(state.excess.max())), 0)
         return int(np.minimum(above, nbytes).sum()) or int(np.minimum(there, nbytes).sum()) // LITTLE
 
     def _beside(self, at: Position, nbytes: int) -> int:

@@ -12,9 +12,10 @@
 The original graph in its best order is a plan, too. What is tried is counted, nothing timed.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +34,8 @@ from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.pipeline import phases, schedule
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.apply import apply
+from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.offload import host_bytes
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
@@ -74,6 +75,14 @@ class Asked:
     effort: int
 
 
+class _Ran(NamedTuple):
+    """A plan: rewrites, the problem that they make, and the best of a few runs of it."""
+
+    rewrites: tuple[Rewrite, ...]
+    problem: Problem
+    run: Candidate
+
+
 class Planner:
     """Plans for one problem, and the frontier of all that were found.
 
@@ -81,24 +90,40 @@ class Planner:
         original, without: See :class:`overlap_sched.fit.answer.Fit`.
         points: The frontier: by ascending peak and descending step.
         tried: How many plans were made.
+
+    Where nothing communicates, what runs in parts stays in the order in which it is emitted.
     """
 
-    def __init__(self, asked: Asked, before: Sequence[Rewrite] = (), tell: Callable[[str], None] = lambda text: None):
+    def __init__(
+        self,
+        asked: Asked,
+        before: Sequence[Rewrite] = (),
+        tell: Callable[[str], None] = lambda text: None,
+        known: "Planner | None" = None,
+    ):
         """Measure the graph as it is.
 
         Args:
             asked: What is asked for.
             before: Rewrites that every plan begins with.
             tell: Hears what is being done.
+            known: Another planner for the same, whose plans count, too.
+
+        Raises:
+            RewriteError: What every plan begins with cannot be done.
         """
         self.asked, self.before, self.tell = asked, tuple(before), tell
         self.problem = apply(asked.problem, before, asked.prices) if before else asked.problem
+        self.rerun = None if asked.rerun is None else _with_parts(asked.rerun, self.before)
         self.options = replace(asked.options, rewrites=(), allocator="none", memory_model=asked.problem.memory_model)
-        self.points: list[FitPoint] = []
+        self.points: list[FitPoint] = [] if known is None else known.points
         self.tried = 0
-        self.original = self._kept(point(self.before, self.problem, self.problem.original_order))
-        self.schedule: Schedule = schedule(self.problem, self.options)
-        self.without = self._kept(point(self.before, self.problem, self.schedule.order))
+        self.original = self.keep(point(self.before, self.problem, self.problem.original_order))
+        self._laid_out = bool(self.before) and not self.problem.collectives
+        if not self._laid_out:
+            self.without = self.keep(point(self.before, self.problem, schedule(self.problem, self.options).order))
+        else:
+            self.without = self.original
 
     @cached_property
     def lowest(self) -> Order:
@@ -106,7 +131,7 @@ class Planner:
         self.tell("looking for the order with the lowest peak")
         effort = min(self.asked.effort, 1) if len(self.problem.nodes) <= LARGE else 0
         order = best_order(self.problem, effort=effort).order
-        self._kept(point(self.before, self.problem, order))
+        self.keep(point(self.before, self.problem, order))
         return order
 
     def within(self, limit_bytes: int) -> FitPoint | None:
@@ -114,37 +139,48 @@ class Planner:
         fitting = [found for found in self.points if found.peak_bytes <= limit_bytes]
         return min(fitting, key=lambda found: (found.step_us, found.peak_bytes), default=None)
 
-    def at(self, limit_bytes: int) -> FitPoint | None:
-        """Look for plans within a limit; the shortest known then. The graph as it is comes first, within the limit."""
+    def at(self, limit_bytes: int, enough_us: float = 0.0) -> FitPoint | None:
+        """Look for plans within a limit; the shortest known then. The graph as it is comes first, within the limit.
+
+        Args:
+            limit_bytes: It.
+            enough_us: Where a plan is as short as this, no other one is looked for.
+        """
         self._unrewritten(limit_bytes)
-        best: tuple[float, Problem, Candidate, tuple[Rewrite, ...]] | None = None
-        recipes = list(self._recipes())
-        for k, order in enumerate(self._starts()):
-            if k and best is not None and len(self.problem.nodes) > LARGE:
+        best: _Ran | None = None
+        for ran in self._plans(limit_bytes):
+            if best is None or ran.run.step_us < best.run.step_us:
+                best = ran
+            if best.run.step_us <= enough_us:
                 break
-            problem = relabelled(self.problem, order)
-            for kinds, weight, aim, high in recipes:
-                found = self._chosen(problem, limit_bytes, int(limit_bytes * aim), kinds, weight, high)
-                if found is None:
-                    continue
-                rewrites, rewritten = found
-                ran = self._ran(rewritten, limit_bytes)
-                self.tried += 1
-                self._kept(point((*self.before, *rewrites), rewritten, ran.order))
-                if best is None or ran.step_us < best[0]:
-                    best = (ran.step_us, rewritten, ran, (*self.before, *rewrites))
         if best is not None:
-            _, rewritten, ran, rewrites = best
-            task = Task(rewritten, replace(self.options, headroom=0, base="original"), limit_bytes)
-            better = phases(task, rewritten.original_order, task.measured(rewritten.original_order))
-            self._kept(point(rewrites, rewritten, better.order))
+            task = Task(best.problem, replace(self.options, headroom=0, base="original"), limit_bytes)
+            start = best.problem.original_order
+            self.keep(point(best.rewrites, best.problem, phases(task, start, task.measured(start)).order))
         return self.within(limit_bytes)
+
+    def _plans(self, limit_bytes: int) -> Iterator["_Ran"]:
+        """Plans within the limit, from each start by each recipe; of large graphs from one start alone."""
+        for order in self._starts():
+            problem, some = relabelled(self.problem, order), False
+            for greedy in self._recipes(problem, limit_bytes):
+                for aim in self._aims():
+                    found = self._chosen(greedy, limit_bytes, int(limit_bytes * aim))
+                    if found is None:  # what cannot be brought to the limit cannot be brought below it
+                        break
+                    rewrites, rewritten = (*self.before, *found[0]), found[1]
+                    run, some = self._ran(rewritten, limit_bytes), True
+                    self.tried += 1
+                    self.keep(point(rewrites, rewritten, run.order))
+                    yield _Ran(rewrites, rewritten, run)
+            if some and len(self.problem.nodes) > LARGE:
+                break
 
     def _unrewritten(self, limit_bytes: int) -> None:
         """The graph as it is, in an order within the limit, where there is one."""
         if self.within(limit_bytes) is not None or limit_bytes >= self.without.peak_bytes:
             return
-        if len(self.problem.nodes) > LARGE and self.asked.kinds:
+        if self._laid_out or (len(self.problem.nodes) > LARGE and self.asked.kinds):
             return
         point_ = point(self.before, self.problem, self.lowest)
         if point_.peak_bytes > limit_bytes:
@@ -152,51 +188,46 @@ class Planner:
         problem = relabelled(self.problem, self.lowest)
         task = Task(problem, replace(self.options, headroom=0, base="original"), limit_bytes)
         found = phases(task, problem.original_order, task.measured(problem.original_order))
-        self._kept(point(self.before, problem, found.order))
+        self.keep(point(self.before, problem, found.order))
 
     def _starts(self) -> Iterator[Order]:
         """Orders to choose along: the original, the one with the lowest peak where that is another."""
         yield self.problem.original_order
-        if self.lowest != self.problem.original_order:
+        if not self._laid_out and self.lowest != self.problem.original_order:
             yield self.lowest
 
-    def _recipes(self) -> Iterator[tuple[tuple[str, ...], float, float, float]]:
-        """What may be done, what a copy's time counts as, the part of the limit to aim at, what is high."""
-        kinds, large = self.asked.kinds, len(self.problem.nodes) > LARGE
-        aims = AIMS if self.problem.collectives or "offload" in kinds else AIMS[:1]
-        both = set(kinds) >= {"recompute", "offload"} and not large
-        for aim in aims[: self.asked.effort + 1]:
-            for weight in WEIGHTS if both else WEIGHTS[:1]:
-                for high in HIGH[:1] if large else HIGH:
-                    yield kinds, weight, aim, high
+    def _aims(self) -> tuple[float, ...]:
+        """Parts of the limit to aim at, one after the other: what has been chosen for one stays for the next."""
+        some = self.problem.collectives or "offload" in self.asked.kinds
+        return AIMS[: self.asked.effort + 1] if some else AIMS[:1]
 
-    def _chosen(
-        self,
-        problem: Problem,
-        limit_bytes: int,
-        aim_bytes: int,
-        kinds: Collection[str],
-        weight: float,
-        high: float,
-    ) -> tuple[tuple[Rewrite, ...], Problem] | None:
+    def _recipes(self, problem: Problem, limit_bytes: int) -> Iterator[Greedy]:
+        """Ways to choose: by what a copy's time counts as, and by what is high."""
+        asked, large = self.asked, len(self.problem.nodes) > LARGE
+        both = set(asked.kinds) >= {"recompute", "offload"} and not large
+        for weight in WEIGHTS if both else WEIGHTS[:1]:
+            for high in HIGH[:1] if large else HIGH:
+                link = LinkTime(asked.prices.host, 0.0) if "offload" in asked.kinds else None
+                state = LiveState(problem, limit_bytes, self.rerun)
+                yield Greedy(state, link, asked.host_limit_bytes, asked.kinds, weight, high)
+
+    def _chosen(self, greedy: Greedy, limit_bytes: int, aim_bytes: int) -> tuple[tuple[Rewrite, ...], Problem] | None:
         """Rewrites that bring an order within the limit, and the problem that they make; ``None``: none do."""
-        link = LinkTime(self.asked.prices.host, 0.0) if "offload" in kinds else None
+        state = greedy.state
         for _ in range(OVERSHOOT):
-            state = LiveState(problem, aim_bytes, self.asked.rerun)
-            Greedy(state, link, self.asked.host_limit_bytes, kinds, weight, high).run()
+            greedy.lowered(min(aim_bytes, state.limit_bytes))
             rewrites = tuple(rewrites_of(state))
             try:
-                rewritten = apply(problem, rewrites, self.asked.prices)
+                rewritten = apply(state.problem, rewrites, self.asked.prices)
             except RewriteError:
                 return None
             peak = max(measure(rewritten, rewritten.original_order).profile)
             if peak <= limit_bytes:
                 return rewrites, rewritten
-            self._kept(point((*self.before, *rewrites), rewritten, rewritten.original_order))
+            self.keep(point((*self.before, *rewrites), rewritten, rewritten.original_order))
             if not rewrites or int(state.profile.max()) > limit_bytes:
                 return None
-            aim_bytes -= peak - limit_bytes
-            link = LinkTime(self.asked.prices.host, 0.0) if link else None
+            aim_bytes = state.limit_bytes - (peak - limit_bytes)
         return None
 
     def _ran(self, problem: Problem, limit_bytes: int) -> Candidate:
@@ -212,7 +243,7 @@ class Planner:
                 best = run
         return best
 
-    def _kept(self, new: FitPoint) -> FitPoint:
+    def keep(self, new: FitPoint) -> FitPoint:
         """Put a plan on the frontier, where it belongs there."""
         limit = self.asked.host_limit_bytes
         if limit is not None and new.host_bytes > limit:
@@ -223,6 +254,14 @@ class Planner:
                 kept.append(found)
         self.points = kept
         return new
+
+
+def _with_parts(rerun: frozenset[str], before: Sequence[Rewrite]) -> frozenset[str]:
+    """Parts of what may run again may, too."""
+    for one in before:
+        if isinstance(one, Fission):
+            rerun |= {one.part(name, p) for name in one.nodes if name in rerun for p in range(one.parts)}
+    return rerun
 
 
 def point(rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitPoint:

@@ -4,10 +4,14 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
-from overlap_sched.fit.answer import Fit, FitPoint
+from overlap_sched.fit.answer import Fit
+from overlap_sched.fit.in_parts import begun, effects
+from overlap_sched.fit.limit import Limit
 from overlap_sched.fit.planner import Asked, Planner
+from overlap_sched.fit.reserved import held_best
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
+from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
 
@@ -15,6 +19,10 @@ KINDS = ("recompute", "offload")
 """What may be done to values."""
 HALVINGS = 7
 """Of the range between the lowest peak that could be and the one that is enough."""
+MISSES = 3
+"""So often in a row nothing is found below the middle, until that is all."""
+CLOSE = 0.995
+"""A range as narrow as this is not halved any further."""
 
 
 def fit(
@@ -28,6 +36,7 @@ def fit(
     rerun: Collection[str] | None = None,
     host_limit_bytes: int | None = None,
     extra: Sequence[Rewrite] = (),
+    fissions: Sequence[Fission] = (),
     effort: int = 2,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Fit:
@@ -50,6 +59,9 @@ def fit(
         host_limit_bytes: Pinned host memory at most; ``None``: no limit.
         extra: Further rewrites, each a candidate of its own (a fission); tried one after the other, and kept where the
             answer gets better.
+        fissions: Ways to run much of the graph in parts, of which a plan begins with at most one
+            (:func:`overlap_sched.fx.rewrites.batches.batch_fissions`). All are measured; other rewrites are searched
+            for behind those that promise most.
         effort: How much is tried: 0, 1 or 2.
         tell: Hears what is being done.
 
@@ -61,16 +73,23 @@ def fit(
     _check(memory_limit_bytes, max_slowdown, kinds, host_limit_bytes, effort)
     _check_model(problem)
     wanted = options or Options()
-    known = None if rerun is None else frozenset(rerun)
-    ordered = tuple(kind for kind in KINDS if kind in kinds)
-    asked = Asked(problem, prices, wanted, ordered, known, host_limit_bytes, effort)
+    asked = _asked(problem, prices, wanted, kinds, rerun, host_limit_bytes, effort)
     planner = Planner(asked, (), tell)
     limit_us = None if max_slowdown is None else planner.without.step_us * (1 + max_slowdown)
+    limit = Limit(memory_limit_bytes, limit_us)
     fell_back = None
     try:
-        _answer(planner, memory_limit_bytes, limit_us)
-        for one in extra:
-            planner = _with(planner, one, memory_limit_bytes, limit_us)
+        begins, plain = begun(planner, fissions), planner
+        if limit.us is None:
+            _answer(plain, limit)
+        for one in begins.promising(planner.points, limit):
+            planner = _with(planner, (one,), limit)
+        if limit.us is not None:  # what is in parts is quickly found, and leaves less to look for
+            plain.points, plain.tried = planner.points, planner.tried
+            _answer(plain, limit)
+            planner.points, planner.tried = plain.points, plain.tried
+        for more in extra:
+            planner = _with(planner, (*planner.before, more), limit)
     except Exception as error:  # what fails here must not take the training job with it
         fell_back = f"{type(error).__name__}: {error}"
         if wanted.strict:
@@ -78,7 +97,7 @@ def fit(
         message = f"overlap_sched fits nothing in {problem.name!r}: {fell_back}"
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
         planner.points = [planner.without]
-    best = _best(planner, memory_limit_bytes, limit_us)
+    best, held = held_best(planner.points, limit, wanted)
     return Fit(
         best=best,
         original=planner.original,
@@ -88,6 +107,8 @@ def fit(
         points=tuple(planner.points),
         tried=planner.tried,
         fell_back=fell_back,
+        held=held,
+        effects=effects(asked, best),
     )
 
 
@@ -110,65 +131,71 @@ def fit_frontier(
     """
     _check(0, None, kinds, host_limit_bytes, effort)
     _check_model(problem)
-    known = None if rerun is None else frozenset(rerun)
-    ordered = tuple(kind for kind in KINDS if kind in kinds)
-    asked = Asked(problem, prices, options or Options(), ordered, known, host_limit_bytes, effort)
+    asked = _asked(problem, prices, options or Options(), kinds, rerun, host_limit_bytes, effort)
     planner = Planner(asked, (), tell)
     limits = [int(share * planner.original.peak_bytes) for share in shares]
     for limit in limits:
         planner.at(limit)
     points = tuple(planner.points)
     return tuple(
-        Fit(_best(planner, limit, None), planner.original, planner.without, limit, None, points, planner.tried)
+        Fit(
+            Limit(limit, None).best(planner.points),
+            planner.original,
+            planner.without,
+            limit,
+            None,
+            points,
+            planner.tried,
+        )
         for limit in limits
     )
 
 
-def _answer(planner: Planner, limit_bytes: int | None, limit_us: float | None) -> None:
-    if limit_bytes is not None:
-        planner.at(limit_bytes)
+def _asked(
+    problem: Problem,
+    prices: Prices,
+    options: Options,
+    kinds: Collection[str],
+    rerun: Collection[str] | None,
+    host_limit_bytes: int | None,
+    effort: int,
+) -> Asked:
+    known = None if rerun is None else frozenset(rerun)
+    ordered = tuple(kind for kind in KINDS if kind in kinds)
+    return Asked(problem, prices, options, ordered, known, host_limit_bytes, effort)
+
+
+def _answer(planner: Planner, limit: Limit) -> None:
+    if limit.bytes is not None:
+        planner.at(limit.bytes)
         return
-    assert limit_us is not None
+    assert limit.us is not None
     low = sum(storage.bytes for storage in planner.problem.storages if storage.pinned)
-    enough = min(found.peak_bytes for found in planner.points if found.step_us <= limit_us)
+    enough, missed = limit.best(planner.points).peak_bytes, 0
     for _ in range(HALVINGS):
         middle = (low + enough) // 2
-        planner.at(middle)
-        reached = min(found.peak_bytes for found in planner.points if found.step_us <= limit_us)
+        planner.at(middle, limit.us)
+        reached = limit.best(planner.points).peak_bytes
+        missed = missed + 1 if reached > middle else 0
         if reached > middle:
             low = middle
         enough = reached
-        if low >= enough:
+        if low >= enough * CLOSE or missed == MISSES:
             break
 
 
-def _with(planner: Planner, one: Rewrite, limit_bytes: int | None, limit_us: float | None) -> Planner:
-    """The planner with one more rewrite, where the answer is better with it."""
+def _with(planner: Planner, before: tuple[Rewrite, ...], limit: Limit) -> Planner:
+    """The planner with other rewrites to begin with, where the answer is better with them; all plans of both."""
     try:
-        other = Planner(planner.asked, (*planner.before, one), planner.tell)
+        other = Planner(planner.asked, before, planner.tell, planner)
     except RewriteError:
         return planner
-    _answer(other, limit_bytes, limit_us)
-    old, new = _best(planner, limit_bytes, limit_us), _best(other, limit_bytes, limit_us)
-    better = _key(new, limit_bytes, limit_us) < _key(old, limit_bytes, limit_us)
-    winner, loser = (other, planner) if better else (planner, other)
-    for found in loser.points:
-        winner._kept(found)
-    winner.original, winner.without, winner.tried = planner.original, planner.without, planner.tried + other.tried
+    old = limit.best(planner.points)
+    _answer(other, limit)
+    winner = other if limit.key(limit.best(other.points)) < limit.key(old) else planner
+    winner.points, winner.tried = other.points, planner.tried + other.tried
+    winner.original, winner.without = planner.original, planner.without
     return winner
-
-
-def _best(planner: Planner, limit_bytes: int | None, limit_us: float | None) -> FitPoint:
-    """What answers the question best; where nothing does, what is nearest to the limit."""
-    return min(planner.points, key=lambda found: _key(found, limit_bytes, limit_us))
-
-
-def _key(found: FitPoint, limit_bytes: int | None, limit_us: float | None) -> tuple[bool, float, float]:
-    if limit_bytes is not None:
-        over = found.peak_bytes > limit_bytes
-        return (over, found.peak_bytes, found.step_us) if over else (over, found.step_us, found.peak_bytes)
-    over = limit_us is not None and found.step_us > limit_us * (1 + 1e-12)
-    return (over, found.step_us, found.peak_bytes) if over else (over, found.peak_bytes, found.step_us)
 
 
 def _check_model(problem: Problem) -> None:

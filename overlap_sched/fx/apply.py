@@ -10,6 +10,7 @@ from torch import fx
 
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.lifting import lift
+from overlap_sched.fx.modules import graph_of
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.planning import plan_lifted
@@ -19,10 +20,11 @@ from overlap_sched.report.reserved_text import held_lines
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite
 
 NO_COLLECTIVES = "the graph has no collectives"
-"""The reason of a report on a graph in which there is nothing to move."""
+"""The reason of a report on a graph in which there is nothing to move: memory alone is asked for by ``base``."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Report:
         notes: See :class:`overlap_sched.fx.lifting.Lifted`.
         lift_s: Seconds to lift the graph. reorder_s: to put the order back.
         rewrites: What was done to collectives, first to last; ``schedule`` is then of the rewritten graph.
+        made: The plan by which collectives were rewritten, with all that was tried. Its schedule is ``schedule``, but
+            in plug-ins: there the rewritten graph is lifted and ordered anew. ``None``: nothing was rewritten.
         kept: What the ranks differ in, so that the launch order was kept though the options do not ask for it; ``None``
             where they do not differ, or the graph had to stay as it was.
     """
@@ -50,6 +54,7 @@ class Report:
     reorder_s: float = 0.0
     kept: str | None = None
     rewrites: tuple[Rewrite, ...] = ()
+    made: Plan | None = None
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -96,7 +101,7 @@ def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None
         VerificationError: With ``options.strict``, instead of that warning.
     """
     options = options or Options()
-    before = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
+    before = list(graph_of(gm).nodes)
     try:
         return _schedule_graph(gm, options, lift_arguments)
     except VerificationError:
@@ -116,7 +121,7 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     lifted = lift(gm, memory_model=options.memory_model, **lift_arguments)
     lift_s = time.perf_counter() - began
     name = lifted.problem.name
-    if not lifted.problem.collectives:
+    if not lifted.problem.collectives and options.base == "original":
         return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
     if options.rewrites and lift_arguments.get("cost") is None:
         made = plan_lifted(lifted, options, alike_of(gm))
@@ -124,7 +129,8 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
             began = time.perf_counter()
             prepare(gm, made.rewrites, made.schedule.problem.names(made.schedule.order)).commit()
             took_s = time.perf_counter() - began
-            return Report(name, made.schedule, True, None, lifted.notes, lift_s, took_s, rewrites=made.rewrites)
+            notes = lifted.notes
+            return Report(name, made.schedule, True, None, notes, lift_s, took_s, rewrites=made.rewrites, made=made)
         plan = made.schedule
     else:
         plan = schedule(lifted.problem, on_devices(options, lifted.devices))
@@ -136,6 +142,6 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
 
 
 def _restore(gm: fx.GraphModule | fx.Graph, before: list[fx.Node]) -> None:
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    graph = graph_of(gm)
     if list(graph.nodes) != before:
         reorder(gm, before)

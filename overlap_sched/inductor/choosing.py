@@ -24,7 +24,7 @@ def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Cho
     made = plan_lifted(lifted, settings.options, alike)
     if not made.rewrites:
         return Choice()
-    return Choice(made.rewrites, made.schedule.problem.names(made.schedule.order))
+    return Choice(made.rewrites, made.schedule.problem.names(made.schedule.order), made)
 
 
 def rewrite_and_schedule(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:

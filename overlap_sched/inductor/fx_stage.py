@@ -6,6 +6,7 @@ from torch import fx
 
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
 from overlap_sched.fx.costs import Fusion
+from overlap_sched.fx.modules import graph_of
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.inductor import names
 from overlap_sched.inductor.agree import asks, graph_key
@@ -30,7 +31,7 @@ def schedule_fx(
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    graph = graph_of(gm)
     before, attempt = list(graph.nodes), Attempt(settings)
     try:
         report = attempt.decided(lambda known: _plan(gm, before, known, kind, rewritten))
@@ -54,7 +55,7 @@ def _plan(
 ) -> Report:
     """What this rank would do by itself."""
     settings = attempt.settings = _without_rewrites(attempt.settings, rewritten)
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    graph = graph_of(gm)
     if list(graph.nodes) != before:  # planned already, in another way
         reorder(gm, before)
     name = attempt.name = graph_name(graph, kind)
@@ -67,6 +68,8 @@ def _plan(
         attempt.key = None
         return no_collectives(name)
     attempt.problem = None if report.schedule is None else report.schedule.problem
+    if attempt.problem is not None and not attempt.problem.collectives:  # other ranks may have no such graph
+        attempt.key = None
     if attempt.key is not None:
         attempt.planned = launches_in(graph.nodes)
     return report

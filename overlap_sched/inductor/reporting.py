@@ -8,8 +8,8 @@
 """
 
 import json
-from collections import deque
-from dataclasses import asdict, dataclass
+from collections import OrderedDict, deque
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from torch._logging import trace_structured
@@ -22,6 +22,7 @@ from overlap_sched.inductor.summary import outcome_of
 from overlap_sched.problem import Kind
 from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.scheduler.result import Figures
+from overlap_sched.transform.plan import Plan
 
 __all__ = [
     "GraphReport",
@@ -31,6 +32,7 @@ __all__ = [
     "rank",
     "record",
     "reports",
+    "rewritten",
     "several_ranks",
     "warn",
 ]
@@ -41,6 +43,8 @@ Stage = Literal["inductor", "post_grad", "backend", "titan"]
 
 KEPT = 256
 _reports: "deque[GraphReport]" = deque(maxlen=KEPT)
+_rewritten: "OrderedDict[str, Plan]" = OrderedDict()
+"""By the names of graphs, plans by which they were rewritten, until their order is reported."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +125,23 @@ def reports() -> tuple[GraphReport, ...]:
 def clear_reports() -> None:
     """Forget them; what was warned of may be warned of again."""
     _reports.clear()
+    _rewritten.clear()
     forget_warnings()
+
+
+def rewritten(name: str, made: Plan) -> None:
+    """Note that a graph's collectives have been rewritten; the report on its order, which follows, will tell."""
+    _rewritten[name] = made
+    while len(_rewritten) > KEPT:  # compilations that failed behind it
+        _rewritten.popitem(last=False)
 
 
 def record(report: GraphReport) -> None:
     """Keep, log and trace. To be called when the order is settled: nothing that fails here changes it any more."""
     try:
+        made = _rewritten.pop(report.name, None)
+        if made is not None:
+            report = replace(report, report=replace(report.report, made=made))
         _reports.append(report)
         sessions.listen()
         settled.add(outcome_of(report.report, report.priced_for))

@@ -21,14 +21,16 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from overlap_sched.distributed import Digest, digest_of
 from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx.lifting import Lifted, lift
+from overlap_sched.fx.modules import graph_of
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.inductor.agree import ask, asks, graph_key
 from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.fx_stage import graph_name
 from overlap_sched.inductor.launches import launch_digest, launches_in
-from overlap_sched.inductor.reporting import log, warn
+from overlap_sched.inductor.reporting import log, rewritten, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import count
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite, to_json
 
 
@@ -38,10 +40,12 @@ class Choice(NamedTuple):
     Attributes:
         rewrites: In their order; none: the graph stays.
         names: An order of the rewritten problem; ``None``: the graph's own.
+        made: The plan that they are of, for the report; ``None``: they are of none.
     """
 
     rewrites: Sequence[Rewrite] = ()
     names: Sequence[str] | None = None
+    made: Plan | None = None
 
 
 Choose = Callable[[Lifted, Settings, Mapping[str, str]], Choice]
@@ -104,6 +108,8 @@ def rewrite_fx(
         known.pending.undo()
         return ()
     known.pending.commit()
+    if known.choice.made is not None:
+        rewritten(known.name, known.choice.made)
     return known.choice.rewrites
 
 
@@ -111,7 +117,7 @@ def _decided(
     gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
 ) -> bool:
     """Whether to do what is then pending; what failed here is raised once the other ranks know of it."""
-    if not launches_in((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes):
+    if not launches_in(graph_of(gm).nodes):
         return False
     failure = None
     try:
@@ -128,7 +134,7 @@ def _prepare(
     gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
 ) -> None:
     """What this rank would do by itself."""
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    graph = graph_of(gm)
     if asks(settings):
         known.key, known.launches = graph_key(graph, "rewrites"), launch_digest(launches_in(graph.nodes))
     known.name = graph_name(graph, kind)

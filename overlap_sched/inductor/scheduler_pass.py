@@ -118,9 +118,10 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
 
     settings = attempt.settings
     attempt.name = private.graph_name()
-    if not any(private.contains_collective(snode) for snode in snodes):
+    communicates = any(private.contains_collective(snode) for snode in snodes)
+    if not communicates and settings.options.base == "original":
         return no_collectives(attempt.name)
-    if asks(settings):
+    if communicates and asks(settings):
         attempt.key, attempt.launches = graph_key(private.V.graph.graph, settings.stage), kernel_launches(snodes)
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)

@@ -10,6 +10,7 @@ from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.cluster_file import cluster_given
 from overlap_sched.distributed import TIMEOUT_S
 from overlap_sched.fx.costs import Cost
+from overlap_sched.inductor.here import cluster_here
 from overlap_sched.inductor.reporting import Stage
 from overlap_sched.joint.question import Question
 from overlap_sched.options import Options
@@ -25,10 +26,12 @@ class Settings:
             on the FX graph before lowering. ``"backend"``, ``"titan"``: on the FX graph that runs.
         cost: Microseconds of an FX node, or ``None`` to leave it to ``model``. With a function torch compiles without
             its caches, unless it has a ``uuid()``.
-        model: Cost model; an H100 in nodes of eight by default.
+        model: Cost model; by default see ``cluster``.
         ranks_per_node: Consecutive ranks that share a node; a cluster has its own.
         cluster: Where the job runs: a file, or the name of one that is shipped (``"dgx-h100"``). It prices all that
-            ``cost`` and ``model`` leave open, places process groups, and says what they cost each other.
+            ``cost`` and ``model`` leave open, places process groups, and says what they cost each other. By default,
+            without a ``model``, the shipped nodes of this process's GPU, see
+            :func:`overlap_sched.inductor.here.cluster_here`; where there are none, an H100 in nodes of eight.
         ranks: Those who compile the graphs that this one does and must agree with it, the same on each of them; by
             default all. For pipelines, where each stage has graphs of its own.
         timeout_s: How long to wait for them (seconds), see :data:`overlap_sched.distributed.TIMEOUT_S`.
@@ -72,13 +75,21 @@ class Settings:
     @property
     def costs(self) -> dict[str, Any]:
         """The arguments with which a graph is lifted."""
-        return {"cost": self.cost, "model": self.model, "ranks_per_node": self.ranks_per_node, "cluster": self.cluster}
+        return {"cost": self.cost, "model": self.model, "ranks_per_node": self.ranks_per_node, "cluster": self.where}
+
+    @property
+    def where(self) -> Cluster | None:
+        """The cluster that prices are for; ``None``: the cost model says it."""
+        if self.cluster is None:
+            return cluster_here() if self.model is None else None
+        return cluster_given(self.cluster)
 
     @property
     def priced_for(self) -> str:
         """For which device or cluster times are predicted: the cost model's device or its name, for people."""
-        if self.model is None and isinstance(self.cluster, Cluster):
-            name = self.cluster.name
+        where = self.where
+        if self.model is None and where is not None:
+            name = where.name
         else:
             model = self.model or Roofline()
             name = getattr(getattr(model, "device", model), "name", None) or type(model).__name__

@@ -54,8 +54,9 @@ def outcome_of(report: Report, priced_for: str) -> Outcome:
     plan, reason = report.schedule, report.reason or ""
     if report.changed and plan is not None:
         before, after = plan.original.exposed_us, plan.scheduled.exposed_us
-        return Outcome(True, True, "", before, after, priced_for, report.kept or "")
-    return Outcome(not reason.startswith(NO_COLLECTIVES), False, reason)
+        return Outcome(bool(plan.problem.collectives), True, "", before, after, priced_for, report.kept or "")
+    communicates = not reason.startswith(NO_COLLECTIVES) if plan is None else bool(plan.problem.collectives)
+    return Outcome(communicates, False, reason)
 
 
 class Line(NamedTuple):
@@ -96,8 +97,10 @@ def _counted(outcomes: Sequence[Outcome], again: bool) -> str:
     )
     have = [outcome for outcome in outcomes if outcome.communicates]
     without = len(outcomes) - len(have)
+    lowered = sum(outcome.reordered and not outcome.communicates for outcome in outcomes)
+    by_peak = f", {lowered:,} ordered for a lower peak" if lowered else ""
     if not have:
-        return f"{head}, none with collectives"
+        return f"{head}, none with collectives{by_peak}"
     done = [outcome for outcome in have if outcome.reordered]
     left = [outcome.reason for outcome in have if not outcome.reordered]
     text = f"{head}, {len(have):,} with collectives, {len(done) or 'none'} reordered"
@@ -105,7 +108,7 @@ def _counted(outcomes: Sequence[Outcome], again: bool) -> str:
         text += f" ({_gained(done)})"
     if left:
         text += f", {len(left):,} not: {_reasons(left)}" if done else f": {_reasons(left)}"
-    return f"{text}; {without:,} without collectives" if without else text
+    return f"{text}; {without:,} without collectives{by_peak}" if without else text
 
 
 def _gained(done: Sequence[Outcome]) -> str:

@@ -16,7 +16,8 @@ what it leaves to others. What fits beside z is a fractional knapsack of parts; 
     step >= all compute before z or beside it - what can be deferred beyond z + bottom level of z
 
 Under contention, what runs before v is launched also loses what collectives ahead of v on its stream take from it; and
-what a narrow place counts is a chain of :mod:`overlap_sched.judge.contended_bound`.
+what a narrow place counts is a chain of :mod:`overlap_sched.judge.contended_bound`. Where a group has several lanes no
+collective waits for those ahead of it, and a narrow place counts as it does without contention.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,8 @@ def raised_by_budget_us(lower_us: float, problem: Problem, budget_bytes: int) ->
     """The same, where :func:`~overlap_sched.judge.lower_bound.lower_bound_us` is known already."""
     if len(problem.nodes) > EXACT_NODES:
         return lower_us
-    return max([lower_us, *_ends_of_streams(problem), *_narrow_places(problem, budget_bytes)])
+    ends = _ends_of_streams(problem) if problem.contention.lanes == 1 else []
+    return max([lower_us, *ends, *_narrow_places(problem, budget_bytes)])
 
 
 def _ends_of_streams(problem: Problem) -> list[float]:
@@ -83,7 +85,7 @@ def _narrow_places(problem: Problem, budget_bytes: int) -> list[float]:
     nodes, us = problem.nodes, compute_us(problem)
     behind = _longest_paths(problem, us)
     size = [sum(problem.storages[s].bytes for s in {*node.alloc, *node.use}) for node in nodes]
-    lost = losses(problem)
+    lost, one_lane = losses(problem), problem.contention.lanes == 1
     large = nlargest(_NARROW, ((size[v], v) for v in range(len(nodes)) if _length_us(behind[v]) > us[v] > 0))
     bounds = []
     for _, z in large:
@@ -94,7 +96,7 @@ def _narrow_places(problem: Problem, budget_bytes: int) -> list[float]:
             continue
         deferred_us = _deferred_us(problem, z, after, us, budget_bytes)
         bounds.append(most_us - deferred_us)
-        if problem.contention:
+        if problem.contention and one_lane:
             chain = behind[z]._replace(compute_us=ahead_us - deferred_us + behind[z].compute_us)
             bounds.append(lost.step_us(chain))
     return bounds

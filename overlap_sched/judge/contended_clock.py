@@ -6,6 +6,8 @@ the compute at hand is; then rates are new::
     compute   |== alone ==|=== beside an all_gather: 1 / slowdown ===|... at a wait ...|
     fsdp                  |==== beside compute: 1 / stretch =========|==== alone ====|
     ep, on fsdp's link                         |===== 1 / 2 and 1 / stretch ======|
+
+Where groups have several lanes, as many of a group are in flight, each at 1 / crowding of its rate when all are in use.
 """
 
 import math
@@ -17,7 +19,7 @@ from overlap_sched.problem import Problem
 class ContendedClock:
     """One compute stream and one stream per process group, as they stand after the calls so far.
 
-    Time, with g groups (at most one collective of each is in flight) and e collectives that finish during the call::
+    Time, with g lanes of all groups (at most one collective in each) and e collectives that finish during the call::
 
         launch(v)           O(1)
         compute(time_us)    O(g e + g)
@@ -38,16 +40,22 @@ class ContendedClock:
         self._factor = {v: contention.slowdown_of(problem.nodes[v].op) for v in problem.collectives}
         self._stretch = {v: contention.stretch_of(problem.nodes[v].op) for v in problem.collectives}
         self._computing = False
-        self._queue: dict[str, deque[int]] = {name: deque() for name in problem.groups}
+        self._lanes, self._crowded = contention.lanes, contention.crowded
+        self._queue: dict[str, deque[int]] = {name: deque() for name in problem.groups}  # launched, not started
+        self._flying = dict.fromkeys(problem.groups, 0)  # how many are in flight, per group
+        self._groups_of: dict[str, list[str]] = {}
+        for name, link in self._link.items():
+            self._groups_of.setdefault(link, []).append(name)
+        self._link_pace = dict.fromkeys(self._link.values(), 1.0)
         self._left_us: dict[int, float] = {}  # of the collectives in flight, what they would still take alone
-        self._sharing = dict.fromkeys(self._link.values(), 0)  # how many are in flight, per link
 
     def launch(self, v: int) -> None:
         """Collective v goes on its group's stream."""
-        queue = self._queue[self._nodes[v].group or ""]
-        queue.append(v)
-        if len(queue) == 1:
+        group = self._nodes[v].group or ""
+        if self._flying[group] < self._lanes:
             self._start(v)
+        else:
+            self._queue[group].append(v)
 
     def compute(self, time_us: float) -> None:
         """The compute stream does what takes so long alone."""
@@ -77,14 +85,18 @@ class ContendedClock:
     def _start(self, v: int) -> None:
         self.start_us[v] = self.clock_us
         self._left_us[v] = self._nodes[v].time_us
-        self._sharing[self._link_of(v)] += 1
+        self._count(v, 1)
 
-    def _link_of(self, v: int) -> str:
-        return self._link[self._nodes[v].group or ""]
+    def _count(self, v: int, change: int) -> None:
+        """One more or less of v's group is in flight: all of its link go at another pace."""
+        group = self._nodes[v].group or ""
+        self._flying[group] += change
+        flying = [self._flying[name] for name in self._groups_of[self._link[group]]]
+        self._link_pace[self._link[group]] = sum(1 for count in flying if count) * self._crowded(max(flying))
 
     def _pace(self, v: int) -> float:
         """How many times as long as alone collective v takes as things stand."""
-        return self._sharing[self._link_of(v)] * (self._stretch[v] if self._computing else 1.0)
+        return self._link_pace[self._link[self._nodes[v].group or ""]] * (self._stretch[v] if self._computing else 1.0)
 
     def _next_finish_us(self) -> float:
         """How long until one of those in flight is finished, if none is launched before."""
@@ -103,9 +115,8 @@ class ContendedClock:
         for v in finished:
             self.finish_us[v] = self.clock_us
             del self._left_us[v]
-            self._sharing[self._link_of(v)] -= 1
+            self._count(v, -1)
         for v in finished:
             queue = self._queue[self._nodes[v].group or ""]
-            queue.popleft()
             if queue:
-                self._start(queue[0])
+                self._start(queue.popleft())

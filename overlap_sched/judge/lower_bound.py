@@ -11,6 +11,9 @@ For collectives u, v let c(u -> v) be the compute that must run after u has fini
             (d) all compute + what the collectives of one group take from it (0 without contention)
             (e) under contention: more than (b), by :mod:`overlap_sched.judge.contended_bound`
 
+Where a group has several lanes (:mod:`overlap_sched.problem.contention`), (c) counts crowding / lanes of all its time,
+and (d) and (e) are left out: they know of one collective at a time.
+
 "Finished" means that a wait of u lies between: a node that merely needs u launched does not wait for it.
 Groups that share a link do its work at its rate at most, like one group: (c) and (d) then hold per link. While a
 collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
@@ -75,17 +78,19 @@ def lower_bound_us(problem: Problem) -> float:
                 beside_us[k] += beside_us[u]
     ends = start + comm_us + behind_us
     bounds.append(float(ends.max()))
-    if problem.contention:
+    contention = problem.contention
+    if contention and contention.lanes == 1:
         lost = losses(problem)
         chains = zip(ends - sent_us, sent_us, beside_us, strict=True)
         bounds.append(max(lost.step_us(Chain(*map(float, chain))) for chain in chains))
-    contention = problem.contention
     lost_us = (1 - 1 / slowdown) * comm_us
     link = [contention.link_of(nodes[v].group) for v in collectives]
     for name in sorted(set(link)):
         mine = np.array([other == name for other in link])
-        bounds.append(float(start[mine].min() + comm_us[mine].sum() + behind_us[mine].min()))
-        bounds.append(bounds[0] + float(lost_us[mine].sum()))
+        together_us = comm_us[mine].sum() * contention.crowding / contention.lanes
+        bounds.append(float(start[mine].min() + together_us + behind_us[mine].min()))
+        if contention.lanes == 1:
+            bounds.append(bounds[0] + float(lost_us[mine].sum()))
     return max(bounds)
 
 

@@ -212,7 +212,10 @@ class _WindowedBound:
             links.setdefault(contention.link_of(nodes[v].group), []).append(v)
         for mine in links.values():
             busy_us = sum(nodes[v].time_us for v in mine)
-            bounds.append(min(self.start_us[v] for v in mine) + busy_us + min(after[v] for v in mine))
+            together_us = busy_us * contention.crowding / contention.lanes
+            bounds.append(min(self.start_us[v] for v in mine) + together_us + min(after[v] for v in mine))
+            if contention.lanes > 1:
+                continue
             lost = [(1 - 1 / contention.slowdown_of(nodes[v].op)) * nodes[v].time_us for v in mine]
             bounds.append(total_us + sum(lost))
         return bounds

@@ -1,6 +1,6 @@
 """What compute and communication cost each other when they run at the same time; by default nothing.
 
-Three things are modelled, all of a problem (like its times, they are the hardware's):
+Four things are modelled, all of a problem (like its times, they are the hardware's):
 
 ``slowdown``
     Compute takes longer while a collective of a given kind is in flight (it takes memory bandwidth, and NCCL's kernels
@@ -19,8 +19,20 @@ Three things are modelled, all of a problem (like its times, they are the hardwa
         fsdp  |==== 40 ====|                fsdp  |====== 40 ======|        together for 2 x 20
         ep             |= 20 =|             ep             |== 20 ==|
 
+``lanes``, ``crowding``
+    How many collectives of one group are in flight at once (NCCL: one, a stream does one after the other; gloo: as
+    many as its threads), and how many times as long each takes while so many are. With two lanes and a crowding of 1.5
+    two of 20 that are launched together take 30, not 40; a third one starts when one of them is finished::
+
+        first   |======= 30 =======|
+        second  |======= 30 =======|
+        third                      |==== 20 ====|
+
+    With n of more than two lanes in use each takes 1 + (crowding - 1) (n - 1) / (lanes - 1) times as long. Of groups
+    that share a link the one with most in flight counts.
+
 Times of nodes (``Node.time_us``) are those of each alone. "In flight" is from when a collective starts on its stream
-to when it is finished.
+(in its lane) to when it is finished.
 """
 
 from collections.abc import Collection, Mapping
@@ -39,25 +51,39 @@ class Contention:
             the time of compute. Of several that fit, the longest counts.
         links: Of process groups that share a link, by name: which link.
         stretch: As ``slowdown``: a factor of 1 or more on the time of such collectives while compute runs.
+        lanes: How many collectives of one group are in flight at once.
+        crowding: How many times as long each of ``lanes`` in flight takes as one alone: 1 (they do not meet) to
+            ``lanes`` (no faster than one after the other).
 
     Raises:
-        ContentionError: A factor is below 1 or not finite.
+        ContentionError: A factor is below 1 or not finite, or there is less than one lane.
     """
 
     slowdown: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     stretch: Mapping[str, float] = field(default_factory=dict)
+    lanes: int = 1
+    crowding: float = 1.0
 
     def __post_init__(self) -> None:
         for op, factor in self.slowdown.items():
             _check_factor(f"compute beside {op!r}", factor, "compute")
         for op, factor in self.stretch.items():
             _check_factor(f"{op!r} beside compute", factor, "the collective")
+        if self.lanes < 1:
+            raise errors.ContentionError(
+                f"contention: lanes is {self.lanes}; a group has one collective in flight, or more."
+            )
+        if not 1.0 <= self.crowding <= self.lanes:
+            raise errors.ContentionError(
+                f"contention: crowding is {shown(self.crowding)} and lanes {self.lanes}; crowding is 1 (those in "
+                "flight do not slow each other down) to lanes (no faster than one after the other)."
+            )
 
     def __bool__(self) -> bool:
         """Is there any?"""
         factors = (*self.slowdown.values(), *self.stretch.values())
-        return any(factor != 1.0 for factor in factors) or bool(self.shared_links)
+        return self.lanes > 1 or any(factor != 1.0 for factor in factors) or bool(self.shared_links)
 
     @property
     def shared_links(self) -> Collection[str]:
@@ -72,6 +98,10 @@ class Contention:
     def stretch_of(self, op: str) -> float:
         """Factor on the time of a collective of this operator while compute runs."""
         return _factor_of(self.stretch, op)
+
+    def crowded(self, in_flight: int) -> float:
+        """How many times as long a collective takes while so many (1 to ``lanes``) of its group are in flight."""
+        return 1.0 if in_flight <= 1 else 1.0 + (self.crowding - 1.0) * (in_flight - 1) / (self.lanes - 1)
 
     def link_of(self, group: str | None) -> str:
         """The link of a group: groups with the same one share it."""

@@ -5,8 +5,8 @@
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
 absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
 Version 2 adds ``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, where there
-is any ``stretch`` {operator prefix: factor on collectives}, see :mod:`overlap_sched.problem.contention`. Written only
-where there is any: all else stays readable to old versions.
+is any ``stretch`` {operator prefix: factor on collectives}, with more than one ``lanes`` and ``crowding``, see
+:mod:`overlap_sched.problem.contention`. Written only where there is any: all else stays readable to old versions.
 
 Files are not trusted: every field is checked for its type here, for its meaning by :class:`Problem`; a key that is not
 among those above is an error.
@@ -67,6 +67,8 @@ def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:
         }
         if problem.contention.stretch:
             data["contention"]["stretch"] = dict(problem.contention.stretch)
+        if problem.contention.lanes > 1:
+            data["contention"] |= {"lanes": problem.contention.lanes, "crowding": problem.contention.crowding}
     data["groups"] = {name: _group_fields(group) for name, group in problem.groups.items()}
     data["storages"] = [storage._asdict() for storage in problem.storages]
     data["nodes"] = [_node_fields(node) for node in problem.nodes]

@@ -14,7 +14,7 @@ from overlap_sched.problem.quantities import LONGEST_US, MAX_COUNT, check_group,
 FORMAT, FORMAT_2 = "overlap-problem/1", "overlap-problem/2"
 _KINDS = {kind.value: kind for kind in Kind}
 _FILE_KEYS = ("format", "name", "memory_model", "contention", "groups", "storages", "nodes")
-_CONTENTION_KEYS = ("slowdown", "links", "stretch")
+_CONTENTION_KEYS = ("slowdown", "links", "stretch", "lanes", "crowding")
 _GROUP_KEYS = ("size", "intra_node", "nodes")
 _STORAGE_KEYS = ("bytes", "pinned")
 _NODE_KEYS = ("name", "kind", "deps", "alloc", "use", "us", "op", "flops", "bytes", "group", "collective")
@@ -84,6 +84,8 @@ class Reader:
             {op: self._number(slowdown, op, "contention.slowdown") for op in slowdown},
             {group: self._field(links, group, str, "contention.links") for group in links},
             {op: self._number(stretch, op, "contention.stretch") for op in stretch},
+            self._field(data, "lanes", int, "contention", 1),
+            self._number(data, "crowding", "contention") if "crowding" in data else 1.0,
         )
 
     def _group(self, name: str, data: Any) -> Group:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from overlap_sched.problem import Kind, Node, Problem
-from overlap_sched.problem.contention import Contention
 
 _NAME = "redacted"
 
@@ -30,8 +29,11 @@ def redacted(problem: Problem) -> Problem:
             for v, node in enumerate(problem.nodes)
         ),
         groups={groups[name]: group for name, group in problem.groups.items()},
-        contention=Contention(
-            slowdown, {groups[name]: links[link] for name, link in problem.contention.links.items()}, stretch
+        contention=replace(
+            problem.contention,
+            slowdown=slowdown,
+            links={groups[name]: links[link] for name, link in problem.contention.links.items()},
+            stretch=stretch,
         ),
     )
 

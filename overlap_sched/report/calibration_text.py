@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from overlap_sched.cost.lanes import Lanes, lanes_of
 from overlap_sched.cost.table import CollectiveTime, KernelTime, Tables, placed
 from overlap_sched.report.units import duration, printable, size
 
@@ -25,9 +26,13 @@ def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
         f"{f', it beside compute: {one.stretch:.2f} times' if one.stretch > 1.0 else ''}"
         for one in tables.slowdowns
     ]
+    lanes = lanes_of(tables.in_flight)
+    if tables.in_flight:
+        lines.append(f"  {_lanes(lanes)}")
     spreads = [one.spread_us / one.time_us for one in tables.collectives]
     spreads += [one.spread_us / one.time_us for one in tables.kernels]
     spreads += [one.spread / one.factor for one in tables.slowdowns]
+    spreads += [one.spread / one.times for one in tables.in_flight]
     noisy = sum(spread > NOISY for spread in spreads)
     if noisy:
         lines.append(
@@ -39,6 +44,12 @@ def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
 def _count(tables: Tables) -> str:
     counts = ((tables.collectives, "collectives"), (tables.kernels, "kernels"), (tables.slowdowns, "slowdowns"))
     return ", ".join(f"{len(ones):,} {what}" for ones, what in counts)
+
+
+def _lanes(lanes: Lanes) -> str:
+    if lanes.number == 1:
+        return "collectives of a group run one after the other"
+    return f"{lanes.number} collectives of a group run at once, each {lanes.crowding:.2f} times as long as one alone"
 
 
 def _collectives(what: str, ones: Sequence[CollectiveTime]) -> str:

@@ -7,7 +7,7 @@ from overlap_sched.report.units import printable
 
 
 def contention_line(contention: Contention) -> str:
-    """One line that says which slowdown, stretch and links there are; empty where there is no contention."""
+    """One line that says which slowdown, stretch, lanes and links there are; empty where there is no contention."""
     parts = []
     if any(factor != 1.0 for factor in contention.slowdown.values()):
         by_kind = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
@@ -16,6 +16,9 @@ def contention_line(contention: Contention) -> str:
         parts.append(f"compute takes {', '.join(map(' '.join, zip(times, beside, strict=True)))}")
     for kind, factor in contention.stretch.items():
         parts.append(f"{_kind(kind, len(contention.stretch) > 1)} takes {factor:.15g} times as long beside compute")
+    if contention.lanes > 1:
+        each = f"where each takes {contention.crowding:.15g} times as long as one alone"
+        parts.append(f"{contention.lanes} collectives of a group are in flight at once, {each}")
     for link in contention.shared_links:
         *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
         parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")
@@ -32,7 +35,9 @@ def contention_figures(contention: Contention) -> dict[str, Any] | None:
     if not contention:
         return None
     figures: dict[str, Any] = {"slowdown": dict(contention.slowdown), "links": dict(contention.links)}
-    return {**figures, "stretch": dict(contention.stretch)} if contention.stretch else figures
+    if contention.stretch:
+        figures["stretch"] = dict(contention.stretch)
+    return figures | ({"lanes": contention.lanes, "crowding": contention.crowding} if contention.lanes > 1 else {})
 
 
 def _kind(kind: str, among_others: bool) -> str:

@@ -1,14 +1,16 @@
 """A fit in words: what was rewritten and what it costs, the frontier found, and the answer in a sentence."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from overlap_sched.fit.answer import Fit, FitPoint
+from overlap_sched.fit.answer import Effect, Fit, FitPoint, Held
 from overlap_sched.problem import Node
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, printable, size
+from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite, to_json
 
 
@@ -35,10 +37,20 @@ class Cost(NamedTuple):
         return (self.compute_us + self.copy_us) / max(self.bytes / 2**30, 1e-12)
 
 
-def costs(found: FitPoint) -> list[Cost]:
-    """Per rewrite, in their order."""
-    nodes = {node.name: node for node in found.problem.nodes}
-    return [_cost(found, nodes, one) for one in found.rewrites]
+def costs(found: Fit) -> list[Cost]:
+    """Per rewrite of the best plan, in their order."""
+    nodes = {node.name: node for node in found.best.problem.nodes}
+    alone = {effect.rewrite: effect for effect in found.effects}
+    return [
+        _in_parts(one, alone[one]) if isinstance(one, Fission) and one in alone else _cost(found.best, nodes, one)
+        for one in found.best.rewrites
+    ]
+
+
+def _in_parts(one: Fission, effect: Effect) -> Cost:
+    """By how much the peak falls, and what smaller kernels cost, both before other rewrites."""
+    what = f"{len(one.nodes):,} nodes in {one.parts} parts"
+    return Cost("fission", what, 1, max(effect.bytes, 0), max(effect.compute_us, 0.0), 0.0)
 
 
 def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite) -> Cost:
@@ -81,7 +93,7 @@ def rewrites_table(found: Fit) -> Table:
         first="rewrite",
         numbers=("of", "how many", "bytes", "compute", "copies", "per GiB"),
     )
-    for one in grouped(costs(found.best)):
+    for one in grouped(costs(found)):
         table.add_row(
             one.kind,
             printable(one.op),
@@ -125,10 +137,19 @@ def answer_line(found: Fit) -> str:
         f"The step takes {duration(best.step_us)}, {100 * found.slowdown:+.2f} % against the best order without "
         f"rewrites ({duration(found.without.step_us)} at {size(found.without.peak_bytes)})"
     )
+    reserved = "" if found.held is None else _reserved(found.held)
     host = f", with {size(best.host_bytes)} of pinned host memory" if best.host_bytes else ""
     if found.limit_bytes is not None:
-        return f"Fits into {size(found.limit_bytes)}: a peak of {size(best.peak_bytes)}. {step}{host}."
-    return f"The lowest peak found: {size(best.peak_bytes)}. {step}{host}."
+        return f"Fits into {size(found.limit_bytes)}: a peak of {size(best.peak_bytes)}. {step}{host}.{reserved}"
+    return f"The lowest peak found: {size(best.peak_bytes)}. {step}{host}.{reserved}"
+
+
+def _reserved(held: Held) -> str:
+    line = (
+        f" torch's allocator reserves {size(held.plain_bytes)}, with expandable segments {size(held.expandable_bytes)}"
+    )
+    lacks = f"; a device of the limit lacks {size(held.over_bytes)} for that: ask for less" if held.over_bytes else ""
+    return f"{line}{lacks}."
 
 
 def fit_figures(found: Fit) -> dict[str, Any]:
@@ -150,8 +171,9 @@ def fit_figures(found: Fit) -> dict[str, Any]:
                 "compute_us": cost.compute_us,
                 "copy_us": cost.copy_us,
             }
-            for one, cost in zip(found.best.rewrites, costs(found.best), strict=True)
+            for one, cost in zip(found.best.rewrites, costs(found), strict=True)
         ],
+        "reserved": None if found.held is None else asdict(found.held),
         "tried": found.tried,
     }
 

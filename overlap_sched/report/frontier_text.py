@@ -1,6 +1,6 @@
 """A frontier in words: a table for people, figures as data, and what a point picked from it costs."""
 
-from typing import Any
+from typing import Any, Protocol
 
 from rich.table import Table
 
@@ -9,6 +9,34 @@ from overlap_sched.report.contention_text import contention_figures, with_conten
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.text import gap_percent
 from overlap_sched.report.units import change, duration, printable, size
+
+
+class Placed(Protocol):
+    """An order by its peak and step."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes live at once."""
+
+    @property
+    def step_us(self) -> float:
+        """Step time."""
+
+    @property
+    def exposed_us(self) -> float:
+        """Stalls of the compute stream."""
+
+
+def point_cells(point: Placed, original: Placed, bound_us: float | None) -> tuple[str, ...]:
+    """Peak, its change, step, its change, exposed time, gap to the bound (empty: none is known)."""
+    return (
+        size(point.peak_bytes),
+        change(original.peak_bytes, point.peak_bytes),
+        duration(point.step_us),
+        change(original.step_us, point.step_us),
+        duration(point.exposed_us),
+        "" if bound_us is None else f"{gap_percent(point.step_us, bound_us):.2f} %",
+    )
 
 
 def frontier_figures(found: Frontier, picked: Point | None) -> dict[str, Any]:
@@ -55,12 +83,7 @@ def frontier_table(found: Frontier, picked: Point | None) -> Table:
         beside = at < len(above)  # not on the frontier
         names = [name for name, named in (("original", original), ("picked", picked)) if point == named]
         table.add_row(
-            size(point.peak_bytes),
-            change(original.peak_bytes, point.peak_bytes),
-            duration(point.step_us),
-            change(original.step_us, point.step_us),
-            duration(point.exposed_us),
-            f"{gap_percent(point.step_us, found.bound_us):.2f} %",
+            *point_cells(point, original, found.bound_us),
             ", ".join(names),
             style="bold" if point == picked else "dim" if beside else None,
             end_section=beside,

@@ -1,13 +1,15 @@
 """A plan with rewrites in words: what was rewritten, what each bought and costs, what else was tried."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from overlap_sched.report.text import gap_percent
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
-from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Split
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
 from overlap_sched.transform.trial import Trial
 
 _SHOWN = 12
@@ -50,6 +52,17 @@ def rewrites_text(made: Plan) -> str:
     return "\n".join(lines)
 
 
+def left_text(left: Sequence[Left]) -> str:
+    """What the step becomes without each rewrite; ``""`` where none was left out."""
+    if not left:
+        return ""
+    lines = [f"Scheduled again without one of them, against {duration(left[0].with_us)} with all by the same run:"]
+    for one in left:
+        worth = f"{duration(abs(one.bought_us))} {'longer' if one.bought_us >= 0 else 'shorter'}"
+        lines.append(f"  {what_text(one.rewrite)}: {f'no step, {one.why_not}' if one.why_not else worth}")
+    return "\n".join(lines)
+
+
 def outcome_text(trial: Trial) -> str:
     """What became of a plan that was tried: its step, or why it is none."""
     return duration(trial.step_us) if trial.order else f"not taken, {trial.why_not}"
@@ -57,22 +70,32 @@ def outcome_text(trial: Trial) -> str:
 
 def record_text(one: Record) -> str:
     """One rewrite in words: what it does, bought and costs."""
-    match one.rewrite:
+    what = what_text(one.rewrite)
+    if isinstance(one.rewrite, Recompute):
+        return f"{what}: {duration(one.compute_us)} more"
+    if isinstance(one.rewrite, Fission | Offload | Stream):
+        return what
+    copies = f", {duration(one.compute_us)} of copies" if one.compute_us else ""
+    return f"{what}: {duration(one.stream_us)} less on its stream{copies}, {size(one.held_bytes)} more at once"
+
+
+def what_text(rewrite: Rewrite) -> str:
+    """One rewrite in words: what it does."""
+    match rewrite:
         case Bucket(members, form):
-            what = f"{len(members)} together from {members[0]} on, {form}"
+            return f"{len(members)} together from {members[0]} on, {form}"
         case Split(collective, parts):
-            what = f"{collective} in {parts} parts"
+            return f"{collective} in {parts} parts"
         case Fission(nodes, parts):
             return f"{parts} parts of {len(nodes)} nodes from {nodes[0]}"
         case Keep(first, again):
-            what = f"{first} kept instead of {again}"
+            return f"{first} kept instead of {again}"
         case Recompute(nodes):
-            return f"again {nodes[0]}"
+            others = f" and {count(len(nodes) - 1, 'node')} behind it" if len(nodes) > 1 else ""
+            return f"{nodes[0]}{others} computed again"
         case Offload(node):
-            return f"to the host {node}"
+            return f"{node} to the host and back"
         case Regather(gather):
-            what = f"{gather} gathered again"
+            return f"{gather} gathered again"
         case stream:
             return f"{stream.collective} on a second communicator"
-    copies = f", {duration(one.compute_us)} of copies" if one.compute_us else ""
-    return f"{what}: {duration(one.stream_us)} less on its stream{copies}, {size(one.held_bytes)} more at once"

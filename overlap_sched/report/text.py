@@ -224,7 +224,8 @@ def find_collective(problem: Problem, name: str) -> int:
 def budget_words(schedule: Schedule) -> str:
     """What the memory budget is made of."""
     base = "the original peak" if schedule.options.budget == "peak" else "the original profile (its peak is shown)"
-    return f"{base} plus {size(schedule.headroom_bytes)}"
+    more = schedule.headroom_bytes
+    return f"{base} {'minus' if more < 0 else 'plus'} {size(abs(more))}"
 
 
 def _count(number: int, what: str) -> str:

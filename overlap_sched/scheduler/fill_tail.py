@@ -10,11 +10,12 @@ before, and takes longer than its own reduce_scatter, hides a part of it::
     group stream                    |=== v ===|= u =|
 
 Two machines in a row: of jobs of compute, then communication, those come last whose communication is shortest
-(S. M. Johnson, *Optimal two- and three-stage production schedules*, 1954). A job is deferred with all that needs it and
-keeps what it uses alive until the end; as many as memory admits, those first that hide most.
+(S. M. Johnson, *Optimal two- and three-stage production schedules*, 1954). Collectives of other streams run beside the
+last launch and add nothing to the end, as long as all of a stream are done by then. A job is deferred with all that
+needs it and keeps what it uses alive until the end; as many as memory admits, those first that hide most.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,11 +41,17 @@ _TRIES, _ENOUGH = 2, 0.8
 
 @dataclass(frozen=True)
 class _Job:
-    """Compute with all that needs it; times in microseconds."""
+    """Compute with all that needs it; microseconds of its collectives behind the last launch, and beside it."""
 
     nodes: frozenset[int]
     compute_us: float
     comm_us: float
+    beside_us: Mapping[str | None, float]
+
+    @property
+    def longest_us(self) -> float:
+        """Of its collectives, on one stream."""
+        return max([self.comm_us, *self.beside_us.values()])
 
 
 def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArray[np.int64]) -> Candidate:
@@ -130,10 +137,11 @@ def _admitted(
     kept: set[int] = set()  # and the storages that they keep alive until the end
     jobs: list[_Job] = []
     hidden_us = 0.0
+    beside_us: dict[str | None, float] = {}
     for job in _candidates(live_ranges.problem, order, position, last, tail_us, added_us):
         if hidden_us >= tail_us:
             break
-        if job.nodes & taken:
+        if job.nodes & taken or any(beside_us.get(g, 0.0) + us > tail_us for g, us in job.beside_us.items()):
             continue
         keeps = {
             s for v in job.nodes for s in nodes[v].use if live_ranges.freed_size[s] and maker[s] not in job.nodes
@@ -147,6 +155,8 @@ def _admitted(
             kept |= keeps
             jobs.append(job)
             hidden_us += job.compute_us - job.comm_us
+            for group, us in job.beside_us.items():
+                beside_us[group] = beside_us.get(group, 0.0) + us
     return jobs
 
 
@@ -161,19 +171,19 @@ def _candidates(
     """Jobs whose compute is longer than their communication: those that hide most of it first, the later first."""
     found: list[tuple[float, int, _Job]] = []
     for at, v in enumerate(order[:last]):
-        if problem.nodes[v].kind is not Kind.COMPUTE or problem.nodes[v].time_us < _GRAIN * tail_us:
-            continue  # of a tail of no length, what takes no time falls out as a job that hides nothing
-        job = _job(problem, v, added_us)
-        if job is None or order[last] in job.nodes or job.comm_us >= job.compute_us:
+        if problem.nodes[v].kind is not Kind.COMPUTE:
+            continue
+        job = _job(problem, v, problem.nodes[order[last]].group, added_us)
+        if job is None or order[last] in job.nodes or job.compute_us <= max(job.comm_us, _GRAIN * tail_us):
             continue
         before = max(
             (position[u] for w in job.nodes for u in problem.predecessors[w] if u not in job.nodes), default=-1
         )
         after = min((position[u] for w in job.nodes for u in problem.successors[w] if u not in job.nodes), default=last)
         if before < last <= after:
-            found.append((job.comm_us / job.compute_us, -at, job))
+            found.append((job.longest_us / job.compute_us, -at, job))
     found.sort(key=lambda candidate: candidate[:2])
-    return [job for _, _, job in found[:_MOST_JOBS]]
+    return [job for *_, job in found[:_MOST_JOBS]]
 
 
 def _alone_us(problem: Problem) -> Callable[[int], float]:
@@ -181,7 +191,7 @@ def _alone_us(problem: Problem) -> Callable[[int], float]:
     return lambda v: problem.nodes[v].time_us
 
 
-def _job(problem: Problem, v: int, added_us: Callable[[int], float]) -> _Job | None:
+def _job(problem: Problem, v: int, last_group: str | None, added_us: Callable[[int], float]) -> _Job | None:
     """Node v and all that needs it but the output; ``None`` where that is much."""
     nodes, todo = {v}, [v]
     while todo:
@@ -192,16 +202,25 @@ def _job(problem: Problem, v: int, added_us: Callable[[int], float]) -> _Job | N
         if len(nodes) > _MOST_NODES:
             return None
     compute_us = sum(problem.nodes[w].time_us for w in nodes if problem.nodes[w].kind is Kind.COMPUTE)
-    comm_us = sum(added_us(w) for w in nodes if problem.nodes[w].kind is Kind.COLLECTIVE)
-    return _Job(frozenset(nodes), compute_us, comm_us)
+    beside_us: dict[str | None, float] = {}
+    for w in nodes:
+        if problem.nodes[w].kind is Kind.COLLECTIVE:
+            group = problem.nodes[w].group
+            beside_us[group] = beside_us.get(group, 0.0) + added_us(w)
+    return _Job(frozenset(nodes), compute_us, beside_us.pop(last_group, 0.0), beside_us)
+
+
+def _johnson(job: _Job) -> tuple[int, float]:
+    """First those whose communication is longer, the shortest compute first; then the longest communication first."""
+    return (0, job.compute_us) if job.longest_us > job.compute_us else (1, -job.longest_us)
 
 
 def _deferred(problem: Problem, order: Order, last: int, jobs: Sequence[_Job]) -> Order:
-    """The order with jobs behind its last launch, short communication last; what waits for it behind all of them."""
+    """The order with jobs behind its last launch, in Johnson's order; what waits for them behind all of them."""
     moved = {v for job in jobs for v in job.nodes}
     launched: list[int] = []
     completed: set[int] = set()
-    for job in sorted(jobs, key=lambda job: -job.comm_us):
+    for job in sorted(jobs, key=_johnson):
         for v in sorted(job.nodes):
             waits = problem.nodes[v].kind is Kind.WAIT or any(u in completed for u in problem.predecessors[v])
             if waits:

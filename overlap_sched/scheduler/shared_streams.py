@@ -1,7 +1,8 @@
 """The scheduler's clock under contention: what it is now, and when collectives are expected to be finished.
 
 It shares nothing with the judges' clock (:mod:`overlap_sched.judge.contended_clock`), and works another way: each
-link has a time of its own, *alone time*, that passes at 1 / k while k groups are on it. A collective that starts at
+link has a time of its own, *alone time*, that passes at 1 / k while k groups are on it, and slower still while several
+collectives of a group are in flight (``Contention.crowding``). A collective that starts at
 alone time t and takes d alone is finished at alone time t + d, whoever comes and goes in between::
 
     clock         0    10   20   30   40   50   60
@@ -17,7 +18,6 @@ them. What is found without it is judged with it.
 """
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 
 from overlap_sched.problem import NodeId, Problem
@@ -25,15 +25,20 @@ from overlap_sched.problem import NodeId, Problem
 
 @dataclass
 class _Link:
-    """Collectives in flight by the alone time at which they are finished, and what that time was when last looked."""
+    """Collectives in flight by the alone time at which they are finished, and what that time was when last looked.
+
+    ``pace``: how much time passes in one of alone time. ``of_group``: how many are in flight of each group.
+    """
 
     in_flight: dict[int, float] = field(default_factory=dict)
+    of_group: dict[str, int] = field(default_factory=dict)
+    pace: float = 1.0
     alone_us: float = 0.0
     clock_us: float = 0.0
 
     def at(self, clock_us: float) -> float:
         """The alone time then, if nothing starts or is finished before."""
-        return self.alone_us + (clock_us - self.clock_us) / max(len(self.in_flight), 1)
+        return self.alone_us + (clock_us - self.clock_us) / self.pace
 
     def look(self, clock_us: float) -> None:
         self.alone_us, self.clock_us = self.at(clock_us), clock_us
@@ -42,7 +47,7 @@ class _Link:
         """When the first of those in flight is finished, if nothing starts before."""
         if not self.in_flight:
             return math.inf
-        return self.clock_us + (min(self.in_flight.values()) - self.alone_us) * len(self.in_flight)
+        return self.clock_us + (min(self.in_flight.values()) - self.alone_us) * self.pace
 
 
 class SharedStreams:
@@ -65,13 +70,19 @@ class SharedStreams:
         links: dict[str, _Link] = {}
         self._link = {name: links.setdefault(contention.link_of(name), _Link()) for name in problem.groups}
         self._links = tuple(links.values())
-        self._queue: dict[str, deque[int]] = {name: deque() for name in problem.groups}
+        self._lanes, self._crowded = contention.lanes, contention.crowded
+        # per group what is launched and not finished, in that order: the first ``lanes`` of it are in flight
+        self._queue: dict[str, list[int]] = {name: [] for name in problem.groups}
         self._done: set[int] = set()
 
     def free_us(self, group: str) -> float:
-        """When the group's stream is expected to be free."""
+        """When the group's stream, or a lane of it, is expected to be free."""
         queue = self._queue[group]
-        return self.finish_us[queue[-1]] if queue else 0.0
+        if len(queue) < self._lanes:
+            return 0.0
+        if self._lanes == 1:
+            return self.finish_us[queue[-1]]
+        return sorted(self.finish_us[v] for v in queue)[-self._lanes]
 
     def completes_us(self, v: NodeId) -> float:
         """When collective v was finished, or is expected to be: never by now, as long as it is not."""
@@ -84,10 +95,9 @@ class SharedStreams:
         self._clock_us = clock_us
         group = self._nodes[v].group or ""
         queue = self._queue[group]
-        sharing = max(len(self._link[group].in_flight), 1)
-        self.finish_us[v] = max(self.free_us(group), self._clock_us) + self._nodes[v].time_us * sharing
+        self.finish_us[v] = max(self.free_us(group), self._clock_us) + self._nodes[v].time_us * self._link[group].pace
         queue.append(v)
-        if len(queue) == 1:
+        if len(queue) <= self._lanes:
             self._start(v)
 
     def compute(self, time_us: float, clock_us: float) -> float:
@@ -117,10 +127,18 @@ class SharedStreams:
         return self._clock_us
 
     def _start(self, v: NodeId) -> None:
-        link = self._link[self._nodes[v].group or ""]
+        group = self._nodes[v].group or ""
+        link = self._link[group]
         link.look(self._clock_us)
         link.in_flight[v] = link.alone_us + self._nodes[v].time_us
+        self._count(link, group, 1)
         self._expect(link)
+
+    def _count(self, link: _Link, group: str, change: int) -> None:
+        """One more or less of a group is in flight."""
+        link.of_group[group] = link.of_group.get(group, 0) + change
+        flying = [count for count in link.of_group.values() if count]
+        link.pace = len(flying) * self._crowded(max(flying)) if flying else 1.0
 
     def _finish(self, event_us: float) -> None:
         """The clock comes to the next finish; what stands behind it on its stream starts."""
@@ -132,18 +150,20 @@ class SharedStreams:
             ended = [v for v, end in link.in_flight.items() if end == first]
             link.look(self._clock_us)
             link.alone_us = first  # without rounding
-            for v in ended:
+            groups = [self._nodes[v].group or "" for v in ended]
+            for v, group in zip(ended, groups, strict=True):
                 del link.in_flight[v]
+                self._queue[group].remove(v)
+                self._count(link, group, -1)
                 self._done.add(v)
                 self.finish_us[v] = self._clock_us
-            for v in ended:
-                queue = self._queue[self._nodes[v].group or ""]
-                queue.popleft()
-                if queue:
-                    self._start(queue[0])
+            for group in groups:
+                for v in self._queue[group][: self._lanes]:
+                    if v not in link.in_flight:
+                        self._start(v)
             self._expect(link)
 
     def _expect(self, link: _Link) -> None:
         """Those in flight on a link share it with as many as now, until they are finished."""
         for v, end in link.in_flight.items():
-            self.finish_us[v] = link.clock_us + (end - link.alone_us) * len(link.in_flight)
+            self.finish_us[v] = link.clock_us + (end - link.alone_us) * link.pace

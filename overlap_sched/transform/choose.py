@@ -10,6 +10,7 @@ them binds shows only in a schedule. So candidates are scheduled, few of them, a
       -> parts          larger or smaller caps in parts of the step, one by one
       -> streams        reductions on a second communicator, where that is asked for
       -> copied         the best again with copies, where both forms may be used
+      -> again          the best from its own order, while that helps
       -> phases         all that the scheduler does, on the best                      scheduler.pipeline
       -> verify         the judges look at it; else no rewrites
 
@@ -32,15 +33,17 @@ from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.keys import Key, without_latency
 from overlap_sched.transform.neighbours import neighbours
 from overlap_sched.transform.rewrites import Bucket, Form
-from overlap_sched.transform.trial import POLICIES, Asked, Trial, tried
+from overlap_sched.transform.trial import POLICIES, Asked, Trial, again, tried
 from overlap_sched.transform.variant import Base, Graph, bases
 
 CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
 BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0]))
 """Of batches of what waits: caps in latencies, and the policy of the run."""
-LEARNS, AFTERWARDS = 3, 2
-"""The first tries run all policies; those after them so many: a graph stays with what suits it."""
+POLICIES_AFTERWARDS = 2
+"""The first try runs all policies; those after it so many: a graph stays with what suits it."""
+AGAIN = 3
+"""The best is scheduled so many times from its own order, as long as that helps."""
 PARTS = 4
 """Parts of the step that may have caps of their own."""
 
@@ -76,10 +79,7 @@ class Found:
         if trial.step_us >= self.best_us:
             return False
         self.best_us, self.best = trial.step_us, trial
-        if trial.policy in self.winners:
-            self.winners.remove(trial.policy)
-        if trial.policy is not None:
-            self.winners.insert(0, trial.policy)
+        self.winners = list(dict.fromkeys((*trial.policies, *self.winners)))
         return True
 
     @property
@@ -88,10 +88,10 @@ class Found:
         return self.best_us <= self.enough_us
 
     def policies(self) -> Sequence[Policy]:
-        """Those for the next try: all at first; then those that have won last, or the first where none has."""
-        if sum(trial.problem is not None or trial.work.runs > 0 for trial in self.trials) < LEARNS:
+        """Those for the next try: all at first; then those that have won last."""
+        if not any(trial.work.runs for trial in self.trials):
             return POLICIES
-        return (self.winners or POLICIES)[:AFTERWARDS]
+        return tuple(dict.fromkeys((*self.winners, *POLICIES)))[:POLICIES_AFTERWARDS]
 
 
 def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float) -> Found:
@@ -106,14 +106,17 @@ def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float) -> Fo
     found = Found(step_us, enough_us)
     graphs = [Graph(asked, frozenset())]
     if wanted.streams and (moved := _reductions(asked.problem)):
-        graphs.append(Graph(asked, moved))
+        graphs.append(_on_two_streams(asked, moved))
     for graph in graphs:
         _Search(graph, wanted.forms[0], found).run(wanted.buckets)
     if found.best is not None and len(wanted.forms) > 1 and not found.enough:
         other = wanted.forms[1]
-        again = tuple(Bucket(r.members, other) if isinstance(r, Bucket) else r for r in found.best.rewrites)
+        others = tuple(Bucket(r.members, other) if isinstance(r, Bucket) else r for r in found.best.rewrites)
         what = f"{found.best.what}, {other}"
-        found.see(tried(asked, what, again, found.best.start, found.best_us, found.policies()))
+        found.see(tried(asked, what, others, found.best.start, found.best_us, found.policies()))
+    for _ in range(AGAIN):
+        if found.best is None or found.enough or not found.see(again(asked, found.best)):
+            break
     return found
 
 
@@ -143,16 +146,17 @@ class _Search:
                 self._by_size(base, best_caps)
 
     def _deferred(self, base: Base) -> None:
-        """What is deferred goes together, in one bucket or two: the second starts later, and is shorter.
+        """What is deferred, on the stream of the last launch, goes together, in one bucket or two: the second starts
+        later, and is shorter.
 
         Alone it takes no more off the step than the last launch takes: tried where that is enough.
         """
-        problem = self.graph.problem
-        if self.found.best_us - problem.nodes[problem.collectives[-1]].time_us > self.found.enough_us:
+        last = self.graph.problem.nodes[self.graph.problem.collectives[-1]]
+        if self.found.best_us - last.time_us > self.found.enough_us:
             return
         late: dict[Key, list[NodeId]] = {}
         for v in base.order:
-            if v in base.deferred and v in self.graph.keys:
+            if v in base.deferred and v in self.graph.keys and self.graph.keys[v].group == last.group:
                 late.setdefault(self.graph.keys[v], []).append(v)
         for parts in (1, 2) if late else ():
             groups = [part for ids in late.values() for part in _parts_of(ids, parts)]
@@ -215,6 +219,15 @@ class _Search:
 
 def _parts_of(ids: Sequence[NodeId], parts: int) -> list[Sequence[NodeId]]:
     return [ids[len(ids) * p // parts : len(ids) * (p + 1) // parts] for p in range(parts)]
+
+
+def _on_two_streams(asked: Asked, moved: frozenset[str]) -> Graph:
+    """Reductions on a second stream, but for those of compute deferred: their own stream is free by then."""
+    graph = Graph(asked, moved)
+    nodes, first = graph.problem.nodes, bases(graph)[0]
+    last_group = nodes[graph.problem.collectives[-1]].group
+    stay = {nodes[v].name for v in first.deferred if nodes[v].group == last_group}
+    return Graph(asked, moved - stay) if stay else graph
 
 
 def _reductions(problem: Problem) -> frozenset[str]:

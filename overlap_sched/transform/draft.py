@@ -5,10 +5,10 @@ into an order again, and numbered by it.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Group, Kind, Node, NodeId, Problem, Storage
-from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.node import LAUNCH, StorageId
 
 
@@ -186,7 +186,7 @@ class Draft:
             storages=tuple(self.storages[s] for s in kept),
             groups=groups,
             memory_model=self.problem.memory_model,
-            contention=Contention(self.problem.contention.slowdown, links),
+            contention=replace(self.problem.contention, links=links),
         )
 
     def _sorted(self) -> list[NodeId]:

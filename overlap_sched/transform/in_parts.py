@@ -51,6 +51,7 @@ class _Fissioning:
         self.taken: dict[tuple[NodeId, int], tuple[NodeId, tuple[StorageId, ...]]] = {}
         self.entered: dict[tuple[NodeId, int], Entered] = {}
         self.sliced: dict[NodeId, Slice] = {draft.find(one.value): one for one in fission.slices}
+        self.left: set[StorageId] = set()
         self.of_host = {v: u for v in self.ids if (u := _host_node(draft, v)) is not None}
         gone = {*self.inside, *self.of_host.values()} - self.stay
         self.users = {v: [w for w in draft.after(v) if w not in gone] for v in self.ids}
@@ -64,6 +65,7 @@ class _Fissioning:
         for p in range(self.fission.parts):
             for v, place in zip(self.ids, where[p], strict=True):
                 self.copies[v].append(self._copy(v, p, place))
+        self.left = {s for leave in self.fission.leaves for s in self._whole(leave)}
         outs = {self.draft.find(leave.value): self._leave(leave) for leave in self.fission.leaves}
         self._tell_users(outs)
         for v in reversed(self.ids):
@@ -177,11 +179,14 @@ class _Fissioning:
             copy = add(Node(f"{name}_in_{p}", Kind.COMPUTE, (copy,), (), given, op=VIEW), at)
         return copy, given
 
+    def _whole(self, leave: Leave) -> tuple[StorageId, ...]:
+        """The storage of what leaves; none where it is not counted."""
+        return self.draft.node(self.draft.find(leave.maker)).alloc[leave.result : leave.result + 1]
+
     def _leave(self, leave: Leave) -> tuple[NodeId, ...]:
         """What users outside take: one node, or all parts."""
-        v, maker = self.draft.find(leave.value), self.draft.node(self.draft.find(leave.maker))
-        parts = self.copies[v]
-        whole = maker.alloc[leave.result : leave.result + 1]
+        parts = self.copies[self.draft.find(leave.value)]
+        whole = self._whole(leave)
         if leave.how == "parts":
             self._rehouse(whole, [own[s] for own in self.of_part for s in whole])
             return tuple(parts)
@@ -230,16 +235,25 @@ class _Fissioning:
             self.draft.retake(w, node.deps, use)
 
     def _tell_users(self, outs: dict[NodeId, tuple[NodeId, ...]]) -> None:
-        """Users outside depend on what leaves."""
+        """Users outside depend on what leaves; those that only have to come later, on all parts."""
         launched_for = {self.draft.node(v).collective: out for v, out in outs.items()}
         for v, users in self.users.items():
             out = outs.get(v) or launched_for.get(v)
             for w in users if v not in self.stay else ():
                 node = self.draft.node(w)
+                if out is None and self._only_later(v, node):
+                    out = tuple(self.copies[v])
                 if out is None:
                     what = self.draft.node(v).name
                     raise RewriteError(f"{node.name!r} uses {what!r}, which runs in parts and does not leave.")
                 self.draft.retake(w, _unique(t for u in node.deps for t in (out if u == v else (u,))), node.use)
+
+    def _only_later(self, v: NodeId, user: Node) -> bool:
+        """Whether a node takes nothing of what another one gives, but what leaves: it writes to what that has read."""
+        node = self.draft.node(v)
+        given = node.alloc or node.use
+        taken = set(given).intersection((*user.use, *user.alloc))
+        return bool(given) and taken <= self.left
 
 
 def _host_node(draft: Draft, v: NodeId) -> NodeId | None:

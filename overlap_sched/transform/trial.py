@@ -52,7 +52,7 @@ class Trial:
         why_not: Why it was not taken, in words; ``""``: it was, for the moment.
         over_bytes: By how much it was above the budget before anything was moved; 0: it was not, or was not looked at.
         work: What it took.
-        policy: Which of the policies has found it.
+        policies: Those that have found it and what was the best before it, the last first.
     """
 
     what: str
@@ -64,7 +64,7 @@ class Trial:
     why_not: str = ""
     over_bytes: int = 0
     work: Work = NO_WORK
-    policy: Policy | None = None
+    policies: tuple[Policy, ...] = ()
 
 
 def tried(
@@ -95,16 +95,40 @@ def tried(
     if over_bytes > 0:
         why_not = f"{over_bytes:,} bytes above the budget before anything is moved"
         return replace(failed, why_not=why_not, over_bytes=over_bytes)
-    reference = Reference(problem, primed(problem, live_ranges, asked.budget_bytes), live_ranges)
-    best, by, work = None, None, NO_WORK
+    begin = primed(problem, live_ranges, asked.budget_bytes)
+    return _scheduled(replace(failed, start=tuple(order)), asked, problem, live_ranges, begin, beat_us, policies)
+
+
+def again(asked: Asked, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
+    """What was found, scheduled once more from its own order: what a policy missed there, another one may find."""
+    assert trial.problem is not None
+    failed = replace(
+        trial, what=f"{trial.what}, again from its own order", step_us=math.inf, problem=None, order=(), policies=()
+    )
+    live_ranges = LiveRanges(trial.problem)
+    return _scheduled(failed, asked, trial.problem, live_ranges, trial.order, trial.step_us, policies)
+
+
+def _scheduled(
+    failed: Trial,
+    asked: Asked,
+    problem: Problem,
+    live_ranges: LiveRanges,
+    begin: Order,
+    beat_us: float,
+    policies: Sequence[Policy],
+) -> Trial:
+    reference = Reference(problem, begin, live_ranges)
+    best, by, work = None, list[Policy](), NO_WORK
     for policy in policies:
         run = _run(reference, policy, asked.budget_bytes, beat_us)
         work = work.plus(run.work if isinstance(run, Candidate) else run)
         if isinstance(run, Candidate) and run.step_us < beat_us * (1 - SAME_STEP):
-            best, by, beat_us = run, policy, run.step_us
+            best, beat_us = run, run.step_us
+            by.insert(0, policy)
     if best is None:
         return replace(failed, why_not="no shorter", work=work)
-    return Trial(what, tuple(rewrites), best.step_us, tuple(order), problem, best.order, work=work, policy=by)
+    return replace(failed, step_us=best.step_us, problem=problem, order=best.order, work=work, policies=tuple(by))
 
 
 def _run(reference: Reference, policy: Policy, budget_bytes: int, beat_us: float) -> Candidate | Work:

@@ -9,7 +9,9 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.file import read_problem, write_problem
+from overlap_sched.report.units import size
 from tests.fit.test_fit import saved
+from tests.report.html.test_page import embedded
 from tests.support.command import run
 
 
@@ -43,11 +45,42 @@ def test_what_people_read(problem_file: str, capsys: pytest.CaptureFixture[str])
     assert "recompute aten.gelu 1 64.0 MiB 10.0 us 0.0 us 160.0 us" in shown
     assert shown.endswith(
         "Fits into 130.0 MiB: a peak of 106.0 MiB. The step takes 2.22 ms, +0.45 % against the best order without "
-        "rewrites (2.21 ms at 145.0 MiB)."
+        "rewrites (2.21 ms at 145.0 MiB). torch's allocator reserves 106.0 MiB, with expandable segments 162.0 MiB."
     )
     assert run("fit", problem_file, "--max-slowdown", "1%", "--host-memory", "0") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "The lowest peak found: 106.0 MiB. The step takes 2.22 ms, +0.45 % against" in shown
+
+
+@pytest.mark.parametrize("question", [("--memory-limit", "130MiB"), ("--max-slowdown", "1%")])
+def test_a_page(
+    question: tuple[str, str], problem_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures are those of the command, its plans those of the frontier."""
+    pytest.importorskip("bokeh", reason="bokeh is not installed")
+    out = tmp_path / "fit.html"
+    assert run("fit", problem_file, *question, "--json", "--html", str(out)) == 0
+    told, page = json.loads(capsys.readouterr().out), embedded(out.read_text(encoding="utf-8"))
+    before, after = page["runs"]
+    for run_, name in ((before, "original"), (after, "picked")):
+        assert [run_[key] for key in ("step_us", "exposed_us", "peak_bytes")] == [
+            told[name][key] for key in ("step_us", "exposed_us", "peak_bytes")
+        ]
+    keys = ("peak_bytes", "step_us", "exposed_us")
+    assert [[one[key] for key in keys] for one in page["frontier"]["points"]] == [
+        [one[key] for key in keys] for one in told["points"]
+    ]
+    assert (page["frontier"]["bound_us"], page["frontier"]["floor_bytes"]) == (None, None)
+    limit = told["limit_bytes"] or told["picked"]["peak_bytes"]
+    assert page["budget_bytes"] == limit
+    assert f"the original peak minus {size(told['original']['peak_bytes'] - limit)}" in page["remarks"][0]
+    assert len(page["rewrites"]) == told["picked"]["rewrites"] == 1
+    assert page["rewrites"][0]["words"].endswith(" computed again: 10.0 us more")
+    old, new = page["graphs"]
+    assert [new["nodes"]["name"][v] for v in new["marked"]] == [
+        name for name in new["nodes"]["name"] if name not in old["nodes"]["name"]
+    ]
+    assert new["marked"]
 
 
 def test_an_order_without_its_graph_is_noted(
@@ -75,7 +108,7 @@ def test_an_order_without_its_graph_is_noted(
         ),
         (
             ("--memory-limit", "1MiB", "--kinds", "melt"),
-            "--kinds has 'melt'; known are recompute, offload, fission.",
+            "--kinds has 'melt'; known are recompute, offload, fission, batch.",
         ),
         (("--memory-limit", "1MiB", "--effort", "7"), "--effort is 7; it is 0, 1 or 2."),
         (
@@ -138,6 +171,50 @@ def test_a_dump_runs_in_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["picked"]["step_us"] > found["picked"]["step_us"]
     assert run("fit", *asked, "--kinds", "recompute,offload") == 0
     assert json.loads(capsys.readouterr().out)["rewrites"] == []
+
+
+WIDE = """\
+import torch
+class Repro(torch.nn.Module):
+    def forward(self, x_1, w_1, v_1):
+        mm = torch.ops.aten.mm.default(x_1, w_1)
+        relu = torch.ops.aten.relu.default(mm)
+        mm_1 = torch.ops.aten.mm.default(relu, v_1)
+        t = torch.ops.aten.t.default(relu)
+        mm_2 = torch.ops.aten.mm.default(t, mm_1)
+        return (mm_1, mm_2)
+
+def load_args(reader):
+    buf0 = reader.storage(None, 33554432, device=device(type='cuda', index=0))
+    reader.tensor(buf0, (65536, 256), dtype=torch.bfloat16, is_leaf=True)  # x_1
+    buf1 = reader.storage(None, 4194304, device=device(type='cuda', index=0))
+    reader.tensor(buf1, (256, 8192), dtype=torch.bfloat16, is_leaf=True)  # w_1
+    buf2 = reader.storage(None, 4194304, device=device(type='cuda', index=0))
+    reader.tensor(buf2, (8192, 256), dtype=torch.bfloat16, is_leaf=True)  # v_1
+load_args._version = 0
+mod = Repro()
+"""
+"""A wide value between two products, and a gradient that is a sum over the batch."""
+
+
+def test_a_dump_runs_in_parts_along_its_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only where that is asked for: the gradient is a sum of parts. The table says what it saves, and what it costs."""
+    pytest.importorskip("torch")
+    path = tmp_path / "wide.py"
+    path.write_text(WIDE)
+    asked = (str(path), "--memory-limit", "40%", "--kinds")
+    assert run("fit", *asked, "fission") == 2
+    capsys.readouterr()
+    assert run("fit", *asked, "batch", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    (one,) = found["rewrites"]
+    assert one["rewrite"]["kind"] == "fission"
+    assert one["bytes"] == found["original"]["peak_bytes"] - found["picked"]["peak_bytes"] > 0
+    assert one["compute_us"] == pytest.approx(found["picked"]["step_us"] - found["original"]["step_us"])
+    assert found["reserved"]["plain_bytes"] >= found["picked"]["peak_bytes"]
+    assert run("fit", *asked, "batch") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{len(one['rewrite']['nodes'])} nodes in {one['rewrite']['parts']} parts 1 " in shown
 
 
 def test_a_problem_file_has_no_shapes_to_cut(problem_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,18 @@ def test_json_and_the_rewritten_graph(graph: str, tmp_path: Path, capsys: pytest
     assert plain["reserved_bytes"] == replay_allocator(rewritten, new).reserved_bytes
 
 
+def test_each_rewrite_left_out(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ("--rewrites", "bucket", "--headroom", "100%", "--left-out", "2")
+    assert run("plan", graph, *wanted) == 0
+    out = capsys.readouterr().out
+    assert "Scheduled again without one of them, against " in out
+    assert " longer" in out.split("Scheduled again")[1]
+    assert run("plan", graph, *wanted, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    validator("plan").validate(found)
+    assert len(found["left_out"]) == min(2, len(found["rewrites"]))
+
+
 def test_an_order_of_a_graph_that_is_not_written(
     graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +77,8 @@ def test_without_rewrites_nothing_changes(graph: str, capsys: pytest.CaptureFixt
     [
         (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'stream'"),
         (("--rewrites", "bucket", "--budget", "profile"), "rewrites is ('bucket',) and budget is 'profile'"),
+        (("--left-out",), "--left-out leaves out rewrites: give --rewrites bucket, too."),
+        (("--rewrites", "bucket", "--left-out", "-1"), "--left-out is -1; it is a number of rewrites, 1 or more."),
         (("--rewrites", "bucket", "--profile", "trace.json"), "--rewrites: merged collectives are in no trace"),
     ],
 )

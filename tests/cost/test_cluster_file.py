@@ -11,6 +11,7 @@ from overlap_sched.cost.cluster_contention import contention_of
 from overlap_sched.cost.cluster_file import parse_cluster, read_cluster, shipped_clusters, write_cluster
 from overlap_sched.cost.cluster_writer import cluster_text
 from overlap_sched.cost.device import H100
+from overlap_sched.cost.lanes import InFlight
 from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.errors import ClusterError, ClusterFileError
 from overlap_sched.problem import Group
@@ -76,6 +77,7 @@ def test_there_and_back(tmp_path: Path) -> None:
         ),
         (KernelTime("aten.mm.default", 'bf16 2x2 "x" 2x2', 16, 24, 2.5, 0.25),),
         (SlowdownFactor("all_gather", 1.125, 0.01, 3.5),),
+        (InFlight("all_gather", 2, 1.5, 0.2), InFlight("all_gather", 4, 3.0, 0.25)),
     )
     beside = Beside({"": 1.189, "all_to_all": 1.4}, False, "ours")
     cluster = replace(parse_cluster(GOOD, "x"), tables=tables, beside=beside, source='2026, \\ a "test"\n')
@@ -130,6 +132,10 @@ def test_there_and_back(tmp_path: Path) -> None:
         ("[mesh]", "[contention.slowdown]\nany = 0.5\n[mesh]",
          "contention.slowdown of '' is 0.5: a factor is finite and 1 or more (1.1: compute takes a tenth longer beside "
          "it)."),
+        ("[mesh]", '[[in_flight]]\nkind = "all_gather"\nat_once = 2\ntimes = 2.5\nspread = 0.0\n[mesh]',
+         "in_flight[0].times is 2.5 with 2 at once; it is 1 to 2."),
+        ("[mesh]", '[[in_flight]]\nkind = "all_gather"\nat_once = 1\ntimes = 1.0\nspread = 0.0\n[mesh]',
+         "in_flight[0].at_once is 1; it is 2 or more."),
     ],
 )  # fmt: skip
 def test_mistakes_word_by_word(old: str, new: str, said: str) -> None:

@@ -54,6 +54,18 @@ MEASURED = {
     (1, 8, 2**33): 31533.0,
 }
 
+# all_reduce_perf on 8 MI300X of one node, us, out of place: AMD, Understanding RCCL Bandwidth and xGMI Performance on
+# AMD Instinct MI300X, 2 March 2025 (ROCm/rocm-blogs, blogs/software-tools-optimization/mi300x-rccl-xgmi)
+RCCL = {
+    2**20: 27.42,
+    2**22: 51.72,
+    2**24: 148.8,
+    2**26: 429.1,
+    2**28: 1537.1,
+    2**30: 5970.6,
+    2**33: 47278.0,
+}
+
 
 def logged(kind: str, nodes: int, per_node: int, algorithm: str) -> list[tuple[float, float]]:
     return [
@@ -99,6 +111,12 @@ def test_one_node_is_within_a_quarter_of_what_was_measured(kind: str) -> None:
 def test_all_reduces_that_others_have_measured(nodes: int, ranks: int, size: int) -> None:
     us = sum(nccl_us("all_reduce", size, setting(H100, ranks, nodes))[1:])
     assert us == pytest.approx(MEASURED[nodes, ranks, size], rel=0.25)
+
+
+@pytest.mark.parametrize("size", RCCL)
+def test_the_formula_of_mi300x_against_what_amd_has_measured(size: int) -> None:
+    us = ClusterModel(read_cluster("mi300x")).collective_us(Collective("all_reduce", size, Group(8, True)))
+    assert us == pytest.approx(RCCL[size], rel=0.21)
 
 
 def test_small_ones_go_by_ll_and_large_ones_by_bandwidth() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.cost import H100, Collective, Compute, Price, Roofline
+from overlap_sched.cost.lanes import InFlight
 from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables, curve_of, kind_of, merged
 from overlap_sched.cost.tabled import COPY, TableModel
 from overlap_sched.errors import OverlapSchedWarning, TableError
@@ -196,3 +197,7 @@ def test_merging_keeps_the_steadier_one_in_either_order():
     assert merged(Tables(), TABLES) == merged(TABLES, TABLES)
     assert not Tables()
     assert TABLES
+    two, other = InFlight("all_gather", 2, 1.5, 0.1), InFlight("all_gather", 2, 1.9, 0.9)
+    four = two._replace(at_once=4)
+    assert merged(Tables(in_flight=(other, four)), Tables(in_flight=(two,))).in_flight == (two, four)
+    assert Tables(in_flight=(two,))

@@ -22,6 +22,7 @@ from overlap_sched.cost.cluster_file import read_cluster, write_cluster
 from overlap_sched.cost.table import KINDS, CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.cost.tabled import COPY
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
+from overlap_sched.distributed.calibration.in_flight import in_flight_of
 from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
 from overlap_sched.distributed.calibration.machine import Machine, alone_on
 from overlap_sched.distributed.calibration.measuring import (
@@ -33,7 +34,7 @@ from overlap_sched.distributed.calibration.measuring import (
     wishes_of,
 )
 from overlap_sched.distributed.calibration.slowdown import LARGEST, Beside, slowdown_of
-from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, together, trimmed_mean
+from overlap_sched.distributed.calibration.stopwatch import Timing, quiet_mean, side_by_side, together, trimmed_mean
 from overlap_sched.errors import CalibrationError, DumpGroupError
 from overlap_sched.fx import lift
 from overlap_sched.judge.replay import replay
@@ -123,6 +124,13 @@ class TestKernels:
         assert run_of(call, CPU)().shape == (2, 4, 4)
 
 
+def test_what_several_at_once_say():
+    alone = took(10.0, 100.0)
+    assert in_flight_of("all_gather", 2, alone, took(20.0, 140.0, 30.0)) == ("all_gather", 2, 1.5, 0.3)
+    assert in_flight_of("all_gather", 2, alone, took(0.0, 50.0)).times == 1.0
+    assert in_flight_of("all_gather", 2, alone, took(0.0, 500.0)).times == 2.0
+
+
 def took(launch_us=0.0, finish_us=0.0, spread_us=0.0):
     return Timing(launch_us + finish_us, spread_us, launch_us, finish_us)
 
@@ -143,6 +151,12 @@ class TestSlowdown:
     def test_its_bounds(self):
         assert self.factor(150.0) == (1.0, 0.0)
         assert self.factor(1000.0)[0] == pytest.approx(LARGEST)
+
+    def test_what_other_processes_take_is_no_part_of_it(self):
+        alone, busy = took(0.0, 100.0), took(290.0, 0.0)
+        assert slowdown_of("all_gather", alone, None, Beside(200.0, busy)).factor == pytest.approx(10.0)
+        own = busy._replace(others_us=20.0)
+        assert slowdown_of("all_gather", alone, None, Beside(200.0, own)).factor == pytest.approx(1.25)
 
     def test_its_spread_is_that_between_the_quartiles(self):
         assert self.factor(220.0, spread_us=40.0) == (1.25, pytest.approx(1 / 0.6 - 1.0, rel=1e-5))
@@ -182,7 +196,7 @@ class TestStopwatch:
         seen = []
         machine = TwoRanks(0, 2, 2, CPU, None)
         timing = together(machine, lambda: seen.append("begin"), lambda _: seen.append("end"))
-        assert timing.time_us == pytest.approx(5.0, abs=0.3)  # the mean of 4, 9 and 2, again and again
+        assert timing.time_us == pytest.approx(4.5)  # of 4, 9 and 2, again and again, the ten that begin with 2
         assert seen[:4] == ["begin", "end"] * 2
         assert len(seen) // 2 >= 3 + 7  # warm-ups and repetitions
         assert together(machine, lambda: None, lambda _: None, max).time_us == 9.0
@@ -197,6 +211,13 @@ class TestStopwatch:
     def test_a_mean_leaves_out_a_tenth_at_each_end(self):
         assert trimmed_mean([100.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, -50.0]) == 4.5
         assert trimmed_mean([1.0, 4.0, 7.0]) == 4.0
+
+    def test_a_mean_of_a_quiet_while(self):
+        whiles = [[5.0] * 9 + [9.0], [50.0] * 10, [4.0, 6.0] * 5, [70.0] * 10, [8.0] * 10, [60.0] * 10]
+        values = [value for one in whiles for value in one]
+        assert quiet_mean(values) == 5.0  # the median of 5 and 5, of six whiles
+        assert quiet_mean([*values, 0.0]) == 5.0  # no while of its own
+        assert quiet_mean([1.0] * 20 + [4.0]) == trimmed_mean([1.0] * 20 + [4.0])
 
     def test_something_is_done_before_each_repetition(self, alone):
         seen = []
@@ -381,6 +402,8 @@ def test_two_ranks_measure_and_go_on_where_they_stopped(tmp_path):
     assert {one.op for one in cluster.tables.kernels} == {COPY}  # a problem file has no shapes
     assert [one.kind for one in cluster.tables.slowdowns] == sorted(KINDS)
     assert all(1 <= one.factor <= LARGEST for one in cluster.tables.slowdowns)
+    assert [one[:2] for one in cluster.tables.in_flight] == [(kind, n) for kind in sorted(KINDS) for n in (2, 4)]
+    assert "collectives of a group run" in said
     assert said.count("measured\n") == 1  # rank 0 alone speaks
 
     before = out.read_text()

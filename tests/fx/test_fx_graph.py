@@ -84,6 +84,21 @@ def test_a_graph_without_collectives_is_untouched() -> None:
     assert str(report).endswith("left as it was: the graph has no collectives")
 
 
+def test_a_graph_without_collectives_is_ordered_for_its_peak_where_memory_is_the_base() -> None:
+    def large_then_small(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+        large = x @ y
+        return (large.t() @ ((x @ y[:, :16]) @ y[:16, :1]),)
+
+    gm = trace(large_then_small, (64, 64), (64, 64))
+    report = schedule_graph(gm, Options(base="memory", strict=True))
+    assert report.changed
+    assert report.schedule is not None
+    assert report.schedule.scheduled.peak_bytes < report.schedule.original.peak_bytes
+    assert [name for name in names(gm) if name.startswith("mm")] == ["mm_1", "mm_2", "mm", "mm_3"]
+    again = schedule_graph(gm, Options(base="memory", strict=True))
+    assert (again.changed, again.reason) == (False, "no order with a lower peak was found")
+
+
 def test_nothing_to_gain() -> None:
     gm = trace(lambda x: (wait(gather(x)),), (4, 4))
     report = schedule_graph(gm)

@@ -9,6 +9,7 @@ import torch
 
 import overlap_sched
 from overlap_sched import Options
+from overlap_sched.inductor import attempt
 from overlap_sched.judge.validate import violation
 from overlap_sched.scheduler import portfolio
 from overlap_sched.scheduler.result import Schedule
@@ -53,6 +54,35 @@ def plan_of(stage: str, options: Options) -> Schedule:
     assert plan.order != plan.problem.original_order
     assert plan.scheduled.step_us < plan.original.step_us
     return plan
+
+
+def large_then_small(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """No collectives; as written what ``large`` holds is there while what ``small`` is made of is, too."""
+    large = x @ y
+    small = (x @ y[:, :128]) @ y[:128, :8]
+    return large.t() @ small
+
+
+@pytest.mark.parametrize("stage", ["inductor", "post_grad", "backend"])
+def test_a_graph_without_collectives_is_ordered_for_its_peak_alone(stage: str) -> None:
+    """Without asking other ranks, which may have no such graph."""
+    x, y = torch.linspace(-1, 1, 64 * 256).reshape(64, 256), torch.linspace(-1, 1, 256 * 512).reshape(256, 512)
+    options = Options(base="memory", strict=True)
+    ways: dict[str, Any] = {"backend": overlap_sched.backend, "options": {"base": "memory", "strict": True}}
+    if stage != "backend":
+        ways = {"options": overlap_sched.inductor_options(options, stage=stage)}  # type: ignore[arg-type]
+    torch._dynamo.reset()
+    torchs_own = torch._inductor.config.patch(reorder_for_peak_memory=False)  # it finds as good an order here
+    with torch.no_grad(), torchs_own, mock.patch.object(attempt, "decided", side_effect=AssertionError("asked")):
+        result = torch.compile(large_then_small, fullgraph=True, **ways)(x, y)
+    (graph,) = overlap_sched.reports()
+    plan = graph.report.schedule
+    assert (graph.report.changed, graph.report.reason) == (True, None)
+    assert plan is not None
+    assert violation(plan.problem, plan.order) is None
+    assert plan.scheduled.peak_bytes < plan.original.peak_bytes
+    assert plan.scheduled.step_us <= plan.original.step_us
+    assert torch.equal(result, large_then_small(x, y))
 
 
 def test_the_backend() -> None:

@@ -2,20 +2,15 @@
 
 import io
 import logging
-import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import console
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -80,18 +75,6 @@ def test_standard_error_may_be_closed(logger: logging.Logger, monkeypatch: pytes
     for broken in (closed, None):
         monkeypatch.setattr(sys, "stderr", broken)
         console.say("a line")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("logs", "times"), [(None, 1), ("overlap_sched", 1), ("+overlap_sched", 1), ("-overlap_sched", 0)]
-)
-def test_torch_logs_is_obeyed(logs: str | None, times: int) -> None:
-    code = "import torch\nfrom overlap_sched.inductor.console import say\nsay('a line')"
-    environment = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
-    environment |= {"PYTHONPATH": str(ROOT), **({} if logs is None else {"TORCH_LOGS": logs})}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stderr.count("a line") == times
 
 
 def test_the_same_sentence_is_warned_of_once() -> None:

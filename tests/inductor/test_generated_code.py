@@ -22,6 +22,8 @@ from tests.support.inductor.generated import (
 )
 from tests.support.inductor.models import RANKS, Block, Net, Pair
 
+pytestmark = pytest.mark.slow
+
 GRAPHS = pytest.mark.parametrize("graph", [0, 1], ids=["forward", "backward"])
 
 
@@ -79,7 +81,6 @@ class Sum(nn.Module):
         return x.square().sum()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ranks")
 @pytest.mark.parametrize("model", MODELS)
 def test_never_fewer_on_the_other_models(model: str) -> None:

@@ -39,6 +39,7 @@ print(graph_key(graph, "inductor"))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_have_one_key() -> None:
     """Under other hash seeds and other addresses."""
     root = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ def test_two_processes_have_one_key() -> None:
             env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(root)},
             check=True, capture_output=True, text=True,
         ).stdout
-        for seed in (0, 1, 4711)
+        for seed in (0, 4711)
     }  # fmt: skip
     assert len(keys) == 1
     assert len(keys.pop().strip()) == 64

@@ -82,6 +82,7 @@ def test_where_it_goes_on_after_a_graph_break() -> None:
     assert second in [f"inference {number}/0 of Broken (from line {line})" for number in (1, 2)]
 
 
+@pytest.mark.slow
 def test_compiled_autograd() -> None:
     model = Net()
 

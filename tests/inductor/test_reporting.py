@@ -35,6 +35,26 @@ def test_the_last_256_are_kept() -> None:
     assert (kept[0].name, kept[-1].name) == ("44", "299")
 
 
+def test_the_plan_by_which_a_graph_was_rewritten_is_told_once() -> None:
+    plan: Any = object()
+    reporting.rewritten("backward 0/0", plan)
+    for name in ("forward 0/0", "backward 0/0", "backward 0/0"):
+        record(GraphReport(name, "inductor", Report(name, reason="none")))
+    assert [one.report.made for one in overlap_sched.reports()] == [None, plan, None]
+    reporting.rewritten("forward 1/0", plan)
+    overlap_sched.clear_reports()
+    record(GraphReport("forward 1/0", "inductor", Report("x", reason="none")))
+    assert overlap_sched.reports()[0].report.made is None
+
+
+def test_plans_of_graphs_that_were_never_reported_are_not_kept_for_ever() -> None:
+    for number in range(reporting.KEPT + 2):
+        reporting.rewritten(str(number), object())  # type: ignore[arg-type]
+    for name in ("1", "2"):
+        record(GraphReport(name, "inductor", Report("x", reason="none")))
+    assert [one.report.made is None for one in overlap_sched.reports()] == [True, False]
+
+
 def test_one_line_says_what_became_of_a_graph(ours: Compiled) -> None:
     us, kib = (rf"\d+\.\d -> \d+\.\d {unit}" for unit in ("us", "KiB"))
     assert re.fullmatch(
@@ -87,16 +107,21 @@ def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("logs", "seen"), [("", 0), ("overlap_sched", 1), ("+overlap_sched", 2)])
-def test_torch_logs_knows_our_name(logs: str, seen: int) -> None:
+@pytest.mark.parametrize(
+    ("logs", "seen", "said"),
+    [(None, 0, 1), ("overlap_sched", 1, 1), ("+overlap_sched", 2, 1), ("-overlap_sched", 0, 0)],
+)
+def test_torch_logs_knows_our_name(logs: str | None, seen: int, said: int) -> None:
+    """What is logged of a graph, and what is said in any case unless torch is told to be quiet."""
     code = (
         "import torch\n"
         "from overlap_sched.fx.apply import Report\n"
+        "from overlap_sched.inductor.console import say\n"
         "from overlap_sched.inductor.reporting import GraphReport, record\n"
         "record(GraphReport('a', 'inductor', Report('a', reason='b')))\n"
+        "say('a line')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_LOGS": logs}
-    if not logs:
-        del environment["TORCH_LOGS"]
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
+    environment |= {"PYTHONPATH": str(ROOT), **({} if logs is None else {"TORCH_LOGS": logs})}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stderr.count("left as it was: b") == seen
+    assert (ran.stderr.count("left as it was: b"), ran.stderr.count("a line")) == (seen, said)

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 import overlap_sched
-from overlap_sched import Options
+from overlap_sched import Kind, Node, Options, Problem
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.summary import HOOKS, Outcome, outcome_of, summary
 
@@ -27,6 +27,17 @@ def test_some_of_each() -> None:
     assert line(NONE, DONE, DIFFER, DONE, NONE) == (
         "overlap_sched: 5 graphs, 3 with collectives, 2 reordered (exposed 14.10 ms -> 800.0 us predicted for H100), "
         "1 not: the ranks differ in problem: rank 0 against rank 1; 2 without collectives" + DETAILS
+    )
+
+
+def test_graphs_ordered_for_their_peak() -> None:
+    lowered = Outcome(False, True)
+    assert line(lowered, NONE, lowered, ranks=False) == (
+        "overlap_sched: 3 graphs, none with collectives, 2 ordered for a lower peak" + DETAILS
+    )
+    assert line(HIDDEN, lowered) == (
+        "overlap_sched: 2 graphs, 1 with collectives, none reordered: no better order was found: nothing is exposed; "
+        "1 without collectives, 1 ordered for a lower peak" + DETAILS
     )
 
 
@@ -143,5 +154,8 @@ def test_what_is_kept_of_a_report() -> None:
     assert outcome_of(Report("a", plan, True), H100) == Outcome(True, True, "", 80.0, 40.0, H100)
     assert outcome_of(Report("a", reason="the graph has no collectives"), H100) == NONE
     assert outcome_of(Report("a", reason="broken"), H100) == Outcome(True, False, "broken")
+    alone = overlap_sched.schedule(Problem("p", (Node("x", Kind.INPUT),), ()))
+    assert outcome_of(Report("a", alone, True), H100) == Outcome(False, True, priced_for=H100)
+    assert outcome_of(Report("a", alone, reason="b"), H100) == Outcome(False, False, "b")
     kept = overlap_sched.schedule(overlap_sched.EXAMPLE, Options(effort=0))
     assert outcome_of(Report("a", kept, reason="b"), H100) == Outcome(True, False, "b")

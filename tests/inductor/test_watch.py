@@ -142,6 +142,7 @@ def test_our_own_backend_is_no_stranger(caplog: pytest.LogCaptureFixture) -> Non
     assert said.lines[-1].startswith("overlap_sched: 2 graphs, 2 with collectives, 2 reordered (exposed ")
 
 
+@pytest.mark.slow
 def test_graphs_out_of_a_cache_are_not_missed(caplog: pytest.LogCaptureFixture) -> None:
     """torch then calls no pass, and need not."""
     new = overlap_sched.Options(agreement="none", headroom=time.time_ns() % 10**9)  # never cached before

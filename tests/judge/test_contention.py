@@ -26,14 +26,20 @@ contentions = st.builds(
     st.dictionaries(st.sampled_from(("g0", "g1", "g2")), st.sampled_from(("nvlink", "rail"))),
     by_kind,
 )
+with_lanes = st.builds(
+    lambda contention, lanes, share: replace(contention, lanes=lanes, crowding=1.0 + (lanes - 1) * share),
+    contentions,
+    st.sampled_from((1, 2, 3)),
+    st.sampled_from((0.0, 0.25, 0.5, 1.0)),
+)
 
 
 def contended(problem: Problem, contention: Contention) -> Problem:
     links = {name: link for name, link in contention.links.items() if name in problem.groups}
-    return replace(problem, contention=Contention(contention.slowdown, links, contention.stretch))
+    return replace(problem, contention=replace(contention, links=links))
 
 
-@given(problems(), contentions)
+@given(problems(), with_lanes)
 @settings(max_examples=200)
 def test_replay_is_the_exact_simulation(problem: Problem, contention: Contention) -> None:
     problem = contended(problem, contention)
@@ -55,7 +61,7 @@ def test_without_contention_not_a_bit_changes(problem: Problem) -> None:
     assert lower_bound_us(replace(problem, contention=none)) == lower_bound_us(problem)
 
 
-@given(problems(max_steps=6), contentions)
+@given(problems(max_steps=6), with_lanes)
 @settings(max_examples=300)
 def test_no_order_beats_the_bound(problem: Problem, contention: Contention) -> None:
     if len(problem.nodes) > 8:
@@ -120,6 +126,36 @@ def test_contention_that_cannot_be_is_told() -> None:
         "contention: group 'tp' has link 'nvlink', but the problem's groups are ['fsdp']. "
         "Name a process group, or leave it out."
     )
+
+
+def test_the_drawn_example_two_lanes() -> None:
+    gathers = [Node(f"gather{k}", Kind.COLLECTIVE, time_us=20.0, op="all_gather", group="fsdp") for k in range(3)]
+    waits = [Node(f"wait{k}", Kind.WAIT, collective=k) for k in range(3)]
+    contention = Contention(lanes=2, crowding=1.5)
+    problem = Problem("lanes", (*gathers, *waits), (), {"fsdp": Group(2, True)}, contention=contention)
+    assert problem.contention
+    timeline = replay(problem, problem.original_order)
+    assert timeline.start_us[:3] == (0.0, 0.0, 30.0)
+    assert timeline.finish_us[:3] == (30.0, 30.0, 50.0)
+    assert timeline.step_us == 50.0
+    assert lower_bound_us(problem) == pytest.approx(45.0)  # 60 of them, at 3/4
+    assert [Contention(lanes=3, crowding=2.0).crowded(n) for n in (0, 1, 2, 3)] == [1.0, 1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize(("lanes", "crowding"), [(2, 2.5), (2, 0.5), (1, 1.5)])
+def test_crowding_that_cannot_be_is_told(lanes: int, crowding: float) -> None:
+    with pytest.raises(ContentionError) as caught:
+        Contention(lanes=lanes, crowding=crowding)
+    assert str(caught.value) == (
+        f"contention: crowding is {crowding:g} and lanes {lanes}; crowding is 1 (those in flight do not slow each "
+        "other down) to lanes (no faster than one after the other)."
+    )
+
+
+def test_no_lane_is_told() -> None:
+    with pytest.raises(ContentionError) as caught:
+        Contention(lanes=0)
+    assert str(caught.value) == "contention: lanes is 0; a group has one collective in flight, or more."
 
 
 def test_the_oracle_knows_the_example() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from llama_repro.capture.configs import CONFIGS
 from llama_repro.fidelity.clock import GraphClock, Taken, quietest, step_figures, typical_stretches
-from llama_repro.fidelity.compare import main
+from llama_repro.fidelity.compare import main, reason
 from llama_repro.fidelity.gpu import layer_lines, layer_rows, misses
 from llama_repro.fidelity.prediction import Predicted, predicted, repriced, stretched, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
@@ -183,11 +183,23 @@ def test_rows_and_what_misses_its_aim():
     assert still.exposed_error == -1.0  # nothing exposed at all is no division by zero
 
 
+def test_why_a_job_has_failed():
+    said = (
+        "[rank1]: Traceback (most recent call last):\n[rank1]: [rank1]:   File 'x.py'\n"
+        "[rank1]: [rank1]: ValueError: a step of 31 stretches, graphs of 37\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \nrank: 0, exitcode: 1\n"
+    )
+    assert reason(said) == "ValueError: a step of 31 stretches, graphs of 37"
+    assert reason("killed\n") == "killed\n"
+    assert reason("x" * 3000) == "x" * 2000
+
+
 def test_a_case_that_is_none(capsys):
     assert main(["no-such"]) == 2
     assert capsys.readouterr().err == "fidelity: no case is named 'no-such'; there are fsdp, tp, 2d, titan.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*beyond the sizes:overlap_sched.errors.OverlapSchedWarning")
 def test_a_layer_without_a_gpu_runs_and_is_not_measured():
     rows, failed = layer_rows(CONFIGS["tiny"], torch.device("cpu"), lambda text: None)
@@ -215,7 +227,7 @@ def test_a_round_on_two_ranks(tmp_path):
     run_ranks("tests.support.fidelity_ranks", tmp_path / "out.json", "--model", "tiny", ranks=2, limit_s=400)
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["same_losses"]
-    assert set(found["slowdown"]) == {"all_gather", "reduce_scatter"}
+    assert set(found["slowdown"]) == {one["kind"] for one in found["in_flight"]} == {"all_gather", "reduce_scatter"}
     original, ours = rows_of("tiny", found)
     for row in (original, ours):
         assert 0 < row.launch_us < row.busy_us < row.predicted_step_us

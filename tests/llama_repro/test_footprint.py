@@ -1,9 +1,14 @@
 """Peaks from a step's allocations, and why two of them differ; what runs a model is tried on the smallest."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from llama_repro.errors import FootprintError
+from llama_repro.footprint.entry import Entry
 from llama_repro.footprint.events import KINDS, Event, Peak, events_of, peak_of
+from llama_repro.footprint.models import ENTRIES
 from llama_repro.footprint.rows import Row, explanation, measured, peak_from
 from llama_repro.footprint.table import markdown
 
@@ -89,3 +94,21 @@ def test_a_model_in_a_process_of_its_own() -> None:
     assert made.pool_bytes > made.bytes - made.kinds[HELD]
     with pytest.raises(FootprintError, match=r"^no such model, eager: exit status 1: StopIteration"):
         measured("no such model", "eager", 60.0)
+
+
+def test_a_model_whose_library_is_missing_says_how_to_get_it() -> None:
+    entry = replace(ENTRIES[0], library="no_such_library")
+    assert entry.missing == "no_such_library is not installed: pip install no_such_library"
+    assert ENTRIES[0].missing == ""
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_model_has_a_loss_over_its_classes(entry: Entry) -> None:
+    if entry.missing:
+        pytest.skip(entry.missing)
+    torch.manual_seed(0)
+    *inputs, labels = entry.batch()
+    with torch.no_grad():
+        logits = entry.build()(*(x[:2] for x in inputs))
+    assert logits.ndim == labels.ndim + 1
+    assert 0 < float(torch.nn.functional.cross_entropy(logits, labels[:2])) < 20

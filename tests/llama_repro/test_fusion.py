@@ -42,6 +42,7 @@ def test_a_block_of_experts() -> None:
     check([compared(name, graph) for name, graph in compiled_graphs("experts", Experts(256, 8, 2), x)])
 
 
+@pytest.mark.slow
 def test_the_sharded_models_of_the_plug_ins_tests() -> None:
     with emulated_ranks():
         x = torch.randn(2048, 256, requires_grad=True)

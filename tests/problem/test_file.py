@@ -61,13 +61,16 @@ def test_contention_is_written_as_version_2_where_there_is_any(tmp_path: Path) -
     assert json.loads(path.read_text())["format"] == "overlap-problem/2"
     assert "stretch" not in json.loads(path.read_text())["contention"]  # older readers know no such key
     assert read_problem(path) == problem
-    both = replace(problem, contention=replace(problem.contention, stretch={"all_gather": 4.0}))
+    assert "lanes" not in json.loads(path.read_text())["contention"]
+    both = replace(problem, contention=replace(problem.contention, stretch={"all_gather": 4.0}, lanes=2, crowding=1.5))
     write_problem(both, path)
     assert read_problem(path) == both
     for field, said in (
         ({"slowdown": {"": "fast"}}, 'contention.slowdown. is "fast"; it must be a number.'),
         ({"links": {"fsdp": 1}}, "contention.links.fsdp is 1; it must be text."),
         ({"stretch": {"": []}}, "contention.stretch. is []; it must be a number."),
+        ({"lanes": 1.5}, "contention.lanes is 1.5; it must be an integer."),
+        ({"lanes": 2, "crowding": "much"}, 'contention.crowding is "much"; it must be a number.'),
         ({"links": []}, "contention.links is []; it must be an object."),
         ({"link": {}}, "contention has an unknown key 'link'. Did you mean 'links'?"),
         (

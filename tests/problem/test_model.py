@@ -272,16 +272,17 @@ def test_a_deep_chain_needs_no_recursion() -> None:
 
 
 @pytest.mark.slow
-def test_a_chain_of_a_million() -> None:
-    problem = chain(10**6)
-    assert lower_bound_us(problem) == 999999.0
+def test_a_long_chain() -> None:
+    """What goes by squares, or deeper with each node, does not end here."""
+    problem = chain(250_000)
+    assert lower_bound_us(problem) == 249999.0
     assert violation(problem, schedule(problem, Options(effort=1)).order) is None
 
 
 @pytest.mark.slow
-def test_a_ring_of_a_million() -> None:
-    n = 10**6
-    with pytest.raises(errors.CycleError, match="in a ring of 1000000"):
+def test_a_long_ring() -> None:
+    n = 250_000
+    with pytest.raises(errors.CycleError, match="in a ring of 250000"):
         Problem("ring", tuple(Node(f"n{v}", Kind.COMPUTE, deps=((v - 1) % n,)) for v in range(n)), ())
 
 

@@ -16,5 +16,11 @@ def test_both_directions_are_said() -> None:
         "stretch": {"all_gather": 4.0, "": 2.0},
     }
     assert contention_figures(Contention({"": 1.1})) == {"slowdown": {"": 1.1}, "links": {}}
+    lanes = Contention(lanes=2, crowding=1.5)
+    assert contention_line(lanes) == (
+        "With contention: 2 collectives of a group are in flight at once, where each takes 1.5 times as long as one "
+        "alone."
+    )
+    assert contention_figures(lanes) == {"slowdown": {}, "links": {}, "lanes": 2, "crowding": 1.5}
     assert contention_line(NO_CONTENTION) == ""
     assert contention_figures(NO_CONTENTION) is None

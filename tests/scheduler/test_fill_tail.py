@@ -110,6 +110,58 @@ def test_what_hides_nothing_stays(job: tuple[float, float]) -> None:
     assert filled(problem, problem.original_order, np.array(99)) == (problem.original_order, [])
 
 
+def on_another_stream(problem: Problem, *names: str) -> Problem:
+    nodes = [node._replace(group="experts") if node.name in names else node for node in problem.nodes]
+    return Problem(problem.name, tuple(nodes), problem.storages, {**problem.groups, "experts": Group(8, True)})
+
+
+def test_collectives_of_another_stream_run_beside_the_last_launch() -> None:
+    """Longer than the compute that they come from: behind the last launch they would cost 30, beside it nothing."""
+    problem = tail((10.0, 40.0))
+    assert filled(problem, problem.original_order, np.array(99)) == (problem.original_order, [])
+    beside = on_another_stream(problem, "u0")
+    order, deferred = filled(beside, beside.original_order, np.array(99))
+    assert deferred == ["u0"]
+    assert replay(beside, order).step_us == 50 + 60
+
+
+def test_no_more_than_the_last_launch_takes_runs_beside_it() -> None:
+    """The last launch takes 60: of 20, 25 and 40 on one stream, two fit beside it."""
+    beside = on_another_stream(tail((10.0, 20.0), (10.0, 25.0), (10.0, 40.0)), "u0", "u1", "u2")
+    order, deferred = filled(beside, beside.original_order, np.array(99))
+    assert deferred == ["u0", "u1"]
+    assert replay(beside, order).step_us == 10 + 50 + 60
+
+
+def test_beside_the_last_launch_the_shortest_compute_comes_first() -> None:
+    """So that the other stream starts soon: 50 + 2 + 15 + 40 is before the end of the last launch."""
+    beside = on_another_stream(tail((10.0, 40.0), (2.0, 15.0)), "u0", "u1")
+    order, deferred = filled(beside, beside.original_order, np.array(99))
+    assert deferred == ["u0", "u1"]
+    assert replay(beside, order).step_us == 50 + 60
+
+
+def test_small_kernels_of_a_job_count_together() -> None:
+    """Of a tail of 300, a kernel of 1 is not worth a move; three of one job are."""
+    storages = [Storage(size) for size in (8, 4, 4, 4, 1, 8, 1)]
+    nodes = [
+        Node("x", Kind.INPUT, alloc=(0,)),
+        Node("mm", Kind.COMPUTE, (0,), (1,), (0,), 1.0),
+        Node("cast", Kind.COMPUTE, (1,), (2,), (1,), 1.0),
+        Node("scale", Kind.COMPUTE, (2,), (3,), (2,), 1.0),
+        Node("u", Kind.COLLECTIVE, (3,), (4,), (3,), 0.5, "reduce_scatter_tensor", "fsdp"),
+        Node("chain", Kind.COMPUTE, (), (5,), (), 50.0),
+        Node("v", Kind.COLLECTIVE, (5,), (6,), (5,), 300.0, "reduce_scatter_tensor", "fsdp"),
+        Node("u.wait", Kind.WAIT, (4,), (), (3, 4), collective=4),
+        Node("v.wait", Kind.WAIT, (6,), (), (5, 6), collective=6),
+        Node("output", Kind.OUTPUT, (7, 8)),
+    ]
+    problem = Problem("small", tuple(nodes), tuple(storages), {"fsdp": Group(8, True)})
+    order, deferred = filled(problem, problem.original_order, np.array(99))
+    assert deferred == ["u"]
+    assert replay(problem, order).step_us == 50 + 300 + 0.5
+
+
 @pytest.mark.slow
 def test_a_real_graph_defers_the_gradients_of_its_norms() -> None:
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_1d.json.gz", comm_scale=4)

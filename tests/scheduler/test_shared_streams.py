@@ -11,7 +11,7 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.scheduler.fifo_streams import FifoStreams
 from overlap_sched.scheduler.shared_streams import SharedStreams
 from overlap_sched.scheduler.streams import StreamTimes
-from tests.judge.test_contention import contended, contentions, two_groups
+from tests.judge.test_contention import contended, two_groups, with_lanes
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -34,7 +34,7 @@ def run(streams: StreamTimes, problem: Problem, order: list[int]) -> list[float]
     return left
 
 
-@given(problems(), contentions)
+@given(problems(), with_lanes)
 @settings(max_examples=200)
 def test_times_are_those_of_the_replay(problem: Problem, contention: Contention) -> None:
     slowed = contended(problem, replace(contention, stretch={}))  # which this clock leaves out

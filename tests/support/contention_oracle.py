@@ -42,7 +42,7 @@ def contended_step(problem: Problem, order: Sequence[int]) -> Exact:
                     finish[v] = now
                     at, moved = at + 1, True
         flying = in_flight(problem, launched, finish)
-        speed = {v: Fraction(1, sum(same_link(problem, u, v) for u in flying)) for v in flying}
+        speed = {v: 1 / pace(problem, [u for u in flying if same_link(problem, u, v)]) for v in flying}
         computing = order[at] if at < len(order) and nodes[order[at]].kind is not Kind.WAIT else None
         if computing is not None:
             contention = problem.contention
@@ -59,12 +59,20 @@ def contended_step(problem: Problem, order: Sequence[int]) -> Exact:
 
 
 def in_flight(problem: Problem, launched: Sequence[int], finish: dict[int, Fraction]) -> list[int]:
-    """The first of each group that is not finished."""
-    first: dict[str | None, int] = {}
+    """The first of each group that are not finished, as many as it has lanes."""
+    first: dict[str | None, list[int]] = {}
     for v in launched:
         if v not in finish:
-            first.setdefault(problem.nodes[v].group, v)
-    return list(first.values())
+            first.setdefault(problem.nodes[v].group, []).append(v)
+    return [v for ones in first.values() for v in ones[: problem.contention.lanes]]
+
+
+def pace(problem: Problem, flying: Sequence[int]) -> Fraction:
+    """How many times as long as alone those in flight on a link take."""
+    groups = [problem.nodes[v].group for v in flying]
+    lanes, most = problem.contention.lanes, max(groups.count(group) for group in groups)
+    crowded = Fraction(problem.contention.crowding) - 1
+    return len(set(groups)) * (1 + (crowded * (most - 1) / (lanes - 1) if lanes > 1 else 0))
 
 
 def same_link(problem: Problem, u: int, v: int) -> bool:

@@ -24,10 +24,10 @@ def test_emulated_collectives_are_not_traced() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scheduler", "accumulate"), [("overlap_sched", 1), ("none", 2)])
-def test_fresh_traces_of_two_ranks(scheduler: str, accumulate: int, tmp_path: Path) -> None:
+def test_fresh_traces_of_two_ranks(tmp_path: Path) -> None:
+    """What ran is in our order, the graph that is written in its own: harder than without us."""
     folder = tmp_path / "traces"
-    run = ("--device", "cpu", "--steps", "2", "--scheduler", scheduler, "--accumulate", str(accumulate))
+    run = ("--device", "cpu", "--steps", "2", "--scheduler", "overlap_sched", "--accumulate", "2")
     trained(2, tmp_path / "out.json", *run, "--trace", str(folder))
     assert len(json.loads((tmp_path / "out.json").read_text())["losses"]) == 2  # those traced are not among them
     traces = read_traces([folder / "rank0.json.gz", folder / "rank1.json.gz"])
@@ -38,7 +38,7 @@ def test_fresh_traces_of_two_ranks(scheduler: str, accumulate: int, tmp_path: Pa
 
     for name, collectives in (("graph-0.py", 21), ("graph-1.py", 41)):
         profile = matched(name)
-        assert profile.runs == 3 * accumulate
+        assert profile.runs == 3 * 2
         assert profile.share() > 0.98
         by_order = [node for node, m in zip(profile.sought, profile.measured, strict=True) if m and m.how == "order"]
         assert sum(node.collective for node in by_order) == collectives

@@ -1,5 +1,7 @@
 """What rewrites make of a problem: names, memory and times by hand; what each node computes by an oracle."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from overlap_sched import Kind, Problem
 from overlap_sched.errors import RewriteError
 from overlap_sched.judge.validate import violation
+from overlap_sched.problem.contention import Contention
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
 from tests.support.oracle import peak_by_definition
@@ -225,6 +228,14 @@ def test_collectives_on_one_path_make_a_ring() -> None:
     problem = Problem("chain", tuple(nodes), chain.storages, chain.groups)
     with pytest.raises(RewriteError, match="would need each other: collectives that were merged lie on one path"):
         apply(problem, [Bucket(("gather0_0", "gather1_0"))], PRICES)
+
+
+def test_what_compute_and_communication_cost_each_other_stays() -> None:
+    contention = Contention({"all_gather": 1.2}, {"fsdp": "rail"}, {"": 4.0})
+    problem = replace(TWO, contention=contention)
+    assert apply(problem, [Bucket(("gather0_0", "gather0_1"))], PRICES).contention == contention
+    shared = replace(contention, links={"fsdp": "rail", "fsdp/2": "rail"})  # a second communicator has the same wires
+    assert apply(problem, [Stream("scatter0_0")], PRICES).contention == shared
 
 
 def test_only_the_runtime_memory_model() -> None:

@@ -15,6 +15,7 @@ from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.rewrites import Bucket, Stream
+from overlap_sched.transform.trial import Asked, Trial, again
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
 from tests.support.symbolic import meanings
@@ -89,6 +90,29 @@ def test_what_is_computed_behind_the_last_launch_shares_one_latency() -> None:
     )
 
 
+def test_collectives_of_what_is_deferred_keep_their_own_stream() -> None:
+    """The second stream ends with the chain's scatter; the first one is free by then."""
+    gather = Node("gather", Kind.COLLECTIVE, (0,), (0,), (), 12.0, "all_gather_into_tensor", "fsdp")
+    late = ending_late(6)
+    shifted = [
+        node._replace(
+            deps=tuple(u + 3 for u in node.deps),
+            alloc=tuple(s + 1 for s in node.alloc),
+            use=tuple(s + 1 for s in node.use),
+            collective=None if node.collective is None else node.collective + 3,
+        )
+        for node in late.nodes
+    ]
+    wait = Node("gather_wait", Kind.WAIT, (1,), (), (0,), collective=1)
+    nodes = (Node("shard", Kind.INPUT), gather._replace(bytes=8), wait, *shifted)
+    problem = Problem("gathers first", nodes, (Storage(8), *late.storages), late.groups)
+    found = plan(problem, PRICES, replace(ALL, headroom="300%"))
+    groups = {node.name: node.group for node in found.schedule.problem.nodes if node.kind is Kind.COLLECTIVE}
+    assert groups["chain_scatter"] != "fsdp"
+    assert {groups[name] for name in groups if "w0" in name or "w5" in name} == {"fsdp"}
+    assert found.schedule.scheduled.step_us <= 50 + max(60, 6 * 12 + 12)
+
+
 def test_what_cannot_go_together_is_deferred_all_the_same() -> None:
     problem = ending_late(6, "all_to_all_single", compute_us=20.0)
     assert plan(problem, PRICES, replace(BUCKETS, headroom="200%", strict=True)).rewrites == ()
@@ -131,6 +155,25 @@ def test_the_budget_is_that_of_the_graph_as_it_was() -> None:
     original = max(peak_by_definition(BOUND, list(BOUND.original_order)))
     assert found.schedule.scheduled.peak_bytes <= original == found.schedule.budget_bytes
     assert found.schedule.original.peak_bytes == original
+
+
+def test_the_best_is_scheduled_again_from_its_own_order() -> None:
+    asked = Asked(BOUND, PRICES, None, max(peak_by_definition(BOUND, list(BOUND.original_order))))
+    names = tuple(BOUND.nodes[v].name for v in BOUND.collectives if "gather" in BOUND.nodes[v].op)[:2]
+    problem = apply(BOUND, (Stream(names[0]),), PRICES)
+    step_us = step_by_definition(problem, list(problem.original_order))
+    first = Trial("one moved", (Stream(names[0]),), step_us, BOUND.original_order, problem, problem.original_order)
+    better = again(asked, first)
+    assert (better.what, better.rewrites, better.why_not) == (
+        "one moved, again from its own order",
+        first.rewrites,
+        "",
+    )
+    assert better.step_us == pytest.approx(step_by_definition(problem, list(better.order)))
+    assert better.step_us < step_us
+    worse = again(asked, replace(better, step_us=1.0))
+    assert (worse.problem, worse.order, worse.why_not) == (None, (), "no shorter")
+    assert any(trial.what.endswith(", again from its own order") for trial in plan(BOUND, PRICES, ALL).trials)
 
 
 def test_every_trial_says_what_became_of_it() -> None:

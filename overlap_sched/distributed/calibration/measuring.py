@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from overlap_sched.cost.lanes import AT_ONCE, InFlight
 from overlap_sched.cost.table import (
     KINDS,
     CollectiveTime,
@@ -15,12 +16,13 @@ from overlap_sched.cost.table import (
     merged,
 )
 from overlap_sched.distributed.calibration.collectives import ELEMENT_BYTES, Division, Groups, whole_elements
+from overlap_sched.distributed.calibration.in_flight import timed_in_flight
 from overlap_sched.distributed.calibration.kernels import KernelCall, timed_kernel
 from overlap_sched.distributed.calibration.machine import Machine
 from overlap_sched.distributed.calibration.slowdown import timed_collective, timed_slowdown
 from overlap_sched.problem import Kind, Problem
 
-Row = CollectiveTime | KernelTime | SlowdownFactor
+Row = CollectiveTime | KernelTime | SlowdownFactor | InFlight
 
 
 class Wanted(NamedTuple):
@@ -38,7 +40,7 @@ class Wishes:
     Attributes:
         collectives: Each kind, division and size.
         calls: Kernels.
-        slowdowns: Collectives that are timed beside compute, one of each kind.
+        slowdowns: Collectives that are timed beside compute, and beside others of their group, one of each kind.
     """
 
     collectives: tuple[Wanted, ...] = ()
@@ -103,6 +105,9 @@ def measurements(machine: Machine, wishes: Wishes) -> list[Measurement]:
     for kind, division, nbytes in wishes.slowdowns:
         run_slowdown = partial(timed_slowdown, machine, groups, kind, division, nbytes)
         found.append(Measurement(f"compute beside {kind}", ("slowdown", kind), run_slowdown))
+        for count in AT_ONCE:
+            run_lanes = partial(timed_in_flight, machine, groups, kind, division, nbytes, count)
+            found.append(Measurement(f"{count} of {kind} at once", ("in_flight", kind, count), run_lanes))
     return list({one.key: one for one in reversed(found)}.values())[::-1]
 
 
@@ -151,6 +156,8 @@ def tables_of(row: Row) -> Tables:
     """One result."""
     if isinstance(row, CollectiveTime):
         return Tables(collectives=(row,))
+    if isinstance(row, InFlight):
+        return Tables(in_flight=(row,))
     return Tables(kernels=(row,)) if isinstance(row, KernelTime) else Tables(slowdowns=(row,))
 
 
@@ -158,4 +165,5 @@ def keys_of(tables: Tables) -> set[tuple[object, ...]]:
     """By which measurements know what has been measured."""
     found: set[tuple[object, ...]] = {("collective", *one[:4]) for one in tables.collectives}
     found |= {("kernel", one.op, one.shapes) for one in tables.kernels}
+    found |= {("in_flight", one.kind, one.at_once) for one in tables.in_flight}
     return found | {("slowdown", one.kind) for one in tables.slowdowns}

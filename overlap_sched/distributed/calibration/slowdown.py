@@ -8,8 +8,9 @@ collective takes alone, T, and once with products for much longer::
 
 In the short run the products took D, and T less what was left was done beside them: the collective is *stretched* by
 D / (T - left). So, in the long run, it was in flight for T * stretch, in which compute lost what it lost: the *factor*
-with which a replay finds that again. On the processors that gloo and compute share both are large; there, hiding a
-collective gains little.
+with which a replay finds that again. What other processes take of a busy machine is no part of it: compute loses to a
+collective at most what the other threads of its process have had of a processor meanwhile. On the processors that gloo
+and compute share both are large; there, hiding a collective gains little.
 """
 
 import math
@@ -101,7 +102,8 @@ def slowdown_of(kind: str, alone: Timing, short: Beside | None, long: Beside) ->
         stretch = min(max(beside_us / max(time_us - left_us, 1e-3), 1.0), LARGEST)
 
     def factor(busy_us: float) -> float:
-        lost = (busy_us - alone.launch_us - long.products_us) / (time_us * stretch)
+        lost_us = min(busy_us - alone.launch_us - long.products_us, long.timing.others_us)
+        lost = lost_us / (time_us * stretch)
         return 1 / (1 - min(max(lost, 0.0), 1 - 1 / LARGEST))
 
     busy_us, half_us = long.timing.launch_us, long.timing.spread_us / 2

@@ -4,6 +4,7 @@ On a CPU the clock is the host's. On a GPU it is the GPU's (CUDA events), and ea
 spins while the host launches what is timed: else a short kernel would be charged for its launch.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -29,29 +30,35 @@ _SPIN_CYCLES = 2_000_000
 """About a millisecond on a GPU: longer than a launch takes."""
 _TRIMMED = 0.1
 """Part of the repetitions that counts at neither end of a mean."""
+_WHILE, _FEWEST_WHILES = 10, 3
+"""Repetitions in a row that are looked at together, and how many times as many there are at least."""
 
 
 class Timing(NamedTuple):
     """Microseconds.
 
     Attributes:
-        time_us: Of one repetition: the median; of a collective alone the mean without the fastest and the slowest
-            tenth. Over gloo its times have two modes, some tenths of a millisecond and 4 ms (a thread that waits for
-            the kernel's next tick), and a step adds them up.
+        time_us: Of one repetition: the median; of a collective alone the mean of a quiet while (:func:`quiet_mean`).
+            Over gloo its times have two modes, some tenths of a millisecond and 4 ms (a thread that waits for the
+            kernel's next tick), and a step adds them up.
         spread_us: Between the quartiles.
         launch_us: Until ``Begin`` has returned, as ``time_us``.
         finish_us: From there to the end, as ``time_us``; of each repetition on the rank where it was shortest.
+        others_us: Processor time of this process's other threads until ``Begin`` has returned (gloo's), the median of
+            the ranks that came last; infinite where it is not known (a GPU).
     """
 
     time_us: float
     spread_us: float
     launch_us: float
     finish_us: float
+    others_us: float = math.inf
 
 
 class _Once(NamedTuple):
     time_us: float
     launch_us: float
+    others_us: float = math.inf
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -60,7 +67,18 @@ def trimmed_mean(values: Sequence[float]) -> float:
     return statistics.fmean(sorted(values)[out : len(values) - out])
 
 
-def together(machine: Machine, begin: Begin, end: End, typical: Typical = trimmed_mean) -> Timing:
+def quiet_mean(values: Sequence[float]) -> float:
+    """The trimmed mean of a quiet while: of each ten repetitions in a row, then the median of the least third of these.
+
+    What else runs on a machine only adds, for some milliseconds or for longer. With fewer than thirty: of all of them.
+    """
+    tens = [values[low : low + _WHILE] for low in range(0, len(values) - _WHILE + 1, _WHILE)]
+    if len(tens) < _FEWEST_WHILES:
+        return trimmed_mean(values)
+    return statistics.median(sorted(map(trimmed_mean, tens))[: len(tens) // 3])
+
+
+def together(machine: Machine, begin: Begin, end: End, typical: Typical = quiet_mean) -> Timing:
     """Time what all ranks do with each other, a collective.
 
     A rank that comes early waits for the others, and its time is too long by that much: of each repetition the shortest
@@ -89,7 +107,9 @@ def _timing(ones: Sequence[_Once], launches: Sequence[_Once], finishes_us: Seque
     times_us = [one.time_us for one in ones]
     low, _, high = statistics.quantiles(times_us, n=4)
     launches_us = [one.launch_us for one in launches]
-    return Timing(*map(rounded, (typical(times_us), high - low, typical(launches_us), typical(finishes_us))))
+    others_us = statistics.median(one.others_us for one in ones)
+    figures = (typical(times_us), high - low, typical(launches_us), typical(finishes_us), others_us)
+    return Timing(*map(rounded, figures))
 
 
 def rounded(value: float) -> float:
@@ -117,12 +137,14 @@ def once(device: torch.device, begin: Begin, end: End) -> _Once:
 
 
 def _on_host(begin: Begin, end: End) -> _Once:
+    processor, own = time.process_time(), time.thread_time()
     began = time.perf_counter()
     started = begin()
     launched = time.perf_counter()
+    others = (time.process_time() - processor) - (time.thread_time() - own)
     end(started)
     done = time.perf_counter()
-    return _Once((done - began) * 1e6, (launched - began) * 1e6)
+    return _Once((done - began) * 1e6, (launched - began) * 1e6, max(others, 0.0) * 1e6)
 
 
 def _on_gpu(device: torch.device, begin: Begin, end: End) -> _Once:

@@ -117,7 +117,8 @@ def _order(value: torch.Tensor) -> tuple[int, ...]:
 
 def _slice(node: fx.Node, cut: Cut) -> Slice:
     value = node.meta["val"]
-    free = value.is_contiguous() and is_range(cut, tuple(value.shape))
+    dense = value.is_contiguous() or not any(value.stride())  # one element, expanded: its slices are laid out as it is
+    free = dense and is_range(cut, tuple(value.shape))
     maker, result = _maker(node)
     return Slice(node.name, cut, _bytes(node), free, maker.name, result)
 

@@ -17,11 +17,13 @@ class Told(NamedTuple):
         needs: Per input that each part takes in part, its cut. Other inputs go whole to every part.
         gives: Of the result, or a tuple with one for each of several results.
         changes: Arguments that are others for a part, by name: sizes, mostly.
+        idle: Inputs that it takes and does not look at: they may be anything.
     """
 
     needs: Mapping[fx.Node, Cut]
     gives: Given | tuple[Given, ...]
     changes: Mapping[str, Any] = {}
+    idle: tuple[fx.Node, ...] = ()
 
 
 class Call:

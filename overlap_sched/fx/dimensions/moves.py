@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from overlap_sched.fx.dimensions.call import Call, Rule, Told, shape
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Uncut
 from overlap_sched.transform.dimension_graph.shapes import (
     broadcast,
     joined,
@@ -99,6 +99,24 @@ def _select(call: Call) -> Told:
     return Told({source: cut}, without(cut, [call.arg("dim")], False, len(shape(source))))
 
 
+def _slice_backward(call: Call) -> Told:
+    grad, cut = call.given("grad_output"), call.cut("grad_output")
+    if call.arg("dim") % len(call.result()) == cut.dim:
+        raise EndsError("a slice along the dimension that is cut")
+    return Told({grad: cut}, cut, {"input_sizes": list(cut.part(call.result()))})
+
+
+def _select_backward(call: Call) -> Told:
+    grad, cut = call.given("grad_output"), call.cut("grad_output")
+    given = cut.moved(cut.dim + (call.arg("dim") % len(call.result()) <= cut.dim))
+    return Told({grad: cut}, given, {"input_sizes": list(given.part(call.result()))})
+
+
+def _new(call: Call) -> Told:
+    """A tensor of a size of its own; of what it is given it takes the type and the device."""
+    return Told({call.given("self"): call.cut("self")}, Uncut.SAME)
+
+
 def _split(call: Call) -> Told:
     source, cut = call.given("self"), call.cut("self")
     dim = call.arg("dim") % len(shape(source))
@@ -178,6 +196,12 @@ MOVES: dict[Any, Rule] = {
     _ATEN.view_as_real.default: _last_kept,
     _ATEN.slice.Tensor: _slice,
     _ATEN.select.int: _select,
+    _ATEN.slice_backward.default: _slice_backward,
+    _ATEN.select_backward.default: _select_backward,
+    _ATEN.new_empty.default: _new,
+    _ATEN.new_zeros.default: _new,
+    _ATEN.new_ones.default: _new,
+    _ATEN.new_full.default: _new,
     _ATEN.split.Tensor: _split,
     _ATEN.split_with_sizes.default: _split,
     _ATEN.cat.default: _cat,

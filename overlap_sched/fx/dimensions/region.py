@@ -135,7 +135,7 @@ def _check(region: Region, node: fx.Node, said: Told, sums: bool) -> None:
     if isinstance(said.gives, tuple) and any(u.target is not operator.getitem for u in node.users):
         raise EndsError("all of its results are taken together")
     for u in node.all_input_nodes:
-        inside = region.gives.get(u)
+        inside = None if u in said.idle else region.gives.get(u)
         if inside is Uncut.PARTIAL or (u in said.needs and inside is Uncut.SAME):
             raise EndsError(f"{u.name!r} is not cut")
         if u in said.needs and inside is None and (u in region.whole or _in_flight(u)):

@@ -14,11 +14,13 @@ from torch import fx
 
 from overlap_sched.fx.dimensions.attention import ATTENTION
 from overlap_sched.fx.dimensions.call import Call, Rule, Told, checked, is_pure, shape_of_value
+from overlap_sched.fx.dimensions.images import IMAGES
+from overlap_sched.fx.dimensions.losses import LOSSES
 from overlap_sched.fx.dimensions.moves import MOVES, pointwise
 from overlap_sched.fx.dimensions.sums import SUMS
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError
 
-RULES: Mapping[Any, Rule] = {**MOVES, **SUMS, **ATTENTION}
+RULES: Mapping[Any, Rule] = {**MOVES, **SUMS, **IMAGES, **LOSSES, **ATTENTION}
 
 
 def told(node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int) -> Told:

@@ -1,4 +1,4 @@
-"""Rules of operators that compute along dimensions: products, reductions, norms, lookups, convolutions."""
+"""Rules of operators that compute along dimensions: products, reductions, norms, lookups."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -143,28 +143,19 @@ def _index_put(call: Call) -> Told:
     return Told({source: cut, mask: cut}, cut)
 
 
-def _convolution(call: Call) -> Told:
-    source, cut = call.given("input"), call.cut("input")
-    if cut.dim != 0 or len(shape(source)) != len(shape(call.given("weight"))):
-        raise EndsError("only the batch of a convolution is cut")
-    return Told({source: cut}, cut)
+def _sum_of_all(call: Call) -> Told:
+    return Told({call.given("self"): call.cut("self")}, Uncut.PARTIAL)
 
 
-def _convolution_backward(call: Call) -> Told:
-    grad, source = call.given("grad_output"), call.given("input")
-    cut = call.cut("grad_output")
-    if cut.dim != 0 or len(shape(source)) != len(shape(call.given("weight"))):
-        raise EndsError("only the batch of a convolution is cut")
-    wanted = call.arg("output_mask")
-    rest = (Uncut.PARTIAL if wanted[at] else Uncut.SAME for at in (1, 2))
-    return Told({grad: cut, source: cut}, (cut if wanted[0] else Uncut.SAME, *rest))
-
-
-def _pooled(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
-    if cut.dim > 1 or len(shape(source)) != 4:
-        raise EndsError("a window goes over the dimension that is cut")
-    return Told({source: cut}, (cut, cut) if isinstance(call.node.meta["val"], tuple | list) else cut)
+def _gather(call: Call) -> Told:
+    """Along the dimension ``dim``; the others of the indices are as large as those of the source, or begin there."""
+    source, index = call.given("self"), call.given("index")
+    cut = call.cuts.get(source) or call.cut("index")
+    if call.arg("dim") % len(shape(source)) == cut.dim:
+        raise EndsError("it goes along the dimension that is cut")
+    if shape(source)[cut.dim] != shape(index)[cut.dim]:
+        raise EndsError("it takes only the first rows of the dimension that is cut")
+    return Told({source: cut, index: cut}, cut)
 
 
 SUMS: dict[Any, Rule] = {
@@ -172,7 +163,11 @@ SUMS: dict[Any, Rule] = {
     _ATEN.bmm.default: _mm,
     _ATEN.addmm.default: _addmm,
     _ATEN.sum.dim_IntList: _reduces(partial=True),
+    _ATEN.sum.default: _sum_of_all,
     _ATEN.mean.dim: _reduces(),
+    _ATEN.max.dim: _reduces(results=2),
+    _ATEN.min.dim: _reduces(results=2),
+    _ATEN.gather.default: _gather,
     _ATEN.amax.default: _reduces(),
     _ATEN.amin.default: _reduces(),
     _ATEN.logsumexp.default: _reduces(),
@@ -193,10 +188,9 @@ SUMS: dict[Any, Rule] = {
     _ATEN.embedding_dense_backward.default: _embedding_backward,
     _ATEN.index.Tensor: _index,
     _ATEN.index_put.default: _index_put,
-    _ATEN.convolution.default: _convolution,
-    _ATEN.convolution_backward.default: _convolution_backward,
-    _ATEN.max_pool2d_with_indices.default: _pooled,
-    _ATEN._adaptive_avg_pool2d.default: _pooled,
-    _ATEN.avg_pool2d.default: _pooled,
     torch.ops.prims.convert_element_type.default: pointwise,
+    _ATEN._to_copy.default: pointwise,
+    _ATEN.zeros_like.default: pointwise,
+    _ATEN.ones_like.default: pointwise,
+    _ATEN.full_like.default: pointwise,
 }

@@ -20,6 +20,12 @@ from overlap_sched.fx.rewrites.facts import GraphFacts
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
 """What new nodes take over from the collective that they stand for, where it has it."""
+KEPT_WHOLE = "should_fallback"
+"""Metadata with which Inductor calls a node's operator instead of generating code (``GraphLowering.call_function``).
+
+It would read a copy's source in whatever uses the copy. Then sums over it run in another order, since the source has
+other strides, and round otherwise; and the source lives until the last of those uses.
+"""
 
 
 class Draft:
@@ -83,6 +89,20 @@ class Draft:
         """
         node = self.call_giving(name, target, args, at, like, None, kwargs)
         node.meta["val"] = _value(target, node.args, node.kwargs)
+        return node
+
+    def copying(
+        self,
+        name: str,
+        target: Any,
+        args: tuple[Any, ...],
+        at: float,
+        like: fx.Node,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> fx.Node:
+        """A new node that copies, and that Inductor leaves as it is: see :data:`KEPT_WHOLE`."""
+        node = self.call(name, target, args, at, like, kwargs)
+        node.meta[KEPT_WHOLE] = True
         return node
 
     def call_giving(
@@ -284,6 +304,8 @@ def _value(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
         return target(*values)
     like = next(leaf for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor))
     mode, device = like.fake_mode, like.fake_device
+    if kwargs.get("device") is not None:  # what makes tensors would make real ones
+        device, kwargs = torch.device(kwargs["device"]), {**kwargs, "device": "meta"}
     with in_kernel_invocation_manager(mode), torch.no_grad():
         result = target(*values, **kwargs)
     return tree_map(lambda one: FakeTensor(mode, one, device) if isinstance(one, torch.Tensor) else one, result)

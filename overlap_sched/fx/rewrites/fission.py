@@ -51,6 +51,10 @@ class _Fissioning:
             for node, changed, place in zip(self.nodes, changes, where[p], strict=True):
                 self.copies[node].append(self._copy(node, changed, p, place))
         self._tell_users({self.draft.find(leave.value): leave for leave in self.rewrite.leaves})
+        for later, before in self.draft.facts.after.items():
+            for node in before:
+                for copy in self.copies.get(node, ()):
+                    self.draft.add_hazard(later, copy)
         for node in reversed(self.nodes):
             if node not in self.stay:
                 self.draft.remove(node, self.copies[node][0], self.copies[node][-1])
@@ -65,8 +69,6 @@ class _Fissioning:
                     f"{node.name!r} is written to, looked at by its address, or must come after what it does not "
                     "take: it stays whole."
                 )
-            if any(node in before for before in facts.after.values()):
-                raise RewriteError(f"something must come after {node.name!r} without taking it: it stays whole.")
 
     def _asked(self, node: fx.Node) -> Mapping[str, Any]:
         """What changes in the arguments of a node; how its result is cut is noted."""

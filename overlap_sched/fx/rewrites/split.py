@@ -45,13 +45,13 @@ def _split(draft: Draft, rewrite: Split, one: Site, columns: int) -> tuple[fx.No
         part = draft.call(f"{name}_part_{p}", ATEN.slice.Tensor, (whole, int(scatters), begin, end), at, like)
         if scatters:
             contiguous = {"memory_format": torch.contiguous_format}
-            part = draft.call(f"{name}_in_{p}", ATEN.clone.default, (part,), at, like, contiguous)
+            part = draft.copying(f"{name}_in_{p}", ATEN.clone.default, (part,), at, like, contiguous)
         launch = draft.call(f"{name}_{p}", like.target, (part, *one.rest), at, like)
         done = draft.call(f"{name}_wait_{p}", WAIT, (launch,), place, like)
         if gathers:
             done = draft.call(f"{name}_rows_{p}", ATEN.view.default, (done, [one.ranks, end - begin]), place, like)
         parts.append(done)
-    copy = draft.call(f"{name}_copy", ATEN.cat.default, (parts, int(scatters or gathers)), place, like)
+    copy = draft.copying(f"{name}_copy", ATEN.cat.default, (parts, int(scatters or gathers)), place, like)
     return whole, draft.call(f"{name}_out", ATEN.view.default, (copy, list(one.given.shape)), place, like)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from overlap_sched.analysis.frontier_points import Frontier
+from overlap_sched.fit.answer import FitPoint
 from overlap_sched.judge.validate import measure
 from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.result import Figures, Schedule
@@ -24,12 +25,20 @@ class Extras:
     Attributes:
         made: The plan that the schedule is of.
         beside: Another order of the graph as it was.
-        frontier: Of the graph as it was.
+        frontier: Of the graph as it was; or the plans of a fit, by ascending peak.
+        earlier: The plan by which collectives were rewritten before this schedule was looked for: it is of the graph
+            that they left, lifted anew (a plug-in's: fused, perhaps). Not both this and ``made``.
     """
 
     made: Plan | None = None
     beside: Beside | None = None
-    frontier: Frontier | None = None
+    frontier: Frontier | tuple[FitPoint, ...] | None = None
+    earlier: Plan | None = None
+
+    @property
+    def told(self) -> Plan | None:
+        """The plan whose rewrites are listed."""
+        return self.earlier if self.made is None else self.made
 
 
 NOTHING_ELSE = Extras()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from overlap_sched.analysis.frontier_points import Frontier
 from overlap_sched.judge.replay import replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order, Problem
@@ -15,7 +16,7 @@ from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, 
 from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.report.rewrites_text import outcome_text, rewrites_figures
 from overlap_sched.report.text import budget_words, figures, summary_rows
-from overlap_sched.report.units import printable
+from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.scheduler.result import Figures, Schedule
 
 COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
@@ -29,11 +30,11 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         more: Figures beyond those that a schedule tells (``prices``).
         extras: Rewrites, one more order, the frontier.
     """
-    made = extras.made
     original = original_problem(schedule, extras)
     problems = (original,) if original is schedule.problem else (original, schedule.problem)
     reserved = reserved_changes(schedule, original)
-    rewritten = {} if made is None else rewrites_figures(made)
+    told = extras.told
+    rewritten = {} if told is None else rewrites_figures(told)
     ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
     groups = _groups(problems)
     before, after = LiveRanges(original), LiveRanges(schedule.problem)
@@ -52,7 +53,7 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         figures={**figures(schedule), **rewritten, **(more or {}), "reserved": reserved_figures(reserved)},
         columns=columns,
         summary=tuple((*row, *[""] * (1 + len(columns) - len(row))) for row in summary),
-        remarks=_remarks(schedule),
+        remarks=(*_remarks(schedule), *_earlier(extras)),
         budget_bytes=schedule.budget_bytes,
         ops=tuple(map(printable, ops)),
         groups=tuple(f"{printable(name)} ({size} ranks)" for name, size in groups.items()),
@@ -60,13 +61,13 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         in_flight=MEMORY_KINDS.index(IN_FLIGHT),
         causes=tuple((WORDS[c.name], c.exposed_us, c.collectives) for c in causes(schedule)),
         graphs=tuple(
-            Graph(_nodes(problem, ops, tuple(groups)), _storages(ranges), marked_nodes(problem, other, made))
+            Graph(_nodes(problem, ops, tuple(groups)), _storages(ranges), marked_nodes(problem, other, extras))
             for problem, other, ranges in zip(problems, problems[::-1], (before, after), strict=False)
         ),
         runs=tuple(runs),
         collectives=collective_rows(schedule, original, extras),
-        rewrites=rewrite_rows(schedule, made),
-        tried=() if made is None else tuple((printable(one.what), outcome_text(one)) for one in made.trials),
+        rewrites=rewrite_rows(schedule, told),
+        tried=() if told is None else tuple((printable(one.what), outcome_text(one)) for one in told.trials),
         frontier=_frontier(extras, runs),
     )
 
@@ -99,6 +100,18 @@ def _remarks(schedule: Schedule) -> tuple[str, ...]:
     kept = "" if schedule.fell_back is None else f"The original order was kept: {printable(schedule.fell_back)}."
     contended = with_contention_line(simulated, problem.contention).splitlines()
     return tuple(filter(None, (*contended, kept, not_held(schedule))))
+
+
+def _earlier(extras: Extras) -> tuple[str, ...]:
+    """What the graph was like before it was rewritten, where the orders of the page are of what was left."""
+    if extras.earlier is None:
+        return ()
+    was = extras.earlier.schedule.original
+    return (
+        f"{count(len(extras.earlier.rewrites), 'rewrite')} of collectives came before both orders of this page. The "
+        f"graph as it was, before rewrites and fusion: a step of {duration(was.step_us)}, {duration(was.exposed_us)} "
+        f"exposed, a peak of {size(was.peak_bytes)}.",
+    )
 
 
 def _groups(problems: Sequence[Problem]) -> dict[str, int]:
@@ -159,9 +172,12 @@ def _frontier(extras: Extras, runs: Sequence[Run]) -> FrontierData | None:
     found = extras.frontier
     if found is None:
         return None
+    points, bound_us, floor_bytes = (
+        (found.points, found.bound_us, found.floor_bytes) if isinstance(found, Frontier) else (found, None, None)
+    )
     return FrontierData(
-        points=tuple(FrontierPoint(point.peak_bytes, point.step_us, point.exposed_us, "") for point in found.points),
+        points=tuple(FrontierPoint(point.peak_bytes, point.step_us, point.exposed_us, "") for point in points),
         others=tuple(FrontierPoint(run.peak_bytes, run.step_us, run.exposed_us, run.title) for run in runs),
-        bound_us=found.bound_us,
-        floor_bytes=found.floor_bytes,
+        bound_us=bound_us,
+        floor_bytes=floor_bytes,
     )

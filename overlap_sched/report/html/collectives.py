@@ -12,7 +12,7 @@ from overlap_sched.report.text import most_exposed, refusal, why_text
 from overlap_sched.report.units import printable
 from overlap_sched.scheduler.result import Decision, Schedule
 from overlap_sched.transform.plan import Plan
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Split, Stream
 
 
 def collective_rows(schedule: Schedule, original: Problem, extras: Extras) -> tuple[Collective, ...]:
@@ -49,12 +49,18 @@ def rewrite_rows(schedule: Schedule, made: Plan | None) -> tuple[RewriteRow, ...
     return tuple(RewriteRow(printable(record_text(one)), ids.get(_launch(one.rewrite), -1)) for one in made.records)
 
 
-def marked_nodes(problem: Problem, other: Problem, made: Plan | None) -> tuple[int, ...]:
+def marked_nodes(problem: Problem, other: Problem, extras: Extras) -> tuple[int, ...]:
     """Nodes that are not in the other graph, and collectives that went to another communicator."""
+    made = extras.told
     if made is None:
         return ()
-    names = {node.name for node in other.nodes} - {one.collective for one in made.rewrites if isinstance(one, Stream)}
-    return tuple(v for v, node in enumerate(problem.nodes) if node.name not in names)
+    moved = {one.collective for one in made.rewrites if isinstance(one, Stream)}
+    if extras.made is None:  # the other graph is not on the page
+        was, new = ({node.name for node in each.problem.nodes} for each in (made.without, made.schedule))
+        marked = (new - was) | moved
+    else:
+        marked = {node.name for node in problem.nodes} - {node.name for node in other.nodes} | moved
+    return tuple(v for v, node in enumerate(problem.nodes) if node.name in marked)
 
 
 def _launch(rewrite: Rewrite) -> str:
@@ -68,6 +74,8 @@ def _launch(rewrite: Rewrite) -> str:
             return rewrite.first
         case Stream():
             return rewrite.collective
+        case Offload():
+            return rewrite.name
     return ""
 
 

@@ -2,9 +2,9 @@
 
 import html
 
-from overlap_sched.report.html.data import FrontierPoint, Page
-from overlap_sched.report.text import gap_percent
-from overlap_sched.report.units import change, count, duration, size
+from overlap_sched.report.frontier_text import point_cells
+from overlap_sched.report.html.data import FrontierData, Page
+from overlap_sched.report.units import count, duration, size
 
 
 def table_row(cells: tuple[str, ...]) -> str:
@@ -24,12 +24,17 @@ def rewrites_section(page: Page) -> str:
         for one in page.rewrites
     ]
     step = f"; the best order without rewrites takes {duration(page.figures['step_without_rewrites_us'])}"
+    found = (
+        " A click on one finds it in the streams, where what rewrites made, and what they made it of, has a colour of "
+        "its own."
+        if any(one.node >= 0 for one in page.rewrites)
+        else ""
+    )
     tried = "".join(table_row(one) for one in page.tried)
     return _section(
         "rewrites",
         "Rewrites, what each bought and costs (simulated)",
-        f"<p>{count(len(page.rewrites), 'rewrite')} in the scheduled order{step}. A click on one finds it in the "
-        "streams, where what rewrites made, and what they made it of, has a colour of its own.</p>",
+        f"<p>{count(len(page.rewrites), 'rewrite')} in the scheduled order{step}.{found}</p>",
         f'<ol id="rewrites" class="list scroll" tabindex="0" aria-label="Rewrites">{"".join(rows)}</ol>'
         if rows
         else "",
@@ -46,13 +51,15 @@ def frontier_section(page: Page) -> str:
     if found is None:
         return ""
     original = found.others[0]
-    rows = [table_row(_point(point, original, found.bound_us)) for point in (*found.points, *found.others)]
+    rows = [
+        table_row((point.name or "on the frontier", *point_cells(point, original, found.bound_us)))
+        for point in (*found.points, *found.others)
+    ]
     head = ("order", "peak", "", "step", "", "exposed", "above the bound")
     return _section(
         "frontier",
         "Step against peak memory (simulated)",
-        f"<p>The shortest step found for each peak, of the graph as it was. No order's step is below "
-        f"{duration(found.bound_us)}; no order's peak is below {size(found.floor_bytes)}.</p>",
+        f"<p>{_bounds(found)}</p>",
         '<div id="frontier-plot"></div>',
         '<div class="scroll" tabindex="0" role="group" aria-labelledby="frontier-title">'
         '<table id="frontier"><thead><tr>'
@@ -61,15 +68,12 @@ def frontier_section(page: Page) -> str:
     )
 
 
-def _point(point: FrontierPoint, original: FrontierPoint, bound_us: float) -> tuple[str, ...]:
+def _bounds(found: FrontierData) -> str:
+    if found.bound_us is None or found.floor_bytes is None:
+        return "The shortest step found for each peak, with rewrites; there may be better ones."
     return (
-        point.name or "on the frontier",
-        size(point.peak_bytes),
-        change(original.peak_bytes, point.peak_bytes),
-        duration(point.step_us),
-        change(original.step_us, point.step_us),
-        duration(point.exposed_us),
-        f"{gap_percent(point.step_us, bound_us):.2f} %",
+        "The shortest step found for each peak, of the graph of the original order. No order's step is below "
+        f"{duration(found.bound_us)}; no order's peak is below {size(found.floor_bytes)}."
     )
 
 

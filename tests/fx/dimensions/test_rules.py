@@ -31,6 +31,8 @@ class T(NamedTuple):
         generator = torch.Generator().manual_seed(seed)
         if self.fill == "mask":
             return torch.rand(self.shape, generator=generator) < 0.5
+        if self.fill == "positive":
+            return torch.rand(self.shape, generator=generator, dtype=torch.float64) + 0.5
         if self.fill.startswith("below"):
             return torch.randint(int(self.fill[5:]), self.shape, generator=generator)
         if self.fill == "complex":
@@ -55,6 +57,8 @@ class Case(NamedTuple):
 
 
 M = T((4, 4, 6))
+IMAGES, HALF = T((4, 4, 6, 6)), T((4, 4, 3, 3))
+POOL = ([2, 2], [2, 2], [0, 0])
 ATT = T((4, 4, 8, 8), "real")
 CASES = {
     "add": Case(A.add.Tensor, (M, T((4, 6))), {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)}),
@@ -142,6 +146,107 @@ CASES = {
         {(0, 0)},
     ),
     "max_pool2d": Case(A.max_pool2d_with_indices.default, (T((4, 2, 6, 6), "real"), [2, 2]), {(0, 0), (0, 1)}),
+    "max_pool2d backward": Case(
+        A.max_pool2d_with_indices_backward.default,
+        (HALF, IMAGES, *POOL, [1, 1], False, T((4, 4, 3, 3), "below36")),
+        {(0, 0), (0, 1), (2, 0), (2, 1)},
+    ),
+    "avg_pool2d backward": Case(
+        A.avg_pool2d_backward.default, (HALF, IMAGES, *POOL, False, True, None), {(0, 0), (0, 1)}, close=True
+    ),
+    "adaptive_avg_pool2d backward": Case(A._adaptive_avg_pool2d_backward.default, (HALF, IMAGES), {(0, 0), (0, 1)}),
+    "upsample": Case(A.upsample_nearest2d.default, (HALF, [6, 6]), {(0, 0), (0, 1)}),
+    "upsample.vec": Case(A.upsample_nearest2d.vec, (HALF, None, [2.0, 2.0]), {(0, 0), (0, 1)}),
+    "upsample backward": Case(A.upsample_nearest2d_backward.default, (IMAGES, [6, 6], [4, 4, 3, 3]), {(0, 0), (0, 1)}),
+    "bilinear": Case(A.upsample_bilinear2d.default, (HALF, [6, 6], False), {(0, 0), (0, 1)}, close=True),
+    "bilinear.vec": Case(A.upsample_bilinear2d.vec, (HALF, None, True, [2.0, 2.0]), {(0, 0), (0, 1)}, close=True),
+    "bilinear backward": Case(
+        A.upsample_bilinear2d_backward.default, (IMAGES, [6, 6], [4, 4, 3, 3], False), {(0, 0), (0, 1)}, close=True
+    ),
+    "pixel_shuffle": Case(A.pixel_shuffle.default, (HALF, 2), {(0, 0)}),
+    "pad": Case(A.constant_pad_nd.default, (M, [1, 1], 2.0), {(0, 0), (0, 1)}),
+    "pad, the first dimension": Case(A.constant_pad_nd.default, (M, [0, 0, 0, 0, 1, 0]), {(0, 1), (0, 2)}),
+    "group norm": Case(
+        A.native_group_norm.default, (IMAGES, T((4,)), T((4,)), 4, 4, 36, 2, 1e-5), {(0, 0)}, close=True
+    ),
+    "group norm backward": Case(
+        A.native_group_norm_backward.default,
+        (IMAGES, IMAGES, T((4, 2)), T((4, 2), "positive"), T((4,)), 4, 4, 36, 2, [True, True, True]),
+        {(0, 0), (1, 0)},
+        close=True,
+    ),
+    "batch norm, not in training": Case(
+        A._native_batch_norm_legit_no_training.default,
+        (IMAGES, T((4,)), T((4,)), T((4,)), T((4,), "positive"), 0.1, 1e-5),
+        {(0, 0), (0, 2), (0, 3)},
+        close=True,
+    ),
+    "batch norm, asked not to train": Case(
+        A.native_batch_norm.default,
+        (IMAGES, T((4,)), T((4,)), T((4,)), T((4,), "positive"), False, 0.1, 1e-5),
+        {(0, 0), (0, 2), (0, 3)},
+        close=True,
+    ),
+    "batch norm, functional": Case(
+        A._native_batch_norm_legit_functional.default,
+        (IMAGES, T((4,)), T((4,)), T((4,)), T((4,), "positive"), False, 0.1, 1e-5),
+        {(0, 0), (0, 2), (0, 3)},
+        close=True,
+    ),
+    "batch norm backward": Case(
+        A.native_batch_norm_backward.default,
+        (IMAGES, IMAGES, T((4,)), T((4,)), T((4,), "positive"), None, None, False, 1e-5, [True, True, True]),
+        {(0, 0), (0, 2), (0, 3), (1, 0), (1, 2), (1, 3)},
+        close=True,
+    ),
+    "batch norm in training": Case(
+        A.native_batch_norm.default, (IMAGES, T((4,)), T((4,)), None, None, True, 0.1, 1e-5), set()
+    ),
+    "batch norm backward in training": Case(
+        A.native_batch_norm_backward.default,
+        (IMAGES, IMAGES, T((4,)), None, None, T((4,)), T((4,)), True, 1e-5, [True, True, True]),
+        set(),
+    ),
+    "sum of all": Case(A.sum.default, (M,), set(), {(0, 0), (0, 1), (0, 2)}),
+    "max": Case(A.max.dim, (T((4, 4, 6), "real"), 1), {(0, 0), (0, 2)}),
+    "min": Case(A.min.dim, (T((4, 4, 6), "real"), 1), {(0, 0), (0, 2)}),
+    "gather": Case(A.gather.default, (T((4, 6, 8)), 1, T((4, 3, 8), "below6")), {(0, 0), (0, 2), (1, 0), (1, 2)}),
+    "gather, fewer": Case(A.gather.default, (T((4, 6, 8)), 1, T((4, 3, 4), "below6")), {(0, 0), (1, 0)}),
+    "another type": Case(A._to_copy.default, (M,), {(0, 0), (0, 1), (0, 2)}),
+    "zeros_like": Case(A.zeros_like.default, (M,), {(0, 0), (0, 1), (0, 2)}),
+    "ones_like": Case(A.ones_like.default, (M,), {(0, 0), (0, 1), (0, 2)}),
+    "full_like": Case(A.full_like.default, (M, 3.0), {(0, 0), (0, 1), (0, 2)}),
+    "new_empty": Case(A.new_empty.default, (M, [1]), {(0, 0), (0, 1), (0, 2)}),
+    "new_zeros": Case(A.new_zeros.default, (M, [3]), {(0, 0), (0, 1), (0, 2)}),
+    "new_ones": Case(A.new_ones.default, (M, [3]), {(0, 0), (0, 1), (0, 2)}),
+    "new_full": Case(A.new_full.default, (M, [3], 2.0), {(0, 0), (0, 1), (0, 2)}),
+    "slice backward": Case(A.slice_backward.default, (M, [4, 9, 6], 1, 2, 6, 1), {(0, 0), (0, 2)}),
+    "select backward": Case(A.select_backward.default, (M, [4, 3, 4, 6], 1, 2), {(0, 0), (0, 1), (0, 2)}),
+    "likelihood": Case(A.nll_loss_forward.default, (T((4, 6)), T((4,), "below6"), None, 2, -100), {(0, 0), (1, 0)}),
+    "likelihood of each": Case(
+        A.nll_loss_forward.default, (T((4, 6)), T((4,), "below6"), None, 0, -100), {(0, 0), (1, 0)}
+    ),
+    "likelihood, mean": Case(A.nll_loss_forward.default, (T((4, 6)), T((4,), "below6"), None, 1, -100), set()),
+    "likelihood backward": Case(
+        A.nll_loss_backward.default, (T(()), T((4, 6)), T((4,), "below6"), None, 2, -100, T(())), {(1, 0), (2, 0)}
+    ),
+    "likelihood backward of each": Case(
+        A.nll_loss_backward.default,
+        (T((4,)), T((4, 6)), T((4,), "below6"), None, 0, -100, T(())),
+        {(0, 0), (1, 0), (2, 0)},
+    ),
+    "likelihood backward, mean": Case(
+        A.nll_loss_backward.default, (T(()), T((4, 6)), T((4,), "below6"), None, 1, -100, T(())), set()
+    ),
+    "squares": Case(A.mse_loss.default, (M, M, 2), set(), {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)}),
+    "squares, mean": Case(A.mse_loss.default, (M, M, 1), set()),
+    "squares backward": Case(
+        A.mse_loss_backward.default, (T(()), M, M, 2), {(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)}
+    ),
+    "squares backward of each": Case(
+        A.mse_loss_backward.default, (M, M, M, 0), {(at, dim) for at in range(3) for dim in range(3)}
+    ),
+    "squares backward, mean": Case(A.mse_loss_backward.default, (T(()), M, M, 1), set()),
     "avg_pool2d": Case(A.avg_pool2d.default, (T((4, 2, 6, 6)), [2, 2]), {(0, 0), (0, 1)}),
     "adaptive_avg_pool2d": Case(A._adaptive_avg_pool2d.default, (T((4, 2, 6, 6)), [3, 3]), {(0, 0), (0, 1)}),
     "attention": Case(

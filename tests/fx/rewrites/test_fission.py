@@ -39,6 +39,7 @@ def check_results(before: fx.GraphModule, after: fx.GraphModule, bitwise: bool =
             assert torch.equal(a, b) if bitwise else torch.allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "parts"), [*((name, 2) for name in EXAMPLES), ("experts", 4), ("backward", 4)])
 def test_results_stay(name: str, parts: int) -> None:
     """From every dimension of every input: batches, tokens, columns of weights.

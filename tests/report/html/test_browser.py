@@ -312,10 +312,14 @@ def test_a_training_run_on_two_ranks(browser: Any, tmp_path: Path) -> None:
     run_ranks("tests.support.inductor.page_ranks", tmp_path, ranks=2)
     found = json.loads((tmp_path / "figures.json").read_text())
     assert len(found) == 2
-    for number, (step_us, exposed_us) in enumerate(found):
+    assert any(rewrites for _, _, rewrites in found)
+    for number, (step_us, exposed_us, rewrites) in enumerate(found):
         page = opened(browser, tmp_path / f"graph{number}.html")
         headed = f"Streams, scheduled order: step {duration(step_us)}, exposed {duration(exposed_us)}"
         assert page.text("#streams-title-1") == headed
+        assert page.tab.locator("#rewrites li").count() == rewrites
+        assert ("rewrites of collectives came before both" in page.text("#remarks")) == (rewrites > 1)
+        assert page.tab.locator("#frontier-plot canvas").count() >= 1
         assert page.complaints == []
         page.tab.close()
 

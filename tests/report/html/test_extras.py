@@ -1,6 +1,7 @@
 """Rewrites, an order beside ours and the frontier on the page: what stands for what, and the figures of each."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from overlap_sched.report.html.beside import Beside, Extras
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import page_text
 from overlap_sched.report.units import duration, size
+from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.rewrites import Bucket, Stream
@@ -69,6 +71,37 @@ def test_a_bucket_stands_for_its_members(made: Plan) -> None:
     assert sum(row.original_exposed_us for row in page.collectives) == pytest.approx(made.without.original.exposed_us)
     stands = [v for row in page.collectives for v in row.before]
     assert sorted(stands) == sorted(made.without.problem.collectives)
+
+
+def test_what_was_rewritten_before_is_told_and_marked(made: Plan) -> None:
+    """As in a plug-in: the rewritten graph is scheduled anew, and only that is on the page."""
+    anew = schedule(made.schedule.problem, Options(effort=1))
+    page = page_of(anew, extras=Extras(earlier=made))
+    (names,), was = (graph.nodes.name for graph in page.graphs), {node.name for node in made.without.problem.nodes}
+    moved = {one.collective for one in made.rewrites if isinstance(one, Stream)}
+    assert {names[v] for v in page.graphs[0].marked} == (set(names) - was) | moved
+    assert [names[row.node] for row in page.rewrites] == [
+        one.name if isinstance(one, Bucket) else one.collective  # type: ignore[union-attr]
+        for one in made.rewrites
+    ]
+    assert page.tried == page_of(made.schedule, extras=Extras(made)).tried
+    assert page.figures["step_without_rewrites_us"] == made.without.scheduled.step_us
+    (original, _), before = page.runs, made.schedule.original
+    assert original.step_us == anew.original.step_us
+    assert page.remarks[-1] == (
+        f"{len(made.rewrites)} rewrites of collectives came before both orders of this page. The graph as it was, "
+        f"before rewrites and fusion: a step of {duration(before.step_us)}, {duration(before.exposed_us)} exposed, a "
+        f"peak of {size(before.peak_bytes)}."
+    )
+
+
+def test_rewrites_of_a_graph_that_was_fused_are_told_and_lead_nowhere(made: Plan) -> None:
+    problem = made.schedule.problem
+    renamed = replace(problem, nodes=tuple(n._replace(name=f"buf{v}") for v, n in enumerate(problem.nodes)))
+    page = page_of(schedule(renamed, Options(effort=0)), extras=Extras(earlier=made))
+    assert len(page.rewrites) == len(made.rewrites)
+    assert {row.node for row in page.rewrites} == {-1}
+    assert page.graphs[0].marked == ()
 
 
 def test_rewrites_are_listed_and_lead_to_their_launch(made: Plan) -> None:

@@ -50,6 +50,7 @@ class Stage:
         here = membership.membership_of(None, None, None)
         assert here is not None
         self.membership = here
+        self.known: dict[tuple[Any, ...], list[torch.Tensor]] = {}
 
     @contextmanager
     def scene(self, name: str) -> Iterator[None]:
@@ -65,9 +66,14 @@ class Stage:
         return kind(WIDTH, self.ranks)
 
     def plain(self, model: nn.Module, backend: str = "aot_eager", width: int = WIDTH) -> list[torch.Tensor]:
-        """Results without us."""
-        torch._dynamo.reset()
-        return step(model, torch.compile(model, backend=backend, fullgraph=True), width)
+        """Results without us; compiled once where all ranks have had the models of this scene before."""
+        models: list[Any] = [None] * self.ranks
+        dist.all_gather_object(models, (type(model).__name__, getattr(model, "group", "")))
+        what = (*models, backend, width)
+        if what not in self.known:
+            torch._dynamo.reset()
+            self.known[what] = step(model, torch.compile(model, backend=backend, fullgraph=True), width)
+        return self.known[what]
 
     def step(
         self, model: nn.Module, options: Options = ROOMY, *, backend: Any = None, width: int = WIDTH, **how: Any

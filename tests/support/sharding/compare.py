@@ -31,7 +31,8 @@ import overlap_sched
 from overlap_sched.distributed import shard
 from tests.support.sharding.decoder import EVEN, UNEVEN, Decoder, batch, decoder
 
-STEPS = 3
+STEPS = 2
+"""The second has momentum from the first."""
 Apply = Callable[..., Any]
 PLAIN = MixedPrecisionPolicy()
 BF16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)

@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 -m tests.support.titan.fidelity OUT.json [ARGUMENTS OF TORCHTITAN]
 
-Each round trains with torchtitan's own order and with ours, and calibrates; the graph that runs is a whole step. The
-first steps in torchtitan's order calibrate kernels, the others are measured. Rank 0 writes ``OUT.json``, as
+Each round trains with the graph in its own order and in ours, and calibrates; the graph that runs is a whole step, and
+both times the one that our pipeline leaves (torchtitan's own has other collectives: it puts some together). The first
+steps in its own order calibrate kernels, the others are measured. Rank 0 writes ``OUT.json``, as
 :mod:`llama_repro.fidelity.rank` does.
 """
 
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+import overlap_sched
 from llama_repro.fidelity.clock import (
     GraphClock,
     Taken,
@@ -34,9 +36,11 @@ from llama_repro.fidelity.prediction import predicted, repriced, stretched
 from llama_repro.fidelity.shapes import wishes_for
 from llama_repro.training.calibrate import model_of
 from llama_repro.training.world import World
+from overlap_sched.cost.table import Tables
 from overlap_sched.cost.tabled import TableModel
 from overlap_sched.distributed.calibration.kernels import KernelCall, calls_in
 from overlap_sched.fx import lift
+from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from tests.support.titan.cpu import on_cpu
 from tests.support.titan.jobs import LLAMA, OURS
@@ -53,17 +57,18 @@ def main() -> None:
     on_cpu()
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    arguments = [*LLAMA, *_SIZE, *given, "--dump_folder", str(out.parent / "dump")]
-    jobs = {"original": arguments, "ours": [*arguments, *OURS]}
+    arguments = [*LLAMA, *_SIZE, *given, *OURS, "--dump_folder", str(out.parent / "dump")]
+    jobs = {"original": Options(effort=0, agreement="none"), "ours": Options()}
     calls: dict[tuple[str, str], KernelCall] = {}
     orders: dict[str, tuple[Problem, Order]] = {}
-    rounds = []
+    rounds, kernels = [], Tables()
     with own_core(rank), clocked() as clock:
         for number in range(ROUNDS):
             trained: dict[str, Trained] = {}
-            for name, job in jobs.items():
+            for name, options in jobs.items():
                 _join(out, f"{number}-{name}", rank, size)
-                trained[name] = done = _trained(job, clock, calls)
+                with overlap_sched.enabled(options):
+                    trained[name] = done = _trained(arguments, clock, calls)
                 if done.problem is not None and done.order is not None:
                     orders = {
                         "original": (done.problem, done.problem.original_order),
@@ -71,7 +76,8 @@ def main() -> None:
                     }
                 _leave()
             _join(out, f"{number}-calibrate", rank, size)
-            model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"))
+            model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"), kernels)
+            kernels = Tables(kernels=model.tables.kernels)  # they only divide stretches, which each round measures
             _leave()
             (kernels_us,) = stretched([orders["original"][0]], model, trained["original"].stretches_us)
             rounds.append({name: _row(*orders[name], model, kernels_us, trained[name].measured) for name in jobs})
@@ -90,8 +96,8 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _calibrated(calls: dict[tuple[str, str], KernelCall], problem: Problem, world: World) -> TableModel:
-    return model_of(world, wishes_for(calls.values(), [problem], world.size))
+def _calibrated(calls: dict[tuple[str, str], KernelCall], problem: Problem, world: World, known: Tables) -> TableModel:
+    return model_of(world, wishes_for(calls.values(), [problem], world.size), known)
 
 
 def _row(
@@ -117,8 +123,6 @@ class Trained(NamedTuple):
 def _trained(arguments: list[str], clock: GraphClock, calls: dict[tuple[str, str], KernelCall]) -> Trained:
     import torchtitan.experiments.graph_trainer.trainer as graph_trainer
     import torchtitan.train
-
-    import overlap_sched
 
     overlap_sched.clear_reports()
     torch._dynamo.reset()

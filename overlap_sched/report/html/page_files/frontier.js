@@ -5,16 +5,18 @@ function frontierFigure({ points, others, bound_us, floor_bytes }) {
   const all = [...points, ...others], peaks = all.map((point) => point.peak_bytes), steps = all.map((point) => point.step_us);
   const [scale, stepUnit] = timeUnit(Math.max(...steps));
   const range = (values, least, per) => {
-    const low = Math.min(...values, least), high = Math.max(...values), margin = (high - low || high || 1) * 0.08;
+    const low = Math.min(...values, least ?? Infinity), high = Math.max(...values), margin = (high - low || high || 1) * 0.08;
     return new Bokeh.Range1d({ start: (low - margin) / per, end: (high + margin) / per });
   };
   const figure = newFigure(260, range(steps, bound_us, scale), `step (${stepUnit})`, range(peaks, floor_bytes, unitBytes));
   figure.xaxis.axis_label = `peak (${bytesUnit}), simulated`;
   const at = (list, key, per) => list.map((point) => point[key] / per);
   inked.push(figure.step({ x: at(points, "peak_bytes", unitBytes), y: at(points, "step_us", scale), mode: "after", line_width: 2 }).glyph);
-  const bound = new Bokeh.Span({ location: bound_us / scale, dimension: "width", line_dash: "dotted" });
-  figure.add_layout(bound);
-  inked.push(bound);
+  if (bound_us !== null) {
+    const bound = new Bokeh.Span({ location: bound_us / scale, dimension: "width", line_dash: "dotted" });
+    figure.add_layout(bound);
+    inked.push(bound);
+  }
   figure.scatter({ x: at(points, "peak_bytes", unitBytes), y: at(points, "step_us", scale), size: 6, fill_color: "#999999", line_color: "#999999" });
   others.forEach((point, k) => {
     const [colour, marker] = MARKS[k];

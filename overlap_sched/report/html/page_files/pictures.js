@@ -8,7 +8,7 @@ const HIGH = 0.8, LEAST = 0.2; // of a row; of a bar's height, for merged blocks
 const P = Bokeh.Plotting;
 const [unitUs, unit] = timeUnit(endUs);
 const mostBytes = Math.max(data.budget_bytes, ...data.runs.map((run) => run.peak_bytes)) || 1;
-const [unitBytes, bytesUnit] = mostBytes >= 2 ** 30 ? [2 ** 30, "GiB"] : mostBytes >= 2 ** 20 ? [2 ** 20, "MiB"] : [1, "B"];
+const [unitBytes, bytesUnit] = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]].find(([unit]) => mostBytes >= unit) ?? [1, "B"];
 const time = new Bokeh.Range1d({ start: 0, end: endUs / unitUs });
 const bytes = new Bokeh.Range1d({ start: 0, end: (1.08 * mostBytes) / unitBytes });
 const figures = [], inked = []; // lines of the colour of text

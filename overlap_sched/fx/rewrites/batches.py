@@ -1,0 +1,84 @@
+"""The step in parts along its batch, forward and backward of one part before the next: for memory.
+
+What one level of a network holds in forward and backward is then held for one part at a time. Weights go whole to
+every part, and their gradients are added up, so that these are rounded otherwise than those of the whole batch; they
+are used behind the last part.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+from torch import fx
+
+from overlap_sched.fx.dimensions.border import fission_of
+from overlap_sched.fx.dimensions.call import shape
+from overlap_sched.fx.dimensions.region import Region, region_from
+from overlap_sched.fx.lifting import Lifted
+from overlap_sched.fx.rewrites.facts import GraphFacts
+from overlap_sched.transform.dimension_graph.cut import EndsError, range_cut
+from overlap_sched.transform.fission import Fission
+
+PARTS = (2, 4, 8, 16)
+INPUTS = 8
+"""Inputs that are tried: whose first dimension is as large as that of most values."""
+LARGEST = 60_000
+"""Nodes that a graph in parts may have."""
+LEAST = 0.2
+"""Of the compute time: what runs in parts of less than this is no candidate."""
+
+
+def batch_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission]:
+    """Fissions of as much of a step as runs in parts along the batch; by ascending number of parts.
+
+    Args:
+        lifted: Of a whole step.
+        parts: Into how many; where the batch does not divide, or the graph would be too large, it is left out.
+    """
+    graph = lifted.nodes[0].graph
+    us = {node.name: node.time_us for node in lifted.problem.nodes}
+    facts = GraphFacts(graph)
+    never = {one for one in graph.nodes if facts.written(one) or one in facts.after or facts.by_address(one)}
+    seed = _widest(graph, us, never)
+    found = []
+    for n in parts if seed is not None else ():
+        region = _grown(graph, seed, n, never)
+        if region is not None and len(region.gives) * (n - 1) + len(lifted.problem.nodes) <= LARGEST:
+            one = fission_of(region)
+            if one is not None:
+                found.append(one)
+    return found
+
+
+def _widest(graph: fx.Graph, us: Mapping[str, float], never: Collection[fx.Node]) -> fx.Node | None:
+    """The input from which most of the compute runs in two parts; ``None``: there is none from which much does."""
+    best, most = None, LEAST * sum(us.values())
+    for node in _inputs(graph):
+        region = _grown(graph, node, 2, never)
+        held = 0.0 if region is None else sum(us.get(inside.name, 0.0) for inside in region.gives)
+        if held > most:
+            best, most = node, held
+    return best
+
+
+def _inputs(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Inputs whose first dimension many values share; of one shape only the first."""
+    sizes: Counter[int] = Counter()
+    first: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.ndim and type(value.shape[0]) is int:
+            sizes[value.shape[0]] += 1
+            if node.op == "placeholder":
+                first[node] = value.shape[0]
+    shapes = {tuple(node.meta["val"].shape): node for node in reversed(first)}
+    return iter(sorted(shapes.values(), key=lambda node: -sizes[first[node]])[:INPUTS])
+
+
+def _grown(graph: fx.Graph, node: fx.Node, parts: int, never: Collection[fx.Node]) -> Region | None:
+    try:
+        seeds = {node: range_cut(shape(node), 0, parts)}
+    except EndsError:
+        return None
+    region = region_from(graph, seeds, parts, never=never, sums=True)
+    return region if region.gives else None

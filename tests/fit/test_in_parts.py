@@ -1,0 +1,164 @@
+"""Plans that begin with a fission: which are measured, which are searched any further, and what the allocator says."""
+
+from dataclasses import replace
+
+from overlap_sched.cost import Roofline
+from overlap_sched.fit import Fit, fit
+from overlap_sched.fit.in_parts import begun
+from overlap_sched.fit.limit import Limit
+from overlap_sched.fit.planner import Asked, Planner, point
+from overlap_sched.fit.reserved import held_best
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.options import Options
+from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.report.fit_text import answer_line, costs
+from overlap_sched.transform.dimension_graph.cut import Cut
+from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.prices import Prices
+
+MIB = 2**20
+PRICES = Prices(Roofline())
+
+
+def wide() -> Problem:
+    """A batch, two large values of it, a gradient that is a sum, and a weight that takes it in place."""
+    node, kind = Node, Kind
+    nodes = (
+        node("w", kind.INPUT, alloc=(0,)),
+        node("x", kind.INPUT, alloc=(1,)),
+        node("a", kind.COMPUTE, (0, 1), (2,), (0, 1), 400.0, "aten.mm", flops=10**10, bytes=10**6),
+        node("b", kind.COMPUTE, (2,), (3,), (2,), 400.0, "aten.gelu", flops=10**10, bytes=10**6),
+        node("g", kind.COMPUTE, (2, 3), (4,), (2, 3), 400.0, "aten.mm", flops=10**10, bytes=10**6),
+        node("add", kind.COMPUTE, (0, 2, 4), (), (0, 4), 1.0, "aten.add_.Tensor", bytes=10**6),
+        node("output", kind.OUTPUT, (4,), (), (4,)),
+    )
+    sizes = (1, 8, 256, 256, 1)
+    return Problem("wide", nodes, tuple(Storage(size * MIB, s == 0) for s, size in enumerate(sizes)))
+
+
+def in_parts(parts: int) -> Fission:
+    """All of it."""
+    return Fission(
+        ("a", "b", "g"),
+        parts,
+        (Slice("x", Cut(0, 1, 64 // parts), 8 * MIB, True, "x"),),
+        (Leave("g", "sum", Cut(0), MIB, "g"),),
+        full=(("g", 0),),
+    )
+
+
+WAYS = (in_parts(2), in_parts(4))
+
+
+def test_the_weight_is_updated_behind_all_parts() -> None:
+    """It writes to what ``a`` has read, of which it takes nothing."""
+    planner = Planner(Asked(wide(), PRICES, Options(), (), None, None, 0), WAYS[:1])
+    nodes = planner.problem.nodes
+    (update,) = (node for node in nodes if node.name == "add")
+    assert {nodes[u].name for u in update.deps} >= {WAYS[0].part("a", 0), WAYS[0].part("a", 1)}
+
+
+def asked(limit: int) -> Fit:
+    return fit(wide(), PRICES, memory_limit_bytes=limit * MIB, fissions=WAYS)
+
+
+def test_the_fewest_parts_that_fit() -> None:
+    whole, two, four = 514, 266, 139
+    found = asked(300)
+    assert (found.original.peak_bytes, found.best.peak_bytes) == (whole * MIB, two * MIB)
+    assert found.best.rewrites == (WAYS[0],)
+    assert asked(200).best.rewrites == (WAYS[1],)
+    assert asked(200).best.peak_bytes == four * MIB
+    assert not asked(100).fits
+    assert fit(wide(), PRICES, memory_limit_bytes=300 * MIB).best.rewrites == ()
+
+
+def test_the_lowest_peak_is_that_of_the_most_parts() -> None:
+    found = fit(wide(), PRICES, max_slowdown=0.2, fissions=WAYS)
+    assert found.best.rewrites == (WAYS[1],)
+    assert found.best.step_us <= 1.2 * found.without.step_us
+    assert fit(wide(), PRICES, max_slowdown=0.0, fissions=WAYS).best.rewrites == ()
+
+
+def test_what_cannot_be_done_is_left_out() -> None:
+    unknown = Fission(("nothing",), 2)
+    leaving = Fission(("a", "b"), 2, WAYS[0].slices)
+    assert fit(wide(), PRICES, memory_limit_bytes=300 * MIB, fissions=(unknown, leaving, *WAYS)).fits
+
+
+def test_behind_which_fissions_others_are_searched() -> None:
+    """Not behind what fits as it is, nor behind what is slower than what is found."""
+    planner = Planner(Asked(wide(), PRICES, Options(), (), None, None, 2))
+    ways = begun(planner, WAYS)
+    two, four = (plan for _, plan in ways.found)
+    assert two.step_us < four.step_us
+    assert ways.promising([two], Limit(300 * MIB, None)) == []
+    assert ways.promising([planner.original], Limit(200 * MIB, None)) == [WAYS[0]]
+    assert ways.promising([planner.original], Limit(100 * MIB, None)) == [WAYS[0], WAYS[1]]
+    assert ways.promising([four], Limit(200 * MIB, None)) == [WAYS[0]]
+    assert ways.promising([planner.original], Limit(None, two.step_us)) == [WAYS[0]]
+    assert ways.promising([planner.original], Limit(None, four.step_us)) == [WAYS[1], WAYS[0]]
+    quick = Planner(Asked(wide(), PRICES, Options(), (), None, None, 0))
+    assert begun(quick, WAYS).promising([quick.original], Limit(100 * MIB, None)) == []
+
+
+def test_parts_may_run_again_where_the_whole_may() -> None:
+    planner = Planner(Asked(wide(), PRICES, Options(), ("recompute",), frozenset({"b"}), None, 0), WAYS[:1])
+    assert planner.rerun == {"b", WAYS[0].part("b", 0), WAYS[0].part("b", 1)}
+
+
+def test_what_a_fission_saves_and_costs_is_told() -> None:
+    found = asked(300)
+    (cost,) = costs(found)
+    assert (cost.kind, cost.op) == ("fission", "3 nodes in 2 parts")
+    assert cost.bytes == found.original.peak_bytes - found.best.peak_bytes
+    assert cost.compute_us == found.best.step_us - found.original.step_us > 0
+
+
+def test_what_the_allocator_reserves_is_told() -> None:
+    found = asked(300)
+    assert found.held is not None
+    assert found.held.plain_bytes >= peak_memory(found.best.problem, found.best.order)[0]
+    assert found.held.over_bytes == 0
+    assert " torch's allocator reserves " in answer_line(found)
+
+
+def holes() -> Problem:
+    """Every other value of 5 MiB dies: what is as large as these together finds no room between the others."""
+    node, kind = Node, Kind
+    nodes = [node("w", kind.INPUT, alloc=(0,))]
+    nodes += [node(f"v{k}", kind.COMPUTE, (0,), (k,), (0,), 1.0, "aten.gelu") for k in range(1, 41)]
+    odds, evens = tuple(range(1, 41, 2)), tuple(range(2, 41, 2))
+    nodes.append(node("first", kind.COMPUTE, odds, (), odds, 1.0, "aten.add_"))
+    nodes.append(node("large", kind.COMPUTE, (41,), (41,), (0,), 1.0, "aten.mm"))
+    nodes.append(node("last", kind.COMPUTE, (*evens, 42), (42,), (*evens, 41), 1.0, "aten.mm"))
+    nodes.append(node("output", kind.OUTPUT, (43,), (), (42,)))
+    sizes = (1, *(5,) * 40, 100, 1)
+    return Problem("holes", tuple(nodes), tuple(Storage(size * MIB, s == 0) for s, size in enumerate(sizes)))
+
+
+def test_a_plan_that_the_allocator_holds_is_preferred() -> None:
+    problem, slow = holes(), wide()
+    torn, whole = (
+        point((), one, one.original_order) for one in (problem, Problem("w", slow.nodes[:1], slow.storages[:1]))
+    )
+    whole = replace(whole, step_us=2 * torn.step_us)
+    plain = Options(allocator="plain")
+    limit = Limit(torn.peak_bytes, None)
+    best, held = held_best([torn], limit, plain)
+    assert best == torn
+    assert held.plain_bytes > torn.peak_bytes + 40 * MIB
+    assert held.over_bytes > 0
+    assert held_best([torn, whole], limit, plain)[0] == whole
+    assert held_best([torn, whole], limit, Options(allocator="none"))[0] == torn
+    assert held_best([torn], Limit(held.plain_bytes, None), plain)[1].over_bytes == 0
+    assert held_best([torn], Limit(None, 10.0**6), plain)[1].over_bytes == 0
+
+
+def test_what_the_allocator_lacks_is_told() -> None:
+    problem = holes()
+    peak, _ = peak_memory(problem, problem.original_order)
+    found = fit(problem, PRICES, Options(allocator="plain"), memory_limit_bytes=peak, kinds=())
+    assert found.held is not None
+    if found.held.over_bytes:
+        assert "; a device of the limit lacks " in answer_line(found)

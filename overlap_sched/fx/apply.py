@@ -27,6 +27,11 @@ NO_COLLECTIVES = "the graph has no collectives"
 """The reason of a report on a graph in which there is nothing to move: memory alone is asked for by ``base``."""
 
 
+CLEARLY = 0.02
+"""A graph without collectives is reordered where its peak falls by at least this part: buffers are reused in another way
+in another order, which the prediction does not know."""
+
+
 @dataclass(frozen=True)
 class Report:
     """What became of a graph.
@@ -134,11 +139,19 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
         plan = made.schedule
     else:
         plan = schedule(lifted.problem, on_devices(options, lifted.devices))
-    if plan.order == lifted.problem.original_order:
+    if stays(plan):
         return Report(name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
     reorder(gm, lifted.reordered(plan.order))
     return Report(name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
+
+
+def stays(plan: Schedule) -> bool:
+    """Whether a graph keeps its order: there is no other one, or nothing to hide and no clearly lower peak."""
+    if plan.order == plan.problem.original_order:
+        return True
+    falls = plan.scheduled.peak_bytes <= (1 - CLEARLY) * plan.original.peak_bytes
+    return not plan.problem.collectives and not falls
 
 
 def _restore(gm: fx.GraphModule | fx.Graph, before: list[fx.Node]) -> None:

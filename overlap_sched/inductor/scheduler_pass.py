@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from overlap_sched.errors import NotUnderstoodError
-from overlap_sched.fx.apply import Report
+from overlap_sched.fx.apply import Report, stays
 from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.cache_key import settings_key
@@ -128,7 +128,7 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     lift_s = time.perf_counter() - began
     problem = attempt.problem = lifted.problem
     plan = schedule(problem, on_devices(settings.options, private.V.graph.device_types))
-    if plan.order == problem.original_order:
+    if stays(plan):
         return Report(problem.name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
     began = time.perf_counter()
     planned.ordered = _put_in_order(snodes, lifted, plan.order)

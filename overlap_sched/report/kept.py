@@ -36,7 +36,7 @@ def why_no_better(schedule: Schedule) -> str:
     if schedule.options.effort == 0:
         return "no other order was looked for (effort=0)"
     if not schedule.problem.collectives and schedule.options.base != "original":
-        return "no order with a lower peak was found"
+        return "no order with a clearly lower peak was found"
     found = [cause for cause in causes(schedule) if cause.collectives]
     if not found:
         return "no better order was found: nothing is exposed"

@@ -28,7 +28,7 @@ NO_COLLECTIVES = "the graph has no collectives"
 
 
 CLEARLY = 0.02
-"""A graph without collectives is reordered where its peak falls by at least this part: buffers are reused in another way
+"""A graph without collectives is reordered where its peak falls by at least this part: buffers are reused otherwise
 in another order, which the prediction does not know."""
 
 

@@ -32,3 +32,17 @@ def test_all_ranks_use_one_cut(ranks: list[dict[str, Any]]) -> None:
     assert not ranks[0]["less"]["kept"][0]
     assert ranks[0]["more"]["kept"][0]
     assert not ranks[0]["more"]["again"][0]
+
+
+def test_where_the_ranks_differ_all_use_torchs_own_cut(ranks: list[dict[str, Any]]) -> None:
+    for name in ("one rank fails", "other limits"):
+        for rank in ranks:
+            (reason,) = rank[name]["reasons"]
+            assert reason is not None, name
+    assert "ValueError: broken" in ranks[0]["one rank fails"]["reasons"][0]
+
+
+def test_afterwards_they_agree_again(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["less again"]["reasons"] == [None]
+        assert rank["less again"]["again"] == rank["less"]["again"]

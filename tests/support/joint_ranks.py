@@ -5,8 +5,10 @@ Writes ``FOLDER/rank<r>.pt``: per case results, what is marked, and why torch's 
 
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -47,6 +49,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     cases = {"plain": one(), "less": one(memory_limit="85%"), "more": one(memory_limit="300%")}
+    with mock.patch.object(partitioning, "fit_joint", side_effect=ValueError("broken")) if rank else nullcontext():
+        cases["one rank fails"] = one(memory_limit="80%")
+    cases["other limits"] = one(memory_limit="75%" if rank else "82%")
+    cases["less again"] = one(memory_limit="85%")
     torch.save(cases, Path(sys.argv[1]) / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -10,7 +10,6 @@ from torch import fx
 
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.lifting import lift
-from overlap_sched.fx.modules import graph_of
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.planning import plan_lifted
@@ -106,7 +105,7 @@ def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None
         VerificationError: With ``options.strict``, instead of that warning.
     """
     options = options or Options()
-    before = list(graph_of(gm).nodes)
+    before = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
     try:
         return _schedule_graph(gm, options, lift_arguments)
     except VerificationError:
@@ -155,6 +154,6 @@ def stays(plan: Schedule) -> bool:
 
 
 def _restore(gm: fx.GraphModule | fx.Graph, before: list[fx.Node]) -> None:
-    graph = graph_of(gm)
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if list(graph.nodes) != before:
         reorder(gm, before)

@@ -19,7 +19,6 @@ from overlap_sched.fx.groups import carried_facts, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
 from overlap_sched.fx.launches import FINISH, launch_times, with_launches
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
-from overlap_sched.fx.modules import graph_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
@@ -117,7 +116,7 @@ def lift(
         InputNameError, CostError, OptionsError, ProblemError: The arguments do not fit the graph.
         ClusterError, PlacementError: The cluster is none, or a process group does not fit it.
     """
-    graph = graph_of(gm)
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     reading = read_graph(graph)
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
     on = None if cluster is None else cluster_given(cluster)

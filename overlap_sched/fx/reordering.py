@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from torch import fx
 
 from overlap_sched.errors import OrderError
-from overlap_sched.fx.modules import graph_of
 
 
 def reorder(gm: fx.GraphModule | fx.Graph, nodes: Sequence[fx.Node]) -> None:
@@ -16,7 +15,7 @@ def reorder(gm: fx.GraphModule | fx.Graph, nodes: Sequence[fx.Node]) -> None:
     Raises:
         OrderError: ``nodes`` are not exactly the graph's nodes; the graph is as it was.
     """
-    graph = graph_of(gm)
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     present = list(graph.nodes)
     if len(nodes) != len(present) or set(nodes) != set(present):
         raise OrderError(
@@ -35,7 +34,7 @@ def with_ends(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> list[fx.No
 
 def link(gm: fx.GraphModule | fx.Graph, order: Sequence[fx.Node]) -> None:
     """Set the order, which must be right: all nodes of the graph. A module is recompiled."""
-    last = next(iter(graph_of(gm).nodes), None)
+    last = next(iter((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes), None)
     for node in order:
         if last is not None and node is not last:
             last.append(node)

@@ -6,7 +6,6 @@ from torch import fx
 
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
 from overlap_sched.fx.costs import Fusion
-from overlap_sched.fx.modules import graph_of
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.inductor import names
 from overlap_sched.inductor.agree import asks, graph_key
@@ -31,7 +30,7 @@ def schedule_fx(
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    graph = graph_of(gm)
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     before, attempt = list(graph.nodes), Attempt(settings)
     try:
         report = attempt.decided(lambda known: _plan(gm, before, known, kind, rewritten))
@@ -55,7 +54,7 @@ def _plan(
 ) -> Report:
     """What this rank would do by itself."""
     settings = attempt.settings = _without_rewrites(attempt.settings, rewritten)
-    graph = graph_of(gm)
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if list(graph.nodes) != before:  # planned already, in another way
         reorder(gm, before)
     name = attempt.name = graph_name(graph, kind)

@@ -21,7 +21,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from overlap_sched.distributed import Digest, digest_of
 from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx.lifting import Lifted, lift
-from overlap_sched.fx.modules import graph_of
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.inductor.agree import ask, asks, graph_key
 from overlap_sched.inductor.cache_key import key_after, settings_key
@@ -117,7 +116,7 @@ def _decided(
     gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
 ) -> bool:
     """Whether to do what is then pending; what failed here is raised once the other ranks know of it."""
-    if not launches_in(graph_of(gm).nodes):
+    if not launches_in((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes):
         return False
     failure = None
     try:
@@ -134,7 +133,7 @@ def _prepare(
     gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
 ) -> None:
     """What this rank would do by itself."""
-    graph = graph_of(gm)
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if asks(settings):
         known.key, known.launches = graph_key(graph, "rewrites"), launch_digest(launches_in(graph.nodes))
     known.name = graph_name(graph, kind)

@@ -7,5 +7,5 @@ from llama_repro.fidelity import rank
 from overlap_sched.distributed.calibration import stopwatch
 
 if __name__ == "__main__":
-    rank.ROUNDS, rank.STEPS, rank.CALIBRATING_STEPS, stopwatch.BUDGET_S = 1, 1, 2, 0.0
+    rank.ROUNDS, rank.STEPS, rank.CALIBRATING_STEPS, stopwatch.BUDGET_S = 1, 1, 3, 0.0
     rank.main()

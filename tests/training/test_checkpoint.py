@@ -100,7 +100,7 @@ def test_accumulated_micro_batches_are_one_large_batch(trainer):
 def test_the_command_says_what_is_wrong(monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("RANK", raising=False)
     assert main(["--model", "huge"]) == 2
-    assert capsys.readouterr().err == "train: model is 'huge'; it is one of tiny, small, 125m, 1b, 3b, 8b.\n"
+    assert capsys.readouterr().err == "train: model is 'huge'; it is one of tiny, short, small, 125m, 1b, 3b, 8b.\n"
     assert main(["--sharding", "2d", "--tp", "2"]) == 2
     assert "a world of 1 ranks cannot be divided into tensor-parallel groups of 2 (--tp)" in capsys.readouterr().err
     assert main(["--json", str(tmp_path / "none" / "out.json")]) == 2

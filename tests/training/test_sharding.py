@@ -99,7 +99,7 @@ def test_the_largest_has_eight_billion_parameters():
 def test_wrong_sizes_are_told():
     with pytest.raises(OptionsError) as unknown:
         sized("huge", 1, 1)
-    assert str(unknown.value) == "model is 'huge'; it is one of tiny, small, 125m, 1b, 3b, 8b."
+    assert str(unknown.value) == "model is 'huge'; it is one of tiny, short, small, 125m, 1b, 3b, 8b."
     with pytest.raises(OptionsError) as odd:
         sized("tiny", 3, 1)
     assert str(odd.value) == (

@@ -88,7 +88,7 @@ def dropping() -> nn.Sequential:
     return blocks(0.3)
 
 
-def step(model: nn.Module, rows: int = 64, backend: str = "overlap_sched", **how: Any) -> list[Tensor]:
+def step(model: nn.Module, rows: int = 64, backend: Any = overlap_sched.backend, **how: Any) -> list[Tensor]:
     """One step of a copy, compiled anew: the result, gradients and buffers. ``how``: as of ``enabled``."""
     torch.compiler.reset()
     clear_partitions()

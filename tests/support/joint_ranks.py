@@ -31,7 +31,7 @@ def one(**how: Any) -> dict[str, Any]:
     given = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
     with overlap_sched.enabled(timeout_s=60.0, **how), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = torch.compile(model, backend="overlap_sched")(given)
+        made = torch.compile(model, backend=overlap_sched.backend)(given)
         made.square().sum().backward()
     grads = [p.grad.to_local() for p in model.parameters() if p.grad is not None]
     found = [part.found for part in partitioning.partitions() if part.found is not None]

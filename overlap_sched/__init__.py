@@ -36,7 +36,17 @@ __all__ = [
 ]
 
 _FX = ("ProfileCost", "lift", "reorder", "schedule_graph")
-_INDUCTOR = ("backend", "clear_reports", "disable", "enable", "enabled", "inductor_options", "reports", "write_pages")
+_INDUCTOR = (
+    "backend",
+    "clear_reports",
+    "disable",
+    "enable",
+    "enabled",
+    "inductor_options",
+    "partitions",
+    "reports",
+    "write_pages",
+)
 
 
 def __getattr__(name: str) -> Any:

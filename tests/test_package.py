@@ -52,12 +52,13 @@ ARROWS = (
     ("dump",),
     ("sharding",),
     ("distributed",),
+    ("joint",),
     ("inductor",),
     ("titan",),
     ("cli",),
 )
 """Packages from the bottom up: each imports only those before it."""
-NEEDS_TORCH = ("fx", "dump", "sharding", "distributed", "inductor", "titan")
+NEEDS_TORCH = ("fx", "dump", "sharding", "distributed", "joint", "inductor", "titan")
 
 
 def imports_of(module: str) -> set[str]:

@@ -84,7 +84,7 @@ def costs_of(
                 price = Price(PCIE_5.copy_us(result.bytes[v]), "table", "bandwidth")
             else:
                 price = pricer.collective(Collective(comm.op, result.bytes[v], groups[name_of[v]]))
-        elif _is_free(reading, v):
+        elif is_free(reading, v):
             free.add(v)
             price = FREE
         else:
@@ -116,7 +116,7 @@ def _fuse(reading: Reading, costs: Costs, parts: Sequence[Part | None], pricer: 
             costs.prices[v] = price._replace(time_us=0.0) if part.kernel in known else price
 
 
-def _is_free(r: Reading, v: int) -> bool:
+def is_free(r: Reading, v: int) -> bool:
     """Views and the like: nothing new, nothing written."""
     if r.traits[v].free:
         return True

@@ -2,6 +2,7 @@
 
 - :mod:`~overlap_sched.inductor.scheduler_pass`: after Inductor's fusion, on its scheduler nodes; the default.
 - :mod:`~overlap_sched.inductor.post_grad`: on the FX graph that Inductor is about to lower.
+- :mod:`~overlap_sched.inductor.partitioning`: where AOTAutograd cuts the joint graph; only where a limit is given.
 - :mod:`~overlap_sched.inductor.eager`: ``torch.compile(model, backend="overlap_sched")``, which does not lower.
 
 :mod:`~overlap_sched.inductor.switch` switches them on; :mod:`~overlap_sched.inductor.reporting` says what became of
@@ -11,17 +12,20 @@ each graph. torch's private names are used nowhere else in this package, and aft
 
 from overlap_sched.inductor.eager import backend
 from overlap_sched.inductor.pages import write_pages
+from overlap_sched.inductor.partitioning import Partition, partitions
 from overlap_sched.inductor.reporting import GraphReport, clear_reports, reports
 from overlap_sched.inductor.switch import disable, enable, enabled, inductor_options
 
 __all__ = [
     "GraphReport",
+    "Partition",
     "backend",
     "clear_reports",
     "disable",
     "enable",
     "enabled",
     "inductor_options",
+    "partitions",
     "reports",
     "write_pages",
 ]

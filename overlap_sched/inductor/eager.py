@@ -17,6 +17,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.inductor.choosing import rewrite_and_schedule
+from overlap_sched.inductor.partitioning import fitted
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.options import Options
@@ -50,8 +51,11 @@ def backend(
         "bw_compiler": partial(_compile, settings=settings, kind="backward"),
         "inference_compiler": partial(_compile, settings=settings, kind="inference"),
     }
+    cut = min_cut_rematerialization_partition
     compiled: Callable[..., Any] = aot_autograd(
-        **compilers, partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True
+        **compilers,
+        partition_fn=partial(fitted, settings=settings, partitioner=cut) if settings.fits else cut,
+        keep_inference_input_mutations=True,
     )(gm, example_inputs)
     return compiled
 

@@ -12,6 +12,7 @@ from overlap_sched.distributed import TIMEOUT_S
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.here import cluster_here
 from overlap_sched.inductor.reporting import Stage
+from overlap_sched.joint.question import Question
 from overlap_sched.options import Options
 
 
@@ -34,6 +35,10 @@ class Settings:
         ranks: Those who compile the graphs that this one does and must agree with it, the same on each of them; by
             default all. For pipelines, where each stage has graphs of its own.
         timeout_s: How long to wait for them (seconds), see :data:`overlap_sched.distributed.TIMEOUT_S`.
+        memory_limit: Of forward and backward; what is saved for backward, and what runs again there, is chosen for it
+            (:mod:`overlap_sched.inductor.partitioning`). ``None``: that is left to torch, unless ``max_slowdown`` is
+            given.
+        max_slowdown: Or for the lowest peak within this: 0.05 for five percent. ``None``: see above.
         simple_overlap: Was torch's own ``simple_overlap`` on? Then it runs before us instead of behind us.
         notes: What was switched off for it; goes into the reports.
     """
@@ -46,13 +51,26 @@ class Settings:
     cluster: Cluster | str | Path | None = None
     ranks: Sequence[int] | None = None
     timeout_s: float = TIMEOUT_S
+    memory_limit: int | str | None = None
+    max_slowdown: float | None = None
     simple_overlap: bool = False
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reads the cluster's file, now and not in the middle of a job; raises as :func:`read_cluster` does."""
+        """Reads the cluster's file, now and not in the middle of a job; raises as :func:`read_cluster` does.
+
+        Raises:
+            OptionsError: ``memory_limit`` and ``max_slowdown`` are none of :class:`overlap_sched.joint.Question`.
+        """
+        if self.fits:
+            Question(self.memory_limit, self.max_slowdown)
         if self.cluster is not None:
             object.__setattr__(self, "cluster", cluster_given(self.cluster))
+
+    @property
+    def fits(self) -> bool:
+        """Whether cuts are chosen, too."""
+        return self.memory_limit is not None or self.max_slowdown is not None
 
     @property
     def costs(self) -> dict[str, Any]:

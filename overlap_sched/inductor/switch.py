@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+import torch
 import torch.distributed as dist
 from torch._inductor import config
 
@@ -29,6 +30,7 @@ from overlap_sched.inductor.choosing import planned
 from overlap_sched.inductor.console import rank, say, warn
 from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWatch
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
+from overlap_sched.inductor.partitioning import FitPartitioner
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.rewriting import RewritePass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
@@ -43,6 +45,8 @@ COMPETING = "aten_distributed_optimizations.enable_overlap_scheduling"
 """A reorderer of torch that runs before us: it makes fusion worse by the dependencies that it inserts."""
 SIMPLE_OVERLAP = "aten_distributed_optimizations.enable_simple_overlap"
 """Another, on by default from 2.14 on, that would run behind us and undo our order: we run it before us."""
+
+PARTITIONER = "custom_partitioner_fn"
 
 NOTHING_COMPILED = (
     "overlap_sched: nothing was compiled inside of enabled(). torch compiles when a function is called first, and its "
@@ -60,6 +64,8 @@ class How(TypedDict, total=False):
     cluster: Cluster | str | Path | None
     ranks: Sequence[int] | None
     timeout_s: float
+    memory_limit: int | str | None
+    max_slowdown: float | None
 
 
 _on: list[tuple[Settings, ExitStack]] = []
@@ -71,8 +77,8 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
 
     Args:
         options: How to schedule; ``None``: the defaults (zero headroom).
-        **how: ``stage``, ``cost``, ``model``, ``ranks_per_node``, ``cluster``, ``ranks`` and ``timeout_s``, see
-            :class:`~overlap_sched.inductor.settings.Settings`.
+        **how: ``stage``, ``cost``, ``model``, ``ranks_per_node``, ``cluster``, ``ranks``, ``timeout_s``,
+            ``memory_limit`` and ``max_slowdown``, see :class:`~overlap_sched.inductor.settings.Settings`.
 
     Raises:
         OptionsError: There is no such stage, or the ``tracker`` memory model was asked for after fusion.
@@ -144,6 +150,8 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
             raise TorchVersionError(refusal())
         warn(f"overlap_sched leaves torch as it is: {refusal()}")
         return settings, {}
+    if settings.fits:
+        changes |= _partitioner(settings, known)
     if COMPETING in known:
         changes[COMPETING] = False
         if known[COMPETING]:
@@ -176,6 +184,22 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
         before = RewritePass(settings, planned, before)
     changes[POST_GRAD] = DeterministicWatch(settings, before)
     return settings, changes
+
+
+def _partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, Any]:
+    """Ours, around the one that is set."""
+    if PARTITIONER not in known:
+        why = (
+            f"torch {torch.__version__} takes no partitioner (torch._inductor.config.{PARTITIONER}). Use 2.13 or newer."
+        )
+        if settings.options.strict:
+            raise TorchVersionError(why)
+        warn(f"overlap_sched leaves what is saved for backward to torch: {why}")
+        return {}
+    before = known[PARTITIONER]
+    while isinstance(before, FitPartitioner):  # ours, of an outer block
+        before = before.before
+    return {PARTITIONER: FitPartitioner(settings, before)}
 
 
 def _switch_on(settings: Settings) -> None:

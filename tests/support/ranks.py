@@ -4,7 +4,11 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,21 +24,37 @@ def run_ranks(module: str, *arguments: object, ranks: int, limit_s: float = 240,
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    # into files: a rank that says much would stand still at a full pipe, and all others with it
+    with ExitStack() as opened:
+        outputs = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
+        return _run(module, arguments, outputs, limit_s, {**where, **environment})
+
+
+def _run(
+    module: str, arguments: Sequence[object], outputs: Sequence[IO[str]], limit_s: float, environment: dict[str, str]
+) -> str:
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", module, *map(str, arguments)],
             cwd=ROOT,
-            env={**os.environ, **where, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
+            env={**os.environ, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
         )
-        for rank in range(ranks)
+        for rank, output in enumerate(outputs)
     ]
     try:
-        said = [process.communicate(timeout=limit_s)[0] for process in processes]
+        for process in processes:
+            process.wait(limit_s)
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(said)
+            process.wait()
+        said = [_read(output) for output in outputs]
+    assert not any(process.returncode for process in processes), "\n".join(said)
     return "\n".join(said)
+
+
+def _read(output: IO[str]) -> str:
+    output.seek(0)
+    return output.read()

@@ -1,0 +1,1 @@
+"""Fitted training steps on CPU ranks, predicted and measured: ``scripts/fit_run.py``."""

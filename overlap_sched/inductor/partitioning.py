@@ -1,0 +1,221 @@
+"""torch's partitioner, told what to run again in backward so that the graph fits: :mod:`overlap_sched.joint`.
+
+torch makes the cut, so random numbers, mutations, tangents and symbolic sizes are its own affair. Whatever fails, or
+does not fit, is cut as torch alone does it, with one warning. Where the graph communicates, all ranks use one cut: they
+compare it before it is used, as they do with orders.
+"""
+
+import hashlib
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+from overlap_sched.distributed import Digest
+from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
+from overlap_sched.fx.costs import Fusion
+from overlap_sched.inductor.agree import ask, graph_key
+from overlap_sched.inductor.cache_key import key_after, settings_key
+from overlap_sched.inductor.launches import launches_in
+from overlap_sched.inductor.names import graph_name
+from overlap_sched.inductor.reporting import log, rank, warn
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.joint import Found, Judge, Marks, Question, fit_joint
+from overlap_sched.joint.cut import Partitioner
+from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
+from overlap_sched.report.units import count, duration, from_to, size
+
+Halves = tuple[fx.GraphModule, fx.GraphModule]
+
+KEPT = 256
+_partitions: "deque[Partition]" = deque(maxlen=KEPT)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What became of one joint graph.
+
+    Attributes:
+        name: ``"joint 0/0 of Transformer"``.
+        found: Torch's cut and ours, as predicted; ``None``: the graph was left to torch.
+        reason: Why torch's own cut is used; ``None``: ours is.
+        priced_for: For which device steps are predicted.
+    """
+
+    name: str
+    found: Found | None = None
+    reason: str | None = None
+    priced_for: str = ""
+
+    @property
+    def line(self) -> str:
+        """One line for the log."""
+        if self.found is None or self.reason is not None:
+            return f"{self.name}: cut as torch does: {self.reason}"
+        before, after = self.found.before, self.found.best
+        pairs = (
+            (size(before.peak_bytes), size(after.peak_bytes)),
+            (size(before.saved_bytes), size(after.saved_bytes)),
+            (duration(before.step_us), duration(after.step_us)),
+        )
+        peak, saved, step = (from_to(*pair) for pair in pairs)
+        marks = after.marks
+        told = [f"{count(len(marks.again), 'operator')} more run again in backward"] if marks.again else []
+        told += [f"{count(len(marks.kept), 'operator')} of gathers run once"] if marks.kept else []
+        return (
+            f"{self.name}: {', '.join(told)}; peak {peak}, saved {saved}, step {step} (predicted for {self.priced_for})"
+        )
+
+
+def partitions() -> tuple[Partition, ...]:
+    """What became of the joint graphs compiled in this process, oldest first; the last 256 are kept."""
+    return tuple(_partitions)
+
+
+def clear_partitions() -> None:
+    """Forget them."""
+    _partitions.clear()
+
+
+@dataclass(frozen=True)
+class FitPartitioner(CustomPartitionerFn):
+    """For ``torch._inductor.config.custom_partitioner_fn``.
+
+    Attributes:
+        settings: With a question.
+        before: The partitioner that was set before; ``None``: torch's own.
+    """
+
+    settings: Settings
+    before: CustomPartitionerFn | None = None
+    _once: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **given: Any) -> Halves:
+        """Cut a joint graph."""
+        return fitted(gm, joint_inputs, self.settings, self.before or min_cut_rematerialization_partition, **given)
+
+    def uuid(self) -> str:
+        """For torch's caches: of the settings; where those have no key, one that nobody else has.
+
+        ``None`` would not do: torch 2.13 and 2.15 then cache as if there were no partitioner of ours.
+        """
+        return key_after(self.before, settings_key(self.settings)) or self._once
+
+
+def fitted(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partitioner: Any, **given: Any) -> Halves:
+    """Cut a joint graph as the settings ask for, or as the partitioner alone does.
+
+    Args:
+        gm: The joint graph, which the partitioner changes.
+        joint_inputs: For the partitioner, as ``given``.
+        settings: With a question.
+        partitioner: Torch's, or another of its kind.
+        **given: ``num_fwd_outputs`` and so on.
+
+    Raises:
+        VerificationError, AgreementError: With ``strict``, instead of a fallback.
+    """
+    cut = partial(_cut, partitioner=partitioner, joint_inputs=joint_inputs, given=given)
+    name, found, reason = "a joint graph", None, None
+    try:
+        name = graph_name("joint")
+        found, reason = _found(gm, cut, settings, name, given["num_fwd_outputs"])
+    except (AgreementError, VerificationError):
+        raise
+    except Exception as error:  # a failure must not take the compilation with it
+        reason = f"{type(error).__name__}: {error}"
+        if settings.options.strict:
+            raise VerificationError(f"fitting {name!r} failed: {reason}") from error
+        warn(f"overlap_sched leaves {name!r} to torch's partitioner: {reason}")
+    _record(Partition(name, found, reason, settings.priced_for))
+    if found is None or reason is not None:
+        return cut(gm)
+    return found.best.forward, found.best.backward
+
+
+def _cut(gm: fx.GraphModule, *, partitioner: Any, joint_inputs: Any, given: dict[str, Any]) -> Halves:
+    lists = {name: list(value) if isinstance(value, list) else value for name, value in given.items()}
+    halves: Halves = partitioner(gm, joint_inputs, **lists)
+    return halves
+
+
+def _found(
+    gm: fx.GraphModule, cut: Partitioner, settings: Settings, name: str, outputs: int
+) -> tuple[Found | None, str | None]:
+    """The cut, and why it is not used; all ranks come to the same."""
+    communicates = bool(launches_in(list(gm.graph.nodes)))
+    key = graph_key(gm.graph, "joint") if communicates else ""
+    found, failure = None, ""
+    try:
+        _check(gm)
+        fusion: Fusion = "none" if settings.stage == "backend" else "inductor"
+        judge = Judge(settings.options, fusion, settings.costs, outputs)
+        found = fit_joint(gm, cut, judge, Question(settings.memory_limit, settings.max_slowdown))
+    except Exception as error:  # the others must hear of it
+        failure = f"{type(error).__name__}: {error}"
+        if not communicates:
+            raise
+    if communicates:
+        mine = Digest.of_failure(failure, key, name=name) if found is None else _digest(gm, settings, key, found, name)
+        agreement = ask(mine, settings)
+        if agreement is not None and not agreement.agreed:
+            warn(f"overlap_sched leaves {name!r} to torch's partitioner: {agreement.reason}")
+            return found, str(agreement.reason)
+    if found is None:
+        raise NotUnderstoodError(failure)
+    return found, _why_not(found, name)
+
+
+def _why_not(found: Found, name: str) -> str | None:
+    if not found.fits:
+        assert found.limit_bytes is not None
+        reason = f"no cut was found below {size(found.limit_bytes)}; the lowest has {size(found.lowest_bytes)}"
+        warn(f"overlap_sched leaves {name!r} to torch's partitioner: {reason}")
+        return reason
+    return "it answers the question best" if found.best is found.before else None
+
+
+def _check(gm: fx.GraphModule) -> None:
+    """Refuse what a second cut of the same graph might not leave alone."""
+    if has_graphs_inside(gm):
+        raise NotUnderstoodError("it calls graphs inside of it (higher-order operators), which are cut by themselves")
+    for node in gm.graph.nodes:
+        if runs_again(node) and draws(node):
+            raise NotUnderstoodError(f"{node.name!r} draws random numbers and is to run again")
+
+
+def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: Found, name: str) -> Digest:
+    sizes = [_shape(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder")]
+    options = (settings.options, settings.memory_limit, settings.max_slowdown)
+    return Digest(key, _sha(*sizes), _sha(repr(options)), "", _told(found.best.marks), key, "", "", name, len(sizes))
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
+
+
+def _told(marks: Marks) -> str:
+    return _sha("again", *sorted(marks.again), "kept", *sorted(marks.kept))
+
+
+def _sha(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _record(partition: Partition) -> None:
+    """Keep and log; nothing that fails here changes the cut."""
+    try:
+        _partitions.append(partition)
+        if rank() == 0:
+            log.info("%s", partition.line)
+    except Exception as error:
+        warn(f"overlap_sched could not report on {partition.name!r}: {type(error).__name__}: {error}")

@@ -1,0 +1,101 @@
+"""Joint graphs: a copy to try something on, and forward and backward put together again as one graph."""
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+RECOMPUTE = "recompute"
+"""Where torch's partitioner looks for a :class:`torch.utils.checkpoint.CheckpointPolicy` in a node's metadata."""
+
+
+def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
+    """With a graph of its own, and the same tensors in its metadata; names stay."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    made = fx.GraphModule(gm, graph)
+    made.meta = copy.copy(gm.meta)
+    return made
+
+
+def mark(gm: fx.GraphModule, again: Iterable[str], kept: Iterable[str] = ()) -> None:
+    """Tell torch's partitioner what runs again in backward, and what does not although it was to."""
+    nodes = {node.name: node for node in gm.graph.nodes}
+    for name in kept:
+        nodes[name].meta.pop(RECOMPUTE, None)
+    for name in again:
+        nodes[name].meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
+
+
+def runs_again(node: fx.Node) -> bool:
+    """Whether torch's partitioner is told to run a node again."""
+    return node.meta.get(RECOMPUTE) in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether torch says that a node may draw random numbers: attention too, whatever its dropout.
+
+    Where such a node is to run again, torch's partitioner saves the generator's state
+    (``torch/_functorch/partitioners.py: functionalize_rng_ops``), and in 2.13 that fails beside the meshes of
+    :func:`overlap_sched.distributed.shard`.
+    """
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def has_graphs_inside(gm: fx.GraphModule) -> bool:
+    """Whether it calls graphs of its own (higher-order operators): each of them is partitioned by itself."""
+    return any(isinstance(module, fx.GraphModule) for module in gm.children())
+
+
+def inputs_of(graph: fx.Graph) -> list[fx.Node]:
+    """The placeholders."""
+    return list(graph.find_nodes(op="placeholder"))
+
+
+def returned(graph: fx.Graph) -> Sequence[fx.Node | None]:
+    """What the graph gives back."""
+    values = graph.output_node().args[0]
+    return values if isinstance(values, Sequence) else (values,)
+
+
+def joined(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, dict[str, str]]:
+    """One graph of both halves, and what the nodes of backward are called there.
+
+    Inputs of both come first, then forward, then backward. What runs again has its node's name and a number.
+
+    Args:
+        forward: Gives ``outputs`` values to the caller, then those that are saved.
+        backward: Takes saved values by the names that they have in forward, and tangents.
+        outputs: See above.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs_of(forward.graph):
+        copies[node] = graph.node_copy(node)
+    saved = {node.name: node for node in forward.graph.nodes}
+    late = [node for node in inputs_of(backward.graph) if node.name not in saved]
+    for node in late:
+        copies[node] = graph.node_copy(node)
+    _append(graph, forward.graph, copies)
+    for node in inputs_of(backward.graph):
+        if node.name in saved:
+            copies[node] = copies[saved[node.name]]
+    _append(graph, backward.graph, copies)
+    names = {n.name: copies[n].name for n in backward.graph.nodes if n.op not in ("placeholder", "output")}
+    given = [*returned(forward.graph)[:outputs], *returned(backward.graph)]
+    graph.output(tuple(None if node is None else copies[node] for node in given))
+    return fx.GraphModule(torch.nn.ModuleDict(_modules(forward, backward)), graph), names
+
+
+def _modules(*halves: fx.GraphModule) -> dict[str, torch.nn.Module]:
+    return {name: module for half in halves for name, module in half.named_children()}
+
+
+def _append(graph: fx.Graph, steps: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    for node in steps.nodes:
+        if node.op not in ("placeholder", "output"):
+            copies[node] = graph.node_copy(node, copies.__getitem__)

@@ -1,0 +1,218 @@
+"""torch.compile within a memory limit: the same bits, in less; whatever fails is cut as torch does it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+from unittest import mock
+
+import pytest
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.errors import OptionsError, OverlapSchedWarning
+from overlap_sched.inductor import partitioning
+from overlap_sched.inductor.partitioning import FitPartitioner, clear_partitions
+from overlap_sched.inductor.settings import Settings
+from tests.support.joint_models import Block, Broken, Checkpointed, Normed, Tied, blocks, dropping, step
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "blocks": blocks,
+    "dropout": dropping,
+    "batch norm": Normed,
+    "tied weights": Tied,
+}
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    overlap_sched.clear_reports()
+    yield
+    torch.compiler.reset()
+    overlap_sched.disable()
+    clear_partitions()
+
+
+def same(got: list[Tensor], want: list[Tensor]) -> bool:
+    return len(got) == len(want) and all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_bits_in_less_memory(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    plain = step(model)
+    assert overlap_sched.partitions() == ()
+    assert same(step(model, memory_limit="80%"), plain)
+    (one,) = overlap_sched.partitions()
+    assert one.found is not None
+    assert one.reason is None
+    assert one.found.limit_bytes is not None
+    assert one.found.best.marks.again
+    assert not one.found.best.marks.kept
+    assert one.found.best.peak_bytes <= one.found.limit_bytes < one.found.before.peak_bytes
+    assert one.found.best.saved_bytes < one.found.before.saved_bytes
+    assert "operators more run again in backward; peak " in one.line
+
+
+def test_random_operators_run_once() -> None:
+    step(dropping(), memory_limit="80%")
+    found = overlap_sched.partitions()[0].found
+    assert found is not None
+    drawn = {n.name for n in found.best.backward.graph.nodes if "rand" in str(n.target) or "dropout" in str(n.target)}
+    assert not any("backward" not in name for name in drawn)
+
+
+def test_the_lowest_peak_within_a_step_limit() -> None:
+    model = Block()
+    plain = step(model)
+    assert same(step(model, max_slowdown=1.0), plain)
+    found = overlap_sched.partitions()[0].found
+    assert found is not None
+    assert found.limit_us is not None
+    assert found.best.step_us <= found.limit_us == 2 * found.before.step_us
+    assert found.best.peak_bytes < found.before.peak_bytes
+
+
+def test_a_limit_that_torch_keeps_changes_nothing() -> None:
+    step(Block(), memory_limit="100%")
+    (one,) = overlap_sched.partitions()
+    assert one.line.endswith("cut as torch does: it answers the question best")
+    assert one.found is not None
+    assert one.found.tried == 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's, of its own break
+def test_two_graphs_are_two_questions() -> None:
+    model = Broken()
+    plain = step(model)
+    assert same(step(model, memory_limit="80%"), plain)
+    assert [one.reason for one in overlap_sched.partitions()] == [None, None]
+
+
+def test_dynamic_shapes() -> None:
+    model = blocks()
+    plain = step(model, dynamic=True)
+    assert same(step(model, memory_limit="85%", dynamic=True), plain)
+    assert [one.reason for one in overlap_sched.partitions()] == [None]
+
+
+def test_without_gradients_there_is_nothing_to_cut() -> None:
+    with torch.no_grad(), overlap_sched.enabled(memory_limit="80%"):
+        torch.compile(blocks(), backend=overlap_sched.backend)(torch.randn(8, 32))
+    assert overlap_sched.partitions() == ()
+
+
+def test_a_failure_leaves_the_cut_to_torch() -> None:
+    model = Block()
+    plain = step(model)
+    said = "overlap_sched leaves '.*' to torch's partitioner: RuntimeError: out of luck"
+    with mock.patch.object(partitioning, "fit_joint", side_effect=RuntimeError("out of luck")):
+        with pytest.warns(OverlapSchedWarning, match=said) as warned:
+            assert same(step(model, memory_limit="80%"), plain)
+        assert len(warned) == 1
+        with pytest.raises(BackendCompilerFailed, match=r"fitting .* failed: RuntimeError: out of luck"):
+            step(model, memory_limit="80%", options=Options(strict=True))
+
+
+def test_a_cut_that_torch_refuses_is_none() -> None:
+    real, calls = min_cut_rematerialization_partition, []
+
+    def second_fails(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("infinite capacity")
+        return real(*args, **kwargs)
+
+    with mock.patch("overlap_sched.inductor.eager.min_cut_rematerialization_partition", second_fails):
+        step(blocks(), memory_limit="80%")
+    (one,) = overlap_sched.partitions()
+    assert one.reason is None
+    assert len(calls) > 2
+
+
+def test_a_limit_that_nothing_keeps() -> None:
+    model = Block()
+    plain = step(model)
+    said = "to torch's partitioner: no cut was found below 1 B; the lowest has "
+    with pytest.warns(OverlapSchedWarning, match=said):
+        assert same(step(model, memory_limit=1), plain)
+
+
+def test_checkpoints_with_random_numbers_are_left_alone() -> None:
+    model = Checkpointed()
+    plain = step(model)
+    with pytest.warns(OverlapSchedWarning, match="draws random numbers and is to run again"):
+        assert same(step(model, memory_limit="80%"), plain)
+
+
+class Theirs(CustomPartitionerFn):
+    """A partitioner that somebody else has set; torch copies its settings, so calls of all copies are counted."""
+
+    calls: ClassVar[int] = 0
+
+    def __call__(self, gm: Any, joint_inputs: Any, **given: Any) -> Any:
+        Theirs.calls += 1
+        return min_cut_rematerialization_partition(gm, joint_inputs, **given)
+
+    def uuid(self) -> str:
+        return "theirs"
+
+
+@pytest.mark.slow
+def test_inductor_within_a_limit_around_another_partitioner() -> None:
+    """Fused kernels may round otherwise where they hold other operators."""
+    model, theirs, before = Block(), Theirs(), Theirs.calls
+    with config.patch(custom_partitioner_fn=theirs, fx_graph_cache=False):
+        plain = step(model, backend="inductor")
+        got = step(model, backend="inductor", memory_limit="85%")
+        assert config.custom_partitioner_fn is theirs
+    assert Theirs.calls >= before + 3
+    assert [one.reason for one in overlap_sched.partitions()] == [None]
+    for a, b in zip(got, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_cache_key_is_of_the_question() -> None:
+    def key(before: CustomPartitionerFn | None = None, **how: Any) -> str:
+        return FitPartitioner(Settings(**how), before).uuid()
+
+    assert key(memory_limit="80%") == key(memory_limit="80%") != key(memory_limit="70%")
+    assert key(max_slowdown=0.1) != key(max_slowdown=0.2)
+    assert key(Theirs(), memory_limit="80%") == f"theirs {key(memory_limit='80%')}"
+    unknown = {"memory_limit": "80%", "cost": lambda node: 1.0}
+    assert key(**unknown) != key(**unknown)  # never None: torch would then cache as if we were not there
+
+
+def test_off_is_off() -> None:
+    before = config.custom_partitioner_fn
+    with overlap_sched.enabled(memory_limit="80%"):
+        outer = config.custom_partitioner_fn
+        assert isinstance(outer, FitPartitioner)
+        with overlap_sched.enabled(memory_limit="70%"):
+            inner = config.custom_partitioner_fn
+            assert isinstance(inner, FitPartitioner)
+            assert inner.before is before
+        assert config.custom_partitioner_fn is outer
+    assert config.custom_partitioner_fn is before
+    assert "custom_partitioner_fn" not in overlap_sched.inductor_options()
+
+
+def test_errors_say_what_to_write() -> None:
+    def said(**how: Any) -> str:
+        with pytest.raises(OptionsError) as error:
+            Settings(**how)
+        return str(error.value)
+
+    assert said(memory_limit="80%", max_slowdown=0.1) == (
+        "memory_limit and max_slowdown are two questions: give one of them."
+    )
+    assert said(memory_limit="much") == (
+        "memory_limit is 'much'; write bytes, a size with a unit (40GiB), or percent of the peak that torch's own "
+        "choice has (80%)."
+    )
+    assert said(max_slowdown=-0.1) == "max_slowdown is -0.1; it is 0 or more, 0.05 for five percent."

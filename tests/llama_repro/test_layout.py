@@ -19,6 +19,7 @@ ABOVE = {
     "gpu": {"capture", "harness", "training"},
     "fidelity": {"capture", "harness", "training", "gpu"},
     "footprint": set(),
+    "joint": {"training", "footprint"},
 }
 
 

@@ -131,7 +131,7 @@ class _Search:
         """From the base that promises most; then what was best, from the other."""
         first, *others = bases(self.graph)
         if self.graph.moved:
-            self._try("reductions on a second stream", (), first.order)
+            self._try("reductions", (), first.order)
         if not buckets:
             return
         self._deferred(first)

@@ -24,8 +24,6 @@ from overlap_sched.transform.rewrites import Rewrite
 
 NO_COLLECTIVES = "the graph has no collectives"
 """The reason of a report on a graph in which there is nothing to move: memory alone is asked for by ``base``."""
-
-
 CLEARLY = 0.02
 """A graph without collectives is reordered where its peak falls by at least this part: buffers are reused otherwise
 in another order, which the prediction does not know."""

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from overlap_sched.fx.rewrites.backends import check_coalesced
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import Draft, kept_whole
 from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.sites import (
     ATEN,
@@ -105,7 +105,7 @@ def _copied(draft: Draft, name: str, members: Sequence[Site]) -> tuple[fx.Node, 
         shape = [ranks, one.given.numel()] if scatters else [one.taken.numel()]
         named = f"{name}_{'rows' if scatters else 'flat'}_{i}"
         views.append(draft.call(named, ATEN.view.default, (one.source, shape), at, one.node))
-    packed = draft.copying(f"{name}_in", ATEN.cat.default, (views, int(scatters)), at, like)
+    packed = kept_whole(draft.call(f"{name}_in", ATEN.cat.default, (views, int(scatters)), at, like))
     launch = draft.call(name, like.target, (packed, *members[0].rest), at, like)
     first = min(draft.at[one.waits[0]] for one in members)
     wait = draft.call(f"{name}_wait", WAIT, (launch,), first, like)
@@ -123,7 +123,7 @@ def _columns(draft: Draft, name: str, members: Sequence[Site], wait: fx.Node) ->
         at, like = draft.at[one.waits[0]], one.node
         part = draft.call(f"{name}_part_{i}", ATEN.slice.Tensor, (rows, 1, begin, end), at, like)
         contiguous = {"memory_format": torch.contiguous_format}
-        copy = draft.copying(f"{name}_copy_{i}", ATEN.clone.default, (part,), at, like, contiguous)
+        copy = kept_whole(draft.call(f"{name}_copy_{i}", ATEN.clone.default, (part,), at, like, contiguous))
         outs.append(draft.call(f"{name}_out_{i}", ATEN.view.default, (copy, list(one.given.shape)), at, like))
     return outs
 

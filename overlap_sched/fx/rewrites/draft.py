@@ -28,6 +28,12 @@ other strides, and round otherwise; and the source lives until the last of those
 """
 
 
+def kept_whole(copy: fx.Node) -> fx.Node:
+    """The node, which copies, marked so that Inductor leaves it as it is: see :data:`KEPT_WHOLE`."""
+    copy.meta[KEPT_WHOLE] = True
+    return copy
+
+
 class Draft:
     """A graph with rewrites that are not yet committed.
 
@@ -89,20 +95,6 @@ class Draft:
         """
         node = self.call_giving(name, target, args, at, like, None, kwargs)
         node.meta["val"] = _value(target, node.args, node.kwargs)
-        return node
-
-    def copying(
-        self,
-        name: str,
-        target: Any,
-        args: tuple[Any, ...],
-        at: float,
-        like: fx.Node,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> fx.Node:
-        """A new node that copies, and that Inductor leaves as it is: see :data:`KEPT_WHOLE`."""
-        node = self.call(name, target, args, at, like, kwargs)
-        node.meta[KEPT_WHOLE] = True
         return node
 
     def call_giving(

@@ -10,7 +10,7 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites.bucket import stand_in
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import Draft, kept_whole
 from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, Site, ranges, site
 from overlap_sched.transform.rewrites import Split
@@ -45,13 +45,13 @@ def _split(draft: Draft, rewrite: Split, one: Site, columns: int) -> tuple[fx.No
         part = draft.call(f"{name}_part_{p}", ATEN.slice.Tensor, (whole, int(scatters), begin, end), at, like)
         if scatters:
             contiguous = {"memory_format": torch.contiguous_format}
-            part = draft.copying(f"{name}_in_{p}", ATEN.clone.default, (part,), at, like, contiguous)
+            part = kept_whole(draft.call(f"{name}_in_{p}", ATEN.clone.default, (part,), at, like, contiguous))
         launch = draft.call(f"{name}_{p}", like.target, (part, *one.rest), at, like)
         done = draft.call(f"{name}_wait_{p}", WAIT, (launch,), place, like)
         if gathers:
             done = draft.call(f"{name}_rows_{p}", ATEN.view.default, (done, [one.ranks, end - begin]), place, like)
         parts.append(done)
-    copy = draft.copying(f"{name}_copy", ATEN.cat.default, (parts, int(scatters or gathers)), place, like)
+    copy = kept_whole(draft.call(f"{name}_copy", ATEN.cat.default, (parts, int(scatters or gathers)), place, like))
     return whole, draft.call(f"{name}_out", ATEN.view.default, (copy, list(one.given.shape)), place, like)
 
 

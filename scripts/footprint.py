@@ -12,6 +12,7 @@ our replay of torch's caching allocator. What needs a GPU is marked so::
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from llama_repro.errors import FootprintError
 from llama_repro.footprint.models import ENTRIES
-from llama_repro.footprint.rows import MEASURED, Row, measured, peak_from
+from llama_repro.footprint.modes import MEASURED
+from llama_repro.footprint.rows import Row, measured, peak_from
 from llama_repro.footprint.table import markdown
 from llama_repro.harness.record import provenance, write_record
 
@@ -74,15 +76,14 @@ def _all(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _run(row: dict[str, Any], modes: list[str], timeout_s: float) -> None:
-    for mode in modes:
-        print(f"{row['model']}, {mode}", file=sys.stderr)
-        row["failed"].pop(mode, None)
-        try:
-            found = measured(row["model"], mode, timeout_s)
-        except FootprintError as error:
-            row["failed"][mode] = str(error)
-            continue
-        row["peaks"][mode] = found
+    with tempfile.TemporaryDirectory() as cache:
+        for mode in modes:
+            print(f"{row['model']}, {mode}", file=sys.stderr)
+            row["failed"].pop(mode, None)
+            try:
+                row["peaks"][mode] = measured(row["model"], mode, timeout_s, cache)
+            except FootprintError as error:
+                row["failed"][mode] = str(error)
 
 
 def _flat(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -163,7 +163,7 @@ FX_FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.parametrize("where", FX_FAULTS)
+@pytest.mark.parametrize("where", fast(FX_FAULTS, "schedule", "all"))
 def test_the_backend_goes_on_too(where: str, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Net(blocks=1)
     expected = step(model, torch.compile(model, backend="aot_eager"))

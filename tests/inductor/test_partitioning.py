@@ -145,6 +145,7 @@ def test_a_limit_that_nothing_keeps() -> None:
         assert same(step(model, memory_limit=1), plain)
 
 
+@pytest.mark.slow
 def test_checkpoints_with_random_numbers_are_left_alone() -> None:
     model = Checkpointed()
     plain = step(model)

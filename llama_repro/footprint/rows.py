@@ -13,7 +13,7 @@ from typing import Any
 
 from llama_repro.errors import FootprintError
 from llama_repro.footprint.events import KINDS, Peak
-from llama_repro.footprint.modes import PLAIN, STEPS
+from llama_repro.footprint.modes import PLAIN, STEPS, by
 from overlap_sched.report.units import size
 
 _LEAST = 0.02
@@ -98,19 +98,20 @@ def explanation(row: Row, mode: str = "default", beside: str = "eager") -> str:
         ((other.kinds[kind] - before.kinds[kind], kind) for kind in KINDS), key=lambda one: (-abs(one[0]), one[1])
     )
     told = [
-        f"{size(abs(by))} {'more' if by > 0 else 'less'} {kind}{_why(kind, by) if beside == 'eager' else ''}"
-        for by, kind in changes
-        if abs(by) > _LEAST * before.bytes
+        f"{size(abs(more))} {'more' if more > 0 else 'less'} {kind}{_why(kind, more) if beside == 'eager' else ''}"
+        for more, kind in changes
+        if abs(more) > _LEAST * before.bytes
     ]
     return moved + ("; ".join(told) or "the same is live at both peaks")
 
 
 def unlike_default(row: Row) -> list[str]:
-    """The modes, of those without our pass, whose peak is another than the default's."""
+    """The modes whose peak is another than the default's: dynamic shapes, more tuning, an order for the peak."""
     if "default" not in row.peaks:
         return []
     default = row.peaks["default"].bytes
-    return [mode for mode in PLAIN[2:] if mode in row.peaks and abs(row.peaks[mode].bytes - default) > _LEAST * default]
+    others = (*PLAIN[2:], by("default", "memory"))
+    return [mode for mode in others if mode in row.peaks and abs(row.peaks[mode].bytes - default) > _LEAST * default]
 
 
 def steps(row: Row) -> list[int] | None:

@@ -70,7 +70,9 @@ def _whys(row: Row) -> list[list[str]]:
     ratio = row.ratio("default")
     found = [[row.model, "default", "-" if ratio is None else f"{ratio:.2f}", explanation(row)]]
     for mode in unlike_default(row):
-        found.append(["", mode, f"{row.ratio(mode):.2f}", f"beside default's: {explanation(row, mode, 'default')}"])
+        plain, _, ours = mode.partition("+")
+        why = f"beside default's: {explanation(row, mode, 'default')}"
+        found.append(["", plain + _TITLES[ours], f"{row.ratio(mode):.2f}", why])
     return found
 
 

@@ -81,8 +81,10 @@ def test_each_ratio_is_explained() -> None:
 
 def test_modes_unlike_the_default_are_explained_beside_it() -> None:
     peaks = {"eager": peak(20, 10), "default": peak(8, 12), "dynamic": peak(9, 14), "max-autotune": peak(8, 12)}
-    row = Row("net", "a net", peaks, {})
-    assert unlike_default(row) == ["dynamic"]
+    row = Row("net", "a net", {**peaks, "default+memory": peak(8, 9)}, {})
+    assert unlike_default(row) == ["dynamic", "default+memory"]
+    shown = markdown([row])
+    assert "| default, ours, memory | 1.48 | beside default's: 3.0 MiB less temporaries of backward |" in shown
     assert explanation(row, "dynamic", "default") == (
         "2.0 MiB more temporaries of backward; 1.0 MiB more saved for backward"
     )

@@ -12,7 +12,8 @@ our replay of torch's caching allocator. What needs a GPU is marked so::
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from llama_repro.errors import FootprintError
 from llama_repro.footprint.models import ENTRIES
-from llama_repro.footprint.rows import MEASURED, Row, measured, peak_from
+from llama_repro.footprint.modes import MEASURED
+from llama_repro.footprint.rows import Row, measured, peak_from
 from llama_repro.footprint.table import markdown
 from llama_repro.harness.record import provenance, write_record
 
@@ -54,7 +56,7 @@ def main() -> int:
 
 
 def _all(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run what is asked for and is not in the record yet, which is written after each model."""
+    """Run what is asked for and is not in the record yet, which is written after each run."""
     record = Path(options.json) if options.json else None
     known = json.loads(record.read_text())["rows"] if record is not None and record.exists() else []
     data: dict[str, dict[str, Any]] = {row["model"]: row for row in _nested(known)}
@@ -65,24 +67,25 @@ def _all(options: argparse.Namespace) -> list[dict[str, Any]]:
             print(f"{entry.name}: skipped, {entry.missing}", file=sys.stderr)
             continue
         row = data.setdefault(entry.name, {"model": entry.name, "kind": entry.kind, "peaks": {}, "failed": {}})
-        _run(row, [mode for mode in options.modes if mode not in row["peaks"]], options.timeout)
-        if record is not None:
-            write_record(
-                record, {**provenance("scripts/footprint.py", ("torch", "transformers")), "rows": _flat(data.values())}
-            )
+        modes = [mode for mode in options.modes if mode not in row["peaks"]]
+        for _ in _runs(row, modes, options.timeout):
+            if record is not None:
+                about = provenance("scripts/footprint.py", ("torch", "transformers"))
+                write_record(record, {**about, "rows": _flat(data.values())})
     return [data[entry.name] for entry in ENTRIES if entry.name in data]
 
 
-def _run(row: dict[str, Any], modes: list[str], timeout_s: float) -> None:
-    for mode in modes:
-        print(f"{row['model']}, {mode}", file=sys.stderr)
-        row["failed"].pop(mode, None)
-        try:
-            found = measured(row["model"], mode, timeout_s)
-        except FootprintError as error:
-            row["failed"][mode] = str(error)
-            continue
-        row["peaks"][mode] = found
+def _runs(row: dict[str, Any], modes: list[str], timeout_s: float) -> Iterator[None]:
+    """Run a model in each mode, into its row; one after each."""
+    with tempfile.TemporaryDirectory() as cache:
+        for mode in modes:
+            print(f"{row['model']}, {mode}", file=sys.stderr)
+            row["failed"].pop(mode, None)
+            try:
+                row["peaks"][mode] = measured(row["model"], mode, timeout_s, cache)
+            except FootprintError as error:
+                row["failed"][mode] = str(error)
+            yield
 
 
 def _flat(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -40,8 +40,8 @@ class Job:
         name: Of its files.
         problem: From the root of the repository.
         commands: Behind ``overlap-sched``; what they print is shown.
-        page: Options of ``report`` that are worth it here.
-        shown: Of the page, the section in the picture, by its heading's id. scheme: light or dark.
+        page: Behind ``overlap-sched``, what writes the job's page.
+        scheme: Of the picture: light or dark.
         caption: What the picture shows.
     """
 
@@ -50,8 +50,7 @@ class Job:
     name: str
     problem: str
     commands: tuple[str, ...]
-    page: str = ""
-    shown: str = "time-title"
+    page: str = "report {problem} --effort 1"
     scheme: str = "light"
     caption: str = ""
 
@@ -66,7 +65,7 @@ JOBS = (
         "llama",
         f"{INSTANCES}/llama3_8b_bw_64_1d.json.gz",
         ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
-        "--frontier 4",
+        "report {problem} --effort 1 --frontier 4",
         caption="Streams and memory, original and scheduled. Red: the compute stream stalls.",
     ),
     Job(
@@ -88,21 +87,23 @@ JOBS = (
         "titan",
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
         ("plan {problem} --effort 1 --rewrites bucket,stream", "explain {problem} --effort 1 --peak"),
-        "--rewrites bucket,stream",
+        "report {problem} --effort 1 --rewrites bucket,stream",
         caption="Streams and memory, original and scheduled. What was rewritten has a colour of its own.",
     ),
     Job(
         "A job that did not fit",
-        "The same step on a device that has 4.5 GiB left for it: the original order needs 4.615 GiB. The frontier says "
-        "that an order fits, and what its step costs. `--out` writes it; `overlap-sched memory` looks for the lowest "
-        "peak of all.",
+        "The same step, whose original order needs 4.615 GiB. On a device that has 4.5 GiB left for it the frontier "
+        "says that an order fits, and what its step costs. No order fits into 3.5 GiB: there `overlap-sched fit` "
+        "computes values again, or moves them to the host and back beside compute ([fit](fit.md)).",
         "fit",
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
-        ("frontier {problem} --effort 1 --budgets 3 --memory-limit 4.5GiB", "memory {problem} --effort 0"),
-        "--frontier 3",
-        "frontier-title",
-        "dark",
-        "The shortest step found for each peak; the original and the scheduled order.",
+        (
+            "frontier {problem} --effort 1 --budgets 3 --memory-limit 4.5GiB",
+            "fit {problem} --memory-limit 3.5GiB --effort 0",
+        ),
+        "fit {problem} --memory-limit 3.5GiB --effort 0",
+        scheme="dark",
+        caption="Streams and memory, original and fitted. Dashed: 3.5 GiB; the last stream is of copies to the host.",
     ),
 )
 
@@ -121,7 +122,7 @@ def main() -> None:
         folder = options.html.resolve() if options.html else Path(scratch)
         for job in JOBS:
             out = folder / f"{job.name}.html"
-            _run(["report", job.problem, "--effort", "1", "--html", str(out), *shlex.split(job.page)])
+            _run([*shlex.split(job.page.format(problem=job.problem)), "--html", str(out)])
         if options.pictures:
             draw(folder)
 
@@ -140,7 +141,7 @@ def draw(folder: Path) -> None:
             tab.evaluate(
                 "for (const id of ['help', 'controls', 'selected']) document.getElementById(id).style.display = 'none'"
             )
-            tab.locator(f"section[aria-labelledby='{job.shown}']").screenshot(path=ROOT / "docs" / _picture(job))
+            tab.locator("section[aria-labelledby='time-title']").screenshot(path=ROOT / "docs" / _picture(job))
             tab.close()
         browser.close()
 
@@ -169,9 +170,8 @@ def _chapter(job: Job) -> str:
     for command in job.commands:
         words = command.format(problem=job.problem)
         parts += [f"```sh\noverlap-sched {words}\n```\n", f"```text\n{_run(shlex.split(words))}\n```\n"]
-    more = f" {job.page}" if job.page else ""
     parts += [f"![{job.caption}]({_picture(job)})\n", f"*{job.caption} Simulated.*\n"]
-    parts += [f"The page: `overlap-sched report {job.problem}{more} --html {job.name}.html`.\n"]
+    parts += [f"The page: `overlap-sched {job.page.format(problem=job.problem)} --html {job.name}.html`.\n"]
     return "\n".join(parts)
 
 

@@ -4,12 +4,13 @@ import gc
 import json
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import list_mode_options
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import overlap_sched
@@ -20,13 +21,22 @@ from overlap_sched import Options
 MARK = "footprint: backward"
 WARM_UP = 2
 
-MODES: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "eager": lambda model: model,
-    "default": lambda model: torch.compile(model),
-    "dynamic": lambda model: torch.compile(model, dynamic=True),
-    "memory": lambda model: torch.compile(model, options=overlap_sched.inductor_options(Options(base="memory"))),
-}
-"""What is run here. All else needs a GPU."""
+_OPTIONS: dict[str, dict[str, Any]] = {"ours": {}, "memory": {"base": "memory"}}
+
+
+def compiled(model: nn.Module, how: str) -> nn.Module:
+    """A model as one of :data:`~llama_repro.footprint.modes.MEASURED` runs it."""
+    mode, _, ours = how.partition("+")
+    if mode == "eager":
+        return torch.compile(model, backend="overlap_sched", options=_OPTIONS[ours]) if ours else model
+    if mode == "partitioned":  # Inductor's decompositions and partitions, each operator by its own kernel
+        return torch.compile(model, backend="aot_eager_decomp_partition")
+    if mode == "not donated":
+        torch._functorch.config.donated_buffer = False
+        return torch.compile(model)
+    options = dict[str, Any](list_mode_options("max-autotune-no-cudagraphs")) if mode == "max-autotune" else {}
+    options |= overlap_sched.inductor_options(Options(**_OPTIONS[ours])) if ours else {}
+    return torch.compile(model, dynamic=True if mode == "dynamic" else None, options=options or None)
 
 
 def main() -> None:
@@ -36,7 +46,7 @@ def main() -> None:
     torch.set_num_threads(1)
     entry = next(entry for entry in ENTRIES if entry.name == name)
     model, batch = entry.build().train(), entry.batch()
-    run = MODES[mode](model)
+    run = compiled(model, mode)
     for _ in range(WARM_UP):
         step(run, batch)
         model.zero_grad(set_to_none=True)

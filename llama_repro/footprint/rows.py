@@ -7,19 +7,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from llama_repro.errors import FootprintError
 from llama_repro.footprint.events import KINDS, Peak
+from llama_repro.footprint.modes import PLAIN, STEPS, by
 from overlap_sched.report.units import size
 
-MEASURED = ("eager", "default", "dynamic", "memory")
-"""Modes that run here: eager, ``torch.compile``, ``dynamic=True``, and ours with ``base="memory"``."""
-PREDICTED = {"reduce-overhead": "default", "dynamic, CUDA graphs": "dynamic"}
-"""Modes with CUDA graphs: from the allocations of which measured mode their pool is predicted."""
-NEEDS_GPU = ("max-autotune",)
-"""Modes that are neither run nor predicted here."""
 _LEAST = 0.02
 """Of eager's peak: smaller differences are not explained."""
 
@@ -30,7 +26,7 @@ class Row:
 
     Attributes:
         model, kind: What it is.
-        peaks: By mode of :data:`MEASURED`.
+        peaks: By mode of :data:`~llama_repro.footprint.modes.MEASURED`.
         failed: By mode, why it gave nothing.
     """
 
@@ -45,9 +41,20 @@ class Row:
             return None
         return self.peaks["eager"].bytes / self.peaks[mode].bytes
 
+    def pool_bytes(self, mode: str) -> int | None:
+        """With CUDA graphs, predicted: their pool, and what lies outside of it (parameters, the batch)."""
+        peak = self.peaks.get(mode)
+        return None if peak is None else peak.pool_bytes + peak.kinds[KINDS[0]]
 
-def measured(model: str, mode: str, timeout_s: float) -> dict[str, Any]:
+
+def measured(model: str, mode: str, timeout_s: float, cache: str) -> dict[str, Any]:
     """What the child found.
+
+    Args:
+        model: Of the list.
+        mode: Of :data:`~llama_repro.footprint.modes.MEASURED`.
+        timeout_s: When it is given up.
+        cache: A folder for Inductor's kernels: modes share most of them.
 
     Raises:
         FootprintError: It failed, or took too long.
@@ -60,7 +67,7 @@ def measured(model: str, mode: str, timeout_s: float) -> dict[str, Any]:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([where, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "cache")),
+            "TORCHINDUCTOR_CACHE_DIR": cache,
         }
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
@@ -78,24 +85,41 @@ def peak_from(data: Mapping[str, Any]) -> Peak:
     return Peak(data["bytes"], data["backward"], dict(data["kinds"]), data["pool_bytes"])
 
 
-def explanation(row: Row, mode: str = "default") -> str:
-    """Why a mode's peak differs from eager's: what is live at the two, the largest differences first."""
-    if "eager" not in row.peaks or mode not in row.peaks:
+def explanation(row: Row, mode: str = "default", beside: str = "eager") -> str:
+    """Why a mode's peak differs from another's: what is live at the two, the largest differences first."""
+    if beside not in row.peaks or mode not in row.peaks:
         return row.failed.get(mode, "not measured")
-    eager, other = row.peaks["eager"], row.peaks[mode]
+    before, other = row.peaks[beside], row.peaks[mode]
     where = {False: "forward", True: "backward"}
-    moved = "" if eager.backward == other.backward else f"the peak is in {where[other.backward]}, eager's in forward; "
-    if eager.backward and not other.backward:
-        moved = f"the peak moves from backward to {where[other.backward]}; "
+    moved = ""
+    if before.backward != other.backward:
+        moved = f"the peak moves from {where[before.backward]} to {where[other.backward]}; "
     changes = sorted(
-        ((other.kinds[kind] - eager.kinds[kind], kind) for kind in KINDS), key=lambda one: (-abs(one[0]), one[1])
+        ((other.kinds[kind] - before.kinds[kind], kind) for kind in KINDS), key=lambda one: (-abs(one[0]), one[1])
     )
     told = [
-        f"{size(abs(by))} {'more' if by > 0 else 'less'} {kind}{_why(kind, by)}"
-        for by, kind in changes
-        if abs(by) > _LEAST * eager.bytes
+        f"{size(abs(more))} {'more' if more > 0 else 'less'} {kind}{_why(kind, more) if beside == 'eager' else ''}"
+        for more, kind in changes
+        if abs(more) > _LEAST * before.bytes
     ]
     return moved + ("; ".join(told) or "the same is live at both peaks")
+
+
+def unlike_default(row: Row) -> list[str]:
+    """The modes whose peak is another than the default's: dynamic shapes, more tuning, an order for the peak."""
+    if "default" not in row.peaks:
+        return []
+    default = row.peaks["default"].bytes
+    others = (*PLAIN[2:], by("default", "memory"))
+    return [mode for mode in others if mode in row.peaks and abs(row.peaks[mode].bytes - default) > _LEAST * default]
+
+
+def steps(row: Row) -> list[int] | None:
+    """Bytes by which each step on the way from eager to default changes the peak; ``None``: one was not measured."""
+    way = ("eager", *STEPS, "default")
+    if any(mode not in row.peaks for mode in way):
+        return None
+    return [row.peaks[b].bytes - row.peaks[a].bytes for a, b in pairwise(way)]
 
 
 def _why(kind: str, by: int) -> str:

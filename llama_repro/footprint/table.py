@@ -1,32 +1,49 @@
-"""The table of docs/footprint.md."""
+"""The tables of docs/footprint.md."""
 
 from collections.abc import Sequence
 
 from llama_repro.footprint.events import KINDS
-from llama_repro.footprint.rows import NEEDS_GPU, PREDICTED, Row, explanation
+from llama_repro.footprint.modes import GRAPHS, OURS, PLAIN, by
+from llama_repro.footprint.rows import Row, explanation, steps, unlike_default
 from overlap_sched.report.units import size
+
+_TITLES = {"": "", "ours": ", ours", "memory": ", ours, memory"}
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Two tables: peaks with ratios, and why."""
-    heads = [
-        "model",
-        "eager",
-        "default",
-        "dynamic",
-        "default, ours, memory",
-        *(f"{mode}, predicted" for mode in PREDICTED),
+    """Peaks with ratios, as torch has it, with our pass, with CUDA graphs; then why."""
+    measured = [[f"{row.model}: {row.kind}", *(_peak(row, mode) for mode in PLAIN)] for row in rows]
+    reordered = [[row.model, *(_peak(row, by(mode, ours)) for mode in PLAIN for ours in OURS)] for row in rows]
+    pools = [
+        [row.model, *(_pool(row, mode) for source in GRAPHS.values() for mode in _each(source)), _slack(row)]
+        for row in rows
     ]
-    lines = [_line([*heads, *NEEDS_GPU]), _line(["---"] * (len(heads) + len(NEEDS_GPU)))]
-    for row in rows:
-        cells = [f"{row.model}: {row.kind}", *(_peak(row, mode) for mode in ("eager", "default", "dynamic", "memory"))]
-        cells += [_pool(row, source) for source in PREDICTED.values()]
-        lines.append(_line([*cells, *("needs a GPU" for _ in NEEDS_GPU)]))
-    lines += ["", _line(["model", "ratio", "why the compiled peak is another one than eager's"]), _line(["---"] * 3)]
-    for row in rows:
-        ratio = row.ratio("default")
-        lines.append(_line([row.model, "-" if ratio is None else f"{ratio:.2f}", explanation(row)]))
-    return "\n".join(lines)
+    whys = [why for row in rows for why in _whys(row)]
+    ways = [[row.model, *_way(row)] for row in rows]
+    parts = [
+        ("Measured, as torch has it:", ["model", *PLAIN], measured),
+        (
+            "Measured, with our pass:",
+            ["model", *(f"{mode}{_TITLES[ours]}" for mode in PLAIN for ours in OURS)],
+            reordered,
+        ),
+        (
+            "Predicted, with CUDA graphs (simulated):",
+            ["model", *(f"{mode}{_TITLES[o]}" for mode in GRAPHS for o in ("", *OURS)), "not live: reduce-overhead"],
+            pools,
+        ),
+        ("Why, from what is live at the two peaks:", ["model", "mode", "ratio", "beside eager's peak"], whys),
+        (
+            "Why, one thing switched on after the other (change of the peak):",
+            ["model", "eager", "partitioned graph", "Inductor", "donated buffers", "default"],
+            ways,
+        ),
+    ]
+    return "\n\n".join(f"{title}\n\n{_table(heads, cells)}" for title, heads, cells in parts)
+
+
+def _each(mode: str) -> list[str]:
+    return [mode, *(by(mode, ours) for ours in OURS)]
 
 
 def _peak(row: Row, mode: str) -> str:
@@ -37,12 +54,34 @@ def _peak(row: Row, mode: str) -> str:
 
 
 def _pool(row: Row, mode: str) -> str:
-    """What the pool reserves, with what lies outside of it: parameters and the batch."""
-    if mode not in row.peaks or "eager" not in row.peaks:
+    held = row.pool_bytes(mode)
+    if held is None or "eager" not in row.peaks:
         return "-"
-    held = row.peaks[mode].pool_bytes + row.peaks[mode].kinds[KINDS[0]]
     return f"{size(held)} ({row.peaks['eager'].bytes / held:.2f})"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _slack(row: Row) -> str:
+    """What the pool reserves beyond what is live at the peak."""
+    peak = row.peaks.get("default")
+    return "-" if peak is None else size(peak.pool_bytes - peak.bytes + peak.kinds[KINDS[0]])
+
+
+def _whys(row: Row) -> list[list[str]]:
+    ratio = row.ratio("default")
+    found = [[row.model, "default", "-" if ratio is None else f"{ratio:.2f}", explanation(row)]]
+    for mode in unlike_default(row):
+        plain, _, ours = mode.partition("+")
+        why = f"beside default's: {explanation(row, mode, 'default')}"
+        found.append(["", plain + _TITLES[ours], f"{row.ratio(mode):.2f}", why])
+    return found
+
+
+def _way(row: Row) -> list[str]:
+    found = steps(row)
+    ends = [size(row.peaks[mode].bytes) if mode in row.peaks else "-" for mode in ("eager", "default")]
+    changes = ["-"] * 3 if found is None else [f"{'+' if b >= 0 else '-'}{size(abs(b))}" for b in found]
+    return [ends[0], *changes, ends[1]]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))

@@ -9,7 +9,7 @@ from rich.table import Table
 from overlap_sched.fit.answer import Effect, Fit, FitPoint, Held
 from overlap_sched.problem import Node
 from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import change, duration, printable, size
+from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite, to_json
 
@@ -110,7 +110,8 @@ def points_table(found: Fit) -> Table:
     """The frontier by ascending peak; for :mod:`rich` to print."""
     table = captioned_table(
         title=f"{printable(found.best.problem.name)}: step against peak memory, with rewrites",
-        caption=f"Simulated, in the runtime memory model. {found.tried} plans scheduled; there may be better ones.",
+        caption=f"Simulated, in the runtime memory model. {count(found.tried, 'plan')} scheduled; there may be better "
+        "ones.",
         numbers=("peak", "", "step", "", "host", "rewrites"),
     )
     table.add_column("", no_wrap=True)

@@ -71,12 +71,21 @@ def outcome_text(trial: Trial) -> str:
 def record_text(one: Record) -> str:
     """One rewrite in words: what it does, bought and costs."""
     what = what_text(one.rewrite)
-    if isinstance(one.rewrite, Recompute):
-        return f"{what}: {duration(one.compute_us)} more"
-    if isinstance(one.rewrite, Fission | Offload | Stream):
-        return what
+    if isinstance(one.rewrite, Recompute | Fission | Offload | Stream):
+        return what + _for_memory(one)
     copies = f", {duration(one.compute_us)} of copies" if one.compute_us else ""
     return f"{what}: {duration(one.stream_us)} less on its stream{copies}, {size(one.held_bytes)} more at once"
+
+
+def _for_memory(one: Record) -> str:
+    """What a rewrite that is not of collectives frees and costs, as far as its record says."""
+    told = (
+        f"{size(-one.held_bytes)} not kept" if one.held_bytes < 0 else "",
+        f"{duration(one.compute_us)} more compute" if one.compute_us > 0 else "",
+        f"{duration(-one.stream_us)} of copies" if one.stream_us < 0 and isinstance(one.rewrite, Offload) else "",
+    )
+    words = ", ".join(filter(None, told))
+    return f": {words}" if words else ""
 
 
 def what_text(rewrite: Rewrite) -> str:

@@ -74,8 +74,12 @@ def test_a_page(
     limit = told["limit_bytes"] or told["picked"]["peak_bytes"]
     assert page["budget_bytes"] == limit
     assert f"the original peak minus {size(told['original']['peak_bytes'] - limit)}" in page["remarks"][0]
+    answer = "The lowest peak found: " if told["limit_bytes"] is None else "Fits into 130.0 MiB: a peak of "
+    assert page["remarks"][-1].startswith(answer)
+    assert page["columns"] == ["original", "scheduled", "change", "limit"]
+    assert '<th scope="col">gap</th>' not in out.read_text(encoding="utf-8")
     assert len(page["rewrites"]) == told["picked"]["rewrites"] == 1
-    assert page["rewrites"][0]["words"].endswith(" computed again: 10.0 us more")
+    assert page["rewrites"][0]["words"].endswith(" computed again: 64.0 MiB not kept, 10.0 us more compute")
     old, new = page["graphs"]
     assert [new["nodes"]["name"][v] for v in new["marked"]] == [
         name for name in new["nodes"]["name"] if name not in old["nodes"]["name"]

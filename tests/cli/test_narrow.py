@@ -1,6 +1,8 @@
 """Every command on a terminal of 40 columns: labels whole, nothing cut."""
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ COMMANDS = {
     "whatif --vary network=1 --cluster dgx-h100": ("  network ", "  step ", "  reserved ", "  gap "),
     "memory": ("peak", "reserved by torch", "original"),
     "plan --rewrites bucket": ("Without rewrites the best order",),
+    "fit --max-slowdown 5%": ("peak", "step", "The lowest peak found"),
 }
 
 
@@ -26,10 +29,27 @@ def test_labels_are_whole_at_40_columns(
     monkeypatch.setenv("COLUMNS", "40")
     name, *options = command.split()
     assert run(name, problem, *options) == 0
-    out = capsys.readouterr().out
+    assert_whole(capsys.readouterr().out, COMMANDS[command])
+
+
+def assert_whole(out: str, labels: Sequence[str]) -> None:
+    """Nothing is cut, nothing coloured, nothing too long that could be folded, and these labels can be read."""
     assert "…" not in out
     assert "\x1b" not in out
     assert [line for line in out.splitlines() if len(line) > 40 and len(line.split()) > 1] == []
     together = re.sub(r"\n *", " ", out)
-    for label in COMMANDS[command]:
+    for label in labels:
         assert label in out or label in together, out
+
+
+def test_a_comparison_at_40_columns(
+    problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    order = tmp_path / "order.json"
+    assert run("plan", problem, "--out", str(order)) == 0
+    capsys.readouterr()
+    assert run("diff", "original", str(order), "--problem", problem) == 0
+    assert_whole(
+        capsys.readouterr().out, ("exposed, us", "reserved, expandable", "no compute is left to run meanwhile")
+    )

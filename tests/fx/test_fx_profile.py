@@ -91,6 +91,7 @@ def test_nodes_predicted_to_be_in_the_kernel_of_another_are_found_where_they_run
         lifted_with_profile(lifted, read_traces([write(tmp_path, [*together, mm])]))
 
 
+@pytest.mark.slow
 def test_other_traces_are_another_entry_in_the_caches_of_torch() -> None:
     keys = [settings_key(Settings(cost=ProfileCost(*paths))) for paths in (TRACES, TRACES[:1], TRACES)]
     assert None not in keys

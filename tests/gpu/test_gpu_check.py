@@ -129,6 +129,7 @@ def test_without_a_gpu_it_says_so(capsys):
     assert capsys.readouterr().out == "no GPU: nothing measured (--device cpu runs the logic without one)\n"
 
 
+@pytest.mark.slow
 def test_the_command_on_the_cpu(tmp_path, capsys):
     out = tmp_path / "record.json"
     arguments = ["--device", "cpu", "--layers", "1", "--orders", "ours", "--no-plugin", "--json", str(out)]

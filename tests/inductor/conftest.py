@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -72,21 +73,32 @@ def compiled_step(
     return Compiled(results, code, overlap_sched.reports())
 
 
+@cache
+def compiled_once(headroom: str | None) -> Compiled:
+    """The same in all files of tests: nothing of it changes, nor needs the process group once it has run.
+
+    Args:
+        headroom: Scheduled after fusion within so much; ``None``: by Inductor without us.
+    """
+    if headroom is None:
+        return compiled_step(own_functions=True)
+    options = overlap_sched.inductor_options(overlap_sched.Options(headroom=headroom, strict=True))
+    return compiled_step(own_functions=True, options=options)
+
+
 @pytest.fixture(scope="module")
 def plain(ranks: None) -> Compiled:
     """Compiled by Inductor without us."""
-    return compiled_step(own_functions=True)
+    return compiled_once(None)
 
 
 @pytest.fixture(scope="module")
 def ours(ranks: None) -> Compiled:
     """Compiled by Inductor, scheduled after fusion with room to move."""
-    options = overlap_sched.inductor_options(overlap_sched.Options(headroom="20%", strict=True))
-    return compiled_step(own_functions=True, options=options)
+    return compiled_once("20%")
 
 
 @pytest.fixture(scope="module")
 def at_zero(ranks: None) -> Compiled:
     """The same at zero headroom."""
-    options = overlap_sched.inductor_options(overlap_sched.Options(strict=True))
-    return compiled_step(own_functions=True, options=options)
+    return compiled_once("0%")

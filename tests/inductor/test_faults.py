@@ -4,7 +4,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +61,11 @@ AFTER: dict[str, tuple[str, Any]] = {
 """When it is settled: nothing changes it any more."""
 
 
+def fast(faults: Mapping[str, object], *names: str) -> list[Any]:
+    """Each compiles a step: all but these are for the long run."""
+    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in faults]
+
+
 @pytest.fixture(scope="module")
 def plain(ranks: None) -> Compiled:
     return compiled_step(Net(blocks=1))
@@ -79,7 +84,7 @@ def run(options: Options, **arguments: Any) -> tuple[Compiled, list[str]]:
     return compiled, [str(w.message) for w in caught if issubclass(w.category, OverlapSchedWarning)]
 
 
-@pytest.mark.parametrize("where", BEFORE)
+@pytest.mark.parametrize("where", fast(BEFORE, "version", "name", "costs", "schedule", "missing node"))
 def test_before_an_order_is_settled(where: str, plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     target, fault = BEFORE[where]
     monkeypatch.setattr(target, fault)
@@ -92,7 +97,7 @@ def test_before_an_order_is_settled(where: str, plain: Compiled, monkeypatch: py
     assert all(re.search("injected|the order has", str(r.report.reason)) for r in compiled.reports)
 
 
-@pytest.mark.parametrize("where", AFTER)
+@pytest.mark.parametrize("where", fast(AFTER, "report", "planner"))
 def test_after_it_is_settled(where: str, ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     target, fault = AFTER[where]
     monkeypatch.setattr(target, fault)
@@ -158,7 +163,7 @@ FX_FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.parametrize("where", FX_FAULTS)
+@pytest.mark.parametrize("where", fast(FX_FAULTS, "schedule", "all"))
 def test_the_backend_goes_on_too(where: str, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Net(blocks=1)
     expected = step(model, torch.compile(model, backend="aot_eager"))

@@ -86,6 +86,7 @@ def test_a_limit_that_torch_keeps_changes_nothing() -> None:
     assert one.found.tried == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's, of its own break
 def test_two_graphs_are_two_questions() -> None:
     model = Broken()
@@ -94,6 +95,7 @@ def test_two_graphs_are_two_questions() -> None:
     assert [one.reason for one in overlap_sched.partitions()] == [None, None]
 
 
+@pytest.mark.slow
 def test_dynamic_shapes() -> None:
     model = blocks()
     plain = step(model, dynamic=True)
@@ -143,6 +145,7 @@ def test_a_limit_that_nothing_keeps() -> None:
         assert same(step(model, memory_limit=1), plain)
 
 
+@pytest.mark.slow
 def test_checkpoints_with_random_numbers_are_left_alone() -> None:
     model = Checkpointed()
     plain = step(model)

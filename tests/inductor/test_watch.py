@@ -97,10 +97,11 @@ def test_nobody(caplog: pytest.LogCaptureFixture) -> None:
             {watch.PASSES: ["sink_waits"]},
             "torch._inductor.config.reorder_for_compute_comm_overlap_passes is ['sink_waits']",
         ),
-        (
+        pytest.param(
             "post_grad",
             {watch.POST_GRAD: None},
             "torch._inductor.config.post_grad_custom_post_pass is None",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -116,6 +117,7 @@ def test_settings_that_others_have_set(
     assert set(said.lines) <= {PASSED_BY.format(graphs, SWITCHED_OFF) for graphs in ("1 graph", "2 graphs")}
 
 
+@pytest.mark.slow
 def test_options_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
     """They hold only while it compiles."""
     overlap_sched.enable()

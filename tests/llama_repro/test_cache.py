@@ -1,4 +1,5 @@
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from overlap_sched.problem import Kind
 
 
 @pytest.fixture
-def cached(tiny, tmp_path, monkeypatch):
+def cached(tiny_cache, tmp_path, monkeypatch):
     """The tiny configuration in a cache of its own."""
+    shutil.copytree(tiny_cache, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache.stored_problems(find_config("tiny"))
     return tmp_path / "overlap_sched" / "llama_repro"
 
 
@@ -23,7 +24,7 @@ def _no_capture(config):
 def test_a_second_run_reads_what_the_first_one_captured(cached, tiny, monkeypatch):
     monkeypatch.setattr(cache, "captured", _no_capture)
     again = cache.stored_problems(find_config("tiny"))
-    assert again.problems == tiny.problems  # and what is captured twice is the same twice
+    assert again.problems == tiny.problems
     with pytest.raises(AssertionError, match="although it is in the cache"):
         cache.stored_problems(find_config("tiny"), refresh=True)
 
@@ -42,7 +43,7 @@ def test_true_prices_are_those_of_fused_kernels_on_a_cluster(cached, tiny, monke
 def test_damaged_files_are_captured_anew(cached, tiny):
     for path in cached.iterdir():
         path.write_bytes(path.read_bytes()[:100])
-    assert cache.stored_problems(find_config("tiny")).problems == tiny.problems
+    assert cache.stored_problems(find_config("tiny")).problems == tiny.problems  # what is captured twice is the same
 
 
 def test_the_key_depends_on_the_configuration_and_the_sources(monkeypatch, tmp_path):

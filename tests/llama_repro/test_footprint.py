@@ -1,15 +1,18 @@
 """Peaks from a step's allocations, and why two of them differ; what runs a model is tried on the smallest."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from llama_repro.errors import FootprintError
+from llama_repro.footprint.child import compiled
 from llama_repro.footprint.entry import Entry
 from llama_repro.footprint.events import KINDS, Event, Peak, events_of, peak_of
 from llama_repro.footprint.models import ENTRIES
-from llama_repro.footprint.rows import Row, explanation, measured, peak_from
+from llama_repro.footprint.modes import MEASURED
+from llama_repro.footprint.rows import Row, explanation, measured, peak_from, steps, unlike_default
 from llama_repro.footprint.table import markdown
 
 MIB = 2**20
@@ -76,24 +79,61 @@ def test_each_ratio_is_explained() -> None:
     assert explanation(moved).startswith("the peak moves from backward to forward; ")
 
 
-def test_the_table_marks_what_was_not_measured() -> None:
+def test_modes_unlike_the_default_are_explained_beside_it() -> None:
+    peaks = {"eager": peak(20, 10), "default": peak(8, 12), "dynamic": peak(9, 14), "max-autotune": peak(8, 12)}
+    row = Row("net", "a net", {**peaks, "default+memory": peak(8, 9)}, {})
+    assert unlike_default(row) == ["dynamic", "default+memory"]
+    shown = markdown([row])
+    assert "| default, ours, memory | 1.48 | beside default's: 3.0 MiB less temporaries of backward |" in shown
+    assert explanation(row, "dynamic", "default") == (
+        "2.0 MiB more temporaries of backward; 1.0 MiB more saved for backward"
+    )
+    assert unlike_default(Row("net", "", {"eager": peak(20, 10)}, {})) == []
+
+
+def test_one_step_after_the_other() -> None:
+    peaks = {"eager": peak(20, 10), "partitioned": peak(8, 14), "not donated": peak(8, 13), "default": peak(8, 12)}
+    assert steps(Row("net", "", peaks, {})) == [-8 * MIB, -MIB, -MIB]
+    del peaks["partitioned"]
+    assert steps(Row("net", "", peaks, {})) is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.13, of itself, when Inductor is first imported
+def test_every_mode_is_known_to_the_child() -> None:
+    model = torch.nn.Linear(2, 2)
+    assert len(set(MEASURED)) == len(MEASURED) == 14
+    assert compiled(model, "eager") is model
+    for mode in MEASURED[1:]:
+        if mode != "not donated":  # which is a switch of the process
+            assert compiled(model, mode) is not model
+
+
+def test_the_tables_mark_what_was_not_measured() -> None:
     row = Row("net", "a net", {"eager": peak(20, 10), "default": peak(8, 12, pool=24)}, {"dynamic": "it broke"})
-    lines = markdown([row]).splitlines()
-    assert lines[2] == "| net: a net | 40.0 MiB | 30.0 MiB (1.33) | failed | - | 34.0 MiB (1.18) | - | needs a GPU |"
-    assert lines[0].count("predicted") == 2
-    assert lines[6].startswith("| net | 1.33 | 12.0 MiB less saved")
+    shown = markdown([row])
+    tables = [part.splitlines() for part in shown.split("\n\n")[1::2]]
+    assert [len({line.count("|") for line in table}) for table in tables] == [1] * 5
+    assert tables[0][2] == "| net: a net | 40.0 MiB | 30.0 MiB (1.33) | failed | - |"
+    assert tables[2][0].startswith(
+        "| model | reduce-overhead | reduce-overhead, ours | reduce-overhead, ours, memory | "
+    )
+    assert tables[2][2].split(" | ")[1:3] == ["34.0 MiB (1.18)", "-"]
+    assert tables[2][2].endswith(" | 4.0 MiB |")  # 24 MiB of pool, 20 of them live at the peak
+    assert tables[3][2].startswith("| net | default | 1.33 | 12.0 MiB less saved")
+    assert tables[4][2] == "| net | 40.0 MiB | - | - | - | 30.0 MiB |"
+    assert "Predicted, with CUDA graphs (simulated):" in shown
 
 
 @pytest.mark.slow
-def test_a_model_in_a_process_of_its_own() -> None:
+def test_a_model_in_a_process_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    found = measured("gru", "eager", 120.0)
+    found = measured("gru", "eager", 120.0, str(tmp_path))
     made = peak_from(found)
     assert sum(made.kinds.values()) == made.bytes
     assert made.kinds[SAVED] > MIB
     assert made.pool_bytes > made.bytes - made.kinds[HELD]
     with pytest.raises(FootprintError, match=r"^no such model, eager: exit status 1: StopIteration"):
-        measured("no such model", "eager", 60.0)
+        measured("no such model", "eager", 60.0, str(tmp_path))
 
 
 def test_a_model_whose_library_is_missing_says_how_to_get_it() -> None:

@@ -37,6 +37,7 @@ def test_a_block_with_layer_norms_and_softmax() -> None:
     assert all(c.unfused_us > 2 * c.kernels_us for c in found)
 
 
+@pytest.mark.slow
 def test_a_block_of_experts() -> None:
     x = torch.randn(4, 512, 256, requires_grad=True)  # smaller kernels all take the shortest time there is
     check([compared(name, graph) for name, graph in compiled_graphs("experts", Experts(256, 8, 2), x)])

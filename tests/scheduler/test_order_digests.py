@@ -15,7 +15,10 @@ def test_every_instance_has_its_digests() -> None:
     assert list(EXPECTED) == [name for name, *_ in CASES]
 
 
-@pytest.mark.parametrize(("name", "path", "comm_scale", "model"), CASES, ids=[name for name, *_ in CASES])
+@pytest.mark.parametrize(
+    ("name", "path", "comm_scale", "model"),
+    [pytest.param(*case, marks=() if case[-1] == "runtime" else pytest.mark.slow, id=case[0]) for case in CASES],
+)
 def test_orders_and_decisions_are_those_committed(name: str, path: Path, comm_scale: float, model: str) -> None:
     assert digests_of(path, comm_scale, model) == EXPECTED[name], (
         "an order or a decision has changed; if it was meant to: python -m tests.support.order_digests"

@@ -1,7 +1,8 @@
 """What is wrong with a trace, by the rules of its format: shares no code with what writes one.
 
-Rules: "Trace Event Format" (Google, the document that Perfetto's page on JSON traces refers to) for phases, fields,
-nesting, counters and flows; and where it leaves room, what Perfetto's trace processor does with a file
+Rules: "Trace Event Format" (Google, the document that Perfetto's page on JSON traces refers to) for fields, nesting,
+counters and flows; that page (``docs/getting-started/other-formats.md`` of Perfetto) for the phases that are shown; and
+where they leave room, what Perfetto's trace processor does with a file
 (``importers/json``, ``slice_tracker.cc``, ``flow_tracker.cc``): ids are numbers, times are nanoseconds, spans that
 overlap are dropped, and the end of an arrow is bound to the innermost span of its row that stands in front of it.
 """
@@ -14,7 +15,7 @@ from typing import Any
 Event = dict[str, Any]
 Row = tuple[int, int]
 
-_PHASES = frozenset("BEXiICbnestfPNODMVvRc(),")
+_PHASES = frozenset("BEXIiCMstf")
 _METADATA = {
     "process_name": ("name", str), "process_labels": ("labels", str), "process_sort_index": ("sort_index", int),
     "thread_name": ("name", str), "thread_sort_index": ("sort_index", int),

@@ -31,6 +31,7 @@ def test_the_rates_of_a_model():
     assert device_of(Roofline()) is device_of(TableModel(Tables())) is H100
 
 
+@pytest.mark.slow
 def test_a_rank_alone_measures_compute(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with world_of("cpu") as world:

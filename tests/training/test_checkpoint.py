@@ -111,6 +111,7 @@ def test_the_command_says_what_is_wrong(monkeypatch, capsys, tmp_path):
         parse(["--steps", "0"])
 
 
+@pytest.mark.slow
 def test_alone_it_trains_and_says_so(monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)

@@ -26,6 +26,7 @@ ALL = Options(rewrites=("bucket", "stream"))
 BUCKETS = Options(rewrites=("bucket",))
 
 
+@pytest.mark.slow
 @given(sharded_problems())
 @settings(max_examples=15, deadline=None)
 def test_a_plan_keeps_its_promises(problem: Problem) -> None:

@@ -28,12 +28,14 @@ class Extras:
         frontier: Of the graph as it was; or the plans of a fit, by ascending peak.
         earlier: The plan by which collectives were rewritten before this schedule was looked for: it is of the graph
             that they left, lifted anew (a plug-in's: fused, perhaps). Not both this and ``made``.
+        answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
     """
 
     made: Plan | None = None
     beside: Beside | None = None
     frontier: Frontier | tuple[FitPoint, ...] | None = None
     earlier: Plan | None = None
+    answer: str | None = None
 
     @property
     def told(self) -> Plan | None:

@@ -53,10 +53,12 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         figures={**figures(schedule), **rewritten, **(more or {}), "reserved": reserved_figures(reserved)},
         columns=columns,
         summary=tuple((*row, *[""] * (1 + len(columns) - len(row))) for row in summary),
-        remarks=(*_remarks(schedule), *_earlier(extras)),
+        remarks=(*_remarks(schedule, extras.answer), *_earlier(extras)),
         budget_bytes=schedule.budget_bytes,
         ops=tuple(map(printable, ops)),
-        groups=tuple(f"{printable(name)} ({size} ranks)" for name, size in groups.items()),
+        groups=tuple(
+            f"{printable(name)} ({size} ranks)" if size > 1 else printable(name) for name, size in groups.items()
+        ),
         memory_kinds=MEMORY_KINDS,
         in_flight=MEMORY_KINDS.index(IN_FLIGHT),
         causes=tuple((WORDS[c.name], c.exposed_us, c.collectives) for c in causes(schedule)),
@@ -89,8 +91,8 @@ def _named(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
     return found
 
 
-def _remarks(schedule: Schedule) -> tuple[str, ...]:
-    """What the table of figures needs to be read, then what went otherwise than wished."""
+def _remarks(schedule: Schedule, answer: str | None) -> tuple[str, ...]:
+    """What the table of figures needs to be read, then the answer, or what went otherwise than wished."""
     problem = schedule.problem
     simulated = (
         f"Every figure on this page is simulated, in the {problem.memory_model} memory model: one compute stream, one "
@@ -99,7 +101,7 @@ def _remarks(schedule: Schedule) -> tuple[str, ...]:
     )
     kept = "" if schedule.fell_back is None else f"The original order was kept: {printable(schedule.fell_back)}."
     contended = with_contention_line(simulated, problem.contention).splitlines()
-    return tuple(filter(None, (*contended, kept, not_held(schedule))))
+    return tuple(filter(None, (*contended, kept, not_held(schedule) if answer is None else answer)))
 
 
 def _earlier(extras: Extras) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.judge.replay import Replay
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
-from overlap_sched.report.fit_text import costs
+from overlap_sched.report.fit_text import answer_line, costs
 from overlap_sched.report.html.beside import Extras
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.explain import decisions
@@ -24,10 +24,12 @@ def shown_fit(found: Fit) -> tuple[Schedule, Extras]:
     without = _schedule(found.without, before, base_bytes, 0)
     best = _schedule(found.best, before, base_bytes, limit_bytes - base_bytes)
     records = tuple(
-        Record(rewrite, 0.0, cost.compute_us, 0)
+        Record(rewrite, -cost.copy_us, cost.compute_us, -cost.bytes)  # longer on the streams to the host; kept no more
         for rewrite, cost in zip(found.best.rewrites, costs(found), strict=True)
     )
-    return best, Extras(Plan(found.best.rewrites, best, without, records), frontier=found.points)
+    return best, Extras(
+        Plan(found.best.rewrites, best, without, records), frontier=found.points, answer=answer_line(found)
+    )
 
 
 def _figures(point: FitPoint) -> tuple[Figures, Replay]:

@@ -51,11 +51,11 @@ def frontier_section(page: Page) -> str:
     if found is None:
         return ""
     original = found.others[0]
+    head = ("order", "peak", "", "step", "", "exposed", *(() if found.bound_us is None else ("gap",)))
     rows = [
-        table_row((point.name or "on the frontier", *point_cells(point, original, found.bound_us)))
+        table_row((point.name or "on the frontier", *point_cells(point, original, found.bound_us))[: len(head)])
         for point in (*found.points, *found.others)
     ]
-    head = ("order", "peak", "", "step", "", "exposed", "above the bound")
     return _section(
         "frontier",
         "Step against peak memory (simulated)",

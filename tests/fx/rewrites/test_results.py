@@ -26,7 +26,10 @@ def check_results(before: fx.GraphModule, after: fx.GraphModule, seed: int, orde
             assert same(outcome(gm, timing), expected), timing
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in ("twice", "recomputed") else ()) for name in GRAPHS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_rewrite_alone(name: str) -> None:
     original = GRAPHS[name]()
     for seed, one in enumerate(legal(original)):
@@ -36,7 +39,7 @@ def test_every_rewrite_alone(name: str) -> None:
         check_results(original, gm, seed, orders=1)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", NAMES)
 def test_new_nodes_have_the_values_that_running_them_gives(name: str) -> None:
     for one in legal(GRAPHS[name]()):
         gm = GRAPHS[name]()
@@ -52,7 +55,7 @@ def _layouts(value: object) -> list[object]:
     return [layout(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", NAMES)
 def test_undone_the_graph_is_as_it_was(name: str) -> None:
     gm = GRAPHS[name]()
     before = described(gm.graph)

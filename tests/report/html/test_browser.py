@@ -14,7 +14,7 @@ import pytest
 
 from overlap_sched.analysis.frontier import frontier
 from overlap_sched.options import Options
-from overlap_sched.problem.file import read_problem
+from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.html.beside import Beside, Extras
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
@@ -22,6 +22,7 @@ from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.rewrites import Bucket
+from tests.fit.test_fit import saved
 from tests.support.command import run
 from tests.support.oracle import INSTANCES
 from tests.support.ranks import run_ranks
@@ -303,6 +304,29 @@ def test_rewrites_an_order_beside_and_the_frontier(browser: Any, tmp_path: Path)
         page.tab.click("#theme")
         page.settle()
         assert page.complaints == []
+        page.tab.close()
+
+
+def test_a_fit(browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page of ``fit``: its figures are those of the command, its rewrites and plans are there."""
+    problem, out = tmp_path / "saved.json", tmp_path / "out.html"
+    write_problem(saved(), problem)
+    assert run("fit", str(problem), "--memory-limit", "130MiB", "--html", str(out), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    for width, scheme in ((WIDE, "light"), (ZOOMED, "dark"), (NARROW, "light")):
+        page = opened(browser, out, width, scheme)
+        assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
+        for r, order in enumerate((found["original"], found["picked"])):
+            step, peak = duration(order["step_us"]), size(order["peak_bytes"])
+            assert page.text(f"#streams-title-{r}").split(": step ")[1].startswith(f"{step}, exposed ")
+            page.tab.click(f"[data-peak='{r}']")
+            assert page.text("#live-where").startswith(f"{peak} live in")
+        assert "budget 130.0 MiB (dashed)" in page.text("#memory-title-1")
+        assert page.tab.locator("#rewrites li").count() == len(found["rewrites"])
+        assert page.text("#rewrites li:nth-of-type(1)").endswith("64.0 MiB not kept, 10.0 us more compute")
+        assert page.tab.locator("#frontier-plot canvas").count() >= 1
+        assert page.complaints == []
+        assert page.requests == [out.as_uri()]
         page.tab.close()
 
 

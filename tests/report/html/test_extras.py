@@ -11,15 +11,18 @@ from overlap_sched.analysis.frontier import frontier
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
+from overlap_sched.problem import Group
 from overlap_sched.problem.file import write_problem
 from overlap_sched.report.html.beside import Beside, Extras
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import page_text
+from overlap_sched.report.rewrites_text import record_text
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan, plan
-from overlap_sched.transform.rewrites import Bucket, Stream
+from overlap_sched.transform.records import Record
+from overlap_sched.transform.rewrites import Bucket, Offload, Recompute, Stream
 from tests.report.html.test_data import check_memory
 from tests.report.html.test_page import LIBRARY, Parsed, embedded
 from tests.support.command import run
@@ -116,6 +119,21 @@ def test_rewrites_are_listed_and_lead_to_their_launch(made: Plan) -> None:
     assert len(page.tried) == len(made.trials)
     assert text.count('<h2 id="rewrites-title">') == 1
     assert Parsed(text).open == []
+
+
+def test_what_a_rewrite_for_memory_frees_and_costs() -> None:
+    """As the page of fit tells it; a plan of collectives knows no bytes, and says nothing of them."""
+    offload, recompute = Offload("act", ("mm",)), Recompute(("gelu",), ("mm",))
+    assert record_text(Record(offload, -400.0, 0.0, -(2**20))) == (
+        "act to the host and back: 1.0 MiB not kept, 400.0 us of copies"
+    )
+    assert record_text(Record(offload, 0.0, 0.0, 0)) == "act to the host and back"
+    assert record_text(Record(recompute, -5.0, 10.0, 0)) == "gelu computed again: 10.0 us more compute"
+
+
+def test_a_group_of_one_is_a_link_to_the_host(reordered: Schedule) -> None:
+    alone = replace(reordered.problem, groups={"fsdp": Group(1, True)})
+    assert page_of(replace(reordered, problem=alone)).groups == ("fsdp",)
 
 
 def test_no_rewrite_no_section(reordered: Schedule) -> None:

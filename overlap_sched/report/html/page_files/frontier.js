@@ -8,7 +8,7 @@ function frontierFigure({ points, others, bound_us, floor_bytes }) {
     const low = Math.min(...values, least ?? Infinity), high = Math.max(...values), margin = (high - low || high || 1) * 0.08;
     return new Bokeh.Range1d({ start: (low - margin) / per, end: (high + margin) / per });
   };
-  const figure = newFigure(260, range(steps, bound_us, scale), `step (${stepUnit})`, range(peaks, floor_bytes, unitBytes));
+  const figure = newFigure(290, range(steps, bound_us, scale), `step (${stepUnit})`, range(peaks, floor_bytes, unitBytes));
   figure.xaxis.axis_label = `peak (${bytesUnit}), simulated`;
   const at = (list, key, per) => list.map((point) => point[key] / per);
   inked.push(figure.step({ x: at(points, "peak_bytes", unitBytes), y: at(points, "step_us", scale), mode: "after", line_width: 2 }).glyph);
@@ -18,13 +18,15 @@ function frontierFigure({ points, others, bound_us, floor_bytes }) {
     inked.push(bound);
   }
   figure.scatter({ x: at(points, "peak_bytes", unitBytes), y: at(points, "step_us", scale), size: 6, fill_color: "#999999", line_color: "#999999" });
-  others.forEach((point, k) => {
+  const items = others.map((point, k) => {
     const [colour, marker] = MARKS[k];
-    figure.scatter({ x: at([point], "peak_bytes", unitBytes), y: at([point], "step_us", scale), marker, size: 13, fill_color: colour,
-      line_color: "#FFFFFF", legend_label: point.name });
+    const mark = figure.scatter({ x: at([point], "peak_bytes", unitBytes), y: at([point], "step_us", scale), marker, size: 13, fill_color: colour,
+      line_color: "#FFFFFF" });
+    return new Bokeh.LegendItem({ label: { value: point.name }, renderers: [mark] });
   });
-  figure.legend.setv({ label_text_font_size: "0.85rem", location: "top_right" });
-  return { figure };
+  const legend = new Bokeh.Legend({ items, orientation: "horizontal", label_text_font_size: "0.85rem", margin: 0 });
+  figure.add_layout(legend, "above"); // not over the points
+  return { figure, legend };
 }
 
 const frontier = data.frontier && frontierFigure(data.frontier);

@@ -164,7 +164,7 @@ function paint() {
     }
     figure.xgrid.grid_line_color = figure.ygrid.grid_line_color = line;
   }
-  frontier?.figure.legend.setv({ background_fill_color: soft, border_line_color: line, label_text_color: ink });
+  frontier?.legend.setv({ background_fill_color: paper, border_line_color: null, label_text_color: ink });
   for (const { bars } of streams) bars.glyph.line_color = paper;
   for (const line of [...memories.map(({ budget }) => budget), ...inked]) line.line_color = ink;
 }

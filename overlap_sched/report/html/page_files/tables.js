@@ -103,8 +103,11 @@ function rowOfTable(c) {
   if (!made.has(c.node)) {
     made.set(c.node, row(COLUMNS.map(([, , cell, kind], at) => {
       const loud = at === EXPOSED && c.exposed_us > 1e-9 * endUs ? "loud" : "";
-      if (at > 0) return element("td", cell(c), { class: `${kind} ${loud}`.trim() });
-      const named = element("td", null, { class: kind });
+      const named = element("td", null, { class: `${kind} ${loud}`.trim() });
+      if (at > 0) {
+        named.append(element("div", cell(c)));
+        return named;
+      }
       named.append(element("button", cell(c), { type: "button", "data-node": String(c.node) }));
       return named;
     })));

@@ -7,6 +7,7 @@ of it; only if all are the same do all use it. The protocol, and why it cannot c
 
 import hashlib
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,9 +40,9 @@ class Agreement:
         agreed: Use the new order. Else keep the original one, or one that launches all collectives in the same order
             where ``verdict.launches_alike`` says that all ranks launch alike.
         verdict: The recorded decision, the same on every rank: the reason, who differs in what, who is missing.
-        in_doubt: The store failed for good while this rank waited, so it does not know what the others decided; it
-            keeps the original order. If they agreed, the job hangs at the first collective whose place differs, until
-            torch's own time limit.
+        in_doubt: The store failed for good while this rank waited, so it does not know what the others decided. It
+            does what all had agreed on before, for the same digest, or else keeps the original order. If the others
+            do not, the job hangs at the first collective whose place differs, until torch's own time limit.
         waited_s: Time spent here (seconds; for people).
     """
 
@@ -100,7 +101,8 @@ def agree(
     except AgreementError as error:
         return _checked(Agreement(False, Verdict(False, str(error))), mine, strict)
     members = members_of(membership, ranks)
-    steps = agreement_steps(mine, membership.rank, members, timeout_s, timeout_s * ABSENT_SHARE)
+    name = uuid.uuid4().hex
+    steps = agreement_steps(mine, name, membership.rank, members, timeout_s, timeout_s * ABSENT_SHARE)
     try:
         limits = (timeout_s, timeout_s * ABSENT_SHARE)
         verdict = _run(steps, membership.store, _prefix(membership, members), limits, clock, sleep)
@@ -115,7 +117,9 @@ def agree(
             f"the store of the process group failed ({error}), so this rank does not know what the others decided. "
             f"{_SERVED}"
         )
-        result = Agreement(False, Verdict(False, reason), in_doubt=True, waited_s=clock() - began)
+        before = error.before  # the others go by it too, unless one of them differs this time
+        verdict = before if before is not None and before.agreed else Verdict(False, reason)
+        result = Agreement(verdict.agreed, verdict, in_doubt=True, waited_s=clock() - began)
     return _checked(result, mine, strict)
 
 

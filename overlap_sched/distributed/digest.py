@@ -58,6 +58,12 @@ class Digest:
         """What a rank shows that has no order of its own: it runs the original one."""
         return cls("", "", "", "", "", key, launches, failure, name)
 
+    @property
+    def identity(self) -> str:
+        """The same for two digests that differ at most in what is for people: 16 hexadecimal digits."""
+        compared = (*(getattr(self, part) for part in PARTS), self.key, self.launches, self.failure)
+        return _sha256(compared)[:16]
+
     def to_json(self) -> str:
         """One line of text; :meth:`from_json` reads it. What is stored for the others, or next to a cached graph."""
         return _canonical(asdict(self))

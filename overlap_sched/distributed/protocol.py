@@ -4,7 +4,7 @@ The generator yields one :class:`Step` at a time and is sent its result, so that
 several ranks (``tests/distributed/test_interleavings.py``); :mod:`~overlap_sched.distributed.agreement` runs it on
 the real store. What the ranks share, under one prefix:
 
-    <key>/<round>/<rank>     digest of that rank; written once
+    <key>/<round>/<rank>     which call of that rank, and its digest; written once
     <key>/<round>/verdict    the decision; written once, by ``compare_set``: whoever decides first decides for all
     at/<rank>                the <key>/<round> at which that rank stands waiting, empty if it does not
     waiting                  how many ranks stand waiting
@@ -19,24 +19,31 @@ the real store. What the ranks share, under one prefix:
 ``compare_set`` lets one value in, for good. A rank that comes just at the limit races for that one key and loses or
 wins, with everybody. A verdict "agreed" is only written by one who has read equal digests of *all* ranks.
 
-**Rounds.** A key names a graph without its sizes; a rank that compiles it again with another digest (other
-shapes, other options) finds its own first digest and goes on to the next round. The same digest again meets the
-recorded verdict. So a decision never changes while the job runs.
+**Rounds.** A rank's first compilation of a graph is round 0 of its key, its second is round 1. So ranks that compile a
+graph again meet again, and one that fails only then is heard. Nothing that was not agreed on is agreed on later.
+
+    rank 0   D in round 0   D in round 1                    D in round 2
+    rank 1   D in round 0   runs what it has (or is late)   D in round 1: decided without it -> round 2
+
+**One compiles again, the others do not.** They run what they have. So at the limit, if all who came show a digest that
+has a verdict from an earlier round, that verdict stands (``as_before``); whoever was missing passes over such a round.
 
 **A fault on this rank** (of the store, or of our own code) is thrown into the generator at the step where it happens.
-It then does not guess: it writes the verdict "original" where there is none yet, and follows what is recorded. Only if
-the store fails for that too does a rank go on without knowing; and since "agreed" is only written where every rank
-stands, that leaves no doubt unless it failed while it stood (:class:`InDoubtError`).
+It then does not guess: it writes the verdict "original" where there is none yet (or waits once more, where its digest
+has a verdict from an earlier round), and follows what is recorded. Only if that fails too does a rank go on without
+knowing; and since "agreed" is only written where every rank stands, or has been agreed on before, that leaves no doubt
+unless it failed while it stood, or at a graph that it asks about again (:class:`InDoubtError`).
 
 **All stand waiting, but at different graphs.** Then nobody would come before the limit. The last one who comes to
-stand sees it and decides "original" for all those graphs at once.
+stand sees it and decides, at once: as before where that is known; if it is nowhere, "original" for all those graphs.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.verdict import Verdict, absent, elsewhere, gone, judge
+from overlap_sched.distributed.verdict import Verdict, absent, as_before, elsewhere, failed, gone, judge
 
 
 class Step(NamedTuple):
@@ -55,62 +62,124 @@ class NotShownError(Exception):
 
 
 class InDoubtError(Exception):
-    """The store failed while this rank stood waiting: the others may have agreed without its knowing."""
+    """The store failed while the others could count on this rank: they may have agreed without its knowing.
+
+    Attributes:
+        before: What was decided on this digest in an earlier round; ``None``: nothing.
+    """
+
+    def __init__(self, reason: str, before: Verdict | None) -> None:
+        super().__init__(reason)
+        self.before = before
 
 
 Steps = Generator[Step, Any, Verdict]
 
 
-def agreement_steps(mine: Digest, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float) -> Steps:
+@dataclass
+class _Call:
+    """One rank's way through one agreement.
+
+    Attributes:
+        mine: Its digest.
+        text: What it posts: like no other call of any rank.
+        rank: Which rank.
+        ranks: All who must agree.
+        limit_s: Time limit, for the message only (seconds).
+        short_limit_s: The one that holds where somebody may well not come.
+        stands: Whether others have been told that it waits.
+        again: Whether this rank has asked about this graph before.
+        before: What was decided on its digest in an earlier round; ``None``: nothing.
+    """
+
+    mine: Digest
+    text: str
+    rank: int
+    ranks: Sequence[int]
+    limit_s: float
+    short_limit_s: float
+    stands: bool = False
+    again: bool = False
+    before: Verdict | None = None
+
+
+def agreement_steps(
+    mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
+) -> Steps:
     """The steps of one rank; returns the verdict that all ranks have.
 
     Args:
         mine: This rank's digest.
+        name: Of this call: without a space, another one each time that this rank asks.
         rank: This rank.
         ranks: All who must agree, this one included; the same on each of them.
         limit_s: Time limit, for the message only (seconds).
         short_limit_s: The one that holds after a rank was found missing.
     """
-    stands = False
+    call = _Call(mine, f"{name} {mine.to_json()}", rank, ranks, limit_s, short_limit_s)
     try:
-        round_key = yield from _post(mine, rank)
-        if not (yield _has_verdict(round_key)):
-            short = yield from _someone_was_absent(rank)
-            stands = True
-            yield Step("set", (f"at/{rank}", round_key))
-            if (yield Step("add", ("waiting", 1))) >= len(ranks):
-                yield from _decide_if_all_wait(ranks)
-            while not (yield _has_verdict(round_key)):
-                if (yield Step("pause", (short,))):
-                    yield from _decide_at_the_limit(mine, round_key, ranks, short_limit_s if short else limit_s)
-            yield Step("set", (f"at/{rank}", ""))
-            yield Step("add", ("waiting", -1))
-        return Verdict.from_json((yield Step("get", (f"{round_key}/verdict",))))
+        return (yield from _settled(call))
     except Exception as fault:  # torch's stores raise several types, none of them public
         try:
-            return (yield from _after_a_fault(mine, rank, stands, fault))
+            return (yield from _settled(call, fault))
         except Exception as again:
-            raise (InDoubtError if stands else NotShownError)(f"{type(again).__name__}: {again}") from fault
+            reason = f"{type(again).__name__}: {again}"
+            if call.stands or call.again:
+                raise InDoubtError(reason, call.before) from fault
+            raise NotShownError(reason) from fault
 
 
-def _after_a_fault(mine: Digest, rank: int, stands: bool, fault: Exception) -> Generator[Step, Any, Verdict]:
+def _settled(call: _Call, fault: Exception | None = None) -> Steps:
+    """Post in the first round in which this rank has not; the verdict there, or the next one not made without it."""
+    number, passed_over = 0, False
+    while True:
+        round_key = f"{call.mine.key}/{number}"
+        if (yield Step("compare_set", (f"{round_key}/{call.rank}", "", call.text))) == call.text:
+            call.before = yield from _before(call.mine, number)
+            if fault is None or call.before is not None:
+                verdict = yield from _waited_for(call, round_key, passed_over)
+            else:
+                verdict = yield from _given_up(call, round_key, fault)
+            if not (verdict.as_before and call.rank in verdict.missing):
+                return verdict
+            passed_over = True
+        number, call.again = number + 1, True
+
+
+def _waited_for(call: _Call, round_key: str, passed_over: bool) -> Steps:
+    """The verdict of a round, once there is one."""
+    if not (yield _has_verdict(round_key)):
+        short = (yield from _someone_was_absent(call.rank)) or passed_over
+        call.stands = True
+        yield Step("set", (f"at/{call.rank}", round_key))
+        if (yield Step("add", ("waiting", 1))) >= len(call.ranks):
+            yield from _decide_if_all_wait(call.ranks)
+        while not (yield _has_verdict(round_key)):
+            if (yield Step("pause", (short,))):
+                yield from _decide_at_the_limit(call, round_key, call.short_limit_s if short else call.limit_s)
+        yield Step("set", (f"at/{call.rank}", ""))
+        yield Step("add", ("waiting", -1))
+    return (yield from _verdict(round_key))
+
+
+def _given_up(call: _Call, round_key: str, fault: Exception) -> Steps:
     """What is recorded, or else "original"; a count of waiting ranks that stays too high does no harm."""
-    round_key = yield from _post(mine, rank)
-    verdict = Verdict(
-        agreed=False, reason=f"rank {rank} failed while the ranks were agreeing: {type(fault).__name__}: {fault}"
-    )
+    verdict = failed(call.mine, call.rank, fault)
     recorded = yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
-    if stands:
-        yield Step("set", (f"at/{rank}", ""))
+    if call.stands:
+        yield Step("set", (f"at/{call.rank}", ""))
     return Verdict.from_json(recorded)
 
 
-def _post(mine: Digest, rank: int) -> Generator[Step, Any, str]:
-    """Write my digest into the first round that has no other one of mine; returns ``<key>/<round>``."""
-    number, text = 0, mine.to_json()
-    while (yield Step("compare_set", (f"{mine.key}/{number}/{rank}", "", text))) != text:
-        number += 1
-    return f"{mine.key}/{number}"
+def _before(mine: Digest, number: int) -> Generator[Step, Any, Verdict | None]:
+    """What was decided last on a digest before a round of its key, whoever had posted it; ``None``: nothing."""
+    for earlier in reversed(range(number)):
+        round_key = f"{mine.key}/{earlier}"
+        if (yield _has_verdict(round_key)):
+            verdict = yield from _verdict(round_key)
+            if mine.identity in verdict.shown:
+                return verdict
+    return None
 
 
 def _someone_was_absent(rank: int) -> Generator[Step, Any, bool]:
@@ -125,7 +194,7 @@ def _someone_was_absent(rank: int) -> Generator[Step, Any, bool]:
 
 
 def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
-    """If every rank stands at a graph without verdict: decide for all these graphs, from what was posted there."""
+    """If every rank stands at a graph without verdict: decide, from what was posted there."""
     round_keys: dict[int, str] = {}
     for r in ranks:
         round_keys[r] = yield from _stands_at(r)
@@ -138,31 +207,49 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
         return
     digests = {}
     for r, key in zip(ranks, shown, strict=True):
-        digests[r] = Digest.from_json((yield Step("get", (key,))))
-    verdict = judge(digests)
-    if len(different) > 1 and verdict.agreed:  # the same digest in different rounds: they have not met before
-        verdict = elsewhere(digests)
+        digests[r] = yield from _digest(key)
+    verdicts = {}
     for round_key in different:
+        here = {r: digests[r] for r in ranks if round_keys[r] == round_key}
+        before = yield from _before_all(here, round_key)
+        if before is not None:
+            verdicts[round_key] = as_before(before, [r for r in ranks if r not in here])
+    if not verdicts:
+        verdict = judge(digests)
+        if len(different) > 1 and verdict.agreed:  # the same digest in different rounds: they have not met before
+            verdict = elsewhere(digests)
+        verdicts = dict.fromkeys(different, verdict)
+    for round_key, verdict in verdicts.items():
         yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
 
 
-def _decide_at_the_limit(
-    mine: Digest, round_key: str, ranks: Sequence[int], limit_s: float
-) -> Generator[Step, Any, None]:
+def _before_all(digests: Mapping[int, Digest], round_key: str) -> Generator[Step, Any, Verdict | None]:
+    """What was decided before on the one digest that ranks show in a round; ``None``: nothing, or they differ."""
+    first, *others = digests.values()
+    if first.failure or any(other.identity != first.identity for other in others):
+        return None
+    return (yield from _before(first, int(round_key.rsplit("/", 1)[1])))
+
+
+def _decide_at_the_limit(call: _Call, round_key: str, limit_s: float) -> Generator[Step, Any, None]:
     digests, missing = {}, []
-    for r in ranks:
+    for r in call.ranks:
         if (yield Step("check", ([f"{round_key}/{r}"],))):
-            digests[r] = Digest.from_json((yield Step("get", (f"{round_key}/{r}",))))
+            digests[r] = yield from _digest(f"{round_key}/{r}")
         else:
             missing.append(r)
-    verdict = absent(missing, mine.name, limit_s) if missing else judge(digests)
-    if verdict.agreed:
+    before = yield from _before_all(digests, round_key)
+    if before is not None:
+        verdict = as_before(before, missing)
+    else:
+        verdict = absent(missing, digests, call.mine.name, limit_s) if missing else judge(digests)
+    if verdict.agreed and before is None:
         away = []
-        for r in ranks:
+        for r in call.ranks:
             if (yield from _stands_at(r)) != round_key:
                 away.append(r)
         if away:  # they have shown a digest, and may never learn what comes of it
-            verdict = gone(away, mine.name, limit_s)
+            verdict = gone(away, digests, call.mine.name, limit_s)
     written = yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
     if missing and written == verdict.to_json():
         yield Step("set", ("absent", ",".join(map(str, missing))))
@@ -175,5 +262,15 @@ def _stands_at(rank: int) -> Generator[Step, Any, str]:
     return round_key
 
 
+def _digest(key: str) -> Generator[Step, Any, Digest]:
+    """What a rank has posted; it is there."""
+    return Digest.from_json((yield Step("get", (key,))).split(" ", 1)[1])
+
+
 def _has_verdict(round_key: str) -> Step:
     return Step("check", ([f"{round_key}/verdict"],))
+
+
+def _verdict(round_key: str) -> Steps:
+    """The recorded one; it is there."""
+    return Verdict.from_json((yield Step("get", (f"{round_key}/verdict",))))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from overlap_sched.distributed.digest import PARTS, Digest
 
@@ -38,6 +38,8 @@ class Verdict:
         differs: Per part (see :data:`~overlap_sched.distributed.digest.PARTS`) in which the ranks differ, who is like
             whom.
         missing: Ranks that did not come in time.
+        shown: Identities of the digests from which it was made.
+        as_before: Nobody knew of the missing ranks what they show: what was decided on the same digest earlier stands.
     """
 
     agreed: bool
@@ -45,6 +47,8 @@ class Verdict:
     launches_alike: bool = False
     differs: Mapping[str, Sides] = field(default_factory=dict)
     missing: tuple[int, ...] = ()
+    shown: tuple[str, ...] = ()
+    as_before: bool = False
 
     @property
     def to_mend(self) -> bool:
@@ -60,7 +64,8 @@ class Verdict:
         """Read what :meth:`to_json` wrote."""
         read = json.loads(text)
         differs = {part: tuple(map(tuple, sides)) for part, sides in read["differs"].items()}
-        return cls(read["agreed"], read["reason"], read["launches_alike"], differs, tuple(read["missing"]))
+        lists = {name: tuple(read[name]) for name in ("missing", "shown")}
+        return cls(**{**read, "differs": differs, **lists})
 
 
 def judge(digests: Mapping[int, Digest]) -> Verdict:
@@ -69,7 +74,7 @@ def judge(digests: Mapping[int, Digest]) -> Verdict:
     shown = {rank: digest for rank, digest in digests.items() if not digest.failure}
     differs = differences(shown)
     if not differs and not failed:
-        return Verdict(agreed=True)
+        return Verdict(agreed=True, shown=_identities(digests))
     parts = [f"{_NAMES[part]}: {_sides(sides)}" for part, sides in differs.items()]
     if "operators" in differs:
         parts[0] += f" ({_graphs(shown, differs['operators'])})"
@@ -90,24 +95,35 @@ def elsewhere(digests: Mapping[int, Digest]) -> Verdict:
     return _not_agreed("the ranks compile this graph in different orders", digests, {})
 
 
-def absent(missing: Sequence[int], name: str, limit_s: float) -> Verdict:
-    """The verdict when some ranks did not come within the limit (seconds)."""
+def as_before(earlier: Verdict, missing: Sequence[int]) -> Verdict:
+    """An earlier verdict on the same digest, without having heard of the missing ranks."""
+    return replace(earlier, missing=tuple(missing), as_before=True)
+
+
+def absent(missing: Sequence[int], digests: Mapping[int, Digest], name: str, limit_s: float) -> Verdict:
+    """The verdict when some ranks did not come within the limit (seconds), and others did."""
     reason = (
         f"{ranks_text(missing)} did not publish an order for graph {name!r} within {limit_s:g} s. "
         "Such a rank died, compiles other graphs, is slower than that, or has compiled the graph already: see "
         "docs/agreement.md."
     )
-    return Verdict(agreed=False, reason=reason, missing=tuple(missing))
+    return Verdict(agreed=False, reason=reason, missing=tuple(missing), shown=_identities(digests))
 
 
-def gone(ranks: Sequence[int], name: str, limit_s: float) -> Verdict:
+def gone(ranks: Sequence[int], digests: Mapping[int, Digest], name: str, limit_s: float) -> Verdict:
     """The verdict when some ranks came, but were not waiting any more at the limit (seconds)."""
     was, they = ("was", "It") if len(ranks) == 1 else ("were", "They")
     reason = (
         f"{ranks_text(ranks)} {was} no longer waiting for the others {limit_s:g} s after publishing an order for graph "
         f"{name!r}. {they} died, or lost the connection to the store of the process group."
     )
-    return Verdict(agreed=False, reason=reason, missing=tuple(ranks))
+    return Verdict(agreed=False, reason=reason, missing=tuple(ranks), shown=_identities(digests))
+
+
+def failed(mine: Digest, rank: int, fault: Exception) -> Verdict:
+    """The verdict when a rank failed while it was agreeing."""
+    reason = f"rank {rank} failed while the ranks were agreeing: {type(fault).__name__}: {fault}"
+    return Verdict(agreed=False, reason=reason, shown=(mine.identity,))
 
 
 def differences(digests: Mapping[int, Digest]) -> dict[str, Sides]:
@@ -149,7 +165,11 @@ def _not_agreed(said: str, digests: Mapping[int, Digest], differs: Mapping[str, 
     alike = len(launches) == 1 and "" not in launches
     repairs = [_REPAIR[part] for part in differs if part in _REPAIR]
     decided = f"{said}; {KEPT}." if alike else f"{said}. {_NOT_ALIKE}"
-    return Verdict(False, " ".join([decided, *repairs]), alike, differs)
+    return Verdict(False, " ".join([decided, *repairs]), alike, differs, shown=_identities(digests))
+
+
+def _identities(digests: Mapping[int, Digest]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(digest.identity for digest in digests.values()))
 
 
 def _graphs(digests: Mapping[int, Digest], sides: Sides) -> str:

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.distributed import TIMEOUT_S, Agreement, Verdict, agree, broadcast_costs, membership, run_token
+from overlap_sched.distributed import (
+    TIMEOUT_S,
+    Agreement,
+    Digest,
+    Verdict,
+    agree,
+    broadcast_costs,
+    membership,
+    run_token,
+)
 from overlap_sched.distributed.backoff import Backoff
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 from tests.support.agreement_examples import MemoryStore, digest
@@ -117,13 +126,67 @@ def test_a_rank_that_never_comes_costs_the_limit_once_and_a_tenth_of_it_later() 
     assert clock.now_s - before_s <= TIMEOUT_S
 
 
-def test_the_same_graph_again_meets_the_recorded_decision_without_waiting() -> None:
-    store, clock = MemoryStore(), Clock()
+def agreed_once(store: Any) -> None:
     others = list[Agreement]()
-    clock.meanwhile = once(others, lambda: joined(store, 1))
+    assert joined(store, 0, Clock(once(others, lambda: joined(store, 1)))).agreed
+
+
+def test_the_same_graph_again_is_agreed_on_again() -> None:
+    store, others = MemoryStore(), list[Agreement]()
+    agreed_once(store)
+    clock = Clock(once(others, lambda: joined(store, 1)))
     assert joined(store, 0, clock).agreed
-    clock.meanwhile = lambda: pytest.fail("the second time nobody waits")
+    assert others[0].agreed
+    assert clock.now_s < 1.0
+
+
+def test_a_failure_the_second_time_is_heard_by_the_others() -> None:
+    store, others = MemoryStore(), list[Agreement]()
+    agreed_once(store)
+    failure = Digest.of_failure("KeyError: 'mm'", A.key, A.launches)
+    clock = Clock(once(others, lambda: joined(store, 1, mine=failure)))
+    first = joined(store, 0, clock)
+    assert not first.agreed
+    assert first.verdict == others[0].verdict
+    assert str(first.reason).startswith("rank 1 could not schedule this graph (KeyError: 'mm')")
+
+
+def test_a_graph_compiled_again_by_one_rank_alone_waits_for_the_limit_and_stays_agreed() -> None:
+    store, clock = MemoryStore(), Clock()
+    agreed_once(store)
+    again = joined(store, 0, clock)
+    assert again.agreed
+    assert (again.verdict.missing, again.verdict.as_before, again.reason) == ((1,), True, None)
+    assert clock.now_s == pytest.approx(TIMEOUT_S)
     assert joined(store, 0, clock).agreed
+    assert clock.now_s == pytest.approx(1.1 * TIMEOUT_S)
+
+
+def test_ranks_that_have_compiled_a_graph_unequally_often_meet_all_the_same() -> None:
+    store, others = MemoryStore(), list[Agreement]()
+    agreed_once(store)
+    joined(store, 0)  # alone
+    clock = Clock(once(others, lambda: joined(store, 1)))
+    both = joined(store, 0, clock)
+    assert both.agreed
+    assert (both.verdict.missing, others[0].verdict) == ((), both.verdict)
+    assert clock.now_s < 1.0
+
+
+def test_a_store_that_fails_for_good_at_a_graph_agreed_on_before_leaves_the_agreed_order() -> None:
+    """The others go by it too; where even that cannot be read, the rank says that it is in doubt."""
+    seen = set()
+    for at in range(1, 12):
+        store = Failing(at, lasting=True)
+        agreed_once(alive := MemoryStore())
+        store.values = dict(alive.values)
+        result = joined(store, 0, timeout_s=0.01)
+        if store.calls < at:
+            break
+        assert result.in_doubt is (at > 1)
+        seen.add(result.agreed)
+        assert result.agreed or at <= 4
+    assert seen == {False, True}
 
 
 def test_some_ranks_agree_without_the_others() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ from overlap_sched.cost.cluster_contention import measured_contention
 from overlap_sched.cost.cluster_file import read_cluster, write_cluster
 from overlap_sched.cost.table import KINDS, CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.cost.tabled import COPY
+from overlap_sched.distributed.calibration import slowdown
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
 from overlap_sched.distributed.calibration.in_flight import in_flight_of
 from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
@@ -179,6 +181,16 @@ class TestSlowdown:
         contention = measured_contention(Tables(slowdowns=(found,)))
         problem = Problem("beside", nodes, (), {"g": Group(2, True)}, contention=contention)
         assert replay(problem, (0, 1, 2)).step_us == pytest.approx(5030.0)
+
+    def test_the_wait_for_one_that_is_done_is_timed_with_its_code_in_the_caches(self, alone, monkeypatch):
+        waited = []
+        monkeypatch.setattr(slowdown, "launch_of", lambda *_: lambda: "launched")
+        monkeypatch.setattr(slowdown, "FUNCTIONAL", SimpleNamespace(wait_tensor=waited.append))
+        groups = SimpleNamespace(mine=lambda division: None)
+        slowdown.timed_collective(alone, groups, "all_gather", Division(1), 1024)
+        beside = waited[next(i for i, one in enumerate(waited) if one != "launched") :]  # before: alone
+        assert beside[1::2] == ["launched"] * (len(beside) // 2)
+        assert all(isinstance(one, torch.Tensor) for one in beside[::2])
 
 
 class TestStopwatch:

@@ -76,6 +76,13 @@ def test_a_cache_hit_on_one_rank_and_a_miss_on_the_others(ran: Job) -> None:
     assert all(outcome["agreed"] for rank in ran.on("hit and miss") for outcome in rank)
 
 
+def test_a_rank_that_fails_only_the_second_time(ran: Job) -> None:
+    first, second = ran.same("fails the second time")
+    assert first["agreed"]
+    assert (second["agreed"], second["launches_alike"]) == (False, True)
+    assert second["reason"] == f"rank {ran.last} could not schedule this graph (KeyError: 'mm'); launch order kept."
+
+
 def test_a_rank_that_comes_around_the_limit(ran: Job) -> None:
     for outcome in zip(*ran.on("late"), strict=True):
         assert all(one == outcome[0] for one in outcome)

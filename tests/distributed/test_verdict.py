@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.verdict import Verdict, absent, judge, ranks_text
+from overlap_sched.distributed.verdict import Verdict, absent, as_before, judge, ranks_text
 
 A = Digest(operators="p", sizes="s", options="o", costs="c", order="r", key="k", launches="l", name="backward", nodes=7)
 
 
 def test_equal_digests_agree_whatever_the_names() -> None:
-    assert judge({0: A, 1: replace(A, name="backward_1")}) == Verdict(agreed=True)
+    assert judge({0: A, 1: replace(A, name="backward_1")}) == Verdict(agreed=True, shown=(A.identity,))
 
 
 SIDES = "ranks 0-1, 3 against rank 2"
@@ -96,14 +96,14 @@ def test_what_somebody_can_mend() -> None:
 
 
 def test_who_is_missing() -> None:
-    verdict = absent([2], "backward", 300.0)
+    verdict = absent([2], {0: A, 1: A}, "backward", 300.0)
     assert verdict.missing == (2,)
     assert verdict.reason == (
         "rank 2 did not publish an order for graph 'backward' within 300 s. Such a rank died, compiles other "
         "graphs, is slower than that, or has compiled the graph already: see docs/agreement.md."
     )
     assert Verdict.from_json(verdict.to_json()) == verdict
-    assert str(absent([1, 2], "x", 30.0).reason).startswith("ranks 1-2 did not publish an order")
+    assert str(absent([1, 2], {0: A}, "x", 30.0).reason).startswith("ranks 1-2 did not publish an order")
 
 
 def test_thousands_of_ranks_stay_readable() -> None:
@@ -112,3 +112,16 @@ def test_thousands_of_ranks_stay_readable() -> None:
     verdict = judge({rank: replace(A, operators=str(rank)) for rank in range(1000)})
     assert len(str(verdict.reason)) < 1000
     assert "rank 7 and 992 more kinds" in str(verdict.reason)
+
+
+def test_what_is_for_people_is_no_part_of_an_identity() -> None:
+    assert replace(A, name="forward 0/1", nodes=8).identity == A.identity
+    for part in ("operators", "sizes", "options", "costs", "order", "key", "launches", "failure"):
+        assert replace(A, **{part: "other"}).identity != A.identity
+
+
+def test_an_earlier_verdict_stands_without_those_who_did_not_come() -> None:
+    for earlier in (judge({0: A, 1: A}), judge({0: A, 1: replace(A, options="q")})):
+        verdict = Verdict.from_json(as_before(earlier, [1]).to_json())
+        assert (verdict.missing, verdict.as_before) == ((1,), True)
+        assert replace(verdict, missing=(), as_before=False) == earlier

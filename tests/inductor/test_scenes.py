@@ -127,6 +127,20 @@ def test_a_step_that_one_rank_has_compiled_already(found: Found) -> None:
     assert [rank["hit and miss"][1]["changed"] for rank in found] == [[True, True]] * (len(found) - 1) + [[]]
 
 
+def test_one_rank_that_fails_only_the_second_time(found: Found) -> None:
+    """No launch moves then on any rank, though all had agreed on an order of the same graph before."""
+    *others, last = [rank["fails the second time"] for rank in found]
+    for first, again in (*others, last):
+        assert first["equal"]
+        assert again["equal"]
+        assert first["changed"] == [True, True]
+        assert again["moved"] == [False, False]
+    for _, again in others:
+        reason = f"rank {len(others)} could not schedule this graph (KeyError: 'mm'); launch order kept."
+        assert again["kept"] == [reason, reason]
+    assert last[1]["changed"] == [False, False]
+
+
 def test_stages_of_a_pipeline_ask_only_among_themselves(found: Found) -> None:
     for rank in found:
         assert rank["pipeline"]["equal"]

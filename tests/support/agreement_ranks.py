@@ -53,7 +53,12 @@ def scenes(rank: int, last: int) -> dict[str, Any]:
     found["different order"] = {mine.name: ask(mine) for mine in ((other, one) if odd else (one, other))}
     found["hit and miss"] = [ask(digest("cached"))]
     if not odd:  # the odd one finds it in a cache the second time
-        found["hit and miss"].append(ask(digest("cached")))
+        found["hit and miss"].append(ask(digest("cached"), 1.0))
+    dist.barrier()
+    found["fails the second time"] = [ask(digest("twice"))]
+    twice = digest("twice")
+    mine = Digest.of_failure("KeyError: 'mm'", twice.key, twice.launches) if odd else twice
+    found["fails the second time"].append(ask(mine))
     found["late"] = []
     for i in range(12):
         limit_s = 0.05

@@ -5,6 +5,10 @@ has received, so two ways to the same state are followed once. Time is free: a r
 passed at any moment, however far the others are; it goes on without that only if there is something new to see.
 A rank may die before anything that it writes: to the others, that is all the same as dying between reads. And a step
 may fail on a rank, done or not: it is sent the fault, and goes on as the protocol says.
+
+What is written once for all (all but ``MUTABLE``) and is there cannot change: reading it now or after what others do is
+the same, so it is read at once, and the other orders are not followed (a persistent set of one step; Godefroid,
+"Partial-Order Methods for the Verification of Concurrent Systems", 1996).
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -25,15 +29,25 @@ class Fault(Exception):  # noqa: N818 - what a rank receives instead of a result
 FAULT = Fault("injected")
 LIMITS_S = (300.0, 30.0)
 WRITES = ("set", "add", "compare_set")
+MUTABLE = ("at/", "waiting", "absent")
+"""Keys that are written again and again, by how they begin."""
 
 Contents = tuple[tuple[str, bytes], ...]
 """What is in a store, sorted."""
 
 
-class Rank(NamedTuple):
-    """A rank at some point: what it has received so far, and what it does next (its verdicts, if done; or dead)."""
+class Known(NamedTuple):
+    """What a rank knows at some point: its verdicts so far (JSON), what it received since, how many steps failed."""
 
-    received: tuple[Any, ...]
+    verdicts: tuple[str, ...] = ()
+    received: tuple[Any, ...] = ()
+    faults: int = 0
+
+
+class Rank(NamedTuple):
+    """A rank at some point, and what it does next (its verdicts, if done; ``None``: dead)."""
+
+    known: Known
     next: Step | tuple[Verdict, ...] | None
 
 
@@ -52,7 +66,7 @@ class StuckError(AssertionError):
     """Ranks that have not finished, and none can take a step."""
 
 
-Agree = Callable[[Digest, int, Sequence[int], float, float], Generator[Step, Any, Verdict]]
+Agree = Callable[[Digest, str, int, Sequence[int], float, float], Generator[Step, Any, Verdict]]
 
 
 @dataclass
@@ -65,6 +79,7 @@ class Checker:
         deaths: How many ranks may die.
         faults: How many steps may fail on one rank.
         agree: The steps of one agreement.
+        written_once: Whether they write once what is not ``MUTABLE``, see above.
         states: How many states there are; counted while exploring.
     """
 
@@ -73,21 +88,21 @@ class Checker:
     deaths: int = 0
     faults: int = 0
     agree: Agree = agreement_steps
+    written_once: bool = True
     states: int = 0
     _stores: list[Contents] = field(default_factory=list)
     _store_numbers: dict[Contents, int] = field(default_factory=dict)
     _ranks: list[Rank] = field(default_factory=list)
+    _rank_numbers: dict[tuple[int, Known], int] = field(default_factory=dict)
     _told: dict[tuple[int, int, Any], int] = field(default_factory=dict)
     _done: dict[tuple[int, Step], tuple[Any, int]] = field(default_factory=dict)
+    _read: dict[int, dict[str, bytes]] = field(default_factory=dict)
 
     def ends(self) -> Iterator[End]:
         """Every end that can be reached."""
-        starts = []
-        for r in range(len(self.graphs)):
-            self._ranks.append(self._rank(r, ()))
-            starts.append(r)
+        starts = [self._number_of(r, Known()) for r in range(len(self.graphs))]
         self._dead = len(self._ranks)
-        self._ranks.append(Rank((), None))
+        self._ranks.append(Rank(Known(), None))
         start = (self._number(()), tuple(starts))
         seen, left = {start}, [start]
         while left:
@@ -97,7 +112,9 @@ class Checker:
             if not any(isinstance(step, Step) for step in steps):
                 yield End(tuple(s for s in steps if not isinstance(s, Step)), dict(self._stores[state[0]]))
                 continue
-            after = [s for r, step in enumerate(steps) if isinstance(step, Step) for s in self._after(state, r, step)]
+            going = [(r, step) for r, step in enumerate(steps) if isinstance(step, Step)]
+            going = next(([one] for one in going if self._reads_for_good(state[0], one[1])), going)
+            after = [s for r, step in going for s in self._after(state, r, step)]
             if not after:
                 raise StuckError(f"nobody can go on: {steps} with {self._stores[state[0]]}")
             new = [s for s in after if s not in seen]
@@ -108,17 +125,32 @@ class Checker:
         store, ranks = state
         if step.call in WRITES and ranks.count(self._dead) < self.deaths:
             yield store, (*ranks[:rank], self._dead, *ranks[rank + 1 :])
-        may_fail = self._ranks[ranks[rank]].received.count(FAULT) < self.faults
+        may_fail = self._ranks[ranks[rank]].known.faults < self.faults
         for result, store_after in self._results(store, rank, step):
             yield store_after, (*ranks[:rank], self._tell(rank, ranks[rank], result), *ranks[rank + 1 :])
             if may_fail:
                 failed = (*ranks[:rank], self._tell(rank, ranks[rank], FAULT), *ranks[rank + 1 :])
                 yield from dict.fromkeys([(store, failed), (store_after, failed)])
 
+    def _reads_for_good(self, store: int, step: Step) -> bool:
+        """Whether a step writes nothing, and gives the same whenever it is done from here on."""
+        if not self.written_once or step.call == "pause":
+            return False
+        keys = step.args[0] if isinstance(step.args[0], list) else [step.args[0]]
+        if any(key.startswith(MUTABLE) for key in keys):
+            return False
+        assert step.call in ("check", "get", "compare_set"), f"{step} writes again what is written once"
+        return self._contents(store).keys() >= set(keys)
+
+    def _contents(self, store: int) -> dict[str, bytes]:
+        if store not in self._read:
+            self._read[store] = dict(self._stores[store])
+        return self._read[store]
+
     def _results(self, store: int, rank: int, step: Step) -> Iterator[tuple[Any, int]]:
         """What a step may return, and the store after it."""
         if step.call == "pause":
-            values = dict(self._stores[store])
+            values = self._contents(store)
             if self.limit_passes:
                 yield True, store
             if f"{values[f'at/{rank}'].decode()}/verdict" in values:
@@ -140,22 +172,29 @@ class Checker:
 
     def _tell(self, rank: int, before: int, result: Any) -> int:
         if (rank, before, result) not in self._told:
-            self._told[rank, before, result] = len(self._ranks)
-            self._ranks.append(self._rank(rank, (*self._ranks[before].received, result)))
+            verdicts, received, faults = self._ranks[before].known
+            known = Known(verdicts, (*received, result), faults + (result is FAULT))
+            self._told[rank, before, result] = self._number_of(rank, known)
         return self._told[rank, before, result]
 
-    def _rank(self, rank: int, received: tuple[Any, ...]) -> Rank:
-        steps = self._program(rank)
-        try:
-            step: Step | tuple[Verdict, ...] = next(steps)
-            for result in received:
-                step = steps.throw(FAULT) if result is FAULT else steps.send(result)
-        except StopIteration as done:
-            step = done.value
-        return Rank(received, step)
+    def _number_of(self, rank: int, known: Known) -> int:
+        """The number of what a rank knows; once it has a verdict, how it came to that is forgotten."""
+        if (rank, known) not in self._rank_numbers:
+            number = self._advance(rank, known)
+            self._rank_numbers[rank, known] = number
+        return self._rank_numbers[rank, known]
 
-    def _program(self, rank: int) -> Generator[Step, Any, tuple[Verdict, ...]]:
-        verdicts: list[Verdict] = []
-        for mine in self.graphs[rank]:
-            verdicts.append((yield from self.agree(mine, rank, range(len(self.graphs)), *LIMITS_S)))
-        return tuple(verdicts)
+    def _advance(self, rank: int, known: Known) -> int:
+        graphs, done = self.graphs[rank], len(known.verdicts)
+        if done == len(graphs):
+            self._ranks.append(Rank(known, tuple(map(Verdict.from_json, known.verdicts))))
+            return len(self._ranks) - 1
+        steps = self.agree(graphs[done], f"call{done}", rank, range(len(self.graphs)), *LIMITS_S)
+        try:
+            step = next(steps)
+            for result in known.received:
+                step = steps.throw(FAULT) if result is FAULT else steps.send(result)
+        except StopIteration as end:
+            return self._number_of(rank, Known((*known.verdicts, end.value.to_json()), (), known.faults))
+        self._ranks.append(Rank(known, step))
+        return len(self._ranks) - 1

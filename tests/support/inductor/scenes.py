@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import agreement, broadcast_costs, membership
+from overlap_sched.distributed import TIMEOUT_S, agreement, broadcast_costs, membership
 from overlap_sched.fx.apply import Report
 from overlap_sched.problem import Kind
 from tests.support.inductor.models import Experts, Pair, Swapped, Uneven, step
@@ -133,20 +133,30 @@ def graphs_in_different_order(stage: Stage) -> dict[str, Any]:
 
 
 def a_hit_and_misses(stage: Stage) -> list[dict[str, Any]]:
-    """The second time, the odd rank has the step compiled already; the others compile it again."""
+    """The second time, the odd rank has the step compiled already; the others compile it again, and wait in vain."""
     model = stage.model()
     expected = stage.plain(model)
     torch._dynamo.reset()
     found = []
-    with overlap_sched.enabled(ROOMY):
-        compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
-        for turn in range(2):
-            if turn and not stage.odd:
-                torch._dynamo.reset()
-                compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
-            overlap_sched.clear_reports()
+    compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
+    for turn, limit_s in enumerate((TIMEOUT_S, 1.0)):
+        if turn and not stage.odd:
+            torch._dynamo.reset()
+            compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
+        overlap_sched.clear_reports()
+        with overlap_sched.enabled(ROOMY, timeout_s=limit_s):
             found.append(stage.found(step(model, compiled, WIDTH), expected))
     return found
+
+
+def one_rank_fails_the_second_time(stage: Stage) -> list[dict[str, Any]]:
+    """All compile the step twice; the second time the odd rank cannot lift its graphs."""
+    model = stage.model()
+    broken = mock.patch("overlap_sched.fx.apply.lift", side_effect=KeyError("mm"))
+    first = stage.step(model)
+    overlap_sched.clear_reports()
+    with broken if stage.odd else nullcontext():
+        return [first, stage.step(model)]
 
 
 def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
@@ -195,6 +205,7 @@ def run_scenes(stage: Stage, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
         "costs": lambda: stage.step(stage.model(), **(slower if stage.odd else {})),
         "different order": lambda: graphs_in_different_order(stage),
         "hit and miss": lambda: a_hit_and_misses(stage),
+        "fails the second time": lambda: one_rank_fails_the_second_time(stage),
         "pipeline": lambda: stages_of_a_pipeline(stage),
         "uneven": lambda: stage.step(Uneven(WIDTH, stage.ranks)),
         "uneven, in generated code": lambda: stage.step(Uneven(WIDTH, stage.ranks), backend="inductor"),

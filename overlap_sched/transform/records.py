@@ -91,7 +91,7 @@ def _us(nodes: Sequence[Node], kind: Kind) -> float:
 
 def _made(names: Sequence[str], name: str) -> list[str]:
     """The launch of this name, if it is there, and what is named after it."""
-    made = []
+    made: list[str] = []
     for start in (name, f"{name}_", f"{name}."):
         first = bisect_left(names, start)
         last = bisect_right(names, start) if start == name else bisect_left(names, f"{start}\U0010ffff")

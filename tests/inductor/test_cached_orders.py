@@ -71,6 +71,44 @@ def test_code_is_used_where_the_ranks_decide_as_when_it_was_compiled(
     assert len(recwarn) == (decided is not None)
 
 
+REWRITES = CachedOrder(replace(MINE, key="rewrites", order="rewrites: 1"), agreed=True)
+APART = CachedOrder(replace(REWRITES.digest, order="launches kept: nothing is rewritten"), agreed=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "order", "answers", "used", "kept"),
+    [
+        (REWRITES, True, [AGREED, AGREED], True, []),
+        (REWRITES, True, [AGREED, DIFFER], False, [MINE.key]),
+        (REWRITES, True, [DIFFER], False, ["rewrites"]),
+        (REWRITES, False, [AGREED, DIFFER], True, []),
+        (APART, True, [DIFFER, AGREED], True, []),
+        (APART, True, [DIFFER, DIFFER], False, ["rewrites", MINE.key]),
+        (APART, False, [DIFFER, AGREED], False, ["rewrites"]),
+        (APART, True, [AGREED], False, []),
+    ],
+)
+def test_code_of_a_graph_that_may_be_rewritten_is_asked_about_twice(
+    before: CachedOrder,
+    order: bool,
+    answers: list[Agreement],
+    used: bool,
+    kept: list[str],
+    asked: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First what the rewrites are, as a rank that compiles asks; what was decided holds if this one compiles, too."""
+    left = list(answers)
+    monkeypatch.setattr(cached_orders, "ask", lambda mine, settings: asked.insert(-1, mine) or left.pop(0))
+    code = carrying(CachedOrder(MINE, order, before))
+    assert order_in(code) == CachedOrder(MINE, order, before)
+    monkeypatch.setattr(cached_orders, "warn", lambda text: None)
+    assert may_load(Settings(), code, traced=True) == (used, not used)
+    assert asked[:-1] == [before.digest, MINE][: len(answers)]
+    found = [key for key in ("rewrites", MINE.key) if cached_orders.decisions.take(key) is not None]
+    assert found == kept
+
+
 def test_what_was_decided_about_code_holds_for_the_compilation_that_follows(asked: list[Any]) -> None:
     cached_orders.decisions.keep(MINE.key, DIFFER)
     assert cached_orders.decided(MINE, Settings()) is DIFFER

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,7 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.transform.rewrites import Bucket, Rewrite
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.models import RANKS, Net, gathered
+from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import GRAPHS, described
 
 GATHERS = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"))
@@ -340,6 +342,17 @@ def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None
         overlap_sched.clear_reports()
         compiled_step_of_nothing()
     assert torch._inductor.config.post_grad_custom_post_pass is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_default_is_bitwise_on_real_ranks(world: int, tmp_path: Path) -> None:
+    run_ranks("tests.support.inductor.default_ranks", tmp_path, ranks=world)
+    for rank in range(world):
+        for alone, ours, rewrites in torch.load(tmp_path / f"rank{rank}.pt").values():
+            assert len(alone) > 3
+            assert all(map(torch.equal, alone, ours))
+            assert any(rewrites)
 
 
 def compiled_step_of_nothing() -> None:

@@ -32,7 +32,7 @@ from overlap_sched.scheduler.reference import Reference
 from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.keys import Key, without_latency
 from overlap_sched.transform.neighbours import neighbours
-from overlap_sched.transform.rewrites import Bucket, Form
+from overlap_sched.transform.rewrites import Bucket, Form, Rewrite
 from overlap_sched.transform.trial import POLICIES, Asked, Trial, again, tried
 from overlap_sched.transform.variant import Base, Graph, bases
 from overlap_sched.transform.wanted import Wanted
@@ -43,8 +43,9 @@ BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0])
 """Of batches of what waits: caps in latencies, and the policy of the run."""
 POLICIES_AFTERWARDS = 2
 """The first try runs all policies; those after it so many: a graph stays with what suits it."""
-AGAIN = 3
-"""The best is scheduled so many times from its own order, as long as that helps."""
+AGAIN, POLICIES_AGAIN = 3, POLICIES[2:]
+"""The best is scheduled so many times from its own order, as long as that helps, by these: the other policies are among
+those that the phases run from that order in any case."""
 PARTS = 4
 """Parts of the step that may have caps of their own."""
 
@@ -56,6 +57,7 @@ class Found:
     Attributes:
         best_us, best: The best so far. enough_us: what is good enough. runs_left: how many more runs pay.
         trials: All that was tried, in this order. winners: policies that have won, the last first.
+        known: What was scheduled, and from where: other caps make the same buckets at times.
     """
 
     best_us: float
@@ -64,6 +66,7 @@ class Found:
     best: Trial | None = None
     trials: list[Trial] = field(default_factory=list)
     winners: list[Policy] = field(default_factory=list)
+    known: set[tuple[tuple[Rewrite, ...], Order]] = field(default_factory=set)
 
     def see(self, trial: Trial) -> bool:
         """Note a try; is it the best now?"""
@@ -109,7 +112,7 @@ def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float, most_
         what = f"{found.best.what}, {other}"
         found.see(tried(asked, what, others, found.best.start, found.best_us, found.policies()))
     for _ in range(AGAIN):
-        if found.best is None or found.enough or not found.see(again(asked, found.best)):
+        if found.best is None or found.enough or not found.see(again(asked, found.best, POLICIES_AGAIN)):
             break
     return found
 
@@ -206,6 +209,9 @@ class _Search:
         if found.enough:
             return False
         rewrites, least_us = graph.rewrites(groups, self.forms), graph.least_us(groups)
+        if (rewrites, order) in found.known:
+            return False
+        found.known.add((rewrites, order))
         if least_us >= found.best_us:
             why_not = f"its busiest stream alone takes {least_us:.0f} us"
             return found.see(Trial(f"{what}{self.where}", rewrites, why_not=why_not))

@@ -8,6 +8,7 @@ from overlap_sched.fit.answer import FitPoint
 from overlap_sched.judge.validate import measure
 from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 
 
@@ -28,12 +29,14 @@ class Extras:
         frontier: Of the graph as it was; or the plans of a fit, by ascending peak.
         earlier: The plan by which collectives were rewritten before this schedule was looked for: it is of the graph
             that they left, lifted anew (a plug-in's: fused, perhaps). Not both this and ``made``.
+        left: The step without each of the rewrites of ``made``, where that was asked for.
     """
 
     made: Plan | None = None
     beside: Beside | None = None
     frontier: Frontier | tuple[FitPoint, ...] | None = None
     earlier: Plan | None = None
+    left: tuple[Left, ...] = ()
 
     @property
     def told(self) -> Plan | None:

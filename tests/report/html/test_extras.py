@@ -15,9 +15,11 @@ from overlap_sched.problem.file import write_problem
 from overlap_sched.report.html.beside import Beside, Extras
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import page_text
+from overlap_sched.report.rewrites_text import left_rows, left_title
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.left_out import left_out
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.rewrites import Bucket, Stream
 from tests.report.html.test_data import check_memory
@@ -116,6 +118,17 @@ def test_rewrites_are_listed_and_lead_to_their_launch(made: Plan) -> None:
     assert len(page.tried) == len(made.trials)
     assert text.count('<h2 id="rewrites-title">') == 1
     assert Parsed(text).open == []
+
+
+def test_the_step_without_each_rewrite_where_it_was_asked_for(made: Plan) -> None:
+    left = left_out(made, PRICES, most=2)
+    text = page_text(page_of(made.schedule, extras=Extras(made, left=left)), LIBRARY)
+    assert f"<summary>{left_title(left)}</summary>" in text
+    assert '<table id="left-out">' in text
+    for what, worth in left_rows(left):
+        assert f'<tr><th scope="row">{what}</th><td>{worth}</td></tr>' in text
+    assert Parsed(text).open == []
+    assert "left-out" not in page_text(page_of(made.schedule, extras=Extras(made)), LIBRARY)
 
 
 def test_no_rewrite_no_section(reordered: Schedule) -> None:

@@ -23,7 +23,9 @@ Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
 Base = Literal["original", "memory", "memory-peak"]
 
-RewriteKind = Literal["bucket", "stream"]
+RewriteKind = Literal["bucket", "coalesce_gathers", "stream"]
+_ANYWHERE: tuple[RewriteKind, ...] = ("coalesce_gathers",)
+"""Bitwise on every backend, without copies, without a second communicator."""
 
 _UNITS = {
     "": 1, "b": 1,
@@ -69,10 +71,15 @@ class Options:
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the
             process group's store; all use it or none does, see ``docs/agreement.md``. ``"none"``: they trust that
             all have the same graph and options; where they have not, the job may hang. A rank alone does nothing.
-        rewrites: How collectives may be rewritten, besides being reordered (:mod:`overlap_sched.transform`):
-            ``"bucket"`` (several become one), ``"stream"`` (reductions go to a second communicator), or both. Default
-            ``()``: none.
-            With any, ``budget`` and ``preserve_collective_order`` stay at their defaults.
+        rewrites: How collectives may be rewritten, besides being reordered (:mod:`overlap_sched.transform`).
+            ``"coalesce_gathers"`` (default): several all_gathers become one launch of several tensors, which copies
+            nothing and sums nothing: bitwise on every backend. It is left out where a backend cannot do that (gloo),
+            and with another ``budget``, ``memory_model`` or ``preserve_collective_order`` than the default.
+            ``"bucket"``: several collectives become one, reductions too, coalesced or with copies. Sums of floats may
+            change their last bits where a backend adds in another order (NCCL, on more than two ranks).
+            ``"stream"``: reductions go to a second communicator. With these two, ``budget``, ``memory_model`` and
+            ``preserve_collective_order`` stay at their defaults. ``()``: none. :func:`schedule`, which has no prices,
+            and the command line, which names its own, rewrite nothing by default.
 
     Raises:
         OptionsError: A value is not one of those above.
@@ -87,7 +94,7 @@ class Options:
     strict: bool = False
     agreement: Agree = "digest"
     allocator: str = "environment"
-    rewrites: tuple[RewriteKind, ...] = ()
+    rewrites: tuple[RewriteKind, ...] = _ANYWHERE
 
     def __post_init__(self) -> None:
         headroom_bytes(self.headroom, 0)
@@ -131,18 +138,23 @@ class Options:
         names = self.rewrites
         if not isinstance(names, tuple) or not set(names) <= set(known) or len(set(names)) < len(names):
             raise OptionsError(f"rewrites is {names!r}; it is a tuple of {', '.join(map(repr, known))}, each once.")
-        defaults = {
-            "budget": "peak",
-            "memory_model": "runtime",
-            "preserve_collective_order": "none",
-        }
-        for name, default in defaults.items() if names else ():
+        for name, default in _REWRITTEN.items() if set(names).difference(_ANYWHERE) else ():
             value = getattr(self, name)
             if value != default:
                 raise OptionsError(
                     f"rewrites is {names!r} and {name} is {value!r}: a rewritten graph has other nodes, launches and "
                     f"storages, so that it means nothing there. Use {name}={default!r}, or rewrites=()."
                 )
+
+
+_REWRITTEN = {"budget": "peak", "memory_model": "runtime", "preserve_collective_order": "none"}
+"""What options mean something of a graph that is rewritten."""
+
+
+def rewrites_wanted(options: Options) -> tuple[RewriteKind, ...]:
+    """Kinds of rewrites that may be tried with these options; none without effort."""
+    fits = all(getattr(options, name) == default for name, default in _REWRITTEN.items())
+    return options.rewrites if fits and options.effort else ()
 
 
 def kept_allocator(options: Options) -> AllocatorSettings | None:

@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _row(row: str, problem: Problem, prices: Prices, options: argparse.Namespace) -> None:
     wanted = [
+        ("gathers", ("coalesce_gathers",), ("coalesced", "copied")),
         ("bucket", ("bucket",), ("coalesced", "copied")),
         ("stream", ("bucket", "stream"), ("coalesced", "copied")),
     ]

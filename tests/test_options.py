@@ -162,7 +162,7 @@ def test_ranks_compare_their_orders_unless_told_otherwise() -> None:
 def test_rewrites_that_are_none(rewrites: Any) -> None:
     with pytest.raises(OptionsError) as caught:
         Options(rewrites=rewrites)
-    expected = f"rewrites is {rewrites!r}; it is a tuple of 'bucket', 'stream', each once."
+    expected = f"rewrites is {rewrites!r}; it is a tuple of 'bucket', 'coalesce_gathers', 'stream', each once."
     assert str(caught.value) == expected
 
 

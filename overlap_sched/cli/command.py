@@ -88,7 +88,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     """``plan``: see :mod:`overlap_sched.cli.plan`."""
-    plan.check(options)
+    plan.check_left_out(options)
     real = plan.measured(options)
     with progress() as tell:
         if options.rewrites:
@@ -127,9 +127,14 @@ def _explain(options: argparse.Namespace) -> int:
         _print(explain.costs(options, loaded))
         return FINE
     with progress() as tell:
-        result = _scheduled(options, _loaded(options, tell), tell)
-    _print(explain.answer(options, result))
-    return FINE if result.fell_back is None else FELL_BACK
+        if options.rewrites:
+            loaded, made = _rewritten(options, tell)
+            told, fell_back = explain.rewritten(options, loaded, made, tell), made.fell_back or made.without.fell_back
+        else:
+            result = _scheduled(options, _loaded(options, tell), tell)
+            told, fell_back = explain.answer(options, result), result.fell_back
+    _print(told)
+    return FINE if fell_back is None else FELL_BACK
 
 
 def _report(options: argparse.Namespace) -> int:

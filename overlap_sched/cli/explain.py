@@ -1,7 +1,9 @@
 """``overlap-sched explain``: its options, and what it prints."""
 
 import argparse
+from collections.abc import Callable
 
+from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Loaded
 from overlap_sched.cli.top import add_top, check_top, top_of
@@ -13,7 +15,9 @@ from overlap_sched.report.cost_figures import cost_figures, cost_text
 from overlap_sched.report.explain_figures import explain_figures
 from overlap_sched.report.peak_text import peak_text
 from overlap_sched.report.reserved_text import reserved_changes, reserved_lines
+from overlap_sched.report.rewrites_text import left_text, rewrites_text
 from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.plan import Plan
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "explain the N most exposed collectives, after the totals by cause",
         "explain every collective, the most exposed first",
     )
+    add_rewrites(parser)
+    parser.set_defaults(out=None)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--peak", action="store_true", help="explain instead what is live at the memory peak, and why")
     instead.add_argument(
@@ -47,6 +53,10 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         OptionsError: They do not.
     """
+    check_left_out(options)
+    if options.rewrites and (options.peak or options.costs):
+        given = "--peak" if options.peak else "--costs"
+        raise OptionsError(f"{given} explains the graph as it is, --rewrites changes it. Leave out one of the two.")
     check_top(options, "nodes" if options.costs else "collectives")
     if options.costs and options.collective is not None:
         raise OptionsError("--costs lists nodes by their times, and one collective is named. Leave out one of the two.")
@@ -62,6 +72,20 @@ def costs(options: argparse.Namespace, loaded: Loaded) -> str | tuple[str]:
     if options.json:
         return as_json("costs", cost_figures(loaded.problem, loaded.prices, top))
     return (cost_text(loaded.problem, loaded.prices, top),)
+
+
+def rewritten(
+    options: argparse.Namespace, loaded: Loaded, made: Plan, tell: Callable[[str], None]
+) -> str | tuple[str, ...]:
+    """The same of a plan with rewrites; as text also what each of them bought, and why others were not taken.
+
+    Raises:
+        UnknownIdError: There is no collective of the name given in the rewritten graph.
+    """
+    told = answer(options, made.schedule)
+    if isinstance(told, str):
+        return told
+    return (*told, rewrites_text(made), *filter(None, [left_text(left_of(options, loaded, made, tell))]))
 
 
 def answer(options: argparse.Namespace, result: Schedule) -> str | tuple[str]:

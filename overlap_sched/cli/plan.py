@@ -55,7 +55,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "order, device 1 the new one",
     )
     add_rewrites(parser)
-    add(
+
+
+def add_rewrites(parser: argparse.ArgumentParser) -> None:
+    """What may be done to collectives besides moving them."""
+    parser.add_argument(
+        "--rewrites",
+        default="",
+        metavar="KINDS",
+        help="rewrite collectives, too, where that makes the step shorter in the same memory: bucket (several become "
+        "one), coalesce_gathers (gathers alone, without copies: the default of the plug-ins), stream (reductions on "
+        "a second communicator), joined by commas; collectives of a problem file are priced for --cluster (default: "
+        "dgx-h100)",
+    )
+    parser.add_argument(
         "--left-out",
         type=int,
         nargs="?",
@@ -67,19 +80,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_rewrites(parser: argparse.ArgumentParser) -> None:
-    """What may be done to collectives besides moving them."""
-    parser.add_argument(
-        "--rewrites",
-        default="",
-        metavar="KINDS",
-        help="rewrite collectives, too, where that makes the step shorter in the same memory: bucket (several become "
-        "one), stream (reductions on a second communicator), or both, joined by a comma; collectives of a problem file "
-        "are priced for --cluster (default: dgx-h100)",
-    )
+def left_of(options: argparse.Namespace, loaded: Loaded, made: Plan, tell: Callable[[str], None]) -> tuple[Left, ...]:
+    """The step without each of the rewrites that ``--left-out`` asks for; nothing without it."""
+    if not options.left_out:
+        return ()
+    tell("leaving out one rewrite after the other")
+    return left_out(made, _priced(options, loaded)[1], loaded.alike, options.left_out)
 
 
-def check(options: argparse.Namespace) -> None:
+def check_left_out(options: argparse.Namespace) -> None:
     """Refuse options that cannot be, before the input is read.
 
     Raises:
@@ -161,10 +170,7 @@ def answer(
     if options.memory_snapshot:
         write_memory_snapshot(result, options.memory_snapshot, original)
     reserved = reserved_changes(result, original)
-    left: tuple[Left, ...] = ()
-    if made is not None and options.left_out:
-        tell("leaving out one rewrite after the other")
-        left = left_out(made, _priced(options, loaded)[1], loaded.alike, options.left_out)
+    left = () if made is None else left_of(options, loaded, made, tell)
     tell("computing the lower bound")
     if options.json:
         more = {} if made is None else rewrites_figures(made)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from overlap_sched.analysis.frontier import BUDGETS, frontier
 from overlap_sched.cli.frontier import MAX_BUDGETS
-from overlap_sched.cli.plan import add_rewrites, prices_of
+from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of, prices_of
 from overlap_sched.cli.source import Loaded
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import read_order
@@ -50,6 +50,7 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         OptionsError: A value is out of its range.
     """
+    check_left_out(options)
     if options.frontier is not None and not 3 <= options.frontier <= MAX_BUDGETS:
         raise OptionsError(f"--frontier is {options.frontier}; it is a number of budgets, 3 to {MAX_BUDGETS}.")
 
@@ -84,7 +85,8 @@ def answer(
         wanted = replace(result.options, headroom=0, budget="peak", base="original", rewrites=())
         found = frontier(original, wanted, options.frontier, tell=tell)
     tell(f"writing {options.html}")
-    write_page(result, options.html, {"prices": prices_of(options, loaded)}, Extras(made, beside, found))
+    left = () if made is None else left_of(options, loaded, made, tell)
+    write_page(result, options.html, {"prices": prices_of(options, loaded)}, Extras(made, beside, found, left=left))
     return f"{options.html}: written; open it in a browser"
 
 

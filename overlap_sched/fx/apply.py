@@ -12,7 +12,7 @@ from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
-from overlap_sched.fx.rewrites.planning import plan_lifted
+from overlap_sched.fx.rewrites.planning import may_rewrite, plan_lifted
 from overlap_sched.options import Options, on_devices
 from overlap_sched.report.kept import why_no_better
 from overlap_sched.report.reserved_text import held_lines
@@ -125,7 +125,8 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     name = lifted.problem.name
     if not lifted.problem.collectives and options.base == "original":
         return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
-    if options.rewrites and lift_arguments.get("cost") is None:
+    launches = [lifted.nodes[v] for v in lifted.problem.collectives]
+    if lift_arguments.get("cost") is None and may_rewrite(launches, options):
         made = plan_lifted(lifted, options, alike_of(gm))
         if made.rewrites:
             began = time.perf_counter()

@@ -95,7 +95,7 @@ class Attempt:
     def _launches_kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
         """The report of an order that moves no launch."""
         if report.changed and self.planned != self.launches:
-            options = replace(self.settings.options, preserve_collective_order="all")
+            options = replace(self.settings.options, rewrites=(), preserve_collective_order="all")
             self.settings, self.planned = replace(self.settings, options=options), None
             report = self._report_of(plan)
             if report.changed and self.planned != self.launches:

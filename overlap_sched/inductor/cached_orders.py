@@ -1,7 +1,8 @@
 """Orders in torch's caches: used again only after all ranks have agreed on them again.
 
 torch calls no pass where it finds code in a cache. So code in an agreed order carries, as a comment, what this rank has
-shown to the others; a rank that finds it shows the same again, at the moment when it would have compiled:
+shown to the others; a rank that finds it shows the same again, at the moment when it would have compiled. Where ranks
+were asked twice, about rewrites and then about the order of the rewritten graph, they are asked twice again:
 
     torch finds code -> show what it carries -> all ranks agree -> the code is used
                                              -> they do not     -> torch compiles, with what they have decided
@@ -11,9 +12,13 @@ Ranks that find nothing compile and show what they have made, as always. Why tha
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import local
 from typing import Any
+
+from torch import fx
 
 from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.errors import AgreementError
@@ -22,6 +27,7 @@ from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
 
 _MARK = "overlap_sched order: "
+_REWRITES = "overlap_sched rewrites"
 _COMMUNICATES = re.compile("c10d_functional|symm_mem|_dtensor")
 """In generated code, the namespaces of :mod:`overlap_sched.fx.collectives`."""
 
@@ -33,15 +39,28 @@ class CachedOrder:
     Attributes:
         digest: What a rank shows that uses it. Never that of an order which the code does not have.
         agreed: All ranks had agreed on it when it was compiled; else it launches as the original order does.
+        rewrites: The same of the rewrites, on which ranks were asked before; not agreed: the code has none. ``None``:
+            nobody was asked, as there was nothing to rewrite.
     """
 
     digest: Digest
     agreed: bool
+    rewrites: "CachedOrder | None" = None
 
     @property
     def line(self) -> str:
         """As text, without line breaks."""
-        return _MARK + json.dumps({"digest": self.digest.to_json(), "agreed": self.agreed})
+        return _MARK + json.dumps(self._data())
+
+    def _data(self) -> dict[str, Any]:
+        rewrites = None if self.rewrites is None else self.rewrites._data()
+        return {"digest": self.digest.to_json(), "agreed": self.agreed, "rewrites": rewrites}
+
+    @classmethod
+    def of_data(cls, data: dict[str, Any]) -> "CachedOrder":
+        """What :attr:`line` wrote."""
+        rewrites = None if data["rewrites"] is None else cls.of_data(data["rewrites"])
+        return cls(Digest.from_json(data["digest"]), data["agreed"], rewrites)
 
 
 def order_in(source: str) -> CachedOrder | None:
@@ -49,8 +68,7 @@ def order_in(source: str) -> CachedOrder | None:
     lines = [line for line in source.splitlines() if _MARK in line]
     if len(lines) != 1:
         return None
-    read = json.loads(lines[0].split(_MARK, 1)[1])
-    return CachedOrder(Digest.from_json(read["digest"]), read["agreed"])
+    return CachedOrder.of_data(json.loads(lines[0].split(_MARK, 1)[1]))
 
 
 def order_of(mine: Digest, agreement: Agreement, kept_order: str) -> CachedOrder | None:
@@ -66,6 +84,25 @@ def order_of(mine: Digest, agreement: Agreement, kept_order: str) -> CachedOrder
     if not agreement.verdict.differs or mine.failure:  # a rank was late, the store failed
         return None
     return CachedOrder(replace(mine, order=f"launches kept: {kept_order}"), agreed=False)
+
+
+def note_rewrites(graph: fx.Graph) -> Callable[[CachedOrder | None], None]:
+    """Leaves with a graph what the ranks were asked about its rewrites; ``None``: code of it must not be cached.
+
+    It is ``None`` from now on. To change it cannot fail, nor does it need the graph in one piece.
+    """
+    meta = graph.output_node().meta
+    meta[_REWRITES] = None
+    return partial(meta.__setitem__, _REWRITES)
+
+
+def with_rewrites(order: CachedOrder | None, graph: fx.Graph) -> CachedOrder | None:
+    """What code of a graph is to carry, with what :func:`note_rewrites` has left there."""
+    meta = graph.output_node().meta
+    if order is None or _REWRITES not in meta:
+        return order
+    asked: CachedOrder | None = meta[_REWRITES]
+    return None if asked is None else replace(order, rewrites=asked)
 
 
 class Decisions(local):
@@ -109,14 +146,22 @@ def may_load(settings: Settings, source: str, traced: bool) -> tuple[bool, bool]
     cached = order_in(source)
     if cached is None or not traced:
         return False, False
-    agreement = ask(cached.digest, settings)
-    if agreement is None:
-        return False, False
-    use = agreement.agreed == cached.agreed
-    if not use and not agreement.agreed:  # others have planned by now: they will not be asked a second time
-        decisions.keep(cached.digest.key, agreement)
-    _tell(cached.digest.name, use, agreement)
-    return use, not use  # if all have agreed on an order that only keeps launches, they look for a better one together
+    refused: dict[str, Agreement] = {}
+    for one in (cached,) if cached.rewrites is None else (cached.rewrites, cached):
+        agreement = ask(one.digest, settings)
+        if agreement is None:
+            return False, False
+        if not agreement.agreed:
+            refused[one.digest.key] = agreement
+        use = agreement.agreed == one.agreed
+        if not use:  # if all have agreed on an order that only keeps launches, they look for a better one together
+            for key, no in refused.items():  # others have planned by now: they will not be asked a second time
+                decisions.keep(key, no)
+        if not use or one is cached:
+            _tell(one.digest.name, use, agreement)
+        if not use:
+            return False, True
+    return True, False
 
 
 def _tell(name: str, use: bool, agreement: Agreement) -> None:

@@ -5,29 +5,31 @@ from collections.abc import Mapping
 from torch import fx
 
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.rewrites.planning import plan_lifted
+from overlap_sched.fx.rewrites.planning import plan_rewrites
 from overlap_sched.inductor.fx_stage import schedule_fx
-from overlap_sched.inductor.reporting import log
 from overlap_sched.inductor.rewriting import Choice, rewrite_fx
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.options import rewrites_wanted
 
 
 def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Choice:
-    """Rewrites and an order, within the budget of the graph as it was.
-
-    Times given by the user are of nodes that there are, and say nothing of those that rewrites make: where there are
-    any, nothing is rewritten.
-    """
-    if settings.cost is not None:
-        log.info("%s: nothing is rewritten where times are given", lifted.problem.name)
-        return Choice()
-    made = plan_lifted(lifted, settings.options, alike)
-    if not made.rewrites:
+    """Rewrites and an order, within the budget of the graph as it was."""
+    made = plan_rewrites(lifted, settings.options, alike)
+    if made is None:
         return Choice()
     return Choice(made.rewrites, made.schedule.problem.names(made.schedule.order), made)
 
 
+def wants_rewrites(settings: Settings) -> bool:
+    """Whether anything may be rewritten.
+
+    Times given by the user are of nodes that there are, and say nothing of those that rewrites make: where there are
+    any, nothing is rewritten.
+    """
+    return settings.cost is None and bool(rewrites_wanted(settings.options))
+
+
 def rewrite_and_schedule(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
     """Rewrite a graph's collectives where that is asked for, then reorder it; see :func:`schedule_fx`."""
-    rewritten = bool(settings.options.rewrites and rewrite_fx(gm, settings, planned, kind))
+    rewritten = wants_rewrites(settings) and bool(rewrite_fx(gm, settings, planned, kind))
     schedule_fx(gm, settings, kind, rewritten)

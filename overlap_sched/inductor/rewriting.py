@@ -22,8 +22,10 @@ from overlap_sched.distributed import Digest, digest_of
 from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
-from overlap_sched.inductor.agree import ask, asks, graph_key
+from overlap_sched.fx.rewrites.planning import may_rewrite
+from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.cache_key import key_after, settings_key
+from overlap_sched.inductor.cached_orders import CachedOrder, decided, note_rewrites, order_of, watched
 from overlap_sched.inductor.fx_stage import graph_name
 from overlap_sched.inductor.launches import launch_digest, launches_in
 from overlap_sched.inductor.reporting import log, rewritten, warn
@@ -63,6 +65,8 @@ class _Known:
         mine: What the others are shown.
         pending: The rewritten graph, not committed.
         choice: What it was made by.
+        cached: What code of the graph is to carry of it into torch's cache; ``None``: it must not be cached, or need
+            not be agreed on.
     """
 
     name: str = "a graph"
@@ -71,6 +75,7 @@ class _Known:
     mine: Digest | None = None
     pending: Pending | None = None
     choice: Choice = field(default_factory=Choice)
+    cached: CachedOrder | None = None
 
 
 def rewrite_fx(
@@ -116,14 +121,17 @@ def _decided(
     gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
 ) -> bool:
     """Whether to do what is then pending; what failed here is raised once the other ranks know of it."""
-    if not launches_in((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes):
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    if not may_rewrite(launches_in(graph.nodes), settings.options):
         return False
-    failure = None
+    note, failure = note_rewrites(graph) if asks(settings) else None, None
     try:
         _prepare(gm, settings, choose, known, kind)
     except Exception as error:
         failure = error
     agreed = _agreed(known, settings, failure)
+    if note is not None:
+        note(known.cached)
     if failure is not None:
         raise failure
     return agreed
@@ -163,8 +171,11 @@ def _agreed(known: _Known, settings: Settings, failure: Exception | None) -> boo
     mine = known.mine
     if mine is None or failure is not None:
         mine = Digest.of_failure(_text(failure), known.key, known.launches, known.name)
-    agreement = ask(mine, settings)
-    if agreement is None or agreement.agreed:
+    agreement = decided(mine, settings)
+    if agreement is None:
+        return True
+    known.cached = order_of(mine, agreement, "nothing is rewritten")
+    if agreement.agreed:
         return True
     if agreement.verdict.to_mend or not agreement.verdict.launches_alike:
         warn(f"overlap_sched rewrites no collective of {known.name!r}: {agreement.reason}")
@@ -209,8 +220,9 @@ class RewritePass(CustomGraphPass):
     def uuid(self) -> str | None:
         """A name for torch's caches; ``None``: compile without them.
 
-        So it is where ranks must agree: one that found a rewritten graph in a cache would not take part.
+        So it is where ranks must agree, and torch does not ask us before it uses code: one that found a rewritten graph
+        in a cache would not take part.
         """
-        if asks(self.settings):
+        if not watched(self.settings):
             return None
         return key_after(self.before, settings_key(self.settings))

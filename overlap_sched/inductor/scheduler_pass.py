@@ -16,14 +16,14 @@ from overlap_sched.fx.apply import Report, stays
 from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.cache_key import settings_key
-from overlap_sched.inductor.cached_orders import watched
-from overlap_sched.inductor.collector import no_collection
+from overlap_sched.inductor.cached_orders import watched, with_rewrites
 from overlap_sched.inductor.launches import kernel_launches
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
 from overlap_sched.options import on_devices
 from overlap_sched.report.kept import why_no_better
+from overlap_sched.scheduler.collector import no_collection
 from overlap_sched.scheduler.pipeline import schedule
 
 if TYPE_CHECKING:
@@ -158,7 +158,9 @@ def _annotate(attempt: Attempt) -> None:
         if attempt.cached is not None:
             from overlap_sched.inductor import private
 
-            private.annotate(attempt.cached.line)
+            cached = with_rewrites(attempt.cached, private.V.graph.graph)
+            if cached is not None:
+                private.annotate(cached.line)
     except Exception as error:  # the order is settled
         warn(f"overlap_sched keeps {attempt.name!r} out of torch's cache: {type(error).__name__}: {error}")
 

@@ -26,7 +26,7 @@ from overlap_sched.cost import CostModel
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.errors import OptionsError, TorchVersionError
 from overlap_sched.fx.costs import Cost
-from overlap_sched.inductor.choosing import planned
+from overlap_sched.inductor.choosing import planned, wants_rewrites
 from overlap_sched.inductor.console import rank, say, warn
 from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWatch
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
@@ -180,7 +180,7 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
             settings = replace(settings, simple_overlap=True)
     settings = replace(settings, notes=tuple(notes))
     changes[PASSES_ON], changes[PASSES] = True, [*theirs, SchedulerPass(settings)]
-    if settings.options.rewrites:
+    if wants_rewrites(settings):
         before = RewritePass(settings, planned, before)
     changes[POST_GRAD] = DeterministicWatch(settings, before)
     return settings, changes

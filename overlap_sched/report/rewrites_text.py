@@ -56,11 +56,21 @@ def left_text(left: Sequence[Left]) -> str:
     """What the step becomes without each rewrite; ``""`` where none was left out."""
     if not left:
         return ""
-    lines = [f"Scheduled again without one of them, against {duration(left[0].with_us)} with all by the same run:"]
+    return "\n".join([f"{left_title(left)}:", *(f"  {what}: {worth}" for what, worth in left_rows(left))])
+
+
+def left_title(left: Sequence[Left]) -> str:
+    """What the rows of :func:`left_rows` are."""
+    return f"Scheduled again without one of them, against {duration(left[0].with_us)} with all by the same run"
+
+
+def left_rows(left: Sequence[Left]) -> list[tuple[str, str]]:
+    """Each rewrite left out, and what the step becomes."""
+    rows = []
     for one in left:
         worth = f"{duration(abs(one.bought_us))} {'longer' if one.bought_us >= 0 else 'shorter'}"
-        lines.append(f"  {what_text(one.rewrite)}: {f'no step, {one.why_not}' if one.why_not else worth}")
-    return "\n".join(lines)
+        rows.append((what_text(one.rewrite), f"no step, {one.why_not}" if one.why_not else worth))
+    return rows
 
 
 def outcome_text(trial: Trial) -> str:

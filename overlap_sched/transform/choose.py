@@ -32,9 +32,10 @@ from overlap_sched.scheduler.reference import Reference
 from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.keys import Key, without_latency
 from overlap_sched.transform.neighbours import neighbours
-from overlap_sched.transform.rewrites import Bucket, Form
+from overlap_sched.transform.rewrites import Bucket, Form, Rewrite
 from overlap_sched.transform.trial import POLICIES, Asked, Trial, again, tried
 from overlap_sched.transform.variant import Base, Graph, bases
+from overlap_sched.transform.wanted import Wanted
 
 CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
@@ -42,40 +43,35 @@ BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0])
 """Of batches of what waits: caps in latencies, and the policy of the run."""
 POLICIES_AFTERWARDS = 2
 """The first try runs all policies; those after it so many: a graph stays with what suits it."""
-AGAIN = 3
-"""The best is scheduled so many times from its own order, as long as that helps."""
+AGAIN, POLICIES_AGAIN = 3, POLICIES[2:]
+"""The best is scheduled so many times from its own order, as long as that helps, by these: the other policies are among
+those that the phases run from that order in any case."""
 PARTS = 4
 """Parts of the step that may have caps of their own."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What may be tried.
-
-    Attributes:
-        forms: Of buckets, the one preferred first.
-        buckets: Whether there may be any.
-        streams: Whether reductions may go to a second communicator.
-    """
-
-    forms: tuple[Form, ...]
-    buckets: bool
-    streams: bool
-
-
 @dataclass
 class Found:
-    """The best so far, what is enough, all that was tried, in this order; policies that have won, the last first."""
+    """What was found.
+
+    Attributes:
+        best_us, best: The best so far. enough_us: what is good enough. runs_left: how many more runs pay.
+        trials: All that was tried, in this order. winners: policies that have won, the last first.
+        known: What was scheduled, and from where: other caps make the same buckets at times.
+    """
 
     best_us: float
     enough_us: float
+    runs_left: int
     best: Trial | None = None
     trials: list[Trial] = field(default_factory=list)
     winners: list[Policy] = field(default_factory=list)
+    known: set[tuple[tuple[Rewrite, ...], Order]] = field(default_factory=set)
 
     def see(self, trial: Trial) -> bool:
         """Note a try; is it the best now?"""
         self.trials.append(trial)
+        self.runs_left -= trial.work.runs
         if trial.step_us >= self.best_us:
             return False
         self.best_us, self.best = trial.step_us, trial
@@ -84,8 +80,8 @@ class Found:
 
     @property
     def enough(self) -> bool:
-        """Is the best good enough?"""
-        return self.best_us <= self.enough_us
+        """Is the best good enough, or all spent that pays?"""
+        return self.best_us <= self.enough_us or self.runs_left <= 0
 
     def policies(self) -> Sequence[Policy]:
         """Those for the next try: all at first; then those that have won last."""
@@ -94,7 +90,7 @@ class Found:
         return tuple(dict.fromkeys((*self.winners, *POLICIES)))[:POLICIES_AFTERWARDS]
 
 
-def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float) -> Found:
+def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float, most_runs: int) -> Found:
     """Try what may pay.
 
     Args:
@@ -102,20 +98,21 @@ def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float) -> Fo
         wanted: What may be tried.
         step_us: Of the best order without rewrites.
         enough_us: Once a step is as short as this, nothing more is tried.
+        most_runs: Nor after so many runs of the scheduler, give or take those of the last try.
     """
-    found = Found(step_us, enough_us)
+    found = Found(step_us, enough_us, most_runs)
     graphs = [Graph(asked, frozenset())]
     if wanted.streams and (moved := _reductions(asked.problem)):
         graphs.append(_on_two_streams(asked, moved))
     for graph in graphs:
-        _Search(graph, wanted.forms[0], found).run(wanted.buckets)
+        _Search(graph, found, wanted.forms[:1]).run()
     if found.best is not None and len(wanted.forms) > 1 and not found.enough:
         other = wanted.forms[1]
         others = tuple(Bucket(r.members, other) if isinstance(r, Bucket) else r for r in found.best.rewrites)
         what = f"{found.best.what}, {other}"
         found.see(tried(asked, what, others, found.best.start, found.best_us, found.policies()))
     for _ in range(AGAIN):
-        if found.best is None or found.enough or not found.see(again(asked, found.best)):
+        if found.best is None or found.enough or not found.see(again(asked, found.best, POLICIES_AGAIN)):
             break
     return found
 
@@ -123,16 +120,16 @@ def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float) -> Fo
 class _Search:
     """What is tried of one graph; ``found`` gets the results."""
 
-    def __init__(self, graph: Graph, form: Form, found: Found) -> None:
-        self.graph, self.form, self.found = graph, form, found
+    def __init__(self, graph: Graph, found: Found, forms: Sequence[Form]) -> None:
+        self.graph, self.forms, self.found = graph, forms, found
         self.where = " on two streams" if graph.moved else ""
 
-    def run(self, buckets: bool) -> None:
+    def run(self) -> None:
         """From the base that promises most; then what was best, from the other."""
         first, *others = bases(self.graph)
         if self.graph.moved:
             self._try("reductions", (), first.order)
-        if not buckets:
+        if not self.forms:
             return
         self._deferred(first)
         best_caps = self._neighbours(first, CAPS)
@@ -192,13 +189,14 @@ class _Search:
     def _batches(self, base: Base, batches: Sequence[tuple[int, Policy]]) -> tuple[int, Policy] | None:
         """The best batch; none where none was better than what there was."""
         graph, best = self.graph, None
-        if graph.problem.contention:
+        if graph.problem.contention or self.found.enough:
             return None  # batches know streams of their own only
         urgent = without_latency(graph.problem, graph.keys, graph.time_us)
         reference = Reference(urgent, base.order)
         for cap, policy in batches:
             streams = BatchingStreams(graph.problem, graph.keys, graph.time_us, cap)
             run = list_schedule(reference, np.array(graph.asked.budget_bytes, dtype=np.int64), policy, times=streams)
+            self.found.runs_left -= 1
             if isinstance(run, Candidate):
                 groups = [batch.members for batch in streams.batches if batch.key is not None]
                 if self._try(f"what waits goes together, up to {cap} latencies", groups, run.order):
@@ -210,7 +208,10 @@ class _Search:
         graph, found = self.graph, self.found
         if found.enough:
             return False
-        rewrites, least_us = graph.rewrites(groups, self.form), graph.least_us(groups)
+        rewrites, least_us = graph.rewrites(groups, self.forms), graph.least_us(groups)
+        if (rewrites, order) in found.known:
+            return False
+        found.known.add((rewrites, order))
         if least_us >= found.best_us:
             why_not = f"its busiest stream alone takes {least_us:.0f} us"
             return found.see(Trial(f"{what}{self.where}", rewrites, why_not=why_not))

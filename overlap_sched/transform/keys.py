@@ -9,7 +9,8 @@ gradient has, while activations that are gathered layer by layer have a level ea
     level 0           level 1              level 1                 level 0
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_sched.errors import RewriteError
@@ -17,6 +18,7 @@ from overlap_sched.problem import Kind, Node, NodeId, Problem
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Alike, member
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import BUCKETED
 
 SMALL_BYTES, LARGE_BYTES = 2**16, 2**28
 """What a collective of so few bytes takes is latency; what one of so many takes has next to none in it."""
@@ -35,19 +37,20 @@ BatchTime = Callable[[Key, int], float]
 """Microseconds of a collective of a key and so many bytes."""
 
 
-def keys_of(problem: Problem, alike: Alike | None) -> Mapping[NodeId, Key]:
+def keys_of(problem: Problem, alike: Alike | None, ops: Sequence[str] = BUCKETED) -> Mapping[NodeId, Key]:
     """Per collective that can be a member: its key. Linear.
 
     Args:
         problem: What they are of.
         alike: Only those that are in it can; ``None``: it is not known, and all can.
+        ops: Operators that may be bucketed.
     """
     draft = Draft(problem, problem.original_order)
     before, behind = _levels(problem)
     keys = {}
     for v in problem.collectives:
         node = problem.nodes[v]
-        if alike is not None and node.name not in alike:
+        if node.op not in ops or (alike is not None and node.name not in alike):
             continue
         try:
             member(draft, node.name)
@@ -85,6 +88,17 @@ def batch_time(problem: Problem, prices: Prices) -> BatchTime:
 def added_us(node: Node, key: Key, time_us: BatchTime) -> float:
     """What a collective of a key adds to a large batch."""
     return min(node.time_us, time_us(key, LARGE_BYTES) / LARGE_BYTES * node.bytes)
+
+
+def latency_us(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> float:
+    """What all collectives that may go together with another one take beyond what each adds to a large batch.
+
+    No buckets take more off the shortest step: put every collective back to its own time, and nothing that comes after
+    it is later by more than the difference.
+    """
+    shared, nodes = Counter(keys.values()), problem.nodes
+    mates = [(nodes[v], key) for v, key in keys.items() if shared[key] > 1]
+    return sum(node.time_us - added_us(node, key, time_us) for node, key in mates)
 
 
 def without_latency(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> Problem:

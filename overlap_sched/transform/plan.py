@@ -18,6 +18,7 @@ from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
 from overlap_sched.options import Options, kept_allocator
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.collector import no_collection
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.pipeline import phases, schedule
 from overlap_sched.scheduler.portfolio import close_enough
@@ -25,12 +26,13 @@ from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import Overdraft, Reserve, within_reserve
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.apply import NOT_KNOWN, apply
-from overlap_sched.transform.choose import Wanted, search
+from overlap_sched.transform.choose import search
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
 from overlap_sched.transform.rewrites import Form, Rewrite
 from overlap_sched.transform.trial import Asked, Trial
+from overlap_sched.transform.wanted import Wanted, most_gain_us, most_runs, wanted_of
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
@@ -70,6 +72,7 @@ def plan(
     options: Options,
     alike: Alike | None = None,
     forms: Sequence[Form] = FORMS,
+    trials: Sequence[Trial] | None = None,
 ) -> Plan:
     """Choose rewrites and an order.
 
@@ -80,25 +83,21 @@ def plan(
         alike: Per collective that may be bucketed, what members must share besides operator and group; ``None``: not
             known, all may.
         forms: Of buckets, the one preferred first. Where a backend has no coalesced collectives: ``("copied",)``.
+        trials: Of :func:`tried_ahead`; ``None``: what pays is tried now.
 
     Raises:
         OptionsError: No form. VerificationError: with ``strict=True``, where a plan is not what it was thought to be.
     """
     if not forms:
         raise OptionsError("forms is empty: buckets are coalesced, copied, or both.")
-    without = schedule(problem, replace(options, rewrites=()))
-    if "bucket" not in options.rewrites and "stream" not in options.rewrites:
-        return Plan((), without, without)
-    enough_us = _enough_us(without)
-    if not options.effort or not problem.collectives or without.scheduled.step_us <= enough_us:
-        return Plan((), without, without)
-    began, made = time.perf_counter(), Plan((), without, without)
+    without, wanted = schedule(problem, replace(options, rewrites=())), wanted_of(options, forms)
+    began, made, broken = time.perf_counter(), Plan((), without, without), None
     try:
-        asked = Asked(without.problem, prices, alike, without.budget_bytes)
-        wanted = Wanted(tuple(forms), "bucket" in options.rewrites, "stream" in options.rewrites)
-        found = search(asked, wanted, without.scheduled.step_us, enough_us)
-        made = _best(without, found.trials, prices, options, alike)
-        broken = _broken(made) if made.rewrites else None
+        with no_collection():
+            if trials is None:
+                trials = _searched(without, wanted, prices, alike)
+            made = _best(without, trials, prices, options, alike) if trials else made
+            broken = _broken(made) if made.rewrites else None
     except Exception as error:  # what fails here must not take the training job with it
         broken = f"choosing rewrites failed: {type(error).__name__}: {error}"
         if options.strict:
@@ -110,6 +109,33 @@ def plan(
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
         made = Plan((), without, without, trials=made.trials, fell_back=broken)
     return replace(made, plan_s=time.perf_counter() - began)
+
+
+def tried_ahead(
+    problem: Problem, prices: Prices, options: Options, alike: Alike | None = None, forms: Sequence[Form] = FORMS
+) -> Sequence[Trial]:
+    """What :func:`plan` would try, for who wants no order but that of a rewritten graph; nothing where none is shorter.
+
+    First what bounds the gain, which is linear; then from the best order for live bytes: no order is fitted to the
+    allocator where nothing would come of it.
+    """
+    wanted = wanted_of(options, forms)
+    if not most_gain_us(problem, prices, alike, wanted):
+        return ()
+    with no_collection():
+        live = schedule(problem, replace(options, rewrites=(), allocator="none"))
+        trials = _searched(live, wanted, prices, alike)
+    return trials if any(trial.problem is not None for trial in trials) else ()
+
+
+def _searched(without: Schedule, wanted: Wanted, prices: Prices, alike: Alike | None) -> Sequence[Trial]:
+    """What was tried; nothing where the order is as good as any, or nothing can be gained."""
+    problem, step_us = without.problem, without.scheduled.step_us
+    gain_us = min(most_gain_us(problem, prices, alike, wanted), step_us - sum(problem.compute_us))
+    if step_us <= _enough_us(without) or gain_us <= 0:
+        return ()
+    asked = Asked(problem, prices, alike, without.budget_bytes, wanted.ops)
+    return search(asked, wanted, step_us, _enough_us(without), most_runs(problem, gain_us)).trials
 
 
 def _enough_us(without: Schedule) -> float:

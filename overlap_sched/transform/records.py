@@ -1,5 +1,6 @@
 """Why collectives were rewritten: what each rewrite bought, what it costs, and what else was tried."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,26 +45,33 @@ def records(before: Problem, after: Problem, rewrites: Sequence[Rewrite]) -> tup
     """
     old = {node.name: node for node in before.nodes}
     new = {node.name: node for node in after.nodes}
-    return tuple(_record(before, after, old, new, rewrite) for rewrite in rewrites)
+    names = sorted(new.keys() - old.keys())
+    return tuple(_record((before, after), old, new, names, rewrite) for rewrite in rewrites)
 
 
 def _record(
-    before: Problem, after: Problem, old: Mapping[str, Node], new: Mapping[str, Node], rewrite: Rewrite
+    problems: tuple[Problem, Problem],
+    old: Mapping[str, Node],
+    new: Mapping[str, Node],
+    names: Sequence[str],
+    rewrite: Rewrite,
 ) -> Record:
+    """``names``: of all nodes that rewrites made, sorted."""
+    before, after = problems
     match rewrite:
         case Bucket():
             gone = [old[name] for name in rewrite.members]
-            made = [new[name] for name in _made(new, rewrite.name)]
+            made = [new[name] for name in _made(names, rewrite.name)]
         case Split():
             gone = [old[rewrite.collective]]
-            made = [new[name] for name in _made(new, rewrite.name)]
+            made = [new[name] for name in _made(names, rewrite.name)]
         case Keep():
             gone, made = [old[rewrite.again]], []
         case Regather():
             gone, made = [], [new[rewrite.name]]
         case Fission():
             gone = [old[name] for name in rewrite.nodes if name in old]
-            made = [new[name] for name in _made(new, rewrite.name)]
+            made = [new[name] for name in _made(names, rewrite.name)]
         case Recompute():
             gone, made = [], [new[rewrite.new_name(name)] for name in rewrite.nodes]
         case Offload():
@@ -81,8 +89,14 @@ def _us(nodes: Sequence[Node], kind: Kind) -> float:
     return sum(node.time_us for node in nodes if node.kind is kind)
 
 
-def _made(new: Mapping[str, Node], name: str) -> list[str]:
-    return [one for one in new if one == name or one.startswith(f"{name}_") or one.startswith(f"{name}.")]
+def _made(names: Sequence[str], name: str) -> list[str]:
+    """The launch of this name, if it is there, and what is named after it."""
+    made: list[str] = []
+    for start in (name, f"{name}_", f"{name}."):
+        first = bisect_left(names, start)
+        last = bisect_right(names, start) if start == name else bisect_left(names, f"{start}\U0010ffff")
+        made += names[first:last]
+    return made
 
 
 def _allocated(problem: Problem, node: Node) -> int:

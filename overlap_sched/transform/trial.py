@@ -17,7 +17,7 @@ from overlap_sched.scheduler.result import NO_WORK, Work
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Rewrite
+from overlap_sched.transform.rewrites import BUCKETED, Rewrite
 
 POLICIES = (NETWORK_BINDS[0], NETWORK_BINDS[2], COMPUTE_BINDS[0], LAST[1])
 """Launches late, launches early, the critical path ahead, the order as it is: which fits shows afterwards."""
@@ -31,12 +31,14 @@ class Asked:
         problem: Not rewritten. prices: of new nodes.
         alike: Per collective that may be bucketed, what members share; ``None``: not known, all may.
         budget_bytes: What the peak may be.
+        ops: Operators that may be bucketed.
     """
 
     problem: Problem
     prices: Prices
     alike: Alike | None
     budget_bytes: int
+    ops: tuple[str, ...] = BUCKETED
 
 
 @dataclass(frozen=True)

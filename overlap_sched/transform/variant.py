@@ -28,7 +28,7 @@ class Graph:
         self.asked, self.moved = asked, moved
         streams = [Stream(asked.problem.nodes[v].name) for v in asked.problem.collectives]
         self.problem = apply(asked.problem, [one for one in streams if one.collective in moved], asked.prices)
-        self.keys = keys_of(self.problem, asked.alike)
+        self.keys = keys_of(self.problem, asked.alike, asked.ops)
         self.time_us: BatchTime = batch_time(self.problem, asked.prices)
         binding = self._busy_groups()
         self.binding = {v: key for v, key in self.keys.items() if key.group in binding}
@@ -39,10 +39,15 @@ class Graph:
             busy[nodes[v].group or ""] += nodes[v].time_us
         return [group for group, us in busy.items() if us >= BINDS * max(busy.values())]
 
-    def rewrites(self, groups: Sequence[Sequence[NodeId]], form: Form) -> tuple[Rewrite, ...]:
-        """Buckets of those that are several; then what moves to the second communicator."""
+    def rewrites(self, groups: Sequence[Sequence[NodeId]], forms: Sequence[Form]) -> tuple[Rewrite, ...]:
+        """Buckets of those that are several, in the first of the forms; then what moves to the second communicator."""
         nodes = self.problem.nodes
-        buckets = [Bucket(tuple(nodes[v].name for v in sorted(ids)), form) for ids in groups if len(ids) > 1]
+        buckets = [
+            Bucket(tuple(nodes[v].name for v in sorted(ids)), form)
+            for form in forms[:1]
+            for ids in groups
+            if len(ids) > 1
+        ]
         inside = {name for bucket in buckets for name in bucket.members}
         names = [bucket.name for bucket in buckets if bucket.members[0] in self.moved]
         names += [nodes[v].name for v in self.problem.collectives if nodes[v].name in self.moved - inside]

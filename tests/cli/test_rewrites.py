@@ -58,6 +58,28 @@ def test_each_rewrite_left_out(graph: str, capsys: pytest.CaptureFixture[str]) -
     assert len(found["left_out"]) == min(2, len(found["rewrites"]))
 
 
+def test_explain_tells_what_was_rewritten_and_what_was_not(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ("--rewrites", "bucket", "--headroom", "100%")
+    assert run("explain", graph, *wanted, "--left-out", "1") == 0
+    out = capsys.readouterr().out
+    assert "bucket_" in out.split("Without rewrites")[0]  # collectives of the rewritten graph
+    assert "Tried " in out
+    assert ": not taken, " in out
+    assert "Scheduled again without one of them, against " in out
+    assert run("explain", graph, *wanted, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    validator("explain").validate(found)
+    assert any(one["name"].startswith("bucket_") for one in found["most_exposed"])
+
+
+@pytest.mark.parametrize("given", ["--peak", "--costs"])
+def test_what_explain_refuses(graph: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("explain", graph, "--rewrites", "bucket", given) == 2
+    message = f"{given} explains the graph as it is, --rewrites changes it. Leave out one of the two."
+    assert message in capsys.readouterr().err
+    assert run("explain", graph, "--left-out") == 2
+
+
 def test_an_order_of_a_graph_that_is_not_written(
     graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +97,7 @@ def test_without_rewrites_nothing_changes(graph: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'stream'"),
+        (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'coalesce_gathers', 'stream'"),
         (("--rewrites", "bucket", "--budget", "profile"), "rewrites is ('bucket',) and budget is 'profile'"),
         (("--left-out",), "--left-out leaves out rewrites: give --rewrites bucket, too."),
         (("--rewrites", "bucket", "--left-out", "-1"), "--left-out is -1; it is a number of rewrites, 1 or more."),

@@ -71,6 +71,44 @@ def test_code_is_used_where_the_ranks_decide_as_when_it_was_compiled(
     assert len(recwarn) == (decided is not None)
 
 
+REWRITES = CachedOrder(replace(MINE, key="rewrites", order="rewrites: 1"), agreed=True)
+APART = CachedOrder(replace(REWRITES.digest, order="launches kept: nothing is rewritten"), agreed=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "order", "answers", "used", "kept"),
+    [
+        (REWRITES, True, [AGREED, AGREED], True, []),
+        (REWRITES, True, [AGREED, DIFFER], False, [MINE.key]),
+        (REWRITES, True, [DIFFER], False, ["rewrites"]),
+        (REWRITES, False, [AGREED, DIFFER], True, []),
+        (APART, True, [DIFFER, AGREED], True, []),
+        (APART, True, [DIFFER, DIFFER], False, ["rewrites", MINE.key]),
+        (APART, False, [DIFFER, AGREED], False, ["rewrites"]),
+        (APART, True, [AGREED], False, []),
+    ],
+)
+def test_code_of_a_graph_that_may_be_rewritten_is_asked_about_twice(
+    before: CachedOrder,
+    order: bool,
+    answers: list[Agreement],
+    used: bool,
+    kept: list[str],
+    asked: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First what the rewrites are, as a rank that compiles asks; what was decided holds if this one compiles, too."""
+    left = list(answers)
+    monkeypatch.setattr(cached_orders, "ask", lambda mine, settings: asked.insert(-1, mine) or left.pop(0))
+    code = carrying(CachedOrder(MINE, order, before))
+    assert order_in(code) == CachedOrder(MINE, order, before)
+    monkeypatch.setattr(cached_orders, "warn", lambda text: None)
+    assert may_load(Settings(), code, traced=True) == (used, not used)
+    assert asked[:-1] == [before.digest, MINE][: len(answers)]
+    found = [key for key in ("rewrites", MINE.key) if cached_orders.decisions.take(key) is not None]
+    assert found == kept
+
+
 def test_what_was_decided_about_code_holds_for_the_compilation_that_follows(asked: list[Any]) -> None:
     cached_orders.decisions.keep(MINE.key, DIFFER)
     assert cached_orders.decided(MINE, Settings()) is DIFFER
@@ -124,6 +162,7 @@ def test_another_torch_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 RANKS = 2
 Found = list[dict[str, dict[str, Any]]]
 SECOND = ["again", "again, wiped", "again, version", "again, version on all", "again, options on all", "mega"]
+COALESCED = ["coalesced", "coalesced again", "coalesced again, wiped", "coalesced, options"]
 HEALING = ["options, odd", "options, odd again", "healing", "healing again", "healed"]
 
 
@@ -132,7 +171,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Two jobs, one after the other: what each rank found in each step."""
     folder: Path = tmp_path_factory.mktemp("cached")
     found: Found = [{} for _ in range(RANKS)]
-    for job, steps in {"first": ["torch alone", "first"], "second": [*SECOND, *HEALING]}.items():
+    jobs = {"first": ["torch alone", "first", "coalesced"], "second": [*SECOND, *HEALING, *COALESCED[1:]]}
+    for job, steps in jobs.items():
         run_ranks("tests.support.inductor.cached_runs", folder, job, *steps, ranks=RANKS, limit_s=400)
         for rank in range(RANKS):
             found[rank] |= torch.load(folder / f"{job}{rank}.pt")
@@ -146,7 +186,7 @@ def of(found: Found, step: str, what: str) -> list[Any]:
 
 @pytest.mark.slow
 def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jobs: Found) -> None:
-    for step in ("first", *SECOND, *HEALING):
+    for step in ("first", *SECOND, *HEALING, *COALESCED):
         launches = []
         for rank in jobs:
             assert all(map(torch.equal, rank[step]["results"], rank["torch alone"]["results"])), step
@@ -217,3 +257,27 @@ def test_ranks_that_are_alike_again_come_back_to_the_better_order(jobs: Found) -
     assert of(jobs, "healing again", "hits") == [0, 0]
     assert of(jobs, "healing again", "asked") == [4, 4]
     assert of(jobs, "healing again", "events") == of(jobs, "first", "events")
+
+
+@pytest.mark.slow
+def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
+    """Ranks are asked about the rewrites and about the order, whether they find code or compile."""
+    assert of(jobs, "coalesced", "asked") == of(jobs, "coalesced again", "asked") == [4, 4]
+    assert of(jobs, "coalesced again", "hits") == [2, 2]
+    assert of(jobs, "coalesced again, wiped", "hits") == [2, 0]
+    assert of(jobs, "coalesced again, wiped", "asked") == [4, 4]
+    assert of(jobs, "coalesced", "events") != of(jobs, "first", "events")
+    for step in COALESCED[1:3]:
+        assert of(jobs, step, "events") == of(jobs, "coalesced", "events")
+        assert of(jobs, step, "warned") == [[], []]
+
+
+@pytest.mark.slow
+def test_where_ranks_differ_by_then_nothing_is_rewritten(jobs: Found) -> None:
+    """One rank finds rewritten code, the other has other options: neither rewrites, both keep their launches."""
+    assert of(jobs, "coalesced, options", "hits") == [0, 0]
+    for rank in jobs:
+        alone, kept = (rank[step]["events"] for step in ("torch alone", "coalesced, options"))
+        for before, after in zip(alone, kept, strict=True):
+            assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
+        assert rank["coalesced, options"]["changed"] == [True, True]  # all but the launches

@@ -1,7 +1,9 @@
 """Rewrites in the plug-ins: before lowering, agreed with all ranks, and all or nothing."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,12 +19,16 @@ from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx import Lifted, Report, lift
 from overlap_sched.fx.rewrites import backends, planning
+from overlap_sched.fx.rewrites.planning import may_rewrite
 from overlap_sched.inductor import choosing, fx_stage, rewriting
+from overlap_sched.inductor.cached_orders import CachedOrder, with_rewrites
+from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.transform.rewrites import Bucket, Rewrite
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.models import RANKS, Net, gathered
+from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import GRAPHS, described
 
 GATHERS = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"))
@@ -49,7 +55,7 @@ def asked(answer: Agreement) -> Any:
         shown.append(mine)
         return answer
 
-    return mock.patch.multiple(rewriting, ask=ask, asks=lambda settings: True), shown
+    return mock.patch.multiple(rewriting, decided=ask, asks=lambda settings: True), shown
 
 
 def test_done_where_nobody_is_to_be_asked() -> None:
@@ -87,7 +93,7 @@ def test_undone_where_asking_fails() -> None:
     gm = GRAPHS["whole"]()
     before = described(gm.graph)
     with (
-        mock.patch.multiple(rewriting, asks=lambda settings: True, ask=mock.Mock(side_effect=AgreementError("no"))),
+        mock.patch.multiple(rewriting, asks=lambda settings: True, decided=mock.Mock(side_effect=AgreementError("no"))),
         pytest.raises(AgreementError, match="no"),
     ):
         rewrite_fx(gm, Settings(Options(strict=True), stage="backend"), chosen(GATHERS))
@@ -124,10 +130,62 @@ def test_graphs_that_do_not_communicate_ask_nobody() -> None:
     assert shown == []
 
 
-def test_a_key_for_torchs_caches_only_where_nobody_is_asked() -> None:
+def test_graphs_without_anything_to_rewrite_ask_nobody() -> None:
+    """Two gathers at least, over a backend that coalesces them: known by the launches, before anything is lifted."""
+    choose = mock.Mock(return_value=Choice())
+    others, shown = asked(Agreement(True, Verdict(True)))
+    default, buckets = Settings(stage="backend"), Settings(Options(rewrites=("bucket",)), stage="backend")
+    with others:
+        with mock.patch.object(backends, "over_gloo", return_value=True):
+            rewrite_fx(GRAPHS["whole"](), default, choose)
+            assert (shown, choose.call_count) == ([], 0)
+            rewrite_fx(GRAPHS["whole"](), buckets, choose)
+        assert (len(shown), choose.call_count) == (1, 1)
+        gm = GRAPHS["whole"]()
+        gathers = [node for node in launches_in(gm.graph.nodes) if "all_gather" in node.name]
+        others_left = [node for node in launches_in(gm.graph.nodes) if node not in gathers]
+        assert may_rewrite(gathers[:2], default.options)
+        assert not may_rewrite([*gathers[:1], *others_left], default.options)
+        assert may_rewrite([*gathers[:1], *others_left], buckets.options)
+        assert not may_rewrite(gathers, replace(default.options, budget="profile"))
+        assert may_rewrite(gathers[:1], Options(rewrites=("stream",)))
+
+
+def test_code_carries_what_the_ranks_were_asked_about_rewrites() -> None:
+    order = CachedOrder(Digest("p", "s", "o", "c", "r", "key"), agreed=True)
+    yes, no = Agreement(True, Verdict(True)), Verdict(False, "sizes", True, {"sizes": ((0,), (1,))})
+    for answer, agreed in ((yes, True), (Agreement(False, no), False)):
+        gm = GRAPHS["whole"]()
+        others, shown = asked(answer)
+        with others, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS))
+        carried = with_rewrites(order, gm.graph)
+        assert carried is not None
+        assert carried.rewrites is not None
+        assert carried.rewrites.agreed is agreed
+        assert (carried.rewrites.digest == shown[0]) is agreed  # else it promises no rewrites
+        assert carried.rewrites.digest.key == shown[0].key
+    assert with_rewrites(order, GRAPHS["whole"]().graph) is order  # nobody was asked
+
+
+def test_what_may_have_gone_wrong_for_a_moment_is_not_cached() -> None:
+    order = CachedOrder(Digest("p", "s", "o", "c", "r", "key"), agreed=True)
+    late = Agreement(False, Verdict(False, "rank 1 did not publish", missing=(1,)))
+    failed = Agreement(False, Verdict(False, "rank 0 could not", True, {"order": ((0,), (1,))}))
+    for answer, rewrites in ((late, GATHERS), (failed, Bucket(("nothing", "here")))):
+        gm = GRAPHS["whole"]()
+        others, _ = asked(answer)
+        with others, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rewrite_fx(gm, Settings(stage="backend"), chosen(rewrites))
+        assert with_rewrites(order, gm.graph) is None
+
+
+def test_a_key_for_torchs_caches_only_where_torch_asks_before_it_uses_code() -> None:
     rewrites = RewritePass(Settings(), chosen())
     assert rewrites.uuid()
-    with mock.patch.object(rewriting, "asks", return_value=True):
+    with mock.patch.object(rewriting, "watched", return_value=False):
         assert rewrites.uuid() is None
 
 
@@ -218,7 +276,11 @@ def test_nothing_is_rewritten_where_times_are_given() -> None:
     gm = GRAPHS["whole"]()
     before = described(gm.graph)
     settings = Settings(replace(ROOMY, effort=4), stage="backend", cost=lambda node: 1.0)
-    assert rewrite_fx(gm, settings, choosing.planned) == ()
+    with mock.patch.object(choosing, "rewrite_fx") as rewrites, mock.patch.object(choosing, "schedule_fx"):
+        choosing.rewrite_and_schedule(gm, settings)
+        assert not rewrites.called
+        choosing.rewrite_and_schedule(gm, replace(settings, cost=None))
+        assert rewrites.called
     assert described(gm.graph) == before
 
 
@@ -226,10 +288,11 @@ def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:
     for cluster in (None, "dgx-h100"):
         settings = Settings(ROOMY, stage="backend", ranks_per_node=2, cluster=cluster)
         lifted = lift(GRAPHS["whole"]().graph, **settings.costs)
-        with mock.patch.object(planning, "plan") as plan:
+        with mock.patch.object(planning, "plan") as plan, mock.patch.object(planning, "tried_ahead") as ahead:
             plan.return_value.rewrites = ()
             assert choosing.planned(lifted, settings, {}) == Choice()
         prices = plan.call_args.args[1]
+        assert ahead.call_args.args[:2] == (lifted.problem, prices)
         assert prices.model is lifted.model
         assert isinstance(prices.model, Roofline) == (cluster is None)
 
@@ -279,6 +342,17 @@ def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None
         overlap_sched.clear_reports()
         compiled_step_of_nothing()
     assert torch._inductor.config.post_grad_custom_post_pass is None
+
+
+@pytest.mark.slow
+def test_the_default_is_bitwise_on_real_ranks(tmp_path: Path) -> None:
+    """On four; on two: ``test_cached_orders.py``."""
+    run_ranks("tests.support.inductor.default_ranks", tmp_path, ranks=4)
+    for rank in range(4):
+        for alone, ours, rewrites in torch.load(tmp_path / f"rank{rank}.pt").values():
+            assert len(alone) > 3
+            assert all(map(torch.equal, alone, ours))
+            assert any(rewrites)
 
 
 def compiled_step_of_nothing() -> None:

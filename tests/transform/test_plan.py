@@ -136,7 +136,16 @@ def test_only_what_is_asked_for_is_used() -> None:
     assert kinds == {Bucket}
     kinds = {type(one) for one in plan(BOUND, PRICES, Options(rewrites=("stream",), headroom="100%")).rewrites}
     assert kinds == {Stream}
-    assert plan(BOUND, PRICES, Options()).rewrites == ()
+    assert plan(BOUND, PRICES, Options(rewrites=())).rewrites == ()
+
+
+def test_by_default_gathers_go_together_without_copies() -> None:
+    found = plan(BOUND, PRICES, Options(headroom="100%"))
+    assert found.rewrites
+    assert {one.form for one in found.rewrites if isinstance(one, Bucket)} == {"coalesced"}
+    assert all("gather" in name for one in found.rewrites for name in one.members)
+    assert plan(BOUND, PRICES, Options(headroom="100%"), forms=("copied",)).rewrites == ()
+    assert plan(BOUND, PRICES, Options(headroom="100%", effort=0)).rewrites == ()
 
 
 def test_only_the_forms_that_a_backend_has() -> None:

@@ -8,6 +8,7 @@ from overlap_sched.fit.answer import FitPoint
 from overlap_sched.judge.validate import measure
 from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 
 
@@ -29,6 +30,7 @@ class Extras:
         earlier: The plan by which collectives were rewritten before this schedule was looked for: it is of the graph
             that they left, lifted anew (a plug-in's: fused, perhaps). Not both this and ``made``.
         answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
+        left: The step without each of the rewrites of ``made``, where that was asked for.
     """
 
     made: Plan | None = None
@@ -36,6 +38,7 @@ class Extras:
     frontier: Frontier | tuple[FitPoint, ...] | None = None
     earlier: Plan | None = None
     answer: str | None = None
+    left: tuple[Left, ...] = ()
 
     @property
     def told(self) -> Plan | None:

@@ -14,7 +14,7 @@ from overlap_sched.report.html.collectives import collective_rows, marked_nodes,
 from overlap_sched.report.html.data import FrontierData, FrontierPoint, Graph, Nodes, Page, Run, Storages
 from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
-from overlap_sched.report.rewrites_text import outcome_text, rewrites_figures
+from overlap_sched.report.rewrites_text import left_rows, left_title, outcome_text, rewrites_figures
 from overlap_sched.report.text import budget_words, figures, summary_rows
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.scheduler.result import Figures, Schedule
@@ -71,7 +71,16 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         rewrites=rewrite_rows(schedule, told),
         tried=() if told is None else tuple((printable(one.what), outcome_text(one)) for one in told.trials),
         frontier=_frontier(extras, runs),
+        left=_left(extras),
     )
+
+
+def _left(extras: Extras) -> tuple[tuple[str, ...], ...]:
+    """The heading, then a row for each rewrite left out; nothing where none was."""
+    if not extras.left:
+        return ()
+    rows = [(printable(what), printable(worth)) for what, worth in left_rows(extras.left)]
+    return ((left_title(extras.left),), *rows)
 
 
 def _with_beside(

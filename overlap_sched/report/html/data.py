@@ -152,6 +152,7 @@ class Page:
         runs: The original order, the scheduled one, and one beside them if there is one.
         rewrites, tried: What was rewritten; (what, result) of each plan that was tried.
         frontier: ``None``: not computed.
+        left: The heading, then (rewrite, step without it) of each that was left out; none: none was.
     """
 
     figures: Mapping[str, Any]
@@ -170,6 +171,7 @@ class Page:
     rewrites: tuple[RewriteRow, ...]
     tried: tuple[tuple[str, str], ...]
     frontier: FrontierData | None
+    left: tuple[tuple[str, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists and dictionaries, keys as the attributes."""

@@ -42,6 +42,18 @@ def rewrites_section(page: Page) -> str:
         f"<tbody>{tried}</tbody></table></div></details>"
         if tried
         else "",
+        _left_out(page.left),
+    )
+
+
+def _left_out(left: tuple[tuple[str, ...], ...]) -> str:
+    """The step without each rewrite; nothing where none was left out."""
+    if not left:
+        return ""
+    (title,), *rows = left
+    return (
+        f'<details><summary>{html.escape(title)}</summary><div class="scroll"><table id="left-out">'
+        f"<tbody>{''.join(map(table_row, rows))}</tbody></table></div></details>"
     )
 
 

@@ -16,10 +16,11 @@ from overlap_sched.problem.file import write_problem
 from overlap_sched.report.html.beside import Beside, Extras
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import page_text
-from overlap_sched.report.rewrites_text import record_text
+from overlap_sched.report.rewrites_text import left_rows, left_title, record_text
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
+from overlap_sched.transform.left_out import left_out
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.records import Record
 from overlap_sched.transform.rewrites import Bucket, Offload, Recompute, Stream
@@ -134,6 +135,17 @@ def test_what_a_rewrite_for_memory_frees_and_costs() -> None:
 def test_a_group_of_one_is_a_link_to_the_host(reordered: Schedule) -> None:
     alone = replace(reordered.problem, groups={"fsdp": Group(1, True)})
     assert page_of(replace(reordered, problem=alone)).groups == ("fsdp",)
+
+
+def test_the_step_without_each_rewrite_where_it_was_asked_for(made: Plan) -> None:
+    left = left_out(made, PRICES, most=2)
+    text = page_text(page_of(made.schedule, extras=Extras(made, left=left)), LIBRARY)
+    assert f"<summary>{left_title(left)}</summary>" in text
+    assert '<table id="left-out">' in text
+    for what, worth in left_rows(left):
+        assert f'<tr><th scope="row">{what}</th><td>{worth}</td></tr>' in text
+    assert Parsed(text).open == []
+    assert "left-out" not in page_text(page_of(made.schedule, extras=Extras(made)), LIBRARY)
 
 
 def test_no_rewrite_no_section(reordered: Schedule) -> None:

@@ -1,0 +1,79 @@
+"""What rewrites may be tried, and whether that is worth its time: known before anything is scheduled.
+
+Looking for rewrites takes time once, and what it finds is gained in every step. So what can be gained is bounded first,
+and no more is tried than that pays back soon::
+
+    latency of all collectives that could be merged     below the goal of the scheduler: nothing is tried
+    the same, or all that is exposed where that is less,
+    times PAYBACK_STEPS                                 so long may the search take, counted in runs
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlap_sched.options import Options, rewrites_wanted
+from overlap_sched.problem import Problem
+from overlap_sched.scheduler.portfolio import GOAL_PERCENT, busy_us
+from overlap_sched.transform.keys import batch_time, keys_of, latency_us
+from overlap_sched.transform.members import Alike
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import BUCKETED, Form
+
+GATHERS = ("all_gather_into_tensor",)
+"""Operators that copy and sum nothing."""
+PAYBACK_STEPS = 1_000
+"""What the search takes, so many steps must be able to give back."""
+NODE_US = 20.0
+"""What a run of the list scheduler takes per node, roughly: for that alone, as nothing is timed."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What may be tried.
+
+    Attributes:
+        forms: Of buckets, the one preferred first; none: no buckets.
+        ops: Operators that may be bucketed.
+        streams: Whether reductions may go to a second communicator.
+        least: What part of a step is worth a rewrite: the goal of the scheduler, to which no order is improved either.
+    """
+
+    forms: tuple[Form, ...]
+    ops: tuple[str, ...]
+    streams: bool
+    least: float = 0.0
+
+    @property
+    def anything(self) -> bool:
+        """May anything be tried at all?"""
+        return bool(self.forms) or self.streams
+
+
+def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
+    """What these options and a backend that knows these forms of buckets admit."""
+    kinds, least = rewrites_wanted(options), GOAL_PERCENT / 100 / max(options.effort, 1)
+    streams = "stream" in kinds
+    if "bucket" in kinds:
+        return Wanted(tuple(forms), BUCKETED, streams, least)
+    if "coalesce_gathers" in kinds and "coalesced" in forms:
+        return Wanted(("coalesced",), GATHERS, streams, least)
+    return Wanted((), (), streams, least)
+
+
+def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: Wanted) -> float:
+    """No rewrites take more off the step: all latency that buckets could save; of streams nothing is known (``inf``).
+
+    Linear, without scheduling. 0 where it is less than what is worth a rewrite.
+    """
+    if not wanted.anything or not problem.collectives:
+        return 0.0
+    if wanted.streams:
+        return math.inf
+    gain_us = latency_us(problem, keys_of(problem, alike, wanted.ops), batch_time(problem, prices))
+    return gain_us if gain_us > wanted.least * max(busy_us(problem)) else 0.0
+
+
+def most_runs(problem: Problem, gain_us: float) -> int:
+    """So many runs of the scheduler pay back soon where a step can be shorter by so much."""
+    return int(PAYBACK_STEPS * gain_us / (NODE_US * max(len(problem.nodes), 1)))

@@ -55,6 +55,7 @@ class Draft:
         self._made_by: dict[fx.Node, str] = {}
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._hazards: dict[fx.Node, list[fx.Node]] = {}
+        self._first: dict[fx.Node, fx.Node] = {}
 
     def find(self, name: str) -> fx.Node:
         """The node of this name.
@@ -121,9 +122,26 @@ class Draft:
         """
         made = self._new(name, node.target, args, dict(kwargs), at)
         made.meta.update(node.meta)
+        self.stands_beside(made, node)
         if node in self.facts.after:
             self._hazards[made] = list(self.facts.after[node])
         return made
+
+    def stands_beside(self, made: fx.Node, node: fx.Node) -> None:
+        """A new node does what another one does: what is known of that one is true of it."""
+        self._first[made] = self._first.get(node, node)
+
+    def impure(self, node: fx.Node) -> str:
+        """Why a node must not run a second time; ``""``: it may."""
+        return self.facts.impure(self._first.get(node, node))
+
+    def next_writers(self, node: fx.Node) -> list[fx.Node]:
+        """Per storage that a node of the graph, or that of which it is a copy or a part, reads: who writes to it next."""
+        return self.facts.next_writers(self._first.get(node, node))
+
+    def earlier(self) -> list[tuple[fx.Node, list[fx.Node]]]:
+        """Nodes that come after others whose values they do not take, and those others."""
+        return [(node, list(before)) for node, before in (*self.facts.after.items(), *self._hazards.items())]
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """Those that take what a node gives, or a view of it."""

@@ -12,7 +12,7 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.dimensions.rules import told
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import Draft, kept_whole
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, is_cut_of
 from overlap_sched.transform.dimension_graph.shapes import through_permute
@@ -51,7 +51,7 @@ class _Fissioning:
             for node, changed, place in zip(self.nodes, changes, where[p], strict=True):
                 self.copies[node].append(self._copy(node, changed, p, place))
         self._tell_users({self.draft.find(leave.value): leave for leave in self.rewrite.leaves})
-        for later, before in self.draft.facts.after.items():
+        for later, before in self.draft.earlier():
             for node in before:
                 for copy in self.copies.get(node, ()):
                     self.draft.add_hazard(later, copy)
@@ -62,9 +62,9 @@ class _Fissioning:
     def _check(self) -> None:
         if self.parts < 2 or len(self.copies) < len(self.rewrite.nodes) or not self.nodes:
             raise RewriteError(f"{self.rewrite.name!r} has {self.parts} parts: 2 at least, and each node once.")
-        facts = self.draft.facts
+        facts, late = self.draft.facts, {node for node, _ in self.draft.earlier()}
         for node in (*self.nodes, *self.slices):
-            if facts.written(node) or node in facts.after or facts.by_address(node):
+            if facts.written(node) or node in late or facts.by_address(node):
                 raise RewriteError(
                     f"{node.name!r} is written to, looked at by its address, or must come after what it does not "
                     "take: it stays whole."
@@ -110,10 +110,12 @@ class _Fissioning:
             else:
                 kwargs[name] = value
         try:
-            return self.draft.call(self.rewrite.part(node.name, p), node.target, tuple(args), at, node, kwargs)
+            made = self.draft.call(self.rewrite.part(node.name, p), node.target, tuple(args), at, node, kwargs)
         except RuntimeError as error:  # a view of what lies otherwise in memory for a part
             why = str(error).splitlines()[0]
             raise RewriteError(f"{node.name!r} cannot run in {self.parts} parts: {why}") from None
+        self.draft.stands_beside(made, node)
+        return made
 
     def _slice(self, v: fx.Node, p: int, at: float) -> fx.Node:
         if (v, p) not in self.entered:
@@ -136,7 +138,7 @@ class _Fissioning:
         if one.free:
             return part
         named = f"{name}_copy_{p}" if cut.outer > 1 else f"{name}_in_{p}"
-        part = self._call(named, ATEN.clone, (part,), at, v)  # dense, its dimensions in memory as those of the whole
+        part = kept_whole(self._call(named, ATEN.clone, (part,), at, v))  # dense, laid out as the whole is
         if cut.outer > 1:
             part = self._call(f"{name}_in_{p}", ATEN.view, (part, list(cut.part(sizes))), at, v)
         return part
@@ -195,7 +197,7 @@ class _Fissioning:
         total = parts[0]
         for p in range(1, len(parts)):
             at = self.draft.at[parts[p]]
-            total = self.draft.call(f"{name}_sum_{p}", ATEN.add.Tensor, (total, parts[p]), at, node)
+            total = kept_whole(self.draft.call(f"{name}_sum_{p}", ATEN.add.Tensor, (total, parts[p]), at, node))
         return total
 
     def _cat(self, name: str, node: fx.Node, parts: list[fx.Node], leave: Leave) -> fx.Node:
@@ -205,7 +207,7 @@ class _Fissioning:
             parts = self._each(name, "laid", ATEN.permute, parts, leave.order, node)
         if cut.outer > 1:
             parts = self._each(name, "runs", ATEN.view, parts, _runs(cut.part(sizes), cut), node)
-        out = self._call(f"{name}_cat", ATEN.cat, (parts, cut.dim + (cut.outer > 1)), at, node)
+        out = kept_whole(self._call(f"{name}_cat", ATEN.cat, (parts, cut.dim + (cut.outer > 1)), at, node))
         if cut.outer > 1:
             out = self._call(f"{name}_whole", ATEN.view, (out, list(sizes)), at, node)
         if leave.order:

@@ -12,7 +12,7 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.dimensions.rules import told
-from overlap_sched.fx.rewrites.draft import Draft, kept_whole
+from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, is_cut_of
 from overlap_sched.transform.dimension_graph.shapes import through_permute
@@ -138,7 +138,7 @@ class _Fissioning:
         if one.free:
             return part
         named = f"{name}_copy_{p}" if cut.outer > 1 else f"{name}_in_{p}"
-        part = kept_whole(self._call(named, ATEN.clone, (part,), at, v))  # dense, laid out as the whole is
+        part = self._call(named, ATEN.clone, (part,), at, v)  # dense, its dimensions in memory as those of the whole
         if cut.outer > 1:
             part = self._call(f"{name}_in_{p}", ATEN.view, (part, list(cut.part(sizes))), at, v)
         return part
@@ -197,7 +197,7 @@ class _Fissioning:
         total = parts[0]
         for p in range(1, len(parts)):
             at = self.draft.at[parts[p]]
-            total = kept_whole(self.draft.call(f"{name}_sum_{p}", ATEN.add.Tensor, (total, parts[p]), at, node))
+            total = self.draft.call(f"{name}_sum_{p}", ATEN.add.Tensor, (total, parts[p]), at, node)
         return total
 
     def _cat(self, name: str, node: fx.Node, parts: list[fx.Node], leave: Leave) -> fx.Node:
@@ -207,7 +207,7 @@ class _Fissioning:
             parts = self._each(name, "laid", ATEN.permute, parts, leave.order, node)
         if cut.outer > 1:
             parts = self._each(name, "runs", ATEN.view, parts, _runs(cut.part(sizes), cut), node)
-        out = kept_whole(self._call(f"{name}_cat", ATEN.cat, (parts, cut.dim + (cut.outer > 1)), at, node))
+        out = self._call(f"{name}_cat", ATEN.cat, (parts, cut.dim + (cut.outer > 1)), at, node)
         if cut.outer > 1:
             out = self._call(f"{name}_whole", ATEN.view, (out, list(sizes)), at, node)
         if leave.order:

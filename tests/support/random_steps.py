@@ -79,21 +79,21 @@ class Planned(NamedTuple):
     exact: bool
 
 
-def random_plan(rng: random.Random, gm: fx.GraphModule, tries: int = 8) -> Planned:
+def random_plan(rng: random.Random, gm: fx.GraphModule, tries: int = 7) -> Planned:
     """Fissions first, then anything, each legal behind those before it: for the graph, and for the problem."""
-    problem, prices, done = problem_of(gm), Prices(lift(gm, groups=GROUPS).model), list[Rewrite]()
-    after = problem
+    lifted, alike, done = lift(gm, groups=GROUPS), alike_of(gm), list[Rewrite]()
+    after, prices = lifted.problem, Prices(lifted.model)
     for k in range(tries):
-        now = copied(gm)
-        rewrite_graph(now, done)
-        one = _fission(rng, now) if k < 2 else _other(rng, now)
+        one = _fission(rng, gm) if k < 2 else _other(rng, gm, after)
         if one is None:
             continue
         try:
-            prepare(copied(gm), [*done, one])
-            after = apply(problem, [*done, one], prices, alike_of(gm))
+            prepare(gm, [one]).undo()
+            after = apply(lifted.problem, [*done, one], prices, alike)
         except RewriteError:
             continue
+        gm = copied(gm)
+        rewrite_graph(gm, [one])
         done.append(one)
     return Planned(done, after, all(one.exact for one in done if isinstance(one, Fission)))
 
@@ -111,9 +111,8 @@ def _fission(rng: random.Random, gm: fx.GraphModule) -> Fission | None:
     return fission_of(region_from(gm.graph, seeds, 2, sums=sums))
 
 
-def _other(rng: random.Random, gm: fx.GraphModule) -> Rewrite | None:
-    problem, may = problem_of(gm), rerunnable(gm)
-    collectives = [one for one in tried(gm)]
+def _other(rng: random.Random, gm: fx.GraphModule, problem: Problem) -> Rewrite | None:
+    collectives, may = list(tried(gm)), rerunnable(gm)
     if collectives and rng.random() < 0.4:
         return rng.choice(collectives)
     made = [v for v, node in enumerate(problem.nodes) if node.alloc and node.kind is Kind.COMPUTE and node.name in may]

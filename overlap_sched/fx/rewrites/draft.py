@@ -284,8 +284,18 @@ class Draft:
         return f"{named} would need itself, through {through!r}: merged collectives lie on one path. Leave one out."
 
     def gone(self) -> list[fx.Node]:
-        """The nodes that go, each before what it takes."""
-        return sorted(self._gone, key=self._place, reverse=True)
+        """The nodes that go, each before what it takes: places do not say that where a rewrite undoes another's."""
+        users = {node: len(node.users) for node in self._gone}  # all of them go, too
+        free = [node for node in sorted(self._gone, key=self._place) if not users[node]]
+        order = []
+        while free:
+            order.append(node := free.pop())
+            for taken in node.all_input_nodes:
+                if taken in users:
+                    users[taken] -= 1
+                    if not users[taken]:
+                        free.append(taken)
+        return order
 
     def undo(self) -> None:
         """The graph as it was."""

@@ -34,7 +34,8 @@ class _Fissioning:
 
     def __init__(self, draft: Draft, rewrite: Fission) -> None:
         self.draft, self.rewrite, self.parts = draft, rewrite, rewrite.parts
-        self.nodes = sorted(map(draft.find, rewrite.nodes), key=draft.at.__getitem__)
+        rank = {node: k for k, node in enumerate(draft.sorted())}  # places alone do not say what needs what
+        self.nodes = sorted(map(draft.find, rewrite.nodes), key=rank.__getitem__)
         self.stay = {draft.find(name) for name in rewrite.views}
         self.gives: dict[fx.Node, Given | tuple[Given, ...]] = {}
         self.slices = {draft.find(one.value): one for one in rewrite.slices}

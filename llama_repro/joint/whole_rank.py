@@ -5,6 +5,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,12 +44,12 @@ def whole_rows(arguments: Arguments, world: World, limits: list[str], kinds: Col
         with torch.enable_grad():
             step = whole_step(make_trainer(arguments, world))
         peak = _predicted(step.gm, model)[0]
-        changes: dict[str, Change] = {"as it is": lambda gm: "", "none": lambda gm: _ordered(gm, model)}
+        changes: dict[str, Change] = {"as it is": lambda gm: "", "none": partial(_ordered, model=model)}
         for limit in limits:
             nbytes = size_bytes(limit, peak)
             if nbytes is None:
                 raise OptionsError(f"--limits has {limit!r}; write a size, or percent: 80%.")
-            changes[limit] = lambda gm, nbytes=nbytes: _fitted(gm, model, nbytes, kinds)
+            changes[limit] = partial(_fitted, model=model, limit_bytes=nbytes, kinds=kinds)
         first: list[Tensor] = []
         return [_row(step, limit, change, model, traffic, arguments.steps, first) for limit, change in changes.items()]
 

@@ -12,8 +12,9 @@ _FUNCTIONAL, _ATEN = torch.ops._c10d_functional, torch.ops.aten
 _GATHERS: frozenset[Any] = frozenset(
     packet
     for name in ("", "_coalesced", "_out", "_single")
-    if (packet := getattr(_FUNCTIONAL, f"all_gather_into_tensor{name}", None)) is not None  # not all are in each version
+    if (packet := getattr(_FUNCTIONAL, f"all_gather_into_tensor{name}", None)) is not None
 )
+"""Not all are in every version of torch."""
 _BESIDE: frozenset[Any] = frozenset({
     _ATEN._to_copy, _ATEN._unsafe_view, _ATEN.alias, _ATEN.cat, _ATEN.clone, _ATEN.constant_pad_nd, _ATEN.contiguous,
     _ATEN.detach, _ATEN.expand, _ATEN.permute, _ATEN.reshape, _ATEN.slice, _ATEN.squeeze, _ATEN.t, _ATEN.transpose,

@@ -41,7 +41,8 @@ def with_given(settings: Settings, given: Mapping[str, Any]) -> Settings:
     limits = {name: given[name] for name in _LIMITS if name in given}
     others = {name: value for name, value in given.items() if name not in limits}
     if limits:
-        settings = replace(settings, **{name: limits.get(name) for name in _LIMITS})
+        memory_limit, max_slowdown = (limits.get(name) for name in _LIMITS)
+        settings = replace(settings, memory_limit=memory_limit, max_slowdown=max_slowdown)
     return replace(settings, options=options_from(others)) if others else settings
 
 

@@ -41,8 +41,10 @@ def batch_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission
     facts = GraphFacts(graph)
     never = {one for one in graph.nodes if facts.written(one) or one in facts.after or facts.by_address(one)}
     seed = _widest(graph, us, never)
-    found = []
-    for n in parts if seed is not None else ():
+    found: list[Fission] = []
+    if seed is None:
+        return found
+    for n in parts:
         region = _grown(graph, seed, n, never)
         if region is not None and len(region.gives) * (n - 1) + len(lifted.problem.nodes) <= LARGEST:
             one = fission_of(region)

@@ -136,7 +136,7 @@ class Draft:
         return self.facts.impure(self._first.get(node, node))
 
     def next_writers(self, node: fx.Node) -> list[fx.Node]:
-        """Per storage that a node of the graph, or that of which it is a copy or a part, reads: who writes to it next."""
+        """Who writes next to what a node reads, or to what that reads of which it is a copy or a part; per storage."""
         return self.facts.next_writers(self._first.get(node, node))
 
     def earlier(self) -> list[tuple[fx.Node, list[fx.Node]]]:

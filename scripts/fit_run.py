@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 2 scripts/fit_run.py --limits 80% 60%         torch.compile, through the joint graph
     torchrun --nproc-per-node 2 scripts/fit_run.py --slow-network 0.1 --limits 150%
+    torchrun --nproc-per-node 2 scripts/fit_run.py --whole --limits 80% 60%     the whole step as one graph
 
 All other options are those of scripts/train.py. ``--record OUT.json`` writes the figures, when and on what.
 docs/joint.md says what is compared.
@@ -15,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is n
 
 from llama_repro.harness.record import provenance, write_record
 from llama_repro.joint.rank import Row, rows
+from llama_repro.joint.whole_rank import whole_rows
 from llama_repro.training.arguments import parse
 from llama_repro.training.world import world_of
+from overlap_sched.fx.fitting import ALL, KINDS
 
 
 def main() -> int:
@@ -24,11 +27,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limits", nargs="+", default=["80%", "60%"], metavar="SIZE", help="40GiB, or 80%% of torch's")
     parser.add_argument("--backend", default="overlap_sched", metavar="NAME", help="or inductor, which takes longer")
+    parser.add_argument("--whole", action="store_true", help="forward, backward and updates in one graph, by fit_graph")
+    parser.add_argument("--kinds", default=",".join(KINDS), metavar="KINDS", help=f"with --whole: {', '.join(ALL)}")
     parser.add_argument("--record", metavar="OUT.json", help="write a record")
     own, rest = parser.parse_known_args()
     arguments = parse(rest)
     with world_of("cpu") as world:
-        found = rows(arguments, world, own.limits, own.backend)
+        if own.whole:
+            found = whole_rows(arguments, world, own.limits, own.kinds.split(","))
+        else:
+            found = rows(arguments, world, own.limits, own.backend)
         if world.rank == 0:
             print(table(found))
             if own.record:

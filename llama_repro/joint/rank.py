@@ -12,9 +12,9 @@ from torch._inductor import config as inductor_config
 
 import overlap_sched
 from llama_repro.joint.memory import measured_peak
+from llama_repro.joint.whole import batch_of
 from llama_repro.training.arguments import Arguments
 from llama_repro.training.calibrate import measured_model
-from llama_repro.training.data import part_of
 from llama_repro.training.slow_network import NoLink, Traffic, slow_network, with_slow_links
 from llama_repro.training.trainer import DTYPES, Trainer, make_trainer
 from llama_repro.training.world import World
@@ -116,12 +116,6 @@ def _timed(step: Callable[[], Tensor], values: list[Tensor]) -> float:
     began = time.perf_counter()
     values.append(step())
     return (time.perf_counter() - began) * 1e6
-
-
-def batch_of(trainer: Trainer, number: int) -> tuple[Tensor, ...]:
-    """A rank's batch of a step."""
-    at = number * trainer.config.fsdp + trainer.place.fsdp_rank
-    return tuple(part_of(trainer.data.batch(at), trainer.place.tp_rank, trainer.config.tp))
 
 
 def local(x: Tensor) -> Tensor:

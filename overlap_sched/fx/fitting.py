@@ -1,24 +1,39 @@
-"""Fit an FX graph, in place: rewrites and an order, or the graph as it was and one warning.
+"""Fit an FX graph, in place: rewrites of all kinds and an order, or the graph as it was and one warning.
 
     found = fit_graph(gm, memory_limit_bytes=40 * 2**30)
 
-For graphs that run as they are (a whole training step of torchtitan's GraphTrainer).
+For graphs that run as they are (a whole training step of torchtitan's GraphTrainer). :mod:`overlap_sched.titan` does it
+on all ranks alike.
 """
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
-from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning
-from overlap_sched.fit import Fit, FitPoint, fit
-from overlap_sched.fit.questions import KINDS
+from overlap_sched.errors import OptionsError, OverlapSchedWarning
+from overlap_sched.fit import Fit, fit
+from overlap_sched.fit.planner import point
+from overlap_sched.fit.questions import KINDS as OF_VALUES
+from overlap_sched.fx.dimensions.candidates import fission_candidates
 from overlap_sched.fx.lifting import Lifted, lift
-from overlap_sched.fx.rewrites import prepare, rerunnable
-from overlap_sched.options import Options
+from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable
+from overlap_sched.fx.rewrites.batches import batch_fissions
+from overlap_sched.fx.rewrites.planning import plan_lifted
+from overlap_sched.options import Options, on_devices
+from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.host import PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
+
+FISSION, BATCH = "fission", "batch"
+KINDS = (*OF_VALUES, FISSION)
+"""What is done where nothing else is asked for: results stay equal to the last bit."""
+ALL = (*KINDS, BATCH)
+"""What may be asked for; the last runs the step in parts along its batch, whose gradients are added up."""
+_PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
+"""Into how many parts a part of a graph is cut; regions that are grown, and fissions of them that are tried."""
 
 
 def fit_graph(
@@ -30,53 +45,121 @@ def fit_graph(
     kinds: Collection[str] = KINDS,
     host: HostLink = PCIE_5,
     host_limit_bytes: int | None = None,
+    effort: int = 2,
     **lifting: Any,
 ) -> Fit:
     """Rewrite and reorder a graph so that it keeps to a limit; arguments as of :func:`overlap_sched.fit.fit`.
 
-    A plan that does not keep the limit is not used; nor is one that cannot be done to the graph. Values go to the host
-    only from CUDA devices.
+    A plan that does not keep the limit is not used; nor is one that cannot be done to the graph. With
+    ``options.rewrites``, collectives of the fitted graph are then rewritten within the peak that it has.
 
     Args:
         gm: Its nodes have ``meta["val"]``. Recompiled.
         options: Of the scheduler; ``strict`` raises where the default warns.
         memory_limit_bytes: The question is the shortest step within it.
         max_slowdown: Or it is the lowest peak within this.
-        kinds: What may be done.
+        kinds: What may be done, of :data:`ALL`.
         host: The link to host memory.
         host_limit_bytes: Pinned host memory at most.
+        effort: How much is tried: 0, 1 or 2.
         **lifting: As of :func:`overlap_sched.fx.lift`: ``model``, ``cluster``, ``donated`` and so on.
 
     Raises:
         OptionsError: Both questions or none, or a value that cannot be.
-        OverlapSchedError: With ``strict``, where a plan is not used.
+        Exception: With ``strict``, what kept a plan from being used.
     """
+    options = options or Options()
     lifted = lift(gm, **lifting)
-    allowed = tuple(kind for kind in kinds if kind != "offload" or "cuda" in lifted.devices)
-    found = fit(
-        lifted.problem,
-        Prices(lifted.model, host=host),
+    found = fit_lifted(
+        lifted,
         options,
         memory_limit_bytes=memory_limit_bytes,
         max_slowdown=max_slowdown,
-        kinds=allowed,
-        rerun=rerunnable(gm),
+        kinds=kinds,
+        host=host,
         host_limit_bytes=host_limit_bytes,
+        effort=effort,
     )
-    why_not = "" if found.fits else "no plan found keeps the limit"
+    name, best = lifted.problem.name, found.best
+    if not found.fits:
+        return _left(found, options, f"{name!r} as it is: no plan found keeps the limit")
     try:
-        if not why_not:
-            _do(gm, lifted, found.best)
-    except OverlapSchedError as error:
-        why_not = str(error)
-        if options is not None and options.strict:
-            raise
-    if why_not:
-        message = f"overlap_sched leaves {lifted.problem.name!r} as it is: {why_not}"
-        warnings.warn(message, OverlapSchedWarning, stacklevel=2)
+        prepare(gm, best.rewrites, best.problem.names(best.order)).commit()
+    except Exception as error:  # what fails here must not take the training job with it
+        return _left(found, options, f"{name!r} as it is: {error}", error)
+    try:
+        return _with_collectives(gm, found, options, lifting)
+    except Exception as error:
+        return _left(found, options, f"the collectives of {name!r} as they are: {error}", error)
+
+
+def _left(found: Fit, options: Options, what: str, error: Exception | None = None) -> Fit:
+    if error is not None and options.strict:
+        raise error
+    warnings.warn(f"overlap_sched leaves {what}", OverlapSchedWarning, stacklevel=3)
     return found
 
 
-def _do(gm: fx.GraphModule, lifted: Lifted, best: FitPoint) -> None:
-    names: Sequence[str] = best.problem.names(best.order)
-    prepare(gm, best.rewrites, names).commit()
+def fit_lifted(
+    lifted: Lifted,
+    options: Options,
+    *,
+    memory_limit_bytes: int | None = None,
+    max_slowdown: float | None = None,
+    kinds: Collection[str] = KINDS,
+    host: HostLink = PCIE_5,
+    host_limit_bytes: int | None = None,
+    effort: int = 2,
+) -> Fit:
+    """What :func:`fit_graph` does to a graph, and nothing is done to it. Values go to the host only from CUDA devices.
+
+    Args:
+        lifted: The graph; ``lifted.model`` prices what rewrites make.
+        options: See :func:`fit_graph`, as all others.
+        memory_limit_bytes: See there.
+        max_slowdown: See there.
+        kinds: See there.
+        host: See there.
+        host_limit_bytes: See there.
+        effort: See there.
+
+    Raises:
+        OptionsError: Both questions or none, or a value that cannot be.
+    """
+    unknown = sorted(set(kinds) - set(ALL))
+    if unknown:
+        raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {', '.join(map(repr, ALL))}.")
+    of_values = [kind for kind in OF_VALUES if kind in kinds and (kind != "offload" or "cuda" in lifted.devices)]
+    some, batches = _in_parts(lifted, kinds)
+    return fit(
+        lifted.problem,
+        Prices(lifted.model, host=host),
+        on_devices(options, lifted.devices),
+        memory_limit_bytes=memory_limit_bytes,
+        max_slowdown=max_slowdown,
+        kinds=of_values,
+        rerun=rerunnable(lifted.nodes[0].graph),
+        host_limit_bytes=host_limit_bytes,
+        extra=some,
+        fissions=batches,
+        effort=effort,
+    )
+
+
+def _in_parts(lifted: Lifted, kinds: Collection[str]) -> tuple[list[Fission], list[Fission]]:
+    """Parts of the graph that may run in parts, and the whole of it along its batch."""
+    some = fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS] if FISSION in kinds else []
+    return some, batch_fissions(lifted) if BATCH in kinds else []
+
+
+def _with_collectives(gm: fx.GraphModule, found: Fit, options: Options, lifting: dict[str, Any]) -> Fit:
+    """Rewrite the collectives of a fitted graph, which may then not hold more than it does."""
+    if not options.rewrites or lifting.get("cost") is not None:  # times of nodes say nothing of what rewrites make
+        return found
+    lifted = lift(gm, **lifting)
+    made = plan_lifted(lifted, replace(on_devices(options, lifted.devices), headroom=0), alike_of(gm))
+    if not made.rewrites:
+        return found
+    problem, order = made.schedule.problem, made.schedule.order
+    prepare(gm, made.rewrites, problem.names(order)).commit()
+    return replace(found, best=point((*found.best.rewrites, *made.rewrites), problem, order))

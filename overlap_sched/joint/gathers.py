@@ -1,15 +1,24 @@
 """Gathers that the model's author wants to run again in backward, one by one: what could rather be kept."""
 
+from typing import Any
+
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from overlap_sched.joint.graphs import runs_again
 
-_GATHER = "all_gather_into_tensor"
-_BESIDE = frozenset({
-    "_to_copy", "convert_element_type", "constant_pad_nd", "cat", "clone", "slice", "view", "reshape", "alias",
-    "contiguous", "detach", "wait_tensor", "_unsafe_view", "t", "permute", "transpose", "expand", "squeeze",
-    "unsqueeze",
+_FUNCTIONAL, _ATEN = torch.ops._c10d_functional, torch.ops.aten
+_GATHERS: frozenset[Any] = frozenset(
+    packet
+    for name in ("", "_coalesced", "_out", "_single")
+    if (packet := getattr(_FUNCTIONAL, f"all_gather_into_tensor{name}", None)) is not None
+)
+"""Not all are in every version of torch."""
+_BESIDE: frozenset[Any] = frozenset({
+    _ATEN._to_copy, _ATEN._unsafe_view, _ATEN.alias, _ATEN.cat, _ATEN.clone, _ATEN.constant_pad_nd, _ATEN.contiguous,
+    _ATEN.detach, _ATEN.expand, _ATEN.permute, _ATEN.reshape, _ATEN.slice, _ATEN.squeeze, _ATEN.t, _ATEN.transpose,
+    _ATEN.unsqueeze, _ATEN.view, _FUNCTIONAL.wait_tensor, torch.ops.prims.convert_element_type,
 })  # fmt: skip
 """Operators that belong to a gather: types, padding, views."""
 
@@ -28,12 +37,10 @@ def gathers_again(gm: fx.GraphModule) -> list[frozenset[str]]:
 
 
 def _is_gather(group: list[fx.Node]) -> bool:
-    names = [_name(node) for node in group]
-    return any(name.startswith(_GATHER) for name in names) and all(
-        name in _BESIDE or name.startswith(_GATHER) for name in names
-    )
+    packets = {_packet(node) for node in group}
+    return not packets.isdisjoint(_GATHERS) and packets <= _GATHERS | _BESIDE
 
 
-def _name(node: fx.Node) -> str:
-    packet = node.target.overloadpacket if isinstance(node.target, torch._ops.OpOverload) else node.target
-    return str(getattr(packet, "__name__", packet))
+def _packet(node: fx.Node) -> Any:
+    """The operator, whatever its overload; what is none stands for itself."""
+    return node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target

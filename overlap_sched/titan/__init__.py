@@ -8,6 +8,7 @@ A module of configs of your own needs only ``import overlap_sched.titan``.
 
 - :mod:`~overlap_sched.titan.pipeline`: torchtitan's list of passes with ours in its place.
 - :mod:`~overlap_sched.titan.graph_pass`: our pass; inside Inductor where that compiles the whole graph.
+- :mod:`~overlap_sched.titan.fit_step`: the step fitted to a limit, before that.
 - :mod:`~overlap_sched.titan.chosen`: the options of a job.
 - :mod:`~overlap_sched.titan.artifact`: what a precompiled artifact says of its order.
 - :mod:`~overlap_sched.titan.precompile`: torchtitan's precompilation with our pass.
@@ -21,7 +22,8 @@ from torchtitan.config.override import override
 from torchtitan.experiments.graph_trainer.registry import register_pass_pipeline, register_post_init_hook
 from torchtitan.tools.profiler import Profiler
 
-from overlap_sched.inductor.eager import options_from
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.titan.chosen import with_given
 from overlap_sched.titan.pipeline import NAME, passes_of, start
 
 __all__ = ["NAME", "options", "passes_of"]
@@ -39,10 +41,11 @@ def options(config: Profiler.Config, **given: Any) -> Profiler.Config:
 
     Args:
         config: torchtitan's.
-        **given: Fields of :class:`overlap_sched.Options`.
+        **given: Fields of :class:`overlap_sched.Options`; ``memory_limit`` or ``max_slowdown``, as of
+            :func:`overlap_sched.enable`.
 
     Raises:
         OptionsError: There is no such option, or it cannot have this value.
     """
-    options_from(given)
+    with_given(Settings(), given)
     return config

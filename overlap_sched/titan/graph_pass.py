@@ -11,13 +11,16 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import enabled
 from overlap_sched.titan.artifact import mark
 from overlap_sched.titan.chosen import plug_in_arguments
+from overlap_sched.titan.fit_step import fit_step
 
 GraphPass = Callable[..., fx.GraphModule]
 """A pass of GraphTrainer: ``(gm, example_inputs) -> gm``."""
 
 
 def overlap_sched_pass(gm: fx.GraphModule, example_inputs: Any = None, *, settings: Settings) -> fx.GraphModule:
-    """Reorder the graph of a training step in place, or leave it as it was; all ranks do the same.
+    """Fit the graph of a training step where that is asked for, and reorder it; in place, or it stays as it was.
+
+    All ranks do the same.
 
     Its name is what ``--compile.disable_passes overlap_sched_pass`` turns off.
 
@@ -32,7 +35,7 @@ def overlap_sched_pass(gm: fx.GraphModule, example_inputs: Any = None, *, settin
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    rewrite_and_schedule(gm, settings, "training step")
+    rewrite_and_schedule(gm, fit_step(gm, settings), "training step")
     return mark(gm)
 
 

@@ -70,6 +70,8 @@ def with_ours(passes: Sequence[GraphPass], config: Any) -> list[GraphPass]:
     place = next((k for k, each in enumerate(passes) if _function(each) in compiling), len(passes))
     before, after = list(passes[:place]), list(passes[place:])
     if after and _function(after[0]) is full_inductor_compilation_pass:
+        if settings.fits:
+            warn("overlap_sched keeps no limit in this job: it fits no step that Inductor compiles as a whole.")
         return [*before, _inside_inductor(after[0], settings), *after[1:]]
     return [*before, partial(overlap_sched_pass, settings=settings), *after]
 
@@ -85,6 +87,8 @@ def start(trainer: Any) -> None:
     if trainer.parallel_dims.pp_enabled:
         cause = "with pipeline parallelism GraphTrainer uses no pass pipeline"
     elif chosen.mode == "jit" and chosen.backend == "inductor":
+        if settings_of(trainer.config).fits:
+            warn("overlap_sched keeps no limit in this job: with --compile.mode jit there is no whole step to fit.")
         switched_on = ExitStack()
         switched_on.enter_context(enabled(**plug_in_arguments(settings_of(trainer.config))))
         trainer.overlap_sched = switched_on  # on for as long as the trainer is there

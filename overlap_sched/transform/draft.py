@@ -162,7 +162,7 @@ class Draft:
         Raises:
             RewriteError: Nodes that were merged need each other: there is no order.
         """
-        order = self._sorted()
+        order = self.order()
         new_id = {v: k for k, v in enumerate(order)}
         kept = sorted({s for v in order for s in self.node(v).alloc})
         new_storage = {s: k for k, s in enumerate(kept)}
@@ -189,8 +189,12 @@ class Draft:
             contention=replace(self.problem.contention, links=links),
         )
 
-    def _sorted(self) -> list[NodeId]:
-        """All nodes, each as soon as its place has come and not before what it needs: that is pulled ahead of it."""
+    def order(self) -> list[NodeId]:
+        """All nodes, each as soon as its place has come and not before what it needs: that is pulled ahead of it.
+
+        Raises:
+            RewriteError: Nodes that were merged need each other: there is no order.
+        """
         nodes, at = self.nodes, self.at
         maker = {s: v for v, node in enumerate(nodes) if node is not None for s in node.alloc}
         places = sorted([v for v, node in enumerate(nodes) if node is not None], key=at.__getitem__)

@@ -43,7 +43,8 @@ class _Fissioning:
 
     def __init__(self, draft: Draft, fission: Fission, prices: Prices) -> None:
         self.draft, self.fission, self.prices = draft, fission, prices
-        self.ids = sorted(map(draft.find, fission.nodes), key=lambda v: draft.at[v])
+        rank = {v: k for k, v in enumerate(draft.order())}  # places alone do not say what needs what
+        self.ids = sorted(map(draft.find, fission.nodes), key=rank.__getitem__)
         self.inside = set(self.ids)
         self.stay = {draft.find(name) for name in fission.views}
         self.copies: dict[NodeId, list[NodeId]] = {v: [] for v in self.ids}

@@ -1,18 +1,25 @@
 """A graph fitted in place: the same bits in less memory; or as it was, and one warning."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.errors import OverlapSchedWarning, RewriteError
+from llama_repro.workloads.trace import joint_graph, with_updates
+from overlap_sched.cost import Link, Network, Roofline
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError
 from overlap_sched.fx import fitting, lift
 from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
-from overlap_sched.transform.rewrites import Recompute
+from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.rewrites import Bucket, Recompute
 from tests.support.fit_graphs import training_step
 from tests.support.fx_graphs import tensors
 from tests.support.rewrite_graphs import described
+from tests.support.sharded_step import sharded_step
+from tests.support.steps import TINY, run_step, tiny_inputs
 
 
 def peak_of(gm: fx.GraphModule) -> int:
@@ -57,3 +64,57 @@ def test_a_plan_that_cannot_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert described(gm.graph) == before
     with pytest.raises(RewriteError, match="not here"):
         fit_graph(gm, Options(strict=True), memory_limit_bytes=limit)
+
+
+def test_whatever_fails_leaves_the_graph_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise KeyError("a bug")
+
+    gm = training_step()
+    before = described(gm.graph)
+    monkeypatch.setattr(fitting, "prepare", breaks)
+    with pytest.warns(OverlapSchedWarning, match=r"leaves '.*' as it is: 'a bug'$") as said:
+        fit_graph(gm, memory_limit_bytes=int(0.8 * peak_of(gm)))
+    assert len(said) == 1
+    assert described(gm.graph) == before
+
+
+def test_a_kind_that_is_not_known() -> None:
+    known = "'recompute', 'offload', 'fission', 'batch'"
+    with pytest.raises(OptionsError, match=rf"^kinds has 'shrink'; known are {known}\.$"):
+        fit_graph(training_step(), memory_limit_bytes=1, kinds=("shrink",))
+
+
+def test_the_step_in_parts_along_its_batch() -> None:
+    gm = with_updates(joint_graph(TINY))
+    limit = int(0.8 * peak_of(gm))
+    found = fit_graph(gm, memory_limit_bytes=limit, kinds=("batch",), effort=0)
+    assert isinstance(found.best.rewrites[0], Fission)
+    assert peak_of(gm) == found.best.peak_bytes <= limit
+    outcomes = []
+    for step in (gm, with_updates(joint_graph(TINY))):
+        weights, batch = tiny_inputs(TINY)
+        outcomes.append([run_step(step, weights, batch), *weights])
+    for got, want in zip(*outcomes, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_collectives_of_a_fitted_graph_are_rewritten_within_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = sharded_step()
+    limit = int(0.9 * peak_of(gm))
+    slow = Roofline(network=Network(Link(500.0, 1e9), Link(500.0, 1e9)))
+    options = Options(rewrites=("bucket",), strict=True)
+    found = fit_graph(gm, options, memory_limit_bytes=limit, kinds=("recompute",), model=slow, effort=1)
+    kinds = [type(one) for one in found.best.rewrites]
+    assert kinds[0] is Recompute
+    assert kinds[-1] is Bucket
+    assert peak_of(gm) == found.best.peak_bytes <= limit
+
+    def breaks(*_: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(fitting, "plan_lifted", breaks)
+    gm = sharded_step()
+    with pytest.warns(OverlapSchedWarning, match=r"leaves the collectives of '.*' as they are: no$"):
+        fit_graph(gm, replace(options, strict=False), memory_limit_bytes=limit, kinds=("recompute",), effort=1)
+    assert peak_of(gm) <= limit

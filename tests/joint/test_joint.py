@@ -1,5 +1,7 @@
 """Joint graphs without torch.compile around them: copies, halves put together, what stays in registers, gathers."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
@@ -79,6 +81,35 @@ def test_both_halves_as_one_problem_have_the_peak_of_the_cut() -> None:
     assert both.late
     assert both.may_run_again
     assert not both.late & both.may_run_again
+
+
+def test_a_weight_that_is_saved_as_a_view_of_itself_stays() -> None:
+    with FakeTensorMode():
+        x, weight = torch.empty(4, 1024), torch.empty(1024 * 1024)
+    forward, backward = fx.Graph(), fx.Graph()
+    aten = torch.ops.aten
+
+    def call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+        node = graph.call_function(target, args)
+        node.meta["val"] = target(*fx.node.map_arg(args, lambda u: u.meta["val"]))
+        return node
+
+    def given(graph: fx.Graph, name: str, value: Tensor) -> fx.Node:
+        node = graph.placeholder(name)
+        node.meta["val"] = value
+        return node
+
+    whole_x, whole_weight = given(forward, "primals_1", x), given(forward, "primals_2", weight)
+    view = call(forward, aten.view.default, whole_weight, [1024, 1024])
+    forward.output((call(forward, aten.mm.default, whole_x, view), view))
+    saved, tangent = given(backward, "view_default", view.meta["val"]), given(backward, "tangents_1", x)
+    grad = call(backward, aten.mm.default, tangent, saved)
+    backward.output((call(backward, aten.mm.default, call(backward, aten.t.default, grad), tangent), None))
+    halves = [fx.GraphModule(torch.nn.Module(), graph) for graph in (forward, backward)]
+    made = cut(halves[0], lambda gm: (halves[0], halves[1]), Marks(), JUDGE)
+    row, square = 4 * 1024 * 4, 1024 * 1024 * 4
+    assert made.peak_bytes == 2 * square + 3 * row + row  # its gradient beside it, x, tangents, grad; what was given
+    assert made.saved_bytes == 0
 
 
 def test_more_runs_again_for_a_lower_limit() -> None:

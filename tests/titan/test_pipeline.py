@@ -230,3 +230,44 @@ def test_the_settings_that_torchtitan_overwrites_are_made_again(config: Any) -> 
         finally:
             started.overlap_sched.close()
         assert inductor.post_grad_custom_post_pass is theirs
+
+
+def test_a_limit_of_the_command_line(config: Any) -> None:
+    from overlap_sched.titan.chosen import settings_of
+
+    with overlap_sched.enabled(Options(headroom="3%"), max_slowdown=0.1):
+        config.override.imports = [("overlap_sched.titan.options", {"memory_limit": "80%"})]
+        settings = settings_of(config)
+        assert (settings.memory_limit, settings.max_slowdown) == ("80%", None)
+        assert settings.options == Options(headroom="3%")
+    config.override.imports = [("overlap_sched.titan.options", {"memory_limit": "8 bananas"})]
+    with pytest.raises(OptionsError, match="memory_limit is '8 bananas'"):
+        settings_of(config)
+
+
+def test_a_limit_where_no_step_is_fitted(config: Any) -> None:
+    config.compile.inductor_compilation = "full"
+    config.override.imports = [("overlap_sched.titan.options", {"memory_limit": "80%"})]
+    said = "^overlap_sched keeps no limit in this job: it fits no step that Inductor compiles as a whole.$"
+    with pytest.warns(OverlapSchedWarning, match=said):
+        both(config)
+
+
+def test_a_step_is_fitted_before_its_order_is_decided(titan: None) -> None:
+    from overlap_sched.fx import lift
+    from overlap_sched.inductor.settings import Settings
+    from overlap_sched.judge.liveness import peak_memory
+    from overlap_sched.titan.graph_pass import overlap_sched_pass
+    from tests.support.sharded_step import sharded_step
+
+    def peak(gm: fx.GraphModule) -> int:
+        problem = lift(gm).problem
+        return peak_memory(problem, problem.original_order)[0]
+
+    gm = sharded_step()
+    before = peak(gm)
+    assert overlap_sched_pass(gm, settings=Settings(Options(headroom="50%"), stage="titan", memory_limit="85%")) is gm
+    assert any(node.name.startswith("again_") for node in gm.graph.nodes)
+    assert peak(gm) <= int(0.85 * before)  # the headroom is of a graph that has not been fitted
+    with pytest.warns(OverlapSchedWarning, match="^overlap_sched fits nothing in 'training step': the lowest peak"):
+        overlap_sched_pass(sharded_step(), settings=Settings(stage="titan", memory_limit="1%"))

@@ -127,6 +127,19 @@ def _split(call: Call) -> Told:
     return Told({source: cut}, tuple(one for one, _ in pieces), {name: rows[0] if name == "split_size" else rows})
 
 
+def _unbind(call: Call) -> Told:
+    source, cut = call.given("self"), call.cut("self")
+    given = without(cut, [call.arg("dim")], False, len(shape(source)))
+    return Told({source: cut}, (given,) * len(call.node.meta["val"]))
+
+
+def _stack(call: Call) -> Told:
+    """All are cut alike, and joined along a dimension that there was not."""
+    _, cut = call.first()
+    at = call.arg("dim") % len(call.result())
+    return Told(dict.fromkeys(call.arg("tensors"), cut), cut.moved(cut.dim + (at <= cut.dim)))
+
+
 def _cat(call: Call) -> Told:
     tensors: Sequence[fx.Node] = call.arg("tensors")
     dim = call.arg("dim") % len(call.result())
@@ -204,6 +217,8 @@ MOVES: dict[Any, Rule] = {
     _ATEN.new_full.default: _new,
     _ATEN.split.Tensor: _split,
     _ATEN.split_with_sizes.default: _split,
+    _ATEN.unbind.int: _unbind,
+    _ATEN.stack.default: _stack,
     _ATEN.cat.default: _cat,
     _C10D.all_gather_into_tensor.default: _gather,
     _C10D.reduce_scatter_tensor.default: _scatter,

@@ -6,7 +6,8 @@ are used behind the last part.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -21,7 +22,7 @@ from overlap_sched.transform.fission import Fission
 
 PARTS = (2, 4, 8, 16)
 INPUTS = 8
-"""Inputs that are tried: whose first dimension is as large as that of most values."""
+"""Inputs that are tried: those whose first dimension is as large as that of most values."""
 LARGEST = 60_000
 """Nodes that a graph in parts may have."""
 LEAST = 0.2
@@ -40,8 +41,10 @@ def batch_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission
     facts = GraphFacts(graph)
     never = {one for one in graph.nodes if facts.written(one) or one in facts.after or facts.by_address(one)}
     seed = _widest(graph, us, never)
-    found = []
-    for n in parts if seed is not None else ():
+    found: list[Fission] = []
+    if seed is None:
+        return found
+    for n in parts:
         region = _grown(graph, seed, n, never)
         if region is not None and len(region.gives) * (n - 1) + len(lifted.problem.nodes) <= LARGEST:
             one = fission_of(region)
@@ -50,18 +53,25 @@ def batch_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission
     return found
 
 
-def _widest(graph: fx.Graph, us: Mapping[str, float], never: Collection[fx.Node]) -> fx.Node | None:
+class _Seed(NamedTuple):
+    """An input, and the dimension along which it is cut."""
+
+    node: fx.Node
+    dim: int
+
+
+def _widest(graph: fx.Graph, us: Mapping[str, float], never: Collection[fx.Node]) -> _Seed | None:
     """The input from which most of the compute runs in two parts; ``None``: there is none from which much does."""
     best, most = None, LEAST * sum(us.values())
-    for node in _inputs(graph):
-        region = _grown(graph, node, 2, never)
+    for seed in (*_inputs(graph), *_second(graph)):
+        region = _grown(graph, seed, 2, never)
         held = 0.0 if region is None else sum(us.get(inside.name, 0.0) for inside in region.gives)
         if held > most:
-            best, most = node, held
+            best, most = seed, held
     return best
 
 
-def _inputs(graph: fx.Graph) -> Iterator[fx.Node]:
+def _inputs(graph: fx.Graph) -> list[_Seed]:
     """Inputs whose first dimension many values share; of one shape only the first."""
     sizes: Counter[int] = Counter()
     first: dict[fx.Node, int] = {}
@@ -72,12 +82,23 @@ def _inputs(graph: fx.Graph) -> Iterator[fx.Node]:
             if node.op == "placeholder":
                 first[node] = value.shape[0]
     shapes = {tuple(node.meta["val"].shape): node for node in reversed(first)}
-    return iter(sorted(shapes.values(), key=lambda node: -sizes[first[node]])[:INPUTS])
+    most = sorted(shapes.values(), key=lambda node: -sizes[first[node]])[:INPUTS]
+    return [_Seed(node, 0) for node in most]
 
 
-def _grown(graph: fx.Graph, node: fx.Node, parts: int, never: Collection[fx.Node]) -> Region | None:
+def _second(graph: fx.Graph) -> list[_Seed]:
+    """Inputs that may have their batch behind another dimension: tokens and labels, listed (sequence, batch)."""
+    found: dict[tuple[int, ...], fx.Node] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.ndim > 1 and not (value.is_floating_point() or value.is_complex()):
+            found.setdefault(tuple(value.shape), node)
+    return [_Seed(node, 1) for node in list(found.values())[:INPUTS]]
+
+
+def _grown(graph: fx.Graph, seed: _Seed, parts: int, never: Collection[fx.Node]) -> Region | None:
     try:
-        seeds = {node: range_cut(shape(node), 0, parts)}
+        seeds = {seed.node: range_cut(shape(seed.node), seed.dim, parts)}
     except EndsError:
         return None
     region = region_from(graph, seeds, parts, never=never, sums=True)

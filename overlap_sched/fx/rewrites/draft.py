@@ -55,6 +55,7 @@ class Draft:
         self._made_by: dict[fx.Node, str] = {}
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._hazards: dict[fx.Node, list[fx.Node]] = {}
+        self._first: dict[fx.Node, fx.Node] = {}
 
     def find(self, name: str) -> fx.Node:
         """The node of this name.
@@ -121,9 +122,26 @@ class Draft:
         """
         made = self._new(name, node.target, args, dict(kwargs), at)
         made.meta.update(node.meta)
+        self.stands_beside(made, node)
         if node in self.facts.after:
             self._hazards[made] = list(self.facts.after[node])
         return made
+
+    def stands_beside(self, made: fx.Node, node: fx.Node) -> None:
+        """A new node does what another one does: what is known of that one is true of it."""
+        self._first[made] = self._first.get(node, node)
+
+    def impure(self, node: fx.Node) -> str:
+        """Why a node must not run a second time; ``""``: it may."""
+        return self.facts.impure(self._first.get(node, node))
+
+    def next_writers(self, node: fx.Node) -> list[fx.Node]:
+        """Who writes next to what a node reads, or to what that reads of which it is a copy or a part; per storage."""
+        return self.facts.next_writers(self._first.get(node, node))
+
+    def earlier(self) -> list[tuple[fx.Node, list[fx.Node]]]:
+        """Nodes that come after others whose values they do not take, and those others."""
+        return [(node, list(before)) for node, before in (*self.facts.after.items(), *self._hazards.items())]
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """Those that take what a node gives, or a view of it."""
@@ -266,8 +284,18 @@ class Draft:
         return f"{named} would need itself, through {through!r}: merged collectives lie on one path. Leave one out."
 
     def gone(self) -> list[fx.Node]:
-        """The nodes that go, each before what it takes."""
-        return sorted(self._gone, key=self._place, reverse=True)
+        """The nodes that go, each before what it takes: places do not say that where a rewrite undoes another's."""
+        users = {node: len(node.users) for node in self._gone}  # all of them go, too
+        free = [node for node in sorted(self._gone, key=self._place) if not users[node]]
+        order = []
+        while free:
+            order.append(node := free.pop())
+            for taken in node.all_input_nodes:
+                if taken in users:
+                    users[taken] -= 1
+                    if not users[taken]:
+                        free.append(taken)
+        return order
 
     def undo(self) -> None:
         """The graph as it was."""

@@ -11,6 +11,7 @@ from overlap_sched.cost.placement import Facts as GroupFacts
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_facts, live_ranks, name_and_group
+from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
@@ -22,6 +23,7 @@ _BY_ADDRESS: frozenset[Any] = frozenset(
     for overload in (getattr(packet, name) for name in packet.overloads())
 ) | {_ATEN.view.dtype}
 """Operators that count from the start of a storage, or of its elements in another type."""
+_COMMUNICATES = "communicates"
 
 
 class GraphFacts:
@@ -62,8 +64,8 @@ class GraphFacts:
     def impure(self, node: fx.Node) -> str:
         """Why a node of the graph must not run a second time; ``""``: it may."""
         v = self.at.get(node)
-        if v is None:
-            return ""  # a copy: of what may
+        if v is None:  # of a bucket, or a copy of a value
+            return "" if traits_of(node.target).comm is None else _COMMUNICATES
         if self.written(node):
             return "gives what something writes to"
         return self._not_pure.get(v, "")
@@ -109,7 +111,7 @@ def _why_impure(reading: Reading, v: int) -> str:
     if node.op != "call_function":
         return f"is {'an output' if node.op == 'output' else 'an input'}"
     if traits.comm is not None:
-        return "communicates"
+        return _COMMUNICATES
     if reading.ordering.get(v) is Ordering.RANDOM:
         return "draws random numbers"
     if v in reading.ordering or v in reading.writes or v in reading.syncs or traits.nested or not traits.known:

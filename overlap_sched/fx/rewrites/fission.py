@@ -34,7 +34,8 @@ class _Fissioning:
 
     def __init__(self, draft: Draft, rewrite: Fission) -> None:
         self.draft, self.rewrite, self.parts = draft, rewrite, rewrite.parts
-        self.nodes = sorted(map(draft.find, rewrite.nodes), key=draft.at.__getitem__)
+        rank = {node: k for k, node in enumerate(draft.sorted())}  # places alone do not say what needs what
+        self.nodes = sorted(map(draft.find, rewrite.nodes), key=rank.__getitem__)
         self.stay = {draft.find(name) for name in rewrite.views}
         self.gives: dict[fx.Node, Given | tuple[Given, ...]] = {}
         self.slices = {draft.find(one.value): one for one in rewrite.slices}
@@ -51,7 +52,7 @@ class _Fissioning:
             for node, changed, place in zip(self.nodes, changes, where[p], strict=True):
                 self.copies[node].append(self._copy(node, changed, p, place))
         self._tell_users({self.draft.find(leave.value): leave for leave in self.rewrite.leaves})
-        for later, before in self.draft.facts.after.items():
+        for later, before in self.draft.earlier():
             for node in before:
                 for copy in self.copies.get(node, ()):
                     self.draft.add_hazard(later, copy)
@@ -62,9 +63,9 @@ class _Fissioning:
     def _check(self) -> None:
         if self.parts < 2 or len(self.copies) < len(self.rewrite.nodes) or not self.nodes:
             raise RewriteError(f"{self.rewrite.name!r} has {self.parts} parts: 2 at least, and each node once.")
-        facts = self.draft.facts
+        facts, late = self.draft.facts, {node for node, _ in self.draft.earlier()}
         for node in (*self.nodes, *self.slices):
-            if facts.written(node) or node in facts.after or facts.by_address(node):
+            if facts.written(node) or node in late or facts.by_address(node):
                 raise RewriteError(
                     f"{node.name!r} is written to, looked at by its address, or must come after what it does not "
                     "take: it stays whole."
@@ -110,10 +111,12 @@ class _Fissioning:
             else:
                 kwargs[name] = value
         try:
-            return self.draft.call(self.rewrite.part(node.name, p), node.target, tuple(args), at, node, kwargs)
+            made = self.draft.call(self.rewrite.part(node.name, p), node.target, tuple(args), at, node, kwargs)
         except RuntimeError as error:  # a view of what lies otherwise in memory for a part
             why = str(error).splitlines()[0]
             raise RewriteError(f"{node.name!r} cannot run in {self.parts} parts: {why}") from None
+        self.draft.stands_beside(made, node)
+        return made
 
     def _slice(self, v: fx.Node, p: int, at: float) -> fx.Node:
         if (v, p) not in self.entered:

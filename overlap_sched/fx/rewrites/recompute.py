@@ -26,7 +26,7 @@ def recompute(draft: Draft, rewrite: Recompute) -> None:
     at = min(draft.at[user] for user in users)
     new: dict[fx.Node, fx.Node] = {}
     for node in nodes:
-        why_not = draft.facts.impure(node)
+        why_not = draft.impure(node)
         if why_not:
             raise RewriteError(f"{node.name!r} cannot run again: it {why_not}.")
         new[node] = copied(draft, node, rewrite.new_name(node.name), new, at)
@@ -62,7 +62,7 @@ def copied(draft: Draft, node: fx.Node, name: str, new: dict[fx.Node, fx.Node], 
         return fx.node.map_arg(argument, lambda one: new.get(one, one))
 
     made = draft.copy(node, name, mapped(node.args), mapped(node.kwargs), at)
-    for writer in draft.facts.next_writers(node):
+    for writer in draft.next_writers(node):
         if draft.at[writer] < at:
             raise RewriteError(f"{node.name!r} cannot run again: {writer.name!r} writes to what it reads before that.")
         draft.add_hazard(writer, made)

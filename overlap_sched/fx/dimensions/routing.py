@@ -352,10 +352,17 @@ def _arange(call: Call) -> Told:
     return Told({}, Routed(0))
 
 
+def _like(call: Call) -> Told:
+    return Told({}, Routed(_only(call)[1].rows))
+
+
 _VIEWS = (_ATEN.view, _ATEN._unsafe_view, _ATEN.reshape, _ATEN.expand, _ATEN.permute, _ATEN.t, _ATEN.unsqueeze)
 _RULES: Mapping[Any, Rule] = {
     **{packet.default: _moved for packet in (*_VIEWS, _ATEN.alias, _ATEN.detach)},
     _ATEN.transpose.int: _moved,
+    _ATEN.squeeze.dim: _moved,
+    _ATEN.empty_like.default: _like,
+    _ATEN.zeros_like.default: _like,
     _ATEN.cumsum.default: _numbers,
     _ATEN.sum.dim_IntList: _sum,
     _ATEN.index.Tensor: _index,

@@ -167,7 +167,7 @@ def _scatter(call: Call) -> Told:
     if shape(target)[cut.dim] != shape(index)[cut.dim]:
         raise EndsError("it writes only to the first rows of the dimension that is cut")
     needs = {target: cut, index: cut}
-    if call.node.target is _ATEN.scatter_add.default:
+    if call.node.target in (_ATEN.scatter_add.default, _ATEN.scatter.src):
         source = call.given("src")
         if shape(source)[cut.dim] != shape(index)[cut.dim]:
             raise EndsError("it takes only the first rows of the dimension that is cut")
@@ -185,6 +185,7 @@ SUMS: dict[Any, Rule] = {
     _ATEN.max.dim: _reduces(results=2),
     _ATEN.min.dim: _reduces(results=2),
     _ATEN.gather.default: _gather,
+    _ATEN.scatter.src: _scatter,
     _ATEN.scatter.value: _scatter,
     _ATEN.scatter_.value: _scatter,
     _ATEN.scatter_add.default: _scatter,

@@ -225,6 +225,11 @@ CASES = {
     "sort, stable": Case(A.sort.stable, (T((4, 4, 6), "real"),), {(0, 0), (0, 1)}, kwargs={"stable": True}),
     "scatter": Case(A.scatter.value, (M, 2, T((4, 4, 2), "below6"), 1.0), {(0, 0), (0, 1), (1, 0), (1, 1)}),
     "scatter_": Case(A.scatter_.value, (M, 2, T((4, 4, 2), "below6"), 1.0), {(0, 0), (0, 1), (1, 0), (1, 1)}),
+    "scatter of a tensor": Case(
+        A.scatter.src,
+        (M, 2, T((4, 4, 1), "below6"), T((4, 4, 3))),
+        {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)},
+    ),
     "scatter_add": Case(
         A.scatter_add.default,
         (M, 2, T((4, 4, 2), "below6"), T((4, 4, 3))),

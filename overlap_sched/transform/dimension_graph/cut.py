@@ -67,10 +67,12 @@ class Routed:
     Attributes:
         rows: The dimension of the rows; ``None``: it has no row for each of them (counts, offsets, one number).
         of: How the dimension is cut whose rows these numbers name; ``None``: they name none, or it is not known which.
+        reckoned: Whether they were reckoned from numbers that name rows, so that it is not known what they name.
     """
 
     rows: int | None
     of: Cut | None = None
+    reckoned: bool = False
 
 
 Given = Cut | Uncut | Routed

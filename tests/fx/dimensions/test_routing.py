@@ -75,9 +75,24 @@ def test_the_problem_in_parts_has_every_exchange_once_per_part() -> None:
         (lambda x, order, token: x[token] * order.bfloat16().unsqueeze(1), "it computes with the numbers of tokens"),
         (lambda x, order, token: x[token] + torch.ones(2 * TOKENS, 1, dtype=x.dtype), "has a row for each routed row"),
         (lambda x, order, token: torch.cat([x, x])[token], "numbers that are not those of its rows"),
+        (lambda x, order, token: x[torch.arange(TOKENS)[token]], "picked from what is neither cut nor routed"),
+        (lambda x, order, token: x[torch.arange(2 * TOKENS)[order + 1 - 1] // 2], "neither cut nor routed"),
         (lambda x, order, token: x[token] @ x[token].t() @ x[token], "it is no product of routed rows with weights"),
     ],
-    ids=["rows", "map", "softmax", "prefix", "capacity", "number", "float", "constant", "other-rows", "product"],
+    ids=[
+        "rows",
+        "map",
+        "softmax",
+        "prefix",
+        "capacity",
+        "number",
+        "float",
+        "constant",
+        "other-rows",
+        "table",
+        "reckoned",
+        "product",
+    ],
 )
 def test_what_would_mix_tokens_ends_the_dimension(
     rows: Callable[[Tensor, Tensor, Tensor], Tensor], why: str | None

@@ -1,6 +1,7 @@
 """``python -m llama_repro.titan``: write a whole training step of one of torchtitan's models as a problem file.
 
     python -m llama_repro.titan --model titan-llama3-8b-fsdp64 --out step.json.gz
+    python -m llama_repro.titan --model titan-deepseek3-16b-fsdp64-ep8 --ep 64 --out step.json.gz --fissions f.json.gz
     python -m llama_repro.titan --all
 
 Needs torch 2.15.0, torchtitan==0.3.0 and spmd_types; no GPU and no second process.
@@ -29,7 +30,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.all:
         return max(_in_a_process(model) for model in MODELS.values())
     model = MODELS[options.model]
-    _write(model.shortened(options.layers) if options.layers else model, options.out)
+    model = model.shortened(options.layers) if options.layers else model
+    _write(model.spread(options.ep) if options.ep else model, options.out, options.fissions)
     return 0
 
 
@@ -39,16 +41,21 @@ def _in_a_process(model: TitanModel) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def _write(model: TitanModel, path: Path) -> None:
+def _write(model: TitanModel, path: Path, fissions: Path | None) -> None:
+    from llama_repro.titan.experts import write_fissions
     from llama_repro.titan.trace import whole_step
     from overlap_sched.fx import lift
+    from overlap_sched.fx.dimensions.experts import expert_fissions
 
     started = time.perf_counter()
     with whole_step(model) as graph_module:
         traced_s = time.perf_counter() - started
-        problem = lift(graph_module, name=model.name).problem
+        lifted = lift(graph_module, name=model.name)
+        problem, found = lifted.problem, expert_fissions(lifted) if fissions else []
     try:
         write_problem(problem, path)
+        if fissions:
+            write_fissions(found, fissions)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror}). Check the path.") from None
     lift_s = time.perf_counter() - started - traced_s
@@ -67,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--model", choices=list(MODELS), metavar="NAME", help=f"which: {', '.join(MODELS)}")
     which.add_argument("--all", action="store_true", help="write the files of all of them, in llama_repro/titan/graphs")
     parser.add_argument("--layers", type=int, default=0, help="how many of its layers (default: all)")
+    parser.add_argument("--ep", type=int, default=0, help="ranks that experts are spread over (default: the model's)")
+    parser.add_argument("--fissions", type=Path, metavar="FILE", help="write how layers with experts run in parts")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", default=Path("titan.json.gz"), help="problem file (default: titan.json.gz)"
     )

@@ -137,6 +137,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
         from overlap_sched.fx.dimensions.candidates import fission_candidates
+        from overlap_sched.fx.dimensions.experts import expert_fissions
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
         from overlap_sched.fx.rewrites.batches import batch_fissions
@@ -184,7 +185,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     alike = alike_of(dump.gm) if source.prices_anew else None
     rerun = rerunnable(dump.gm) if source.prices_anew else None
     fissions = tuple(fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS]) if source.fissions else ()
-    batches = tuple(batch_fissions(lifted)) if source.batches else ()
+    batches = (*batch_fissions(lifted), *expert_fissions(lifted)) if source.batches else ()
     return Loaded(
         lifted.problem, lifted.prices, tuple(notes), profile, priced_for, model, alike, rerun, fissions, batches
     )

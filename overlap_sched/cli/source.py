@@ -43,7 +43,7 @@ class Source:
         cluster_contention: Whether the cluster's own contention counts.
         prices_anew: Of a problem file, too: the command prices its collectives for the cluster.
         fissions: Whether to look for sub-graphs of a dump that can run in parts.
-        batches: Whether to look how much of a dump can run in parts along its batch.
+        batches: Whether to look how much of a dump can run in parts along its batch, or along experts' tokens.
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
         traces: Of the torch profiler, one per rank: times that replace the predicted ones where they have them.
@@ -98,7 +98,7 @@ class Loaded:
             ``None``: it is not known.
         rerun: Of a dump, nodes that may run again (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: not known.
         fissions: Sub-graphs that can run in parts, the most promising first, where they were looked for.
-        batches: The graph in parts along its batch, where that was looked for.
+        batches: The graph in parts along its batch, and along its experts' tokens, where that was looked for.
     """
 
     problem: Problem

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from overlap_sched.fx.dimensions.region import Region
-from overlap_sched.transform.dimension_graph.cut import Cut, Given, Uncut, is_range
+from overlap_sched.fx.dimensions.storages import is_view, maker_of
+from overlap_sched.transform.dimension_graph.cut import Cut, Given, Routed, Uncut, is_range
 from overlap_sched.transform.fission import Fission, How, Leave, Slice
 
 _NO_CUT = Cut(0)
@@ -37,7 +37,7 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
         if not outside and node not in through:
             continue
         returned = returned_in_parts and all(user.op == "output" for user in outside)
-        if returned and is_view(node) and _maker(node)[0] in inside:
+        if returned and is_view(node) and maker_of(node)[0] in inside:
             leaving[node] = True
         elif is_view(node):
             stay.add(node)
@@ -51,7 +51,7 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
     for node in inside:
         if node in leaving:
             given = inside[node]
-            if isinstance(given, tuple):
+            if isinstance(given, tuple | Routed):
                 return None
             leaves.append(_leave(node, given, returned_in_parts and leaving[node]))
     return Fission(
@@ -62,26 +62,6 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
         tuple(node.name for node in inside if node in stay),
         tuple(pair for node in region.told for pair in _full(node, inside[node])),
     )
-
-
-def is_view(node: Any) -> bool:
-    """Whether a call returns views of what it takes: by its schema; one operator's does not say it."""
-    target = getattr(node, "target", None)
-    if target is torch.ops.aten._unsafe_view.default:
-        return True
-    return isinstance(target, OpOverload) and any(one.alias_info is not None for one in target._schema.returns)
-
-
-def _maker(node: Any) -> tuple[fx.Node, int]:
-    """Who allocates a value, and which of its allocations it is: behind views, waits and ``getitem``."""
-    while True:
-        source: Any = node.args[0] if node.op == "call_function" and node.args else None
-        if is_view(node) or (node.target is operator.getitem and is_view(source)):
-            node = source
-        elif node.target is operator.getitem:
-            return source, sum(isinstance(value, torch.Tensor) for value in source.meta["val"][: node.args[1]])
-        else:
-            return (source if node.target is torch.ops._c10d_functional.wait_tensor.default else node), 0
 
 
 def _outside(node: Any, inside: Collection[fx.Node]) -> list[fx.Node]:
@@ -102,8 +82,8 @@ def _wait_of_leaving_launch(node: fx.Node, inside: Collection[fx.Node]) -> fx.No
     return next(user for user in node.users if _waits_for(user, node))
 
 
-def _leave(node: fx.Node, given: Given, returned_in_parts: bool) -> Leave:
-    maker, result = _maker(node)
+def _leave(node: fx.Node, given: Cut | Uncut, returned_in_parts: bool) -> Leave:
+    maker, result = maker_of(node)
     if isinstance(given, Uncut):
         return Leave(node.name, _HOW[given], _NO_CUT, _bytes(node), maker.name, result)
     how: How = "parts" if returned_in_parts else "cat"
@@ -121,7 +101,7 @@ def _slice(node: fx.Node, cut: Cut) -> Slice:
     value = node.meta["val"]
     dense = value.is_contiguous() or not any(value.stride())  # one element, expanded: its slices are laid out as it is
     free = dense and is_range(cut, tuple(value.shape))
-    maker, result = _maker(node)
+    maker, result = maker_of(node)
     return Slice(node.name, cut, _bytes(node), free, maker.name, result)
 
 
@@ -129,12 +109,16 @@ def _full(node: fx.Node, given: Given | tuple[Given, ...]) -> list[tuple[str, in
     """Allocations of a call that are as large in every part as in the whole."""
     value = node.meta["val"]
     if not isinstance(given, tuple):
-        return [] if isinstance(given, Cut) else [(node.name, 0)]
+        return [(node.name, 0)] if _is_full(given) else []
     return [
         (node.name, sum(isinstance(one, torch.Tensor) for one in value[:at]))
         for at, way in enumerate(given)
-        if not isinstance(way, Cut) and isinstance(value[at], torch.Tensor)
+        if _is_full(way) and isinstance(value[at], torch.Tensor)
     ]
+
+
+def _is_full(given: Given) -> bool:
+    return given.rows is None if isinstance(given, Routed) else not isinstance(given, Cut)
 
 
 def _bytes(node: fx.Node) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Shape, is_cut_of
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Shape, is_cut_of
 
 
 class Told(NamedTuple):
@@ -33,11 +33,17 @@ class Call:
         node: The call.
         parts: Into how many.
         cuts: Of its inputs that are cut.
+        routed: Its inputs that are routed.
+        known: All values that are routed so far.
     """
 
-    def __init__(self, node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int) -> None:
+    def __init__(
+        self, node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int, known: Mapping[fx.Node, Routed] | None = None
+    ) -> None:
         """See the class."""
         self.node, self.cuts, self.parts = node, cuts, parts
+        self.known: Mapping[fx.Node, Routed] = known or {}
+        self.routed = {u: self.known[u] for u in node.all_input_nodes if u in self.known}
 
     def arg(self, name: str) -> Any:
         """An argument by the name that the schema gives it, or its default."""

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from overlap_sched.fx.dimensions.border import fission_of, is_view
+from overlap_sched.fx.dimensions.border import fission_of
 from overlap_sched.fx.dimensions.call import shape
 from overlap_sched.fx.dimensions.region import Region, inverse, region_from
+from overlap_sched.fx.dimensions.storages import is_view
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.judge.validate import measure
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, range_cut

@@ -113,8 +113,12 @@ def _select_backward(call: Call) -> Told:
 
 
 def _new(call: Call) -> Told:
-    """A tensor of a size of its own; of what it is given it takes the type and the device."""
-    return Told({call.given("self"): call.cut("self")}, Uncut.SAME)
+    """A tensor of one value: of what it is given it takes the type and the device, and mostly the rows, too."""
+    source, cut = call.given("self"), call.cut("self")
+    size, sizes = call.result(), shape(source)
+    if len(size) == len(sizes) and size[cut.dim] == sizes[cut.dim]:
+        return Told({source: cut}, cut, {"size": list(cut.part(size))})
+    return Told({source: cut}, Uncut.SAME)
 
 
 def _split(call: Call) -> Told:
@@ -205,6 +209,7 @@ MOVES: dict[Any, Rule] = {
     _ATEN.squeeze.dims: _squeeze,
     _ATEN.alias.default: _same(),
     _ATEN.detach.default: _same(),
+    _ATEN._conj.default: _same(),
     _ATEN.view_as_complex.default: _last_kept,
     _ATEN.view_as_real.default: _last_kept,
     _ATEN.slice.Tensor: _slice,

@@ -16,8 +16,10 @@ from torch import fx
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.dimensions.call import Told, shape
 from overlap_sched.fx.dimensions.rules import rule_of, told
+from overlap_sched.fx.dimensions.storages import maker_of
+from overlap_sched.fx.dimensions.writes import shared, writes
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Uncut, cuts_of, is_cut_of
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
 
 ROUNDS = 8
 """Forward and backward, so often at most: each adds what the last one has laid open."""
@@ -35,6 +37,7 @@ class Region:
         slices: Values from outside that are taken in part, and how they are cut; seeds among them.
         whole: Values from outside that every part takes whole.
         ends: Per call that takes a cut value whole, why.
+        routed: Values of the region of which each part has its own.
     """
 
     parts: int
@@ -44,6 +47,8 @@ class Region:
     slices: dict[fx.Node, Cut] = field(default_factory=dict)
     whole: set[fx.Node] = field(default_factory=set)
     ends: dict[fx.Node, str] = field(default_factory=dict)
+
+    routed: dict[fx.Node, Routed] = field(default_factory=dict)
 
     def cut(self, node: fx.Node) -> Cut | None:
         """How a value is cut, in the region or where it is sliced; ``None``: it is not, or otherwise."""
@@ -100,20 +105,21 @@ def _forward(
         if node.target is operator.getitem and node.args[0] in region.told:
             gives = region.gives[node.args[0]]
             assert isinstance(gives, tuple)
-            region.gives[node] = gives[node.args[1]]
+            _gives(region, node, gives[node.args[1]])
             continue
         cuts = {u: cut for u in node.all_input_nodes if (cut := region.cut(u)) is not None}
-        if not cuts:
+        if not cuts and not any(u in region.routed for u in node.all_input_nodes):
             continue
         try:
             if node in banned or (only is not None and node not in only):
                 raise EndsError("it is not to run in parts")
-            said = told(node, cuts, parts)
+            said = told(node, cuts, parts, region.routed)
             _check(region, node, said, sums)
         except EndsError as error:
             region.ends[node] = str(error)
             continue
-        region.told[node], region.gives[node] = said, said.gives
+        region.told[node] = said
+        _gives(region, node, said.gives)
         for u in node.all_input_nodes:
             if u in said.needs:
                 if u not in region.gives:
@@ -123,6 +129,20 @@ def _forward(
     return region
 
 
+def _gives(region: Region, node: fx.Node, gives: Given | tuple[Given, ...]) -> None:
+    """Note what a call gives. Whole numbers that parts would add up to are a part's own inside."""
+    region.gives[node] = gives
+    if isinstance(gives, Routed):
+        region.routed[node] = gives
+    elif gives is Uncut.PARTIAL and _counts(node):
+        region.routed[node] = Routed(None)
+
+
+def _counts(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
+
+
 def _check(region: Region, node: fx.Node, said: Told, sums: bool) -> None:
     """What a rule says must fit the region.
 
@@ -130,13 +150,16 @@ def _check(region: Region, node: fx.Node, said: Told, sums: bool) -> None:
         EndsError: It does not.
     """
     gives = said.gives if isinstance(said.gives, tuple) else (said.gives,)
-    if Uncut.PARTIAL in gives and not sums:
+    if Uncut.PARTIAL in gives and not sums and not _counts(node):
         raise EndsError("its parts would have to be added")
+    if writes(node) and (not isinstance(node.args[0], fx.Node) or node.args[0] not in region.gives):
+        raise EndsError("it writes to what is not made in a part")
     if isinstance(said.gives, tuple) and any(u.target is not operator.getitem for u in node.users):
         raise EndsError("all of its results are taken together")
     for u in node.all_input_nodes:
         inside = None if u in said.idle else region.gives.get(u)
-        if inside is Uncut.PARTIAL or (u in said.needs and inside is Uncut.SAME):
+        partial = inside is Uncut.PARTIAL and u not in region.routed
+        if partial or (u in said.needs and inside is Uncut.SAME):
             raise EndsError(f"{u.name!r} is not cut")
         if u in said.needs and inside is None and (u in region.whole or _in_flight(u)):
             raise EndsError(f"{u.name!r} is taken whole by another one, or is still in flight")
@@ -163,6 +186,19 @@ def _not_whole(region: Region) -> set[fx.Node]:
             if not waits or any(wait not in region.told for wait in waits):
                 lost.add(node)
         elif role is Role.WAIT and node.args[0] not in region.told:
+            lost.add(node)
+    return lost | _seen_outside(region)
+
+
+def _seen_outside(region: Region) -> set[fx.Node]:
+    """Calls of the region whose result is used outside, and cannot leave; or that write to what is seen outside."""
+    lost = set()
+    for node in region.told:
+        several = [node, *(user for user in node.users if user.target is operator.getitem)]
+        for one in several:
+            if isinstance(region.gives.get(one), Routed) and any(user not in region.gives for user in one.users):
+                lost.add(node)
+        if writes(node) and shared(maker_of(node)[0], region.gives):
             lost.add(node)
     return lost
 
@@ -193,6 +229,9 @@ def _can_join(region: Region, node: fx.Node, found: Mapping[fx.Node, Cut]) -> bo
 
 def inverse(node: fx.Node, wanted: Cut, parts: int) -> Mapping[fx.Node, Cut]:
     """The cuts of its inputs with which a call gives what is wanted; empty: none found, or nothing is known of it."""
+    at = None
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        node, at = node.args[0], node.args[1]
     try:
         rule_of(node)
     except EndsError:
@@ -209,6 +248,7 @@ def inverse(node: fx.Node, wanted: Cut, parts: int) -> Mapping[fx.Node, Cut]:
                 said = told(node, {u: cut}, parts)
             except EndsError:
                 continue
-            if said.gives == wanted:
+            given = said.gives[at] if isinstance(at, int) and isinstance(said.gives, tuple) else said.gives
+            if given == wanted:
                 return said.needs
     return {}

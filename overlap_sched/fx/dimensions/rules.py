@@ -17,25 +17,34 @@ from overlap_sched.fx.dimensions.call import Call, Rule, Told, checked, is_pure,
 from overlap_sched.fx.dimensions.images import IMAGES
 from overlap_sched.fx.dimensions.losses import LOSSES
 from overlap_sched.fx.dimensions.moves import MOVES, pointwise
+from overlap_sched.fx.dimensions.routing import starts, told_of_routed
 from overlap_sched.fx.dimensions.sums import SUMS
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError
+from overlap_sched.fx.dimensions.writes import functional
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Routed
 
 RULES: Mapping[Any, Rule] = {**MOVES, **SUMS, **IMAGES, **LOSSES, **ATTENTION}
 
 
-def told(node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int) -> Told:
+def told(
+    node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int, routed: Mapping[fx.Node, Routed] | None = None
+) -> Told:
     """What becomes of a call whose inputs are cut.
 
     Args:
         node: A call of an operator, with ``meta["val"]``.
-        cuts: Of its inputs that are cut: at least one.
+        cuts: Of its inputs that are cut: at least one, or one is routed.
         parts: Into how many.
+        routed: All values that are routed so far; ``None``: none are.
 
     Raises:
         EndsError: The dimension ends here, and why.
     """
+    call = Call(node, cuts, parts, routed)
+    if call.routed:
+        return checked(call, told_of_routed(call))
+    if (began := starts(call)) is not None:
+        return checked(call, began)
     rule = rule_of(node)
-    call = Call(node, cuts, parts)
     value = node.meta.get("val")
     for one in value if isinstance(value, list | tuple) else (value,):
         if isinstance(one, torch.Tensor):
@@ -55,6 +64,6 @@ def rule_of(node: fx.Node) -> Rule:
     rule = RULES.get(target)
     if rule is not None:
         return rule
-    if is_pure(target) and torch.Tag.pointwise in target.tags:
+    if is_pure(functional(target)) and torch.Tag.pointwise in functional(target).tags:
         return pointwise
     raise EndsError(f"nothing is known of {target}")

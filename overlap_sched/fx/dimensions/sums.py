@@ -158,6 +158,23 @@ def _gather(call: Call) -> Told:
     return Told({source: cut, index: cut}, cut)
 
 
+def _scatter(call: Call) -> Told:
+    """Along the dimension ``dim``; the others of the indices are as large as those of what is written to."""
+    target, index = call.given("self"), call.given("index")
+    _, cut = call.first()
+    if call.arg("dim") % len(shape(target)) == cut.dim:
+        raise EndsError("it goes along the dimension that is cut")
+    if shape(target)[cut.dim] != shape(index)[cut.dim]:
+        raise EndsError("it writes only to the first rows of the dimension that is cut")
+    needs = {target: cut, index: cut}
+    if call.node.target in (_ATEN.scatter_add.default, _ATEN.scatter.src):
+        source = call.given("src")
+        if shape(source)[cut.dim] != shape(index)[cut.dim]:
+            raise EndsError("it takes only the first rows of the dimension that is cut")
+        needs[source] = cut
+    return Told(needs, cut)
+
+
 SUMS: dict[Any, Rule] = {
     _ATEN.mm.default: _mm,
     _ATEN.bmm.default: _mm,
@@ -168,6 +185,10 @@ SUMS: dict[Any, Rule] = {
     _ATEN.max.dim: _reduces(results=2),
     _ATEN.min.dim: _reduces(results=2),
     _ATEN.gather.default: _gather,
+    _ATEN.scatter.src: _scatter,
+    _ATEN.scatter.value: _scatter,
+    _ATEN.scatter_.value: _scatter,
+    _ATEN.scatter_add.default: _scatter,
     _ATEN.amax.default: _reduces(),
     _ATEN.amin.default: _reduces(),
     _ATEN.logsumexp.default: _reduces(),
@@ -180,6 +201,7 @@ SUMS: dict[Any, Rule] = {
     _ATEN.cumsum.default: _along(),
     _ATEN.topk.default: _along(2),
     _ATEN.sort.default: _along(2),
+    _ATEN.sort.stable: _along(2),
     _ATEN.native_layer_norm.default: _norm(3),
     _ATEN._fused_rms_norm.default: _norm(2),
     _ATEN.native_layer_norm_backward.default: _norm_backward(("mean", "rstd"), 3),

@@ -60,7 +60,22 @@ class Cut:
         return (*shape[: self.dim], self.outer * self.inner, *shape[self.dim + 1 :])
 
 
-Given = Cut | Uncut
+@dataclass(frozen=True)
+class Routed:
+    """Each part has its own, and the whole is not put together of them: rows that were sorted, and numbers about them.
+
+    Attributes:
+        rows: The dimension of the rows; ``None``: it has no row for each of them (counts, offsets, one number).
+        of: How the dimension is cut whose rows these numbers name; ``None``: they name none, or it is not known which.
+        reckoned: Whether they were reckoned from numbers that name rows, so that it is not known what they name.
+    """
+
+    rows: int | None
+    of: Cut | None = None
+    reckoned: bool = False
+
+
+Given = Cut | Uncut | Routed
 """How one result of an operator comes out of its parts."""
 
 

@@ -54,6 +54,7 @@ class Case(NamedTuple):
     cut: set[tuple[int, int]]
     summed: set[tuple[int, int]] = set()  # noqa: RUF012 (a named tuple; nobody adds to it)
     close: bool = False
+    kwargs: dict[str, Any] = {}  # noqa: RUF012 (the same)
 
 
 M = T((4, 4, 6))
@@ -222,6 +223,22 @@ CASES = {
     "new_empty": Case(A.new_empty.default, (M, [1]), {(0, 0), (0, 1), (0, 2)}),
     "new_zeros": Case(A.new_zeros.default, (M, [3]), {(0, 0), (0, 1), (0, 2)}),
     "new_ones": Case(A.new_ones.default, (M, [3]), {(0, 0), (0, 1), (0, 2)}),
+    "new_zeros, a row for each": Case(A.new_zeros.default, (M, [4, 4, 3]), {(0, 0), (0, 1), (0, 2)}),
+    "conj": Case(A._conj.default, (T((4, 6), "complex"),), {(0, 0), (0, 1)}),
+    "sort, stable": Case(A.sort.stable, (T((4, 4, 6), "real"),), {(0, 0), (0, 1)}, kwargs={"stable": True}),
+    "scatter": Case(A.scatter.value, (M, 2, T((4, 4, 2), "below6"), 1.0), {(0, 0), (0, 1), (1, 0), (1, 1)}),
+    "scatter_": Case(A.scatter_.value, (M, 2, T((4, 4, 2), "below6"), 1.0), {(0, 0), (0, 1), (1, 0), (1, 1)}),
+    "scatter of a tensor": Case(
+        A.scatter.src,
+        (M, 2, T((4, 4, 1), "below6"), T((4, 4, 3))),
+        {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)},
+    ),
+    "scatter_add": Case(
+        A.scatter_add.default,
+        (M, 2, T((4, 4, 2), "below6"), T((4, 4, 3))),
+        {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)},
+    ),
+    "add_": Case(A.add_.Tensor, (M, T((4, 6))), {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)}),
     "new_full": Case(A.new_full.default, (M, [3], 2.0), {(0, 0), (0, 1), (0, 2)}),
     "slice backward": Case(A.slice_backward.default, (M, [4, 9, 6], 1, 2, 6, 1), {(0, 0), (0, 2)}),
     "select backward": Case(A.select_backward.default, (M, [4, 3, 4, 6], 1, 2), {(0, 0), (0, 1), (0, 2)}),
@@ -282,9 +299,14 @@ def built(case: Case, seed: int = 0) -> tuple[fx.Node, list[fx.Node], dict[fx.No
         return argument
 
     args = tuple(map(placed, case.args))
-    node = graph.call_function(case.target, args)
-    node.meta["val"] = case.target(*fx.node.map_arg(args, values.__getitem__))
+    node = graph.call_function(case.target, args, case.kwargs)
+    node.meta["val"] = whole_of(case, args, values)
     return node, list(values), values
+
+
+def whole_of(case: Case, args: tuple[Any, ...], values: dict[fx.Node, Tensor]) -> Any:
+    """What the call gives; what it writes to is its own."""
+    return case.target(*fx.node.map_arg(args, lambda u: values[u].clone()), **case.kwargs)
 
 
 def accepted(parts: int, node: fx.Node, values: dict[fx.Node, Tensor]) -> list[tuple[int, Cut, Told]]:
@@ -305,7 +327,7 @@ def accepted(parts: int, node: fx.Node, values: dict[fx.Node, Tensor]) -> list[t
 def prove(case: Case, parts: int) -> int:
     """Run whole and in parts, for every cut that is accepted; how many there are."""
     node, _, values = built(case)
-    whole = case.target(*fx.node.map_arg(node.args, values.__getitem__))
+    whole = whole_of(case, node.args, values)
     found = accepted(parts, node, values)
     for at, cut, said in found:
         calls = [call_part(node, said, values, parts, p) for p in range(parts)]

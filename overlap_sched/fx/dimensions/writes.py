@@ -1,0 +1,52 @@
+"""Operators that write to their first argument: in a part, to the part's own.
+
+That is as right as the functional operator of the same name where nobody outside sees the storage: all that reads it
+runs in parts, too, and in the same order.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from overlap_sched.fx.dimensions.storages import is_view
+
+
+def functional(target: Any) -> Any:
+    """The operator that gives what this one writes to its first argument; any other operator: itself."""
+    if not isinstance(target, OpOverload) or not target._schema.is_mutable or target.namespace != "aten":
+        return target
+    packet, arguments = target._opname, target._schema.arguments
+    written = [at for at, one in enumerate(arguments) if one.alias_info is not None and one.alias_info.is_write]
+    if written != [0] or not packet.endswith("_") or packet.endswith("__"):
+        return target
+    pure = getattr(torch.ops.aten, packet[:-1], None)
+    return getattr(pure, target._overloadname, target) if pure is not None else target
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether a call writes to its first argument."""
+    return functional(node.target) is not node.target
+
+
+def shared(maker: fx.Node, inside: Collection[fx.Node]) -> bool:
+    """Whether anyone outside sees the storage that a call has made.
+
+    Args:
+        maker: The call.
+        inside: Calls that run in parts.
+    """
+    todo, seen = [maker], {maker}
+    while todo:
+        one = todo.pop()
+        if one not in inside:
+            return True
+        for user in one.users:
+            if user not in inside:
+                return True
+            if is_view(user) and user not in seen:
+                seen.add(user)
+                todo.append(user)
+    return False

@@ -1,0 +1,144 @@
+"""Layers with experts in parts of their tokens: run on real tensors, on two ranks, whole and in parts."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from overlap_sched.fx import lift
+from overlap_sched.fx.dimensions import region_from
+from overlap_sched.fx.dimensions.border import fission_of
+from overlap_sched.fx.dimensions.experts import expert_fissions, expert_regions
+from overlap_sched.fx.dimensions.region import _forward
+from overlap_sched.judge.validate import violation
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.dimension_graph.cut import Cut, Routed
+from overlap_sched.transform.prices import Prices
+from tests.support.fx_graphs import C10D, trace
+from tests.support.routed_graphs import TOKENS, in_parts, routed, run, traced
+
+ALL_TO_ALL = C10D.all_to_all_single.default
+
+
+@pytest.mark.parametrize("parts", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_in_parts_gives_what_it_gives_whole(parts: int, narrow: bool) -> None:
+    """Row by row to the last bit; gradients of weights are sums over the parts, in bfloat16."""
+    gm = traced()
+    region = list(expert_regions(gm.graph, parts))[narrow]
+    assert not [node for node in gm.graph.nodes if node.target is ALL_TO_ALL and node not in region.told]
+    for seed in range(2):
+        for whole, got in zip(run(gm, seed), run(in_parts(gm, region), seed), strict=True):
+            loss, of_tokens, *of_weights = zip(whole, got, strict=True)
+            assert torch.equal(*loss)
+            assert torch.equal(*of_tokens)
+            for want, have in of_weights:
+                torch.testing.assert_close(have, want, rtol=0.02, atol=0.02 * float(want.abs().max()))
+
+
+def test_rows_are_routed_and_numbers_name_rows() -> None:
+    gm = traced()
+    region = next(expert_regions(gm.graph, 2))
+    by_name = {node.name: given for node, given in region.gives.items()}
+    assert by_name["getitem_3"] == Routed(0, Cut(0, 1, TOKENS))  # two choices per token
+    assert by_name["floor_divide"] == Routed(0, Cut(0, 1, TOKENS // 2))
+    assert by_name["index"] == Routed(0)
+    assert by_name["_local_scalar_dense"] == Routed(None)
+    assert by_name["scatter_add"] == by_name["index_put_2"] == Cut(0, 1, TOKENS // 2)
+    assert not region.ends
+
+
+def test_the_problem_in_parts_has_every_exchange_once_per_part() -> None:
+    lifted = lift(traced())
+    problem = lifted.problem
+    assert len(problem.collectives) == 5
+    for one in expert_fissions(lifted, (2, 4)):
+        after = apply(problem, [one], Prices(lifted.model))
+        assert violation(after, after.original_order) is None
+        assert len(after.collectives) == 5 * one.parts
+        sent = [problem.nodes[v].bytes for v in problem.collectives]
+        for v in after.collectives:
+            assert after.nodes[v].bytes in {-(-nbytes // one.parts) for nbytes in sent}
+        assert not one.exact
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (lambda x, order, token: x[token], None),
+        (lambda x, order, token: x[token].relu().mul(2.0), None),
+        (lambda x, order, token: torch.softmax(x[token], -1), "nothing is known of aten._softmax.default"),
+        (lambda x, order, token: x[token].cumsum(0), "it goes along routed rows"),
+        (lambda x, order, token: x[token] * (order < TOKENS).unsqueeze(1), "numbers of tokens are only added"),
+        (lambda x, order, token: x[token] * order.unsqueeze(1), "it computes with the numbers of tokens"),
+        (lambda x, order, token: x[token] * order.bfloat16().unsqueeze(1), "it computes with the numbers of tokens"),
+        (lambda x, order, token: x[token] + torch.ones(2 * TOKENS, 1, dtype=x.dtype), "has a row for each routed row"),
+        (lambda x, order, token: torch.cat([x, x])[token], "numbers that are not those of its rows"),
+        (lambda x, order, token: x[torch.arange(TOKENS)[token]], "picked from what is neither cut nor routed"),
+        (lambda x, order, token: x[torch.arange(2 * TOKENS)[order + 1 - 1] // 2], "neither cut nor routed"),
+        (lambda x, order, token: x[token] @ x[token].t() @ x[token], "it is no product of routed rows with weights"),
+    ],
+    ids=[
+        "rows",
+        "map",
+        "softmax",
+        "prefix",
+        "capacity",
+        "number",
+        "float",
+        "constant",
+        "other-rows",
+        "table",
+        "reckoned",
+        "product",
+    ],
+)
+def test_what_would_mix_tokens_ends_the_dimension(
+    rows: Callable[[Tensor, Tensor, Tensor], Tensor], why: str | None
+) -> None:
+    gm = traced(routed(rows))
+    for region in expert_regions(gm.graph, 2):
+        put = next(node for node in gm.graph.nodes if node.target is torch.ops.aten.index_put.default)
+        assert (put in region.told) == (why is None)
+    seeds = {next(iter(gm.graph.nodes)): Cut(0, 1, TOKENS // 2)}
+    ends = _first_ends(gm.graph, seeds)
+    assert ends == [] if why is None else any(why in end for end in ends), ends
+
+
+def _first_ends(graph: torch.fx.Graph, seeds: dict[torch.fx.Node, Cut]) -> list[str]:
+    return list(_forward(graph, seeds, 2, None, (), True).ends.values())
+
+
+def test_what_an_expert_has_may_not_be_sorted_in_unequal_parts() -> None:
+    assert not list(expert_regions(traced().graph, 3))
+
+
+def test_a_write_that_is_seen_outside_stays_whole() -> None:
+    def seen(x: Tensor) -> list[Tensor]:
+        y = torch.relu(x)
+        z = torch.tanh(y.add_(1.0))
+        return [y, z]
+
+    def own(x: Tensor) -> list[Tensor]:
+        return [torch.tanh(torch.relu(x).add_(1.0))]
+
+    for make, whole in ((seen, True), (own, False)):
+        gm = trace(make, (4, 6))
+        region = region_from(gm.graph, {next(iter(gm.graph.nodes)): Cut(0, 1, 2)}, 2)
+        write = next(node for node in gm.graph.nodes if node.target is torch.ops.aten.add_.Tensor)
+        assert (write not in region.told) == whole
+
+
+def test_routed_rows_do_not_leave() -> None:
+    """The graph returns rows in their sorted order: then they are sorted whole."""
+
+    def returned(x: Tensor, router: Tensor, *_: Tensor) -> list[Tensor]:
+        order = (x @ router).topk(2, -1)[1].view(-1).sort(stable=True)[1]
+        return [x[order // 2]]
+
+    gm = traced(returned)
+    for region in expert_regions(gm.graph, 2):
+        assert not region.routed
+        one = fission_of(region)
+        assert one is None or not any(leave.how == "sum" for leave in one.leaves)

@@ -1,0 +1,159 @@
+"""A layer with experts over two ranks, forward and backward, as torchtitan routes its tokens; regions of it in parts.
+
+Numbers of tokens go to the host, so sizes depend on data, as in real graphs.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from overlap_sched.fx.dimensions.region import Region
+from overlap_sched.transform.dimension_graph.cut import Cut, Uncut
+from tests.support.cut_tensors import put_together, take
+from tests.support.fx_graphs import C10D, RANKS, wait
+from tests.support.lockstep import run_lockstep
+
+TOKENS, WIDTH, HIDDEN, EXPERTS, CHOSEN = 16, 8, 16, 4, 2
+SHAPES = ((TOKENS, WIDTH), (WIDTH, EXPERTS), (EXPERTS // RANKS, WIDTH, HIDDEN), (EXPERTS // RANKS, HIDDEN, WIDTH))
+Splits = list[Any]
+
+
+class Sent(torch.autograd.Function):
+    """Rows go to other ranks; their gradients come back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, there: Splits, here: Splits) -> Tensor:
+        ctx.there, ctx.here = there, here
+        return wait(C10D.all_to_all_single(rows, there, here, "0"))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return wait(C10D.all_to_all_single(grads[0], ctx.here, ctx.there, "0")), None, None
+
+
+def by_expert(counts: Tensor) -> Tensor:
+    """Where the rows of each local expert are, of rows that lie by sender, then by expert (torchtitan's arithmetic)."""
+    begins = (counts.cumsum(0) - counts).view(RANKS, -1).t().reshape(-1)
+    lengths = counts.view(RANKS, -1).t().reshape(-1)
+    segment = torch.arange(lengths.shape[0]).repeat_interleave(lengths, output_size=None)
+    return begins[segment] + torch.arange(segment.shape[0]) - (lengths.cumsum(0) - lengths)[segment]
+
+
+def experts(x: Tensor, router: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Each token goes to two experts, here or on the other rank, and what they give is added up."""
+    scores = torch.softmax(x @ router, -1)
+    chosen, ids = scores.topk(CHOSEN, -1)
+    counts = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ids, True).sum(0)
+    order = ids.view(-1).sort(stable=True)[1]
+    token = order // CHOSEN
+    local = wait(C10D.all_to_all_single(counts.view(RANKS, -1), [1] * RANKS, [1] * RANKS, "0")).reshape(-1)
+    here = counts.view(RANKS, -1).sum(1).tolist()
+    there = local.view(RANKS, -1).sum(1).tolist()
+    rows = Sent.apply(x[token], there, here)
+    place = by_expert(local)
+    offsets = local.view(RANKS, -1).sum(0).cumsum(0, dtype=torch.int32)
+    hidden = torch.relu(torch._grouped_mm(rows[place], up, offs=offsets))
+    out = torch._grouped_mm(hidden, down, offs=offsets)
+    back = Sent.apply(torch.empty_like(rows).index_put_((place,), out), here, there)
+    weighted = back * chosen.view(-1)[order].unsqueeze(1)
+    return x + torch.zeros_like(x).scatter_add(0, token.unsqueeze(1).expand(-1, WIDTH), weighted)
+
+
+def step(x: Tensor, *weights: Tensor) -> list[Tensor]:
+    """Forward, loss and gradients of all that comes in."""
+    inputs = [one.detach().requires_grad_() for one in (x, *weights)]
+    loss = experts(*inputs).pow(2).sum(-1)
+    return [loss.detach(), *torch.autograd.grad(loss.sum(), inputs)]
+
+
+def routed(rows: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., list[Tensor]]:
+    """A graph on one rank in which tokens are sorted by expert, and something happens to the rows.
+
+    Args:
+        rows: Takes the tokens, the order and the tokens' numbers; gives a value per routed row.
+    """
+
+    def one(x: Tensor, router: Tensor, *_: Tensor) -> list[Tensor]:
+        order = (x @ router).topk(CHOSEN, -1)[1].view(-1).sort(stable=True)[1]
+        token = order // CHOSEN
+        made = rows(x, order, token)
+        return [torch.zeros_like(x).index_put((token,), made, accumulate=True)]
+
+    return one
+
+
+@cache
+def traced(make: Callable[..., Any] = step) -> fx.GraphModule:
+    """Traced on fake tensors; sizes that depend on data are symbols."""
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(allow_scalar_outputs=True)):
+        inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in SHAPES]
+        return make_fx(make, tracing_mode="fake")(*inputs)
+
+
+def in_parts(gm: fx.GraphModule, region: Region) -> fx.GraphModule:
+    """The graph with a region in parts, by definition: each node once per part, what leaves put together at once."""
+    graph, env = fx.Graph(), {}
+    copies: dict[tuple[fx.Node, int], fx.Node] = {}
+    sliced: dict[tuple[fx.Node, int], fx.Node] = {}
+
+    def of_part(p: int, u: fx.Node) -> fx.Node:
+        if u in region.gives:
+            return copies[u, p]
+        if u in region.slices and (u, p) not in sliced:
+            sliced[u, p] = graph.call_function(_taking(region.slices[u], region.parts, p), (env[u],))
+        return sliced.get((u, p), env[u])
+
+    for node in gm.graph.nodes:
+        if node not in region.gives:
+            env[node] = graph.node_copy(node, env.__getitem__)
+            continue
+        for p in range(region.parts):
+            copies[node, p] = graph.node_copy(node, partial(of_part, p))
+            if node.target is operator.getitem:
+                copies[node, p].target = _item  # the lockstep lays what getitem gives out as the whole is
+            changes = region.told[node].changes if node in region.told else {}
+            names = [argument.name for argument in node.target._schema.arguments] if changes else []
+            for name, value in changes.items():
+                copies[node, p].update_arg(names.index(name), value)
+        given = region.gives[node]
+        if any(user not in region.gives for user in node.users) and isinstance(given, Cut | Uncut):
+            env[node] = graph.call_function(
+                _joining(given, region.parts), tuple(copies[node, p] for p in range(region.parts))
+            )
+    return fx.GraphModule(gm, graph)
+
+
+def _item(several: Sequence[Any], at: int) -> Any:
+    return several[at]
+
+
+def _taking(cut: Cut, parts: int, p: int) -> Callable[..., Any]:
+    def taken(whole: Tensor) -> Tensor:
+        return take(whole, cut, parts, p)
+
+    return taken
+
+
+def _joining(given: Cut | Uncut, parts: int) -> Callable[..., Any]:
+    def joined(*results: Tensor) -> Any:
+        return put_together(results, given, parts)
+
+    return joined
+
+
+def run(gm: fx.GraphModule, seed: int) -> list[Sequence[Tensor]]:
+    """Results of both ranks; each has tokens and experts of its own, and they share the router."""
+    generator = torch.Generator().manual_seed(seed)
+    router = torch.randn(SHAPES[1], generator=generator)
+    inputs = []
+    for _ in range(RANKS):
+        x, up, down = (torch.randint(-2, 3, shape, generator=generator) for shape in (SHAPES[0], *SHAPES[2:]))
+        inputs.append([one.bfloat16() for one in (x, router, up, down)])
+    return run_lockstep(gm, inputs, {"0": [list(range(RANKS))]})

@@ -114,7 +114,8 @@ def agreement_steps(
         rank: This rank.
         ranks: All who must agree, this one included; the same on each of them.
         limit_s: Time limit, for the message only (seconds).
-        short_limit_s: The one that holds after a rank was found missing.
+        short_limit_s: The one that holds where somebody may well not come: after a rank was found missing, and where
+            the digest has been decided on before.
     """
     call = _Call(mine, f"{name} {mine.to_json()}", rank, ranks, limit_s, short_limit_s)
     try:
@@ -149,7 +150,7 @@ def _settled(call: _Call, fault: Exception | None = None) -> Steps:
 def _waited_for(call: _Call, round_key: str, passed_over: bool) -> Steps:
     """The verdict of a round, once there is one."""
     if not (yield _has_verdict(round_key)):
-        short = (yield from _someone_was_absent(call.rank)) or passed_over
+        short = (yield from _someone_was_absent(call.rank)) or passed_over or call.before is not None
         call.stands = True
         yield Step("set", (f"at/{call.rank}", round_key))
         if (yield Step("add", ("waiting", 1))) >= len(call.ranks):

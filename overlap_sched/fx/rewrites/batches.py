@@ -23,7 +23,7 @@ from overlap_sched.transform.fission import Fission
 PARTS = (2, 4, 8, 16)
 INPUTS = 8
 """Inputs that are tried: those whose first dimension is as large as that of most values."""
-LARGEST = 60_000
+LARGEST = 100_000
 """Nodes that a graph in parts may have."""
 LEAST = 0.2
 """Of the compute time: what runs in parts of less than this is no candidate."""

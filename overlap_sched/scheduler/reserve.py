@@ -11,7 +11,7 @@ each plus the headroom; and plus two segments where the original reserves less t
 Where it does not: the same order without its shift; then runs beside an allocator that admits no more than the original
 reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended where they fail
 (:mod:`overlap_sched.scheduler.repair`); the shortest that can be held; then shifts that go less far. Where nothing can
-be held, what breaks least of this within one percent of the step.
+be held, what breaks least of this within one percent of the step; within two, where all of those run out of memory.
 """
 
 import math
@@ -40,7 +40,8 @@ MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 """As above; parts of what the original order needs."""
 EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
-more runs are tried. Within the third, one is taken that needs less, though too much; within the last, one that fits."""
+more runs are tried. Within the third, one is taken that needs less, though too much; within the last, one that fits, or
+at least does not run out of memory where all others do."""
 MENDED = 1.03
 """Orders whose step is within this part of the best are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5
@@ -185,13 +186,20 @@ def _held(reserve: Reserve, reference: Reference, best: Candidate, breaks: Overd
             break
         mended = reserve.repaired(found)
         tried.append((reserve.overdraft(mended.order), mended))
-    kept = [(broken, found) for broken, found in tried if broken == NOTHING and found.step_us <= best.step_us * HELD]
-    if kept:
-        broken, found = min(kept, key=lambda pair: pair[1].step_us)
-    else:
-        near = [(broken, found) for broken, found in tried if found.step_us <= best.step_us * NEARLY]
-        broken, found = min(near, key=lambda pair: (pair[0], pair[1].step_us))
+    broken, found = chosen(tried, best.step_us)
     return replace(found, work=work), broken
+
+
+def chosen(tried: Sequence[tuple[Overdraft, Candidate]], best_us: float) -> tuple[Overdraft, Candidate]:
+    """The shortest that breaks nothing, else what breaks least; none is much longer than the best (microseconds)."""
+    far = [pair for pair in tried if pair[1].step_us <= best_us * HELD]
+    kept = [pair for pair in far if pair[0] == NOTHING]
+    if kept:
+        return min(kept, key=lambda pair: pair[1].step_us)
+    near = [pair for pair in far if pair[1].step_us <= best_us * NEARLY]
+    if all(broken.out_of_memory for broken, _ in near):  # that ends a job which the original order does not
+        near = far
+    return min(near, key=lambda pair: (pair[0], pair[1].step_us))
 
 
 def _shortest_held(tried: Sequence[tuple[Overdraft, Candidate]]) -> float:

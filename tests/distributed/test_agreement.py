@@ -174,6 +174,16 @@ def test_ranks_that_have_compiled_a_graph_unequally_often_meet_all_the_same() ->
     assert clock.now_s < 1.0
 
 
+def test_a_rank_later_than_the_limit_waits_a_tenth_of_it_and_stays_with_what_was_agreed() -> None:
+    store, clock = MemoryStore(), Clock()
+    agreed_once(store)
+    joined(store, 0)
+    late = joined(store, 1, clock)
+    assert late.agreed
+    assert late.verdict.missing == (0,)
+    assert clock.now_s == pytest.approx(0.1 * TIMEOUT_S)
+
+
 def test_a_store_that_fails_for_good_at_a_graph_agreed_on_before_leaves_the_agreed_order() -> None:
     """The others go by it too; where even that cannot be read, the rank says that it is in doubt."""
     seen = set()

@@ -25,7 +25,7 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import FAR, Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import NOTHING, Overdraft, Reserve
+from overlap_sched.scheduler.reserve import NOTHING, Overdraft, Reserve, chosen
 from overlap_sched.scheduler.room import Growth
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems
@@ -129,6 +129,21 @@ def test_by_default_an_order_keeps_to_what_the_environment_says(monkeypatch: pyt
 def test_what_an_order_breaks_is_compared_worst_first() -> None:
     assert NOTHING < Overdraft(False, 0, 1) < Overdraft(False, 0, 9) < Overdraft(False, 1, 0)
     assert Overdraft(False, 9, 9) < Overdraft(True, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("tried", "taken"),
+    [
+        ({100.0: (False, 1, 9), 101.9: (False, 0, 0)}, 101.9),  # what fits, up to two percent
+        ({100.0: (False, 1, 9), 102.1: (False, 0, 0)}, 100.0),
+        ({100.0: (False, 1, 9), 100.9: (False, 0, 5), 101.5: (False, 0, 1)}, 100.9),  # else what breaks less, up to one
+        ({100.0: (True, 0, 9), 100.9: (True, 0, 5), 101.9: (False, 3, 7)}, 101.9),  # or does not run out of memory: two
+        ({100.0: (True, 0, 9), 100.9: (True, 0, 5), 102.1: (False, 3, 7)}, 100.9),
+    ],
+)
+def test_which_of_the_orders_that_were_tried_is_taken(tried: dict[float, Any], taken: float) -> None:
+    pairs = [(Overdraft(*breaks), Candidate((), step_us, 0)) for step_us, breaks in tried.items()]
+    assert chosen(pairs, 100.0)[1].step_us == taken
 
 
 def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:

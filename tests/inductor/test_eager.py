@@ -153,8 +153,7 @@ def test_backward_is_told_which_inputs_its_caller_holds() -> None:
         torch.compile(program, backend=overlap_sched.backend)(torch.randn(4, 8), weight).sum().backward()
     inputs = graphs["backward"].graph.find_nodes(op="placeholder")
     stay = {node.name for node in inputs if STAYS in node.meta}
-    assert stay
-    assert all(node.meta["val"].numel() in (32, 64) for node in inputs)
-    sizes = {node.name: node.meta["val"].numel() for node in inputs}
-    assert all(sizes[name] == 64 or name.startswith("primals") for name in stay)
+    assert any(not name.startswith("primals") for name in stay)  # saved as a view
+    others = {node.name for node in inputs} - stay
     assert not any(name.startswith(("tanh", "tangents")) for name in stay)
+    assert not any(name.startswith(("permute", "primals", "view", "t_")) for name in others), (stay, others)

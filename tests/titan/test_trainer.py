@@ -89,11 +89,10 @@ def check_that_the_planned_order_is_the_one_that_runs(ours: Ranks) -> None:
 
 
 def check_fitted(plain: Ranks, ours: Ranks, fitted: Ranks) -> None:
-    """Values run again in the same training, in less memory than the order alone needs."""
+    """The same training in less memory, on all ranks alike."""
     assert losses(fitted) == losses(plain)
     for before, after in zip(ours, fitted, strict=True):
         assert after["warned"] == []
-        assert any(name.startswith("again_") for name in after["order"])
         (was,), (report,) = before["reports"], after["reports"]
         assert report["scheduled"]["peak_bytes"] <= 0.9 * was["original"]["peak_bytes"]
         assert after["order"] == fitted[0]["order"]

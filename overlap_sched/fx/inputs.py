@@ -10,6 +10,8 @@ from overlap_sched.problem import MemoryModel
 
 Which = Callable[[fx.Node], bool] | Collection[str]
 """Inputs: by name, or by a function of their nodes."""
+STAYS = "overlap_sched_stays"
+"""In the metadata of an input of which it is known that its caller holds it on, whatever its name."""
 
 
 def kept_inputs(
@@ -17,7 +19,8 @@ def kept_inputs(
 ) -> set[fx.Node]:
     """The placeholders whose storages stay to the end.
 
-    ``parameters`` stay and ``donated`` may be freed, as the caller says; of both, it stays. The others by their names:
+    ``parameters`` stay and ``donated`` may be freed, as the caller says; of both, it stays, and so does what is marked
+    (:data:`STAYS`). The others by their names:
 
     - AOTAutograd's backward (some input is ``tangents_*``): ``primals_*`` stay; saved activations and tangents may go.
     - anything else (its forward, a compiled optimizer, ``make_fx``): all stay, since the caller may still hold them.
@@ -33,7 +36,7 @@ def kept_inputs(
     return {
         node
         for node in inputs
-        if stays(node) or (not goes(node) and (not by_name or node.name.startswith("primals")))
+        if stays(node) or STAYS in node.meta or (not goes(node) and (not by_name or node.name.startswith("primals")))
     }  # fmt: skip
 
 

@@ -18,8 +18,10 @@ from torch.fx.graph import _BoxedCodeGen
 from overlap_sched.errors import OptionsError
 from overlap_sched.inductor.choosing import rewrite_and_schedule
 from overlap_sched.inductor.partitioning import fitted
+from overlap_sched.inductor.reporting import log
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
+from overlap_sched.joint.graphs import note_what_stays
 from overlap_sched.options import Options
 
 
@@ -51,13 +53,22 @@ def backend(
         "bw_compiler": partial(_compile, settings=settings, kind="backward"),
         "inference_compiler": partial(_compile, settings=settings, kind="inference"),
     }
-    cut = min_cut_rematerialization_partition
     compiled: Callable[..., Any] = aot_autograd(
         **compilers,
-        partition_fn=partial(fitted, settings=settings, partitioner=cut) if settings.fits else cut,
+        partition_fn=partial(fitted, settings=settings, partitioner=_cut) if settings.fits else _cut,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
     return compiled
+
+
+def _cut(gm: fx.GraphModule, joint_inputs: Any, **given: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Torch's own cut; backward knows which of its inputs are weights under other names."""
+    forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **given)
+    try:
+        note_what_stays(forward, backward)
+    except Exception as error:  # it is then thought that they may be freed
+        log.debug("what stays in backward is not known: %s", error)
+    return forward, backward
 
 
 def options_from(given: Options | Mapping[str, Any] | None) -> Options:

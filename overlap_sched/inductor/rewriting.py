@@ -152,7 +152,7 @@ def _prepare(
         problem = lifted.problem
         digest = digest_of(problem, settings.options, problem.original_order)
         known.mine = replace(digest, key=known.key, launches=known.launches, order=_digest(choice))
-    if choice.rewrites:
+    if choice.rewrites or choice.names is not None:
         known.pending = prepare(gm, choice.rewrites, choice.names)
         log.info("%s: %s, if all ranks agree", known.name, count(len(choice.rewrites), "rewrite"))
 

@@ -8,10 +8,11 @@ from torch import fx
 
 from overlap_sched.fx import lift
 from overlap_sched.fx.costs import Fusion
+from overlap_sched.fx.inputs import STAYS
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites import rerunnable
 from overlap_sched.joint.fused import in_registers, without_registers
-from overlap_sched.joint.graphs import copy_of, draws, inputs_of, joined, mark, returned
+from overlap_sched.joint.graphs import copy_of, draws, inputs_of, joined, mark, note_what_stays, returned
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.pipeline import schedule
@@ -41,10 +42,9 @@ class Judge:
         """Arguments of :func:`overlap_sched.fx.lift` for a graph whose nodes have times already."""
         return {name: value for name, value in self.lifting.items() if name != "cost"}
 
-    def lifted(self, gm: fx.GraphModule, name: str, kept: Collection[str] = ()) -> tuple[Problem, Lifted]:
-        """The problem of a graph; inputs that are ``kept`` are not freed."""
-        stay = {} if not kept else {"parameters": kept}
-        found = lift(gm, name=name, fusion=self.fusion, **self.lifting, **stay)
+    def lifted(self, gm: fx.GraphModule, name: str) -> tuple[Problem, Lifted]:
+        """The problem of a graph."""
+        found = lift(gm, name=name, fusion=self.fusion, **self.lifting)
         if self.fusion == "none":
             return found.problem, found
         return without_registers(found.problem, in_registers(gm.graph)), found
@@ -110,24 +110,13 @@ def cut(joint: fx.GraphModule, partitioner: Partitioner, marks: Marks, judge: Ju
     mark(gm, sorted(marks.again), sorted(marks.kept))
     forward, backward = partitioner(gm)
     front, _ = judge.lifted(forward, "forward")
-    kept = _views_of_inputs(forward, backward, front)
-    back, found = judge.lifted(backward, "backward", kept)
+    note_what_stays(forward, backward)
+    back, found = judge.lifted(backward, "backward")
     options = on_devices(replace(judge.options, rewrites=()), found.devices)
     plans = [schedule(problem, options).scheduled for problem in (front, back)]
     outside = _outside(forward, backward, front, judge.outputs)
     peak = max(plans[0].peak_bytes, plans[1].peak_bytes + outside)
-    return Cut(marks, forward, backward, sum(one.step_us for one in plans), peak, _saved(backward, back, kept))
-
-
-def _views_of_inputs(forward: fx.GraphModule, backward: fx.GraphModule, front: Problem) -> list[str]:
-    """What backward takes that looks at an input of forward, whatever it is called: its caller holds that on.
-
-    A sharded weight is saved as a view of itself, and could otherwise be thought to go after its last use.
-    """
-    of_name = {node.name: node for node in front.nodes}
-    held = _storages(of_name, front, [node.name for node in inputs_of(forward.graph)])
-    names = [node.name for node in inputs_of(backward.graph)]
-    return [name for name in names if held & _storages(of_name, front, [name])]
+    return Cut(marks, forward, backward, sum(one.step_us for one in plans), peak, _saved(backward, back))
 
 
 def _outside(forward: fx.GraphModule, backward: fx.GraphModule, front: Problem, outputs: int) -> int:
@@ -144,8 +133,9 @@ def _storages(of_name: Mapping[str, Any], problem: Problem, names: Collection[st
     return {s for name in names if name in of_name for s in of_name[name].alloc or of_name[name].use[:1]}
 
 
-def _saved(backward: fx.GraphModule, back: Problem, kept: Collection[str]) -> int:
-    names = {node.name for node in inputs_of(backward.graph) if not node.name.startswith("tangents")} - {*kept}
+def _saved(backward: fx.GraphModule, back: Problem) -> int:
+    inputs = [node for node in inputs_of(backward.graph) if STAYS not in node.meta]
+    names = {node.name for node in inputs if not node.name.startswith("tangents")}
     return sum(back.storages[s].bytes for node in back.nodes if node.name in names for s in node.alloc)
 
 

@@ -7,6 +7,9 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from overlap_sched.fx.inputs import STAYS
+from overlap_sched.fx.reader import read_graph
+
 RECOMPUTE = "recompute"
 """Where torch's partitioner looks for a :class:`torch.utils.checkpoint.CheckpointPolicy` in a node's metadata."""
 
@@ -54,6 +57,20 @@ def has_graphs_inside(gm: fx.GraphModule) -> bool:
 def inputs_of(graph: fx.Graph) -> list[fx.Node]:
     """The placeholders."""
     return list(graph.find_nodes(op="placeholder"))
+
+
+def note_what_stays(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Mark what backward takes that is an input of forward, or a view of one: its caller holds that on.
+
+    A sharded weight is saved as a view of itself, under the view's name.
+    """
+    reading = read_graph(forward.graph)
+    of_node = dict(zip(reading.nodes, reading.outs, strict=True))
+    held = {s for node, stored in of_node.items() if node.op == "placeholder" for s in stored}
+    names = {node.name for node, stored in of_node.items() if not held.isdisjoint(stored)}
+    for node in inputs_of(backward.graph):
+        if node.name in names:
+            node.meta[STAYS] = True
 
 
 def returned(graph: fx.Graph) -> Sequence[fx.Node | None]:

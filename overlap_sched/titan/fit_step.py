@@ -30,7 +30,11 @@ def fit_step(gm: fx.GraphModule, settings: Settings) -> Settings:
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    if not settings.fits or not rewrite_fx(gm, settings, _chosen, "training step"):
+    if not settings.fits:
+        return settings
+    before = list(gm.graph.nodes)
+    rewrite_fx(gm, settings, _chosen, "training step")
+    if list(gm.graph.nodes) == before:
         return settings
     return replace(settings, options=replace(settings.options, headroom=0))
 

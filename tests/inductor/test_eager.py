@@ -6,14 +6,19 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch import fx
 from torch.profiler import ProfilerActivity, profile
 
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OptionsError
+from overlap_sched.fx.inputs import STAYS
+from overlap_sched.inductor import eager
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind
 from overlap_sched.scheduler.result import Schedule
 from tests.inductor.conftest import Compiled, compiled_step
@@ -131,3 +136,24 @@ def test_before_lowering_is_reported_with_its_caveat(before_lowering: Compiled) 
         assert report.stage == "post_grad"
         assert report.report.changed
         assert report.settings == ("Inductor reorders the graph as it lowers it: only part of the order survives",)
+
+
+def test_backward_is_told_which_inputs_its_caller_holds() -> None:
+    """Weights, under whatever name they are saved; not what forward has computed."""
+    graphs: dict[str, fx.GraphModule] = {}
+
+    def keep(gm: fx.GraphModule, settings: Settings, kind: str) -> None:
+        graphs[kind] = gm
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.tanh(x @ weight.view(8, 8)) @ weight.view(8, 8))
+
+    weight = torch.randn(64, requires_grad=True)
+    with mock.patch.object(eager, "rewrite_and_schedule", keep):
+        torch.compile(program, backend=overlap_sched.backend)(torch.randn(4, 8), weight).sum().backward()
+    inputs = graphs["backward"].graph.find_nodes(op="placeholder")
+    stay = {node.name for node in inputs if STAYS in node.meta}
+    assert any(not name.startswith("primals") for name in stay)  # saved as a view
+    others = {node.name for node in inputs} - stay
+    assert not any(name.startswith(("tanh", "tangents")) for name in stay)
+    assert not any(name.startswith(("permute", "primals", "view", "t_")) for name in others), (stay, others)

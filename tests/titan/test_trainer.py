@@ -9,6 +9,7 @@ from tests.support.titan.jobs import DEEPSEEK, EP, FULL, JIT, LLAMA, OURS, TP, J
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("titan")]
 Ranks = list[dict[str, Any]]
+FITTED = ("--override.imports", 'overlap_sched.titan.options={"memory_limit": "90%"}', *OURS[2:])
 RANKS_2 = ("--parallelism.data_parallel_shard_degree", "2")
 
 
@@ -23,6 +24,7 @@ def test_two_ranks(titan: None, tmp_path: Path) -> None:
     jobs = [
         Job("plain", LLAMA),
         Job("ours", LLAMA + OURS),
+        Job("fitted", LLAMA + FITTED),
         Job("regions", LLAMA + OURS, "regions"),
         Job("fault", LLAMA + OURS, "fault"),
         Job("loaded", loaded),
@@ -33,6 +35,7 @@ def test_two_ranks(titan: None, tmp_path: Path) -> None:
     check_better(found["plain"], found["ours"])
     check_better(found["experts_plain"], found["experts"])
     check_that_the_planned_order_is_the_one_that_runs(found["ours"])
+    check_fitted(found["plain"], found["ours"], found["fitted"])
     check_regions(found["plain"], found["regions"])
     check_fault(found["plain"], found["fault"])
     check_artifact(found["plain"], found["loaded"], order)
@@ -83,6 +86,16 @@ def launched(rank: dict[str, Any]) -> list[str]:
 def check_that_the_planned_order_is_the_one_that_runs(ours: Ranks) -> None:
     for rank in ours:
         assert running(rank, planned(rank)) == planned(rank)
+
+
+def check_fitted(plain: Ranks, ours: Ranks, fitted: Ranks) -> None:
+    """The same training in less memory, on all ranks alike."""
+    assert losses(fitted) == losses(plain)
+    for before, after in zip(ours, fitted, strict=True):
+        assert after["warned"] == []
+        (was,), (report,) = before["reports"], after["reports"]
+        assert report["scheduled"]["peak_bytes"] <= 0.9 * was["original"]["peak_bytes"]
+        assert after["order"] == fitted[0]["order"]
 
 
 def check_regions(plain: Ranks, regions: Ranks) -> None:

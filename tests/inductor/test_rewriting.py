@@ -31,6 +31,12 @@ from tests.support.inductor.models import RANKS, Net, gathered
 from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import GRAPHS, described
 
+
+@pytest.fixture(scope="module", autouse=True)
+def as_over_gloo() -> None:
+    """Not here: gathers are coalesced."""
+
+
 GATHERS = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"))
 
 

@@ -71,7 +71,9 @@ class GraphReport:
         report, plan = self.report, self.report.schedule
         kept = "" if report.kept is None else f"; {report.kept}"
         if not report.changed or plan is None:
-            return f"{self.name} ({self.stage}): left as it was: {report.reason}{kept}"
+            rewrites = 0 if report.made is None else len(report.made.rewrites)
+            left = f"{count(rewrites, 'rewrite')}, then left as it was" if rewrites else "left as it was"
+            return f"{self.name} ({self.stage}): {left}: {report.reason}{kept}"
         before, after = plan.original, plan.scheduled
         exposed, step = (
             from_to(duration(a), duration(b))

@@ -27,7 +27,7 @@ class Outcome:
 
     Attributes:
         communicates: Whether it has collectives, as far as is known.
-        reordered: Whether it has another order now.
+        reordered: Whether it has another order now; or has been rewritten in one.
         reason: Why it has not; ``""`` where it has.
         before_us, after_us: Predicted exposed time.
         priced_for: For which device.
@@ -52,6 +52,9 @@ class Outcome:
 def outcome_of(report: Report, priced_for: str) -> Outcome:
     """The part of a report that the line needs: a report itself holds the whole graph's schedule."""
     plan, reason = report.schedule, report.reason or ""
+    if report.made is not None and plan is not None and not report.changed:  # rewritten, and in order by that
+        before, after = report.made.schedule.original.exposed_us, plan.scheduled.exposed_us
+        return Outcome(True, True, "", before, after, priced_for, report.kept or "")
     if report.changed and plan is not None:
         before, after = plan.original.exposed_us, plan.scheduled.exposed_us
         return Outcome(bool(plan.problem.collectives), True, "", before, after, priced_for, report.kept or "")

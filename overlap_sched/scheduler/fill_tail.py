@@ -9,6 +9,9 @@ before, and takes longer than its own reduce_scatter, hides a part of it::
     compute       |===== chain =====|= wgrad =|
     group stream                    |=== v ===|= u =|
 
+The end may begin earlier: where the gradient of an embedding is summed over one group and scattered over another,
+compute stands still behind both launches. So several of the last launches are looked behind, the last one first.
+
 Two machines in a row: of jobs of compute, then communication, those come last whose communication is shortest
 (S. M. Johnson, *Optimal two- and three-stage production schedules*, 1954). Collectives of other streams run beside the
 last launch and add nothing to the end, as long as all of a stream are done by then. A job is deferred with all that
@@ -25,10 +28,14 @@ from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.result import Reason
 from overlap_sched.scheduler.shift import with_order
 
 _WORTH = 1e-4
 """A tail is left as it is below this part of the step."""
+_LAUNCHES, _WORTH_BEFORE = 4, 0.01
+"""So many of the last launches are looked behind; those before the last one where compute stands still behind them for
+this part of the step: the end may begin with a sum of what is then scattered."""
 _GRAIN = 0.004
 """Compute of less than this part of the tail is not worth a move."""
 _MOST_NODES = 16
@@ -63,28 +70,46 @@ def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArra
         shifted: The same, shifted.
         limit: Budget in bytes, a scalar or one value per position.
     """
-    problem, made = task.problem, shifted
+    problem, made, source = task.problem, shifted, best
     if task.pairs or not problem.collectives:
         return shifted
-    timeline = replay(problem, shifted.order)
-    last, tail_us = _last_launch(problem, best.order), unhidden_us(problem, shifted.order, timeline)
-    if tail_us < _WORTH * timeline.step_us:
-        return shifted
-    jobs = _admitted(task.live_ranges, best.order, limit, last, tail_us, _alone_us(problem))
+    timeline, worth = replay(problem, made.order), _WORTH
+    for v in _last_launches(problem, best.order):
+        tail_us = unhidden_us(problem, made.order, timeline, v)
+        if tail_us >= worth * timeline.step_us:
+            source, filled = _filled(task, source, made, limit, source.order.index(v), tail_us)
+            timeline, made = (timeline, made) if filled is made else (replay(problem, filled.order), filled)
+        worth = _WORTH_BEFORE
+    return made
+
+
+def _filled(
+    task: Task, source: Candidate, made: Candidate, limit: npt.NDArray[np.int64], last: int, tail_us: float
+) -> tuple[Candidate, Candidate]:
+    """The candidate before it is shifted, and shifted, with compute deferred behind a launch where that is shorter."""
+    problem, before_us, order = task.problem, made.step_us, source.order
+    jobs = _admitted(task.live_ranges, order, limit, last, tail_us, _alone_us(problem))
     for _ in range(_TRIES):
         hoped_us = min(tail_us, sum(job.compute_us for job in jobs)) - sum(job.comm_us for job in jobs)
-        if hoped_us < _WORTH * timeline.step_us:
+        if hoped_us < _WORTH * before_us:
             break
-        order = _deferred(problem, best.order, last, jobs)
-        if bool((task.live_ranges.profile(order) <= limit).all()):
+        moved_order = _deferred(problem, order, last, jobs)
+        if bool((task.live_ranges.profile(moved_order) <= limit).all()):
             deferred = frozenset(v for job in jobs for v in job.nodes).intersection(problem.collectives)
-            moved = with_order(task, best, order, limit)
+            moved = with_order(task, source, moved_order, limit)
             if moved.step_us < made.step_us:
-                made = replace(moved, reasons={**best.reasons, **dict.fromkeys(deferred, "deferred")})
-            if timeline.step_us - made.step_us >= _ENOUGH * hoped_us:
+                reasons: dict[int, Reason] = {**source.reasons, **dict.fromkeys(deferred, "deferred")}
+                made = replace(moved, reasons=reasons)
+                source = replace(source, order=moved_order, reasons=reasons)
+            if before_us - made.step_us >= _ENOUGH * hoped_us:
                 break
         jobs = jobs[: len(jobs) // 2]
-    return made
+    return source, made
+
+
+def _last_launches(problem: Problem, order: Order) -> list[int]:
+    """Ids of the last collectives, the last one first."""
+    return [v for v in reversed(order) if problem.nodes[v].kind is Kind.COLLECTIVE][:_LAUNCHES]
 
 
 def _last_launch(problem: Problem, order: Order) -> int:
@@ -114,11 +139,17 @@ def deferred(
     return made, frozenset(v for job in jobs for v in job.nodes).intersection(live_ranges.problem.collectives)
 
 
-def unhidden_us(problem: Problem, order: Order, timeline: Replay) -> float:
-    """How much later the step ends than its compute would if nothing stood still behind the last launch."""
-    last = _last_launch(problem, order)
-    left_us = sum(problem.nodes[v].time_us for v in order[last:] if problem.nodes[v].kind is Kind.COMPUTE)
-    return timeline.step_us - timeline.at_us[order[last]] - left_us
+def unhidden_us(problem: Problem, order: Order, timeline: Replay, v: int) -> float:
+    """For how long compute stands still from one launch to the next, or to the end of the step behind the last one."""
+    first = order.index(v)
+    after = next((at for at in range(first + 1, len(order)) if problem.nodes[order[at]].kind is Kind.COLLECTIVE), None)
+    between = order[first:after]
+    end_us = timeline.step_us if after is None else timeline.at_us[order[after]]
+    return (
+        end_us
+        - timeline.at_us[v]
+        - sum(problem.nodes[u].time_us for u in between if problem.nodes[u].kind is Kind.COMPUTE)
+    )
 
 
 def _admitted(
@@ -129,7 +160,7 @@ def _admitted(
     tail_us: float,
     added_us: Callable[[int], float],
 ) -> list[_Job]:
-    """Jobs that hide the tail, the best first, for which there is memory from where they are to the end."""
+    """Jobs that hide what follows a launch, the best first, with memory for them from where they are to the end."""
     nodes, maker = live_ranges.problem.nodes, live_ranges.problem.allocator
     position = dict(zip(order, range(len(order)), strict=True))
     room = limit - live_ranges.profile(order)

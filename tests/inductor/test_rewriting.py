@@ -25,11 +25,19 @@ from overlap_sched.inductor.cached_orders import CachedOrder, with_rewrites
 from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.summary import outcome_of
+from overlap_sched.report.units import count
 from overlap_sched.transform.rewrites import Bucket, Rewrite
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.models import RANKS, Net, gathered
 from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import GRAPHS, described
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_over_gloo() -> None:
+    """Not here: gathers are coalesced."""
+
 
 GATHERS = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"))
 
@@ -332,6 +340,23 @@ def test_gloo_has_no_coalesced_gathers() -> None:
     assert backends.forms_for(launches) == ("coalesced", "copied")
     with mock.patch.object(backends, "over_gloo", return_value=True):
         assert backends.forms_for(launches) == ("copied",)
+
+
+def test_a_rewritten_graph_counts_as_reordered(ranks: None) -> None:
+    """Its order is the plan's, so that no better one is found behind it."""
+    with overlap_sched.enabled(Options(headroom="100%", strict=True), ranks_per_node=1):
+        done = compiled_step(backend="overlap_sched")
+    told = [one for one in done.reports if one.report.made is not None and not one.report.changed]
+    assert told
+    for one in told:
+        made = one.report.made
+        assert made is not None
+        assert one.report.schedule is not None
+        outcome = outcome_of(one.report, "H100")
+        assert (outcome.reordered, outcome.communicates) == (True, True)
+        assert outcome.before_us == made.schedule.original.exposed_us
+        assert outcome.after_us == one.report.schedule.scheduled.exposed_us
+        assert f"{count(len(made.rewrites), 'rewrite')}, then left as it was: no better order was found" in one.line
 
 
 def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None:

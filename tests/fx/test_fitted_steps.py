@@ -67,6 +67,6 @@ def test_fitted_steps_do_what_they_did() -> None:
 
 @pytest.mark.slow
 def test_many_of_them() -> None:
-    kinds = set().union(*map(check, range(1, 11)))
+    kinds = set().union(*map(check, (*range(1, 10), 13, 18)))  # the last two have parts of parts
     assert kinds >= {"Fission", "Offload", "Recompute"}
     assert kinds & {"Bucket", "Keep", "Regather", "Split", "Stream"}

@@ -371,7 +371,7 @@ def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None
 
 @pytest.mark.slow
 def test_the_default_is_bitwise_on_real_ranks(tmp_path: Path) -> None:
-    """On four; on two: ``test_cached_orders.py``."""
+    """On four."""
     run_ranks("tests.support.inductor.default_ranks", tmp_path, ranks=4)
     for rank in range(4):
         for alone, ours, rewrites in torch.load(tmp_path / f"rank{rank}.pt").values():

@@ -26,7 +26,6 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import agreement, membership
 from overlap_sched.inductor import agree, cache_key
-from tests.support.inductor.coalescing import coalescing_gloo
 from tests.support.inductor.generated import events
 from tests.support.inductor.models import Swapped, step
 
@@ -65,9 +64,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
         counters.clear()
         overlap_sched.clear_reports()
         dist.barrier()
-        how = Options(headroom=headroom)
-        if "coalesced" in name:
-            stack.enter_context(coalescing_gloo())
+        how = Options(headroom=headroom, rewrites=("bucket",) if "buckets" in name else ())
         if "torch alone" not in name:
             stack.enter_context(overlap_sched.enabled(how, timeout_s=30))
         x = torch.linspace(-1, 1, 64)

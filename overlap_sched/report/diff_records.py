@@ -17,7 +17,7 @@ _KEYS: Mapping[FigureName, str] = {
     "original step": "original_step_us",
     "original peak": "original_peak_bytes",
 }
-_NAMES = "graph model problem case batch update window network memory_model solver order by"
+_NAMES = "graph model problem case batch update window network memory_model solver order by way"
 _IDENTITY = tuple(_NAMES.split())
 """What a row of a record is about, as the scripts of the repository name it; all else is what was found."""
 _GIVEN = ("contention", "prices", "headroom_bytes")

@@ -432,7 +432,7 @@ GIVE = f"Give {_AN_ORDER}, {_A_PLAN}, or {_A_RECORD}."
         (
             json.dumps({"rows": [row("llama", 1.0), row("llama", 2.0)]}), ROWS, "",
             "A: 1 row has the same names as another (graph, model, problem, case, batch, update, window, network, "
-            "memory_model, solver, order, by). Give each names of its own.",
+            "memory_model, solver, order, by, way). Give each names of its own.",
         ),
         (
             ROWS, ROWS.replace("llama", "moe"), "",

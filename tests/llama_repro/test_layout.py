@@ -19,7 +19,7 @@ ABOVE = {
     "gpu": {"capture", "harness", "training"},
     "fidelity": {"capture", "harness", "training", "gpu"},
     "footprint": set(),
-    "joint": {"training", "footprint"},
+    "joint": {"training", "footprint", "workloads"},
 }
 
 

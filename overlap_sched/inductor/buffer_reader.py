@@ -9,6 +9,7 @@ from overlap_sched.fx.storages import UNBACKED_HINT
 from overlap_sched.inductor.buffers import Buffers, extent
 from overlap_sched.inductor.in_place import read_in_place
 from overlap_sched.inductor.private import FusedSchedulerNode, GroupedSchedulerNode, SchedulerNode, V, ir, members
+from overlap_sched.inductor.saved import held_names
 
 
 def read_buffers(snodes: Sequence[Any], reading: Reading, notes: Counter[str]) -> Buffers:
@@ -32,6 +33,7 @@ def read_buffers(snodes: Sequence[Any], reading: Reading, notes: Counter[str]) -
 def _read_inputs(b: Buffers, reading: Reading) -> None:
     graph, storages = V.graph, reading.storages
     by_storage: dict[int, str] = {}
+    b.held = held_names(graph)
     placeholders = (v for v, node in enumerate(reading.nodes) if node.op == "placeholder")
     for name, v in zip(graph.graph_input_names, placeholders, strict=False):
         raw = reading.outs[v]

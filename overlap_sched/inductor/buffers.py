@@ -25,6 +25,7 @@ class Buffers:
         maker: Per storage, the position of the scheduler node that allocates it; not for inputs.
         producer: Per buffer, the position of the scheduler node that gives it.
         inputs: The storages of inputs and constants, in their order.
+        held: Inputs that others hold on, see :mod:`overlap_sched.inductor.saved`.
         in_place: Per position, storages that it writes over: it is their last reader in any order.
         overwrites: The same as pairs of buffers: what is written over, and by what.
         internal: Buffers that never leave a fused kernel.
@@ -36,6 +37,7 @@ class Buffers:
     maker: dict[str, int] = field(default_factory=dict)
     producer: dict[str, int] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
     in_place: dict[int, list[str]] = field(default_factory=dict)
     overwrites: list[tuple[str, str]] = field(default_factory=list)
     internal: set[str] = field(default_factory=set)

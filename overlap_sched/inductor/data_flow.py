@@ -34,7 +34,7 @@ class DataFlow:
         ends: Per wait in ``launch_of``, the positions of all collectives that it waits for.
         made: Storages that it allocates.
         freeable: Input storages that die after their last use: saved activations of a backward graph, by the names that
-            AOTAutograd gives (``is_nonfreeable_buffers``), unless the graph writes them.
+            AOTAutograd gives (``is_nonfreeable_buffers``), unless the graph writes them or others hold them on.
         kept: Storages that live to the end: outputs, and what collectives without a wait still use.
     """
 
@@ -77,7 +77,7 @@ class DataFlow:
                 continue
             roots = () if dep.name in removed else buffers.of(dep.name)
             takes += roots
-            if dep.name in inputs and not is_nonfreeable_buffers(dep):
+            if dep.name in inputs and dep.name not in buffers.held and not is_nonfreeable_buffers(dep):
                 self.freeable.update(roots)
         writes = list(buffers.in_place.get(at, ()))
         shared: list[str] = []

@@ -12,6 +12,7 @@ from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.reporting import no_collectives, warn
+from overlap_sched.inductor.saved import note_held
 from overlap_sched.inductor.settings import Settings
 
 
@@ -61,6 +62,8 @@ def _plan(
     if asks(settings):
         attempt.key, attempt.launches = graph_key(graph, settings.stage), launches_in(before)
     compiled = settings.stage == "post_grad"  # by Inductor, and not run as FX
+    if compiled:
+        note_held(graph)
     fusion: Fusion = "inductor" if compiled else "none"
     report = schedule_graph(gm, settings.options, name=name, fusion=fusion, **settings.costs)
     if report.schedule is None and report.reason == NO_COLLECTIVES:

@@ -29,6 +29,7 @@ from overlap_sched.inductor.cached_orders import CachedOrder, decided, note_rewr
 from overlap_sched.inductor.fx_stage import graph_name
 from overlap_sched.inductor.launches import launch_digest, launches_in
 from overlap_sched.inductor.reporting import log, rewritten, warn
+from overlap_sched.inductor.saved import note_held
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import count
 from overlap_sched.transform.plan import Plan
@@ -146,6 +147,8 @@ def _prepare(
         known.key, known.launches = graph_key(graph, "rewrites"), launch_digest(launches_in(graph.nodes))
     known.name = graph_name(graph, kind)
     compiled = settings.stage in ("inductor", "post_grad")
+    if compiled:
+        note_held(graph)
     lifted = lift(graph, name=known.name, fusion="inductor" if compiled else "none", **settings.costs)
     choice = known.choice = choose(lifted, settings, alike_of(graph))
     if known.key:

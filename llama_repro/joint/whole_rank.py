@@ -90,7 +90,7 @@ def _ordered(gm: fx.GraphModule, model: TableModel) -> str:
 
 
 def _fitted(gm: fx.GraphModule, model: TableModel, limit_bytes: int, kinds: Collection[str]) -> str:
-    found = fit_graph(gm, memory_limit_bytes=limit_bytes, kinds=kinds, model=model)
+    found = fit_graph(gm, memory_limit=limit_bytes, kinds=kinds, model=model)
     if not found.fits:
         return "nothing fits"
     return ", ".join(f"{n} {kind}" for kind, n in Counter(_kind(one) for one in found.best.rewrites).items()) or "order"

@@ -60,7 +60,7 @@ def expert_rows(problem: Problem, fissions: Sequence[Fission], comm_scale: float
         yield _row(after, _best_order(after), f"{one.parts} parts of {len(one.nodes):,} nodes", problem.name)
     if within:
         for one in fissions:
-            found = fit(problem, prices, memory_limit_bytes=peak_bytes, fissions=[one], effort=1)
+            found = fit(problem, prices, memory_limit=peak_bytes, fissions=[one], effort=1)
             rewrites = len(found.best.rewrites)
             way = f"fit within the peak, {one.parts} parts of {len(one.nodes):,} nodes: {rewrites} rewrites"
             yield _row(found.best.problem, found.best.order, way, problem.name)

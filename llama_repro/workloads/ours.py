@@ -49,7 +49,7 @@ def ours(
         fissions=fissions if FISSION in kinds else (),
     )
     for limit in LIMITS:
-        found = ask(memory_limit_bytes=int(limit * original_bytes))
+        found = ask(memory_limit=int(limit * original_bytes))
         yield from (point(plan.problem, plan.order) for plan in (found.best, found.without, *found.points))
     for slowdown in SLOWDOWNS:
         allowed = (1 + slowdown) * reference_us / found.without.step_us - 1

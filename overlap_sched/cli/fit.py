@@ -161,7 +161,7 @@ def answer(
         problem,
         Prices(loaded.model or Roofline(), request.comm_scale, host=request.link),
         replace(Options(), strict=request.strict),
-        memory_limit_bytes=limit,
+        memory_limit=limit,
         max_slowdown=request.max_slowdown,
         kinds=[kind for kind in request.kinds if kind in KINDS],
         rerun=loaded.rerun,

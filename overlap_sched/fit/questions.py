@@ -9,7 +9,7 @@ from overlap_sched.fit.in_parts import begun, effects
 from overlap_sched.fit.limit import Limit
 from overlap_sched.fit.planner import Asked, Planner
 from overlap_sched.fit.reserved import held_best
-from overlap_sched.options import Options
+from overlap_sched.options import Options, size_bytes
 from overlap_sched.problem import Problem
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
@@ -30,7 +30,7 @@ def fit(
     prices: Prices,
     options: Options | None = None,
     *,
-    memory_limit_bytes: int | None = None,
+    memory_limit: int | str | None = None,
     max_slowdown: float | None = None,
     kinds: Collection[str] = KINDS,
     rerun: Collection[str] | None = None,
@@ -40,7 +40,7 @@ def fit(
     effort: int = 2,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Fit:
-    """Answer one of two questions: give ``memory_limit_bytes`` for one, ``max_slowdown`` for the other.
+    """Answer one of two questions: give ``memory_limit`` for one, ``max_slowdown`` for the other.
 
     Nothing gets worse: the graph as it was, in its best order, is always among the plans. Where nothing that was found
     keeps to the limit, the answer is the plan nearest to it, and ``fits`` is false.
@@ -49,7 +49,8 @@ def fit(
         problem: In the ``runtime`` memory model.
         prices: Of new nodes; ``prices.host`` of copies to the host.
         options: Of the scheduler; ``None``: the defaults.
-        memory_limit_bytes: The peak that must not be passed: the shortest step is looked for.
+        memory_limit: The peak that must not be passed, in bytes, as a size (``"40GiB"``) or in percent of the original
+            order's peak (``"80%"``): the shortest step is looked for.
         max_slowdown: How much longer than the best order without rewrites a step may be (0.05: five percent): the
             lowest peak is looked for.
         kinds: What may be done, of :data:`KINDS`.
@@ -70,13 +71,14 @@ def fit(
         RewriteError: The problem is in another memory model.
         VerificationError: With ``options.strict``: what would otherwise be the reason for falling back.
     """
-    _check(memory_limit_bytes, max_slowdown, kinds, host_limit_bytes, effort)
+    _check(memory_limit, max_slowdown, kinds, host_limit_bytes, effort)
     _check_model(problem)
     wanted = options or Options()
     asked = _asked(problem, prices, wanted, kinds, rerun, host_limit_bytes, effort)
     planner = Planner(asked, (), tell)
     limit_us = None if max_slowdown is None else planner.without.step_us * (1 + max_slowdown)
-    limit = Limit(memory_limit_bytes, limit_us)
+    limit_bytes = None if memory_limit is None else size_bytes(memory_limit, planner.original.peak_bytes)
+    limit = Limit(limit_bytes, limit_us)
     fell_back = None
     try:
         begins, plain = begun(planner, fissions), planner
@@ -102,7 +104,7 @@ def fit(
         best=best,
         original=planner.original,
         without=planner.without,
-        limit_bytes=memory_limit_bytes,
+        limit_bytes=limit_bytes,
         limit_us=limit_us,
         points=tuple(planner.points),
         tried=planner.tried,
@@ -206,12 +208,15 @@ def _check_model(problem: Problem) -> None:
 
 
 def _check(
-    limit_bytes: int | None, slowdown: float | None, kinds: Collection[str], host: int | None, effort: int
+    limit: int | str | None, slowdown: float | None, kinds: Collection[str], host: int | None, effort: int
 ) -> None:
-    if (limit_bytes is None) == (slowdown is None):
-        raise OptionsError("a fit wants one question: memory_limit_bytes, or max_slowdown.")
-    if limit_bytes is not None and limit_bytes < 0:
-        raise OptionsError(f"memory_limit_bytes is {limit_bytes}; it is 0 or more.")
+    if (limit is None) == (slowdown is None):
+        raise OptionsError("a fit wants one question: memory_limit, or max_slowdown.")
+    if limit is not None and size_bytes(limit, 0) is None:
+        raise OptionsError(
+            f"memory_limit is {limit!r}; write bytes, a size with a unit (40GiB), or percent of the original peak "
+            "(80%)."
+        )
     if slowdown is not None and not 0 <= slowdown < float("inf"):
         raise OptionsError(f"max_slowdown is {slowdown}; it is 0 or more, 0.05 for five percent.")
     unknown = sorted(set(kinds) - set(KINDS))

@@ -1,6 +1,6 @@
 """Fit an FX graph, in place: rewrites of all kinds and an order, or the graph as it was and one warning.
 
-    found = fit_graph(gm, memory_limit_bytes=40 * 2**30)
+    found = fit_graph(gm, memory_limit="40GiB")
 
 For graphs that run as they are (a whole training step of torchtitan's GraphTrainer). :mod:`overlap_sched.titan` does it
 on all ranks alike.
@@ -40,7 +40,7 @@ def fit_graph(
     gm: fx.GraphModule,
     options: Options | None = None,
     *,
-    memory_limit_bytes: int | None = None,
+    memory_limit: int | str | None = None,
     max_slowdown: float | None = None,
     kinds: Collection[str] = KINDS,
     host: HostLink = PCIE_5,
@@ -56,7 +56,7 @@ def fit_graph(
     Args:
         gm: Its nodes have ``meta["val"]``. Recompiled.
         options: Of the scheduler; ``strict`` raises where the default warns.
-        memory_limit_bytes: The question is the shortest step within it.
+        memory_limit: The question is the shortest step within it.
         max_slowdown: Or it is the lowest peak within this.
         kinds: What may be done, of :data:`ALL`.
         host: The link to host memory.
@@ -73,7 +73,7 @@ def fit_graph(
     found = fit_lifted(
         lifted,
         options,
-        memory_limit_bytes=memory_limit_bytes,
+        memory_limit=memory_limit,
         max_slowdown=max_slowdown,
         kinds=kinds,
         host=host,
@@ -104,7 +104,7 @@ def fit_lifted(
     lifted: Lifted,
     options: Options,
     *,
-    memory_limit_bytes: int | None = None,
+    memory_limit: int | str | None = None,
     max_slowdown: float | None = None,
     kinds: Collection[str] = KINDS,
     host: HostLink = PCIE_5,
@@ -116,7 +116,7 @@ def fit_lifted(
     Args:
         lifted: The graph; ``lifted.model`` prices what rewrites make.
         options: See :func:`fit_graph`, as all others.
-        memory_limit_bytes: See there.
+        memory_limit: See there.
         max_slowdown: See there.
         kinds: See there.
         host: See there.
@@ -135,7 +135,7 @@ def fit_lifted(
         lifted.problem,
         Prices(lifted.model, host=host),
         on_devices(options, lifted.devices),
-        memory_limit_bytes=memory_limit_bytes,
+        memory_limit=memory_limit,
         max_slowdown=max_slowdown,
         kinds=of_values,
         rerun=rerunnable(lifted.nodes[0].graph),

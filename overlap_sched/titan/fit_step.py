@@ -11,8 +11,6 @@ from overlap_sched.fx.lifting import Lifted
 from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.rewriting import Choice, rewrite_fx
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.options import size_bytes
 from overlap_sched.report.units import count, duration, from_to, size
 
 EFFORT = 1
@@ -42,11 +40,8 @@ def fit_step(gm: fx.GraphModule, settings: Settings) -> Settings:
 def _chosen(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Choice:
     """The same on all ranks: a plan, or none where no plan keeps the limit."""
     problem = lifted.problem
-    limit = None
-    if settings.memory_limit is not None:
-        limit = size_bytes(settings.memory_limit, peak_memory(problem, problem.original_order)[0])
-    slowdown = settings.max_slowdown
-    found = fit_lifted(lifted, settings.options, memory_limit_bytes=limit, max_slowdown=slowdown, effort=EFFORT)
+    limit, slowdown = settings.memory_limit, settings.max_slowdown
+    found = fit_lifted(lifted, settings.options, memory_limit=limit, max_slowdown=slowdown, effort=EFFORT)
     if not found.fits:
         lowest = min(one.peak_bytes for one in found.points)
         warn(f"overlap_sched fits nothing in {problem.name!r}: the lowest peak found is {size(lowest)}")

@@ -47,7 +47,7 @@ def chain() -> Problem:
 
 
 def test_what_a_copy_needs_is_made_again_too() -> None:
-    found = fit(chain(), Prices(Roofline()), memory_limit_bytes=135 * MIB, kinds=("recompute",))
+    found = fit(chain(), Prices(Roofline()), memory_limit=135 * MIB, kinds=("recompute",))
     assert found.fits
     assert found.best.rewrites == (
         Recompute(("value",), ("grad",)),

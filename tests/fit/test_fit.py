@@ -64,7 +64,7 @@ def test_random_steps_keep_their_limits(seed: int, share: float) -> None:
     problem = random_step(random.Random(seed), layers=8)
     peak, _ = peak_memory(problem, problem.original_order)
     limit = int(share * peak)
-    found = fit(problem, PRICES, QUICK, memory_limit_bytes=limit, effort=1)
+    found = fit(problem, PRICES, QUICK, memory_limit=limit, effort=1)
     for point in found.points:
         check_point(problem, point)
     assert found.fell_back is None
@@ -74,8 +74,16 @@ def test_random_steps_keep_their_limits(seed: int, share: float) -> None:
     assert peaks == sorted(set(peaks))
     assert steps == sorted(set(steps), reverse=True)
     assert found.without.step_us <= found.original.step_us
-    again = fit(problem, PRICES, QUICK, memory_limit_bytes=limit, effort=1)
+    again = fit(problem, PRICES, QUICK, memory_limit=limit, effort=1)
     assert (again.best.rewrites, again.best.order) == (found.best.rewrites, found.best.order)
+
+
+def test_a_limit_in_percent_is_of_the_original_peak() -> None:
+    problem = saved()
+    peak, _ = peak_memory(problem, problem.original_order)
+    by_text, by_bytes = (fit(problem, PRICES, QUICK, memory_limit=one, effort=0) for one in ("80%", peak * 4 // 5))
+    assert by_text.limit_bytes == by_bytes.limit_bytes == peak * 4 // 5
+    assert by_text.best.order == by_bytes.best.order
 
 
 def test_most_random_steps_fit_and_need_rewrites_for_it() -> None:
@@ -83,7 +91,7 @@ def test_most_random_steps_fit_and_need_rewrites_for_it() -> None:
     for seed in range(12):
         problem = random_step(random.Random(seed))
         peak, _ = peak_memory(problem, problem.original_order)
-        found = fit(problem, PRICES, QUICK, memory_limit_bytes=int(0.7 * peak), effort=0)
+        found = fit(problem, PRICES, QUICK, memory_limit=int(0.7 * peak), effort=0)
         fitting += found.fits
         rewritten += found.fits and bool(found.best.rewrites)
     assert fitting >= 10
@@ -130,14 +138,14 @@ def best_of(found: Fit) -> tuple[Rewrite, ...]:
 
 
 def test_a_cheap_value_runs_again() -> None:
-    found = fit(saved(), PRICES, memory_limit_bytes=130 * MIB, kinds=("recompute",))
+    found = fit(saved(), PRICES, memory_limit=130 * MIB, kinds=("recompute",))
     assert found.fits
     assert best_of(found) == (Recompute(("value",), ("grad",)),)
     assert found.best.step_us == pytest.approx(found.without.step_us + 10.0)
 
 
 def test_a_dear_value_goes_to_the_host_behind_its_last_use() -> None:
-    found = fit(saved(extra_us=5_000.0), PRICES, memory_limit_bytes=130 * MIB)
+    found = fit(saved(extra_us=5_000.0), PRICES, memory_limit=130 * MIB)
     assert found.fits
     assert best_of(found) == (Offload("value", ("grad",)),)
     assert found.best.step_us == pytest.approx(found.without.step_us + FAST.copy_us(64 * MIB))
@@ -147,33 +155,33 @@ def test_a_dear_value_goes_to_the_host_behind_its_last_use() -> None:
 
 def test_host_memory_has_a_limit() -> None:
     problem = saved(extra_us=5_000.0)
-    found = fit(problem, PRICES, memory_limit_bytes=130 * MIB, host_limit_bytes=63 * MIB)
+    found = fit(problem, PRICES, memory_limit=130 * MIB, host_limit_bytes=63 * MIB)
     assert best_of(found) == (Recompute(("value",), ("grad",)),)
-    none = fit(problem, PRICES, memory_limit_bytes=130 * MIB, host_limit_bytes=63 * MIB, kinds=("offload",))
+    none = fit(problem, PRICES, memory_limit=130 * MIB, host_limit_bytes=63 * MIB, kinds=("offload",))
     assert not none.fits
     assert none.best.rewrites == ()
 
 
 def test_a_slow_link_hides_nothing() -> None:
     prices = Prices(Roofline(), host=HostLink("slow", 1e10, 1.0))
-    found = fit(saved(extra_us=5_000.0), prices, memory_limit_bytes=130 * MIB)
+    found = fit(saved(extra_us=5_000.0), prices, memory_limit=130 * MIB)
     assert best_of(found) == (Recompute(("value",), ("grad",)),)
 
 
 def test_what_is_told_not_to_run_again_does_not() -> None:
-    found = fit(saved(), PRICES, memory_limit_bytes=130 * MIB, kinds=("recompute",), rerun=("m", "n"))
+    found = fit(saved(), PRICES, memory_limit=130 * MIB, kinds=("recompute",), rerun=("m", "n"))
     assert not found.fits
 
 
 def test_a_limit_that_is_kept_anyway_changes_nothing() -> None:
-    found = fit(EXAMPLE, PRICES, memory_limit_bytes=10**12)
+    found = fit(EXAMPLE, PRICES, memory_limit=10**12)
     assert best_of(found) == ()
     assert found.best.step_us <= found.without.step_us
 
 
 def test_extra_rewrites_are_candidates() -> None:
     one = Recompute(("value",), ("grad",))
-    found = fit(saved(), PRICES, memory_limit_bytes=130 * MIB, kinds=(), extra=(Recompute(("m",), ("n",)), one))
+    found = fit(saved(), PRICES, memory_limit=130 * MIB, kinds=(), extra=(Recompute(("m",), ("n",)), one))
     assert found.fits
     assert best_of(found) == (one,)
 
@@ -189,19 +197,22 @@ def test_a_frontier_of_limits() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "a fit wants one question: memory_limit_bytes, or max_slowdown."),
+        ({}, "a fit wants one question: memory_limit, or max_slowdown."),
         (
-            {"memory_limit_bytes": 1, "max_slowdown": 0.1},
-            "a fit wants one question: memory_limit_bytes, or max_slowdown.",
+            {"memory_limit": 1, "max_slowdown": 0.1},
+            "a fit wants one question: memory_limit, or max_slowdown.",
         ),
-        ({"memory_limit_bytes": -1}, "memory_limit_bytes is -1; it is 0 or more."),
+        (
+            {"memory_limit": -1},
+            "memory_limit is -1; write bytes, a size with a unit (40GiB), or percent of the original peak (80%).",
+        ),
         ({"max_slowdown": -0.5}, "max_slowdown is -0.5; it is 0 or more, 0.05 for five percent."),
         (
-            {"memory_limit_bytes": 1, "kinds": ("melt",)},
+            {"memory_limit": 1, "kinds": ("melt",)},
             "kinds has 'melt'; known are 'recompute', 'offload'.",
         ),
-        ({"memory_limit_bytes": 1, "host_limit_bytes": -1}, "host_limit_bytes is -1; it is 0 or more."),
-        ({"memory_limit_bytes": 1, "effort": 3}, "effort is 3; it is 0, 1 or 2."),
+        ({"memory_limit": 1, "host_limit_bytes": -1}, "host_limit_bytes is -1; it is 0 or more."),
+        ({"memory_limit": 1, "effort": 3}, "effort is 3; it is 0, 1 or 2."),
     ],
 )
 def test_questions_that_are_none(arguments: dict[str, object], text: str) -> None:
@@ -213,7 +224,7 @@ def test_questions_that_are_none(arguments: dict[str, object], text: str) -> Non
 def test_only_the_runtime_memory_model() -> None:
     problem = Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker")
     with pytest.raises(RewriteError, match="is in the 'tracker' memory model"):
-        fit(problem, PRICES, memory_limit_bytes=1)
+        fit(problem, PRICES, memory_limit=1)
 
 
 def test_a_search_that_fails_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +233,8 @@ def test_a_search_that_fails_leaves_the_graph_as_it_is(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Planner, "at", fails)
     with pytest.warns(OverlapSchedWarning, match="overlap_sched fits nothing in 'saved': ValueError: no"):
-        found = fit(saved(), PRICES, memory_limit_bytes=130 * MIB)
+        found = fit(saved(), PRICES, memory_limit=130 * MIB)
     assert found.best == found.without
     assert found.fell_back == "ValueError: no"
     with pytest.raises(VerificationError, match="fitting 'saved' failed: ValueError: no"):
-        fit(saved(), PRICES, Options(strict=True), memory_limit_bytes=130 * MIB)
+        fit(saved(), PRICES, Options(strict=True), memory_limit=130 * MIB)

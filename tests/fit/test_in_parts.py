@@ -59,7 +59,7 @@ def test_the_weight_is_updated_behind_all_parts() -> None:
 
 
 def asked(limit: int) -> Fit:
-    return fit(wide(), PRICES, memory_limit_bytes=limit * MIB, fissions=WAYS)
+    return fit(wide(), PRICES, memory_limit=limit * MIB, fissions=WAYS)
 
 
 def test_the_fewest_parts_that_fit() -> None:
@@ -70,7 +70,7 @@ def test_the_fewest_parts_that_fit() -> None:
     assert asked(200).best.rewrites == (WAYS[1],)
     assert asked(200).best.peak_bytes == four * MIB
     assert not asked(100).fits
-    assert fit(wide(), PRICES, memory_limit_bytes=300 * MIB).best.rewrites == ()
+    assert fit(wide(), PRICES, memory_limit=300 * MIB).best.rewrites == ()
 
 
 def test_the_lowest_peak_is_that_of_the_most_parts() -> None:
@@ -83,7 +83,7 @@ def test_the_lowest_peak_is_that_of_the_most_parts() -> None:
 def test_what_cannot_be_done_is_left_out() -> None:
     unknown = Fission(("nothing",), 2)
     leaving = Fission(("a", "b"), 2, WAYS[0].slices)
-    assert fit(wide(), PRICES, memory_limit_bytes=300 * MIB, fissions=(unknown, leaving, *WAYS)).fits
+    assert fit(wide(), PRICES, memory_limit=300 * MIB, fissions=(unknown, leaving, *WAYS)).fits
 
 
 def test_behind_which_fissions_others_are_searched() -> None:
@@ -158,7 +158,7 @@ def test_a_plan_that_the_allocator_holds_is_preferred() -> None:
 def test_what_the_allocator_lacks_is_told() -> None:
     problem = holes()
     peak, _ = peak_memory(problem, problem.original_order)
-    found = fit(problem, PRICES, Options(allocator="plain"), memory_limit_bytes=peak, kinds=())
+    found = fit(problem, PRICES, Options(allocator="plain"), memory_limit=peak, kinds=())
     assert found.held is not None
     if found.held.over_bytes:
         assert "; a device of the limit lacks " in answer_line(found)

@@ -35,7 +35,7 @@ def results(gm: fx.GraphModule) -> list[Tensor]:
 def test_a_fitted_graph() -> None:
     gm, original = training_step(), training_step()
     limit = int(0.8 * peak_of(original))
-    found = fit_graph(gm, memory_limit_bytes=limit)
+    found = fit_graph(gm, memory_limit=limit)
     assert any(isinstance(one, Recompute) for one in found.best.rewrites)
     assert peak_of(gm) == found.best.peak_bytes <= limit
     assert [node.name for node in gm.graph.nodes] == found.best.problem.names(found.best.order)
@@ -47,7 +47,7 @@ def test_a_limit_that_cannot_be_kept() -> None:
     gm = training_step()
     before = described(gm.graph)
     with pytest.warns(OverlapSchedWarning, match=r"leaves '.*' as it is: no plan found keeps the limit$"):
-        fit_graph(gm, memory_limit_bytes=1)
+        fit_graph(gm, memory_limit=1)
     assert described(gm.graph) == before
 
 
@@ -60,10 +60,10 @@ def test_a_plan_that_cannot_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "prepare", refuses)
     limit = int(0.8 * peak_of(gm))
     with pytest.warns(OverlapSchedWarning, match=r"leaves '.*' as it is: not here\.$"):
-        fit_graph(gm, memory_limit_bytes=limit)
+        fit_graph(gm, memory_limit=limit)
     assert described(gm.graph) == before
     with pytest.raises(RewriteError, match="not here"):
-        fit_graph(gm, Options(strict=True), memory_limit_bytes=limit)
+        fit_graph(gm, Options(strict=True), memory_limit=limit)
 
 
 def test_whatever_fails_leaves_the_graph_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_whatever_fails_leaves_the_graph_and_warns_once(monkeypatch: pytest.Monk
     before = described(gm.graph)
     monkeypatch.setattr(fitting, "prepare", breaks)
     with pytest.warns(OverlapSchedWarning, match=r"leaves '.*' as it is: 'a bug'$") as said:
-        fit_graph(gm, memory_limit_bytes=int(0.8 * peak_of(gm)))
+        fit_graph(gm, memory_limit=int(0.8 * peak_of(gm)))
     assert len(said) == 1
     assert described(gm.graph) == before
 
@@ -82,13 +82,13 @@ def test_whatever_fails_leaves_the_graph_and_warns_once(monkeypatch: pytest.Monk
 def test_a_kind_that_is_not_known() -> None:
     known = "'recompute', 'offload', 'fission', 'batch'"
     with pytest.raises(OptionsError, match=rf"^kinds has 'shrink'; known are {known}\.$"):
-        fit_graph(training_step(), memory_limit_bytes=1, kinds=("shrink",))
+        fit_graph(training_step(), memory_limit=1, kinds=("shrink",))
 
 
 def test_the_step_in_parts_along_its_batch() -> None:
     gm = with_updates(joint_graph(TINY))
     limit = int(0.8 * peak_of(gm))
-    found = fit_graph(gm, memory_limit_bytes=limit, kinds=("batch",), effort=0)
+    found = fit_graph(gm, memory_limit=limit, kinds=("batch",), effort=0)
     assert isinstance(found.best.rewrites[0], Fission)
     assert peak_of(gm) == found.best.peak_bytes <= limit
     outcomes = []
@@ -104,7 +104,7 @@ def test_collectives_of_a_fitted_graph_are_rewritten_within_its_peak(monkeypatch
     limit = int(0.9 * peak_of(gm))
     slow = Roofline(network=Network(Link(500.0, 1e9), Link(500.0, 1e9)))
     options = Options(rewrites=("bucket",), strict=True)
-    found = fit_graph(gm, options, memory_limit_bytes=limit, kinds=("recompute",), model=slow, effort=1)
+    found = fit_graph(gm, options, memory_limit=limit, kinds=("recompute",), model=slow, effort=1)
     kinds = [type(one) for one in found.best.rewrites]
     assert kinds[0] is Recompute
     assert kinds[-1] is Bucket
@@ -116,5 +116,5 @@ def test_collectives_of_a_fitted_graph_are_rewritten_within_its_peak(monkeypatch
     monkeypatch.setattr(fitting, "plan_lifted", breaks)
     gm = sharded_step()
     with pytest.warns(OverlapSchedWarning, match=r"leaves the collectives of '.*' as they are: no$"):
-        fit_graph(gm, replace(options, strict=False), memory_limit_bytes=limit, kinds=("recompute",), effort=1)
+        fit_graph(gm, replace(options, strict=False), memory_limit=limit, kinds=("recompute",), effort=1)
     assert peak_of(gm) <= limit

@@ -24,7 +24,7 @@ def test_a_step_whose_values_go_to_the_host_gives_the_same_bits() -> None:
     gm, original = training_step(), training_step()
     lifted = lift(gm)
     peak, _ = peak_memory(lifted.problem, lifted.problem.original_order)
-    found = fit(lifted.problem, Prices(lifted.model), memory_limit_bytes=int(0.8 * peak), rerun=rerunnable(gm))
+    found = fit(lifted.problem, Prices(lifted.model), memory_limit=int(0.8 * peak), rerun=rerunnable(gm))
     assert any(isinstance(one, Offload) for one in found.best.rewrites)
     rewrite_graph(gm, found.best.rewrites)
     gm.graph.lint()

@@ -28,7 +28,7 @@ def fitted(gm: fx.GraphModule, share: float) -> tuple[Rewrite, ...]:
     found = fit(
         lifted.problem,
         Prices(lifted.model),
-        memory_limit_bytes=int(share * max_bytes(gm)),
+        memory_limit=int(share * max_bytes(gm)),
         kinds=("recompute",),
         rerun=rerunnable(gm),
     )

@@ -31,5 +31,6 @@ def wants_rewrites(settings: Settings) -> bool:
 
 def rewrite_and_schedule(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
     """Rewrite a graph's collectives where that is asked for, then reorder it; see :func:`schedule_fx`."""
-    rewritten = wants_rewrites(settings) and bool(rewrite_fx(gm, settings, planned, kind))
+    wanted = settings.cost is None and settings.options.rewrites  # as above, calling nothing that could fail here
+    rewritten = bool(wanted) and bool(rewrite_fx(gm, settings, planned, kind))
     schedule_fx(gm, settings, kind, rewritten)

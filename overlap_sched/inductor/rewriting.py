@@ -53,6 +53,8 @@ class Choice(NamedTuple):
 Choose = Callable[[Lifted, Settings, Mapping[str, str]], Choice]
 """Chooses rewrites of a lifted graph. It must be the same function of the same graph on every rank; the mapping is what
 members of a bucket must share, see :func:`overlap_sched.fx.rewrites.alike_of`."""
+Worth = Callable[[Sequence[fx.Node], Settings], bool]
+"""Says of the nodes that communicate whether there may be anything to do: the same on all ranks that launch alike."""
 
 
 @dataclass
@@ -79,8 +81,17 @@ class _Known:
     cached: CachedOrder | None = None
 
 
+def collectives_may_change(launches: Sequence[fx.Node], settings: Settings) -> bool:
+    """Whether rewrites of collectives are looked for, see :func:`overlap_sched.fx.rewrites.planning.may_rewrite`."""
+    return may_rewrite(launches, settings.options)
+
+
 def rewrite_fx(
-    gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, kind: str | None = None
+    gm: fx.GraphModule | fx.Graph,
+    settings: Settings,
+    choose: Choose,
+    kind: str | None = None,
+    worth: Worth = collectives_may_change,
 ) -> Sequence[Rewrite]:
     """Rewrite a graph in place, or leave it as it was; all ranks do the same.
 
@@ -91,6 +102,7 @@ def rewrite_fx(
         settings: How; whom to ask.
         choose: What to do.
         kind: See :func:`overlap_sched.inductor.fx_stage.schedule_fx`.
+        worth: Whether to look at the graph at all.
 
     Returns:
         What was done.
@@ -100,7 +112,7 @@ def rewrite_fx(
     """
     known = _Known()
     try:
-        agreed = _decided(gm, settings, choose, known, kind)
+        agreed = worth(_launches(gm), settings) and _decided(gm, settings, choose, known, kind)
     except BaseException as error:
         if known.pending is not None:
             known.pending.undo()
@@ -123,8 +135,6 @@ def _decided(
 ) -> bool:
     """Whether to do what is then pending; what failed here is raised once the other ranks know of it."""
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    if not may_rewrite(launches_in(graph.nodes), settings.options):
-        return False
     note, failure = note_rewrites(graph) if asks(settings) else None, None
     try:
         _prepare(gm, settings, choose, known, kind)
@@ -136,6 +146,10 @@ def _decided(
     if failure is not None:
         raise failure
     return agreed
+
+
+def _launches(gm: fx.GraphModule | fx.Graph) -> Sequence[fx.Node]:
+    return launches_in((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
 
 
 def _prepare(

@@ -31,7 +31,7 @@ def fit_step(gm: fx.GraphModule, settings: Settings) -> Settings:
     if not settings.fits:
         return settings
     before = list(gm.graph.nodes)
-    rewrite_fx(gm, settings, _chosen, "training step")
+    rewrite_fx(gm, settings, _chosen, "training step", worth=lambda launches, settings: True)
     if list(gm.graph.nodes) == before:
         return settings
     return replace(settings, options=replace(settings.options, headroom=0))

@@ -21,6 +21,7 @@ bound is not scheduled.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -156,7 +157,7 @@ class _Search:
             if v in base.deferred and v in self.graph.keys and self.graph.keys[v].group == last.group:
                 late.setdefault(self.graph.keys[v], []).append(v)
         for parts in (1, 2) if late else ():
-            groups = [part for ids in late.values() for part in _parts_of(ids, parts)]
+            groups = [part for ids in late.values() for part in parts_of(ids, parts)]
             self._try(f"compute behind the last launch, its collectives in {parts}", groups, base.order)
 
     def _neighbours(self, base: Base, caps: Sequence[int]) -> tuple[float, ...]:
@@ -218,8 +219,10 @@ class _Search:
         return found.see(tried(graph.asked, f"{what}{self.where}", rewrites, order, found.best_us, found.policies()))
 
 
-def _parts_of(ids: Sequence[NodeId], parts: int) -> list[Sequence[NodeId]]:
-    return [ids[len(ids) * p // parts : len(ids) * (p + 1) // parts] for p in range(parts)]
+def parts_of(ids: Sequence[NodeId], parts: int) -> list[Sequence[NodeId]]:
+    """About equal parts; fewer where there are not so many ids."""
+    ends = [len(ids) * p // parts for p in range(parts + 1)]
+    return [ids[begin:end] for begin, end in pairwise(ends) if begin < end]
 
 
 def _on_two_streams(asked: Asked, moved: frozenset[str]) -> Graph:

@@ -2,6 +2,7 @@
 
 from overlap_sched import Kind, Node, Problem
 from overlap_sched.transform.batching import BatchingStreams
+from overlap_sched.transform.choose import parts_of
 from overlap_sched.transform.keys import Key, batch_time, keys_of
 from tests.support.sharded import PRICES, RANKS, sharded
 
@@ -73,3 +74,9 @@ def test_others_than_buckets_have_none() -> None:
     alone_us = PRICES.collective_us("reduce_scatter_tensor", 8, THREE.groups["fsdp"])
     assert batch_time(THREE, PRICES)(KEYS[SCATTERS[0]], 8) == alone_us
     assert THREE.groups["fsdp"].size == RANKS
+
+
+def test_parts_of_a_list_are_never_empty() -> None:
+    """One collective deferred alone is in one part, not in one and an empty one."""
+    assert parts_of([7], 2) == [[7]]
+    assert parts_of([1, 2, 3], 2) == [[1], [2, 3]]

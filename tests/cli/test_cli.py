@@ -93,7 +93,7 @@ def test_options_are_named_as_in_the_library(problem: str) -> None:
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     with patch("overlap_sched.cli.command.schedule", side_effect=KeyboardInterrupt) as called:
         assert run("plan", problem, "--strict", *arguments) == 130
-    assert called.call_args.args[1] == Options(**given, strict=True)  # type: ignore[arg-type]
+    assert called.call_args.args[1] == Options(**given, strict=True, rewrites=())  # type: ignore[arg-type]
 
 
 def test_explain_prints_the_most_exposed_first_or_one(problem: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ is added.
 """
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -77,7 +77,7 @@ def region_from(
     """
     banned, asked = set(never), dict(seeds)
     for _ in range(ROUNDS):
-        region = _forward(graph, asked, parts, only, banned, sums)
+        region = _forward(graph.nodes, asked, parts, only, banned, sums)
         lost = _not_whole(region)
         more = {} if lost else _backward(region, only, banned)
         if not lost and not more:
@@ -86,12 +86,23 @@ def region_from(
         asked |= more
     while lost := _not_whole(region):
         banned |= lost
-        region = _forward(graph, asked, parts, only, banned, sums)
+        region = _forward(graph.nodes, asked, parts, only, banned, sums)
     return region
 
 
+def followed(nodes: Sequence[fx.Node], seeds: Mapping[fx.Node, Cut], parts: int) -> Region:
+    """What becomes of some calls where values from outside are cut; what is in parts and leaves is not looked at.
+
+    Args:
+        nodes: In an order in which they can run.
+        seeds: Values from outside that are cut.
+        parts: How many.
+    """
+    return _forward(nodes, seeds, parts, None, (), True)
+
+
 def _forward(
-    graph: fx.Graph,
+    nodes: Iterable[fx.Node],
     seeds: Mapping[fx.Node, Cut],
     parts: int,
     only: Collection[fx.Node] | None,
@@ -99,7 +110,7 @@ def _forward(
     sums: bool,
 ) -> Region:
     region = Region(parts, seeds)
-    for node in graph.nodes:
+    for node in nodes:
         if node.op != "call_function":
             continue
         if node.target is operator.getitem and node.args[0] in region.told:

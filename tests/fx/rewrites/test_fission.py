@@ -1,6 +1,8 @@
 """Fission of FX graphs: what runs in parts gives what it gave whole, on all ranks, and problem and graph agree."""
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,10 @@ from overlap_sched.problem import Group, Problem
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut, range_cut
-from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices
 from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
-from tests.support.fx_graphs import RANKS
+from tests.support.fx_graphs import RANKS, reordered, tensors, trace
 from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import by_name, described, refusal
 
@@ -183,16 +185,70 @@ def test_what_is_refused_and_why() -> None:
     )
 
 
-def test_what_is_written_to_stays_whole() -> None:
-    from tests.support.fx_graphs import trace
+def written_before(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What is added is what ``y`` is by then."""
+    z = x * 2
+    y.copy_(z)
+    return z + y
 
-    def update(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        z = x * 2
-        y.copy_(z)
-        return z + y
 
-    gm = trace(update, (BATCH, 4), (BATCH, 4))
+def written_behind(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What is added is what ``y`` was."""
+    z = x * 2 + y
+    y.copy_(z)
+    return z
+
+
+def read_by_its_old_name(gm: fx.GraphModule) -> None:
+    """The addition takes the input, and not what the copy gives, which is the same memory."""
+    x, y = gm.graph.find_nodes(op="placeholder")
+    (write,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    for user in list(write.users):
+        user.replace_input_with(write, y)
+    gm.recompile()
+
+
+def written_inside(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """A view of what is written to is returned."""
+    z = x * 2
+    z.add_(1)
+    return [z.view(-1), torch.relu(z)]
+
+
+@pytest.mark.parametrize("program", [written_before, written_behind])
+def test_what_is_written_to_outside_is_read_as_it_was(program: Callable[..., torch.Tensor]) -> None:
+    gm = trace(program, (BATCH, 4), (BATCH, 4))
     x = next(iter(gm.graph.nodes))
     one = fission_of(region_from(gm.graph, {x: Cut(0, 1, 2)}, 2))
     assert one is not None
-    assert "it stays whole" in refused(gm, one)
+    assert {"mul", "add"} <= set(one.nodes)
+    rewrite_graph(gm, [one])
+    for seed in range(3):
+        after = random_order_of(gm, seed)
+        (a, b), (c, d) = ([v.clone() for v in tensors(gm, seed)] for _ in range(2))
+        assert torch.equal(after(a, b), program(c, d))
+        assert torch.equal(b, d)
+
+
+def random_order_of(gm: fx.GraphModule, seed: int) -> fx.GraphModule:
+    return reordered(gm, random.Random(seed))
+
+
+def test_what_is_written_to_stays_whole() -> None:
+    gm = trace(written_before, (BATCH, 4), (BATCH, 4))
+    read_by_its_old_name(gm)
+    add, x, y = (next(n for n in gm.graph.nodes if n.name == name) for name in ("add", "x_1", "y_1"))
+    cut = Cut(0, 1, 2)
+    slices = tuple(Slice(node.name, cut, 64, True, node.name) for node in (x, y))
+    leaves = (Leave("mul", "cat", cut, 64, "mul"), Leave("add", "cat", cut, 64, "add"))
+    assert add.args[1] is y
+    assert refused(gm, Fission(("mul", "add"), 2, slices, leaves)) == (
+        "'y_1' is written to before 'add' reads it: it stays whole."
+    )
+    gm = trace(written_inside, (BATCH, 4), (BATCH, 4))
+    view, output = (next(n for n in gm.graph.nodes if n.name == name) for name in ("view", "output"))
+    leaves = (Leave("relu", "cat", cut, 64, "relu"), Leave("view", "cat", cut, 64, "mul"))
+    assert output.args[0][0] is view
+    assert refused(gm, Fission(("mul", "add_", "relu"), 2, slices[:1], leaves[:1])) == (
+        "'mul' is written to, and 'view', which does not run in parts, shares its memory: it stays whole."
+    )

@@ -9,7 +9,6 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 

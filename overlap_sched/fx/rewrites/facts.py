@@ -91,10 +91,11 @@ class GraphFacts:
 
     def read_after_a_write(self, node: fx.Node, readers: Collection[fx.Node]) -> fx.Node | None:
         """The first of some nodes that reads what a node gave, or a view of it, after something has written to that."""
-        v, found = self.at[node], list[int]()
+        found = list[int]()
         for root in self._roots[node]:
-            writers = [w for w in self._writers.get(root, ()) if w > v]
-            found += [u for u in self._sharers.get(root, ()) if writers and u > writers[0] and self._nodes[u] in readers]
+            writers = [w for w in self._writers.get(root, ()) if w > self.at[node]]
+            if writers:
+                found += [u for u in self._sharers[root] if u > writers[0] and self._nodes[u] in readers]
         return self._nodes[min(found)] if found else None
 
     def sharers(self, node: fx.Node) -> list[fx.Node]:

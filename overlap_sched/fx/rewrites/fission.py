@@ -172,16 +172,13 @@ class _Fissioning:
     def _leave(self, node: fx.Node, leave: Leave) -> fx.Node | list[fx.Node]:
         """What users outside take."""
         parts, name, given = self.copies[node], f"{self.rewrite.name}_{node.name}", self.region.gives[node]
-        if given != (_GIVES[leave.how] if leave.how in _GIVES else leave.cut):
+        if given != _GIVES.get(leave.how, leave.cut):
             raise RewriteError(f"{node.name!r} comes out of its parts as {given}: it does not leave as {_said(leave)}.")
         if leave.how == "parts":
             return parts
         if leave.how == "same":
             return parts[0]
-        if leave.how == "sum":
-            out = self._sum(name, node, parts)
-        else:
-            out = self._cat(name, node, parts, leave)
+        out = self._sum(name, node, parts) if leave.how == "sum" else self._cat(name, node, parts, leave)
         check_same_value(node.name, node, out)
         return out
 

@@ -100,9 +100,7 @@ def _is_symbolic(value: Any) -> bool:
 
 def _sizes(value: Any) -> list[Any]:
     """All sizes in a value, in order: numbers, and shapes of tensors."""
-    return [
-        size for leaf in tree_leaves(value) for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))
-    ]
+    return [size for leaf in tree_leaves(value) for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
 
 
 def _liken(new: torch.SymInt, old: torch.SymInt, parts: int) -> None:

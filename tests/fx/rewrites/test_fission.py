@@ -201,7 +201,7 @@ def written_behind(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def read_by_its_old_name(gm: fx.GraphModule) -> None:
     """The addition takes the input, and not what the copy gives, which is the same memory."""
-    x, y = gm.graph.find_nodes(op="placeholder")
+    _, y = gm.graph.find_nodes(op="placeholder")
     (write,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     for user in list(write.users):
         user.replace_input_with(write, y)

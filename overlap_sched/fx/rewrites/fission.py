@@ -106,9 +106,9 @@ class _Fissioning:
                 kwargs[name] = value
         try:
             return self.draft.call_in_part(self.rewrite.part(node.name, p), tuple(args), kwargs, at, node, self.parts)
-        except RuntimeError as error:  # a view of what lies otherwise in memory for a part
-            why = str(error).splitlines()[0]
-            raise RewriteError(f"{node.name!r} cannot run in {self.parts} parts: {why}") from None
+        except RuntimeError as error:  # a view of what lies otherwise in memory for a part; no symbol for a size
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
+            raise RewriteError(f"{node.name!r} cannot run in {self.parts} parts: {why}.") from None
 
     def _slice(self, v: fx.Node, p: int, at: float) -> fx.Node:
         if (v, p) not in self.entered:

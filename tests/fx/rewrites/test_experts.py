@@ -178,7 +178,7 @@ def added(sent: list[list[int]]) -> list[int]:
 def test_fit_graph_runs_experts_in_parts() -> None:
     gm = trace(step)
     before = lift(gm).problem
-    limit = int(0.7 * peak_memory(before, before.original_order)[0])
+    limit = int(0.8 * peak_memory(before, before.original_order)[0])
     found = fit_graph(gm, Options(strict=True), memory_limit=limit, kinds=("batch",), effort=0)
     (one,) = found.best.rewrites
     assert isinstance(one, Fission)
@@ -192,13 +192,16 @@ def test_fit_graph_runs_experts_in_parts() -> None:
 def test_a_graph_that_cannot_be_rewritten_stays_and_one_warning_says_why() -> None:
     gm = trace(step)
     problem = lift(gm).problem
-    limit = int(0.7 * peak_memory(problem, problem.original_order)[0])
+    limit = int(0.8 * peak_memory(problem, problem.original_order)[0])
     env = next(node.meta["val"].node.shape_env for node in gm.graph.find_nodes(op="call_function", target=READ))
     env.settings = replace(env.settings, allow_scalar_outputs=False)  # no symbol can be made any more
     before = described(gm.graph)
     with pytest.warns(OverlapSchedWarning) as said:
         fit_graph(gm, memory_limit=limit, kinds=("batch",), effort=0)
-    assert [str(one.message) for one in said] == [""]
+    assert [str(one.message) for one in said] == [
+        "overlap_sched leaves '<lambda>' as it is: '_local_scalar_dense' cannot run in 4 parts: "
+        "DataDependentOutputException: aten._local_scalar_dense.default."
+    ]
     assert described(gm.graph) == before
 
 

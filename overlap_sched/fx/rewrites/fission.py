@@ -68,7 +68,7 @@ class _Fissioning:
             if reader is not None:
                 raise RewriteError(f"{node.name!r} is written to before {reader.name!r} reads it: it stays whole.")
         for node in self.nodes:
-            outside = [u for u in self.draft.sharers(node) if u not in self.copies or u in self.stay]
+            outside = [u for u in self.draft.sharers(node) if u not in self.copies]
             if outside:
                 raise RewriteError(
                     f"{node.name!r} is written to, and {outside[0].name!r}, which does not run in parts, shares its "

@@ -17,7 +17,7 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.dimensions.call import Told, shape
 from overlap_sched.fx.dimensions.rules import rule_of, told
 from overlap_sched.fx.dimensions.storages import maker_of
-from overlap_sched.fx.dimensions.writes import shared, writes
+from overlap_sched.fx.dimensions.writes import shared, writes, written_outside
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
 
@@ -202,7 +202,7 @@ def _not_whole(region: Region) -> set[fx.Node]:
 
 
 def _seen_outside(region: Region) -> set[fx.Node]:
-    """Calls of the region whose result is used outside, and cannot leave; or that write to what is seen outside."""
+    """Calls whose result is used outside, and cannot leave; or that share with others what is written to."""
     lost = set()
     for node in region.told:
         several = [node, *(user for user in node.users if user.target is operator.getitem)]
@@ -210,6 +210,8 @@ def _seen_outside(region: Region) -> set[fx.Node]:
             if isinstance(region.gives.get(one), Routed) and any(user not in region.gives for user in one.users):
                 lost.add(node)
         if writes(node) and shared(maker_of(node)[0], region.gives):
+            lost.add(node)
+        if written_outside(node, region.gives):
             lost.add(node)
     return lost
 

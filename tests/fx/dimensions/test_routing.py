@@ -11,6 +11,7 @@ from overlap_sched.fx.dimensions import region_from
 from overlap_sched.fx.dimensions.border import fission_of
 from overlap_sched.fx.dimensions.experts import expert_fissions, expert_regions
 from overlap_sched.fx.dimensions.region import followed
+from overlap_sched.fx.dimensions.writes import writes
 from overlap_sched.judge.validate import violation
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut, Routed
@@ -119,11 +120,17 @@ def test_a_write_that_is_seen_outside_stays_whole() -> None:
     def own(x: Tensor) -> list[Tensor]:
         return [torch.tanh(torch.relu(x).add_(1.0))]
 
-    for make, whole in ((seen, True), (own, False)):
+    def outside(x: Tensor) -> list[Tensor]:
+        y = torch.zeros_like(x)
+        y[:, 1:].copy_(x.cumsum(0)[:, 1:])
+        return [torch.tanh(y) * x]
+
+    for make, whole in ((seen, True), (own, False), (outside, True)):
         gm = trace(make, (4, 6))
         region = region_from(gm.graph, {next(iter(gm.graph.nodes)): Cut(0, 1, 2)}, 2)
-        write = next(node for node in gm.graph.nodes if node.target is torch.ops.aten.add_.Tensor)
+        write = next(node for node in gm.graph.nodes if writes(node))
         assert (write not in region.told) == whole
+        assert not [node for node in gm.graph.nodes if node.name == "zeros_like" and node in region.told]
 
 
 def test_routed_rows_do_not_leave() -> None:

@@ -63,9 +63,9 @@ class _Fissioning:
         for node in (*self.nodes, *self.slices):
             if facts.by_address(node):
                 raise RewriteError(f"{node.name!r} is looked at by its address: it stays whole.")
-        for node in self.slices:
+        for node, one in self.slices.items():
             reader = self.draft.read_after_a_write(node, self.copies)
-            if reader is not None:
+            if reader is not None and not one.free:  # a view is read when a part's reader runs; a copy, when it is made
                 raise RewriteError(f"{node.name!r} is written to before {reader.name!r} reads it: it stays whole.")
         for node in self.nodes:
             outside = [u for u in self.draft.sharers(node) if u not in self.copies]

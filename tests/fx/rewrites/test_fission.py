@@ -234,17 +234,23 @@ def random_order_of(gm: fx.GraphModule, seed: int) -> fx.GraphModule:
     return reordered(gm, random.Random(seed))
 
 
-def test_what_is_written_to_stays_whole() -> None:
-    gm = trace(written_before, (BATCH, 4), (BATCH, 4))
-    read_by_its_old_name(gm)
-    add, x, y = (next(n for n in gm.graph.nodes if n.name == name) for name in ("add", "x_1", "y_1"))
+def test_a_copy_of_what_is_written_to_would_be_made_too_early() -> None:
+    """A view is read when the part reads it: behind the write."""
     cut = Cut(0, 1, 2)
-    slices = tuple(Slice(node.name, cut, 64, True, node.name) for node in (x, y))
-    leaves = (Leave("mul", "cat", cut, 64, "mul"), Leave("add", "cat", cut, 64, "add"))
-    assert add.args[1] is y
-    assert refused(gm, Fission(("mul", "add"), 2, slices, leaves)) == (
-        "'y_1' is written to before 'add' reads it: it stays whole."
-    )
+    for free in (True, False):
+        gm = trace(written_before, (BATCH, 4), (BATCH, 4))
+        read_by_its_old_name(gm)
+        slices = tuple(Slice(name, cut, 64, free, name) for name in ("x_1", "y_1"))
+        leaves = tuple(Leave(name, "cat", cut, 64, name) for name in ("mul", "add"))
+        one = Fission(("mul", "add"), 2, slices, leaves)
+        if not free:
+            assert refused(gm, one) == "'y_1' is written to before 'add' reads it: it stays whole."
+            continue
+        rewrite_graph(gm, [one])
+        for seed in range(6):
+            (a, b), (c, d) = ([v.clone() for v in tensors(gm, seed)] for _ in range(2))
+            assert torch.equal(random_order_of(gm, seed)(a, b), written_before(c, d))
+            assert torch.equal(b, d)
 
 
 def test_what_is_written_to_is_seen_in_its_part_alone() -> None:
@@ -256,3 +262,47 @@ def test_what_is_written_to_is_seen_in_its_part_alone() -> None:
         "'mul' is written to, and 'view', which does not run in parts, shares its memory: it stays whole."
     )
     assert described(gm.graph) == before
+
+
+def ordered_by_memory(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What is written inside, and what is read inside and written outside."""
+    z = (x * 2).add_(1)
+    w = torch.relu(z) + y
+    y.copy_(x)
+    return w
+
+
+def misplaced(gm: fx.GraphModule, one: Fission, names: list[str], late: str, early: str) -> str:
+    """What is said of an order in which one node comes just before another."""
+    wrong = [name for name in names if name != late]
+    wrong.insert(wrong.index(early), late)
+    with pytest.raises(RewriteError) as caught:
+        prepare(gm, [one], wrong)
+    return str(caught.value)
+
+
+def test_orders_of_memory_hold_in_each_part() -> None:
+    cut = Cut(0, 1, 2)
+    slices = tuple(Slice(name, cut, 64, True, name) for name in ("x_1", "y_1"))
+    one = Fission(("mul", "add_", "relu", "add"), 2, slices, (Leave("add", "cat", cut, 64, "add"),))
+
+    def graph() -> fx.GraphModule:
+        gm = trace(ordered_by_memory, (BATCH, 4), (BATCH, 4))
+        mul, write, relu = (next(n for n in gm.graph.nodes if n.name == name) for name in ("mul", "add_", "relu"))
+        relu.replace_input_with(write, mul)
+        return gm
+
+    gm = graph()
+    rewrite_graph(gm, [one])
+    names = [node.name for node in gm.graph.nodes]
+    for p in range(2):
+        relu, write, add = (one.part(name, p) for name in ("relu", "add_", "add"))
+        assert misplaced(graph(), one, names, relu, write) == (
+            f"the order has '{relu}' before '{write}', which it needs."
+        )
+        assert misplaced(graph(), one, names, "copy_", add).startswith(
+            "the order has 'copy_' before 'fission_mul_2_add_"
+        )
+    (a, b), (c, d) = ([v.clone() for v in tensors(gm)] for _ in range(2))
+    assert torch.equal(gm(a, b), ordered_by_memory(c, d))
+    assert torch.equal(b, d)

@@ -18,6 +18,7 @@ from overlap_sched.fit import Fit, fit
 from overlap_sched.fit.planner import point
 from overlap_sched.fit.questions import KINDS as OF_VALUES
 from overlap_sched.fx.dimensions.candidates import fission_candidates
+from overlap_sched.fx.dimensions.experts import expert_fissions
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable
 from overlap_sched.fx.rewrites.batches import batch_fissions
@@ -147,9 +148,9 @@ def fit_lifted(
 
 
 def _in_parts(lifted: Lifted, kinds: Collection[str]) -> tuple[list[Fission], list[Fission]]:
-    """Parts of the graph that may run in parts, and the whole of it along its batch."""
+    """Parts of the graph that may run in parts; and all of it along its batch, or its layers along experts' tokens."""
     some = fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS] if FISSION in kinds else []
-    return some, batch_fissions(lifted) if BATCH in kinds else []
+    return some, [*batch_fissions(lifted), *expert_fissions(lifted)] if BATCH in kinds else []
 
 
 def _with_collectives(gm: fx.GraphModule, found: Fit, options: Options, lifting: dict[str, Any]) -> Fit:

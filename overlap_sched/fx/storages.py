@@ -101,17 +101,22 @@ class Storages:
         """A size as a plain number: symbolic ones by their hints, data-dependent ones by a default."""
         if type(size) is int:
             return size
-        if not isinstance(size, torch.SymInt):
-            return int(size)
-        if size.node.has_hint():
-            return int(size.node.hint)
-        self.notes["size_without_hint"] += 1
-        from torch.fx.experimental import symbolic_shapes
+        self.notes["size_without_hint"] += isinstance(size, torch.SymInt) and not size.node.has_hint()
+        return hint_of(size)
 
-        optimization_hint = getattr(symbolic_shapes, "optimization_hint", None)
-        if optimization_hint is not None:
-            return int(optimization_hint(size, fallback=UNBACKED_HINT))
-        return UNBACKED_HINT
+
+def hint_of(size: int | torch.SymInt) -> int:
+    """A size as a plain number, see :meth:`Storages.hint`."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    if size.node.has_hint():
+        return int(size.node.hint)
+    from torch.fx.experimental import symbolic_shapes
+
+    optimization_hint = getattr(symbolic_shapes, "optimization_hint", None)
+    if optimization_hint is not None:
+        return int(optimization_hint(size, fallback=UNBACKED_HINT))
+    return UNBACKED_HINT
 
 
 def _unwrapped(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -52,6 +52,7 @@ class _Fissioning:
         self.taken: dict[tuple[NodeId, int], tuple[NodeId, tuple[StorageId, ...]]] = {}
         self.entered: dict[tuple[NodeId, int], Entered] = {}
         self.sliced: dict[NodeId, Slice] = {draft.find(one.value): one for one in fission.slices}
+        self.full = {s for name, k in fission.full for s in draft.node(draft.find(name)).alloc[k : k + 1]}
         self.left: set[StorageId] = set()
         self.of_host = {v: u for v in self.ids if (u := _host_node(draft, v)) is not None}
         gone = {*self.inside, *self.of_host.values()} - self.stay
@@ -89,10 +90,9 @@ class _Fissioning:
         """A node in one part; what it takes in part is sliced before it, where that has not been done yet."""
         node, own = self.draft.node(v), self.of_part[p]
         name, alloc = self.fission.part(node.name, p), []
-        for at_result, s in enumerate(node.alloc):
-            full = (node.name, at_result) in self.fission.full
+        for s in node.alloc:
             nbytes = self.draft.storages[s].bytes
-            own[s] = self.draft.storage(nbytes if full else -(-nbytes // self.fission.parts))
+            own[s] = self.draft.storage(nbytes if s in self.full else -(-nbytes // self.fission.parts))
             alloc.append(own[s])
         deps = []
         entered: Entered = {}
@@ -109,7 +109,8 @@ class _Fissioning:
         use = _unique(t for s in node.use for t in ((own[s],) if s in own else entered.get(s, (s,))))
         if node.kind is Kind.COLLECTIVE:
             return self._collective(node, name, (deps, alloc, use), at)
-        flops, nbytes = node.flops // self.fission.parts, self._bytes(node, own.keys() | entered.keys())
+        flops = node.flops // self.fission.parts
+        nbytes = self._bytes(node, (own.keys() | entered.keys()) - self.full)
         made = node._replace(name=name, deps=_unique(deps), alloc=tuple(alloc), use=use)
         if node.kind is Kind.WAIT:
             return self._wait(v, made, p, at)
@@ -118,7 +119,7 @@ class _Fissioning:
     def _collective(self, node: Node, name: str, what: tuple[list[int], list[int], tuple[int, ...]], at: float) -> int:
         deps, alloc, use = what
         group = self.draft.groups[node.group or ""]
-        nbytes = -(-node.bytes // self.fission.parts)
+        nbytes = node.bytes if self.full.issuperset(node.alloc) else -(-node.bytes // self.fission.parts)
         us = self.prices.collective_us(node.op, nbytes, group)
         before = launched(self.draft, name, _unique(deps), self.prices.launch_us(node.op, nbytes, group), at)
         made = node._replace(name=name, deps=before, alloc=tuple(alloc), use=use, time_us=us, bytes=nbytes)
@@ -136,8 +137,7 @@ class _Fissioning:
     def _bytes(self, node: Node, cut: AbstractSet[StorageId]) -> int:
         """What a part moves: 1/n of what is cut; all of what goes in or comes out whole."""
         whole = sum(self.draft.storages[s].bytes for s in node.use if s not in cut)
-        results = [s for i, s in enumerate(node.alloc) if (node.name, i) in self.fission.full]
-        whole += sum(self.draft.storages[s].bytes for s in results)
+        whole += sum(self.draft.storages[s].bytes for s in node.alloc if s in self.full)
         if whole > node.bytes:  # of a table, only some rows are read
             whole = 0
         return whole + -(-(node.bytes - whole) // self.fission.parts)

@@ -21,8 +21,17 @@ from tests.support.fx_graphs import C10D, RANKS, wait
 from tests.support.lockstep import run_lockstep
 
 TOKENS, WIDTH, HIDDEN, EXPERTS, CHOSEN = 16, 8, 16, 4, 2
-SHAPES = ((TOKENS, WIDTH), (WIDTH, EXPERTS), (EXPERTS // RANKS, WIDTH, HIDDEN), (EXPERTS // RANKS, HIDDEN, WIDTH))
+Shapes = Sequence[tuple[int, ...]]
 Splits = list[Any]
+
+
+def shapes(tokens: int, width: int, hidden: int, experts: int) -> Shapes:
+    """Of one rank's tokens, of the router, and of the weights of its experts."""
+    here = experts // RANKS
+    return ((tokens, width), (width, experts), (here, width, hidden), (here, hidden, width))
+
+
+SHAPES = shapes(TOKENS, WIDTH, HIDDEN, EXPERTS)
 
 
 class Sent(torch.autograd.Function):
@@ -46,13 +55,13 @@ def by_expert(counts: Tensor) -> Tensor:
     return begins[segment] + torch.arange(segment.shape[0]) - (lengths.cumsum(0) - lengths)[segment]
 
 
-def experts(x: Tensor, router: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Each token goes to two experts, here or on the other rank, and what they give is added up."""
+def experts(x: Tensor, router: Tensor, up: Tensor, down: Tensor, each: int = CHOSEN) -> Tensor:
+    """Each token goes to some experts, here or on the other rank, and what they give is added up."""
     scores = torch.softmax(x @ router, -1)
-    chosen, ids = scores.topk(CHOSEN, -1)
+    chosen, ids = scores.topk(each, -1)
     counts = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ids, True).sum(0)
     order = ids.view(-1).sort(stable=True)[1]
-    token = order // CHOSEN
+    token = order // each
     local = wait(C10D.all_to_all_single(counts.view(RANKS, -1), [1] * RANKS, [1] * RANKS, "0")).reshape(-1)
     here = counts.view(RANKS, -1).sum(1).tolist()
     there = local.view(RANKS, -1).sum(1).tolist()
@@ -63,13 +72,13 @@ def experts(x: Tensor, router: Tensor, up: Tensor, down: Tensor) -> Tensor:
     out = torch._grouped_mm(hidden, down, offs=offsets)
     back = Sent.apply(torch.empty_like(rows).index_put_((place,), out), here, there)
     weighted = back * chosen.view(-1)[order].unsqueeze(1)
-    return x + torch.zeros_like(x).scatter_add(0, token.unsqueeze(1).expand(-1, WIDTH), weighted)
+    return x + torch.zeros_like(x).scatter_add(0, token.unsqueeze(1).expand(-1, x.shape[1]), weighted)
 
 
-def step(x: Tensor, *weights: Tensor) -> list[Tensor]:
+def step(x: Tensor, *weights: Tensor, each: int = CHOSEN) -> list[Tensor]:
     """Forward, loss and gradients of all that comes in."""
     inputs = [one.detach().requires_grad_() for one in (x, *weights)]
-    loss = experts(*inputs).pow(2).sum(-1)
+    loss = experts(*inputs, each).pow(2).sum(-1)
     return [loss.detach(), *torch.autograd.grad(loss.sum(), inputs)]
 
 
@@ -91,9 +100,14 @@ def routed(rows: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., li
 
 @cache
 def traced(make: Callable[..., Any] = step) -> fx.GraphModule:
-    """Traced on fake tensors; sizes that depend on data are symbols."""
+    """Traced on fake tensors, once; sizes that depend on data are symbols."""
+    return trace(make, SHAPES)
+
+
+def trace(make: Callable[..., Any], of: Shapes = SHAPES) -> fx.GraphModule:
+    """The same, a graph of its own."""
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(allow_scalar_outputs=True)):
-        inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in SHAPES]
+        inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in of]
         return make_fx(make, tracing_mode="fake")(*inputs)
 
 
@@ -148,12 +162,27 @@ def _joining(given: Cut | Uncut, parts: int) -> Callable[..., Any]:
     return joined
 
 
-def run(gm: fx.GraphModule, seed: int) -> list[Sequence[Tensor]]:
-    """Results of both ranks; each has tokens and experts of its own, and they share the router."""
+def inputs_of_ranks(gm: fx.GraphModule, seed: int) -> list[list[Tensor]]:
+    """Each rank has tokens and experts of its own, and they share the router."""
+    x, router, *weights = (tuple(node.meta["val"].shape) for node in gm.graph.find_nodes(op="placeholder"))
     generator = torch.Generator().manual_seed(seed)
-    router = torch.randn(SHAPES[1], generator=generator)
-    inputs = []
+    shared = torch.randn(router, generator=generator)
+    found = []
     for _ in range(RANKS):
-        x, up, down = (torch.randint(-2, 3, shape, generator=generator) for shape in (SHAPES[0], *SHAPES[2:]))
-        inputs.append([one.bfloat16() for one in (x, router, up, down)])
-    return run_lockstep(gm, inputs, {"0": [list(range(RANKS))]})
+        tokens, *own = (torch.randint(-2, 3, shape, generator=generator) for shape in (x, *weights))
+        found.append([one.bfloat16() for one in (tokens, shared, *own)])
+    return found
+
+
+def run(gm: fx.GraphModule, seed: int) -> list[Sequence[Tensor]]:
+    """Results of both ranks."""
+    return run_lockstep(gm, inputs_of_ranks(gm, seed), {"0": [list(range(RANKS))]})
+
+
+def check_alike(whole: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+    """Losses and gradients of tokens to the last bit; gradients of weights are sums over the parts, in bfloat16."""
+    loss, of_tokens, *of_weights = zip(whole, parts, strict=True)
+    assert torch.equal(*loss)
+    assert torch.equal(*of_tokens)
+    for want, have in of_weights:
+        torch.testing.assert_close(have, want, rtol=0.02, atol=0.02 * float(want.abs().max()))

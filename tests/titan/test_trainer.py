@@ -30,10 +30,14 @@ def test_two_ranks(titan: None, tmp_path: Path) -> None:
         Job("loaded", loaded),
         Job("experts_plain", DEEPSEEK + EP),
         Job("experts", DEEPSEEK + EP + OURS),
+        Job("layers_in_parts", DEEPSEEK + EP + OURS, "layers_in_parts"),
+        Job("experts_in_parts", DEEPSEEK + EP + OURS, "experts_in_parts"),
     ]
     found = train(folder, jobs)
     check_better(found["plain"], found["ours"])
     check_better(found["experts_plain"], found["experts"])
+    check_experts_in_parts(found["experts"], found["layers_in_parts"])
+    check_experts_in_parts(found["experts"], found["experts_in_parts"])
     check_that_the_planned_order_is_the_one_that_runs(found["ours"])
     check_fitted(found["plain"], found["ours"], found["fitted"])
     check_regions(found["plain"], found["regions"])
@@ -64,6 +68,19 @@ def check_better(plain: Ranks, ours: Ranks) -> None:
         assert after["between"] > before["between"]
         assert sorted(after["order"]) == sorted(before["order"])
         assert after["order"] == ours[0]["order"] != before["order"]
+
+
+def check_experts_in_parts(whole: Ranks, parts: Ranks) -> None:
+    """Every exchange once per part; the first loss to the last bit, then weights have been updated by sums of parts."""
+    for before, after in zip(whole, parts, strict=True):
+        assert after["warned"] == []
+        assert after["order"] == parts[0]["order"]
+        exchanges = [sum("all_to_all_single" in name for name in rank["order"]) for rank in (before, after)]
+        assert exchanges[1] == 2 * exchanges[0] > 0
+        was, now = ([[float.fromhex(one) for one in step] for step in rank["losses"]] for rank in (before, after))
+        assert now[0][:2] == was[0][:2]
+        for want, got in zip(was, now, strict=True):
+            assert got == pytest.approx(want, rel=1e-5)
 
 
 def planned(rank: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ is added.
 """
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.dimensions.call import Told, shape
 from overlap_sched.fx.dimensions.rules import rule_of, told
 from overlap_sched.fx.dimensions.storages import maker_of
-from overlap_sched.fx.dimensions.writes import shared, writes
+from overlap_sched.fx.dimensions.writes import shared, writes, written_outside
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
 
@@ -77,7 +77,7 @@ def region_from(
     """
     banned, asked = set(never), dict(seeds)
     for _ in range(ROUNDS):
-        region = _forward(graph, asked, parts, only, banned, sums)
+        region = _forward(graph.nodes, asked, parts, only, banned, sums)
         lost = _not_whole(region)
         more = {} if lost else _backward(region, only, banned)
         if not lost and not more:
@@ -86,12 +86,23 @@ def region_from(
         asked |= more
     while lost := _not_whole(region):
         banned |= lost
-        region = _forward(graph, asked, parts, only, banned, sums)
+        region = _forward(graph.nodes, asked, parts, only, banned, sums)
     return region
 
 
+def followed(nodes: Sequence[fx.Node], seeds: Mapping[fx.Node, Cut], parts: int) -> Region:
+    """What becomes of some calls where values from outside are cut; what is in parts and leaves is not looked at.
+
+    Args:
+        nodes: In an order in which they can run.
+        seeds: Values from outside that are cut.
+        parts: How many.
+    """
+    return _forward(nodes, seeds, parts, None, (), True)
+
+
 def _forward(
-    graph: fx.Graph,
+    nodes: Iterable[fx.Node],
     seeds: Mapping[fx.Node, Cut],
     parts: int,
     only: Collection[fx.Node] | None,
@@ -99,7 +110,7 @@ def _forward(
     sums: bool,
 ) -> Region:
     region = Region(parts, seeds)
-    for node in graph.nodes:
+    for node in nodes:
         if node.op != "call_function":
             continue
         if node.target is operator.getitem and node.args[0] in region.told:
@@ -191,7 +202,7 @@ def _not_whole(region: Region) -> set[fx.Node]:
 
 
 def _seen_outside(region: Region) -> set[fx.Node]:
-    """Calls of the region whose result is used outside, and cannot leave; or that write to what is seen outside."""
+    """Calls whose result is used outside, and cannot leave; or that share with others what is written to."""
     lost = set()
     for node in region.told:
         several = [node, *(user for user in node.users if user.target is operator.getitem)]
@@ -199,6 +210,8 @@ def _seen_outside(region: Region) -> set[fx.Node]:
             if isinstance(region.gives.get(one), Routed) and any(user not in region.gives for user in one.users):
                 lost.add(node)
         if writes(node) and shared(maker_of(node)[0], region.gives):
+            lost.add(node)
+        if written_outside(node, region.gives):
             lost.add(node)
     return lost
 

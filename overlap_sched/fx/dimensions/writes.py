@@ -4,6 +4,7 @@ That is as right as the functional operator of the same name where nobody outsid
 runs in parts, too, and in the same order.
 """
 
+import operator
 from collections.abc import Collection
 from typing import Any
 
@@ -29,6 +30,25 @@ def functional(target: Any) -> Any:
 def writes(node: fx.Node) -> bool:
     """Whether a call writes to its first argument."""
     return functional(node.target) is not node.target
+
+
+def written_outside(maker: fx.Node, inside: Collection[fx.Node]) -> bool:
+    """Whether a call outside writes to the storage that a call has made: each part would have a storage of its own.
+
+    Args:
+        maker: The call.
+        inside: Calls that run in parts.
+    """
+    todo, seen = [maker], {maker}
+    while todo:
+        one = todo.pop()
+        for user in one.users:
+            if user not in inside and writes(user) and user.args[0] is one:
+                return True
+            if (is_view(user) or user.target is operator.getitem) and user not in seen:
+                seen.add(user)
+                todo.append(user)
+    return False
 
 
 def shared(maker: fx.Node, inside: Collection[fx.Node]) -> bool:

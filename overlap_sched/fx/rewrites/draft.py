@@ -6,17 +6,15 @@
                                        -> undo:   the new nodes go, users take what they took
 """
 
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
-from torch.utils._pytree import tree_leaves, tree_map
+from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites.facts import GraphFacts
+from overlap_sched.fx.rewrites.values import meta_in_part, value_of
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
 """What new nodes take over from the collective that they stand for, where it has it."""
@@ -54,7 +52,7 @@ class Draft:
         self._made: list[fx.Node] = []
         self._made_by: dict[fx.Node, str] = {}
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
-        self._hazards: dict[fx.Node, list[fx.Node]] = {}
+        self._after = {node: list(before) for node, before in self.facts.after.items()}
         self._first: dict[fx.Node, fx.Node] = {}
 
     def find(self, name: str) -> fx.Node:
@@ -89,13 +87,41 @@ class Draft:
             args: With nodes.
             at: Where it is to stand.
             like: A collective that it stands for: where in the program that comes from is where this one does.
-            kwargs: Without nodes.
+            kwargs: With nodes.
 
         Raises:
             RewriteError: Its name is taken.
         """
         node = self.call_giving(name, target, args, at, like, None, kwargs)
-        node.meta["val"] = _value(target, node.args, node.kwargs)
+        node.meta["val"] = value_of(target, node.args, node.kwargs)
+        return node
+
+    def call_in_part(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        at: float,
+        whole: fx.Node,
+        parts: int,
+    ) -> fx.Node:
+        """A node's call in one of several parts; what is known of the node is true of it.
+
+        Args:
+            name: Its name.
+            args: With nodes.
+            kwargs: With nodes.
+            at: Where it is to stand.
+            whole: The node.
+            parts: How many parts there are.
+
+        Raises:
+            RewriteError: Its name is taken.
+            RuntimeError: The operator does not work on what a part gives it.
+        """
+        node = self.call_giving(name, whole.target, args, at, whole, None, kwargs)
+        node.meta.update(meta_in_part(node.target, node.args, node.kwargs, whole, parts))
+        self._first[node] = self._first.get(whole, whole)
         return node
 
     def call_giving(
@@ -122,14 +148,10 @@ class Draft:
         """
         made = self._new(name, node.target, args, dict(kwargs), at)
         made.meta.update(node.meta)
-        self.stands_beside(made, node)
-        if node in self.facts.after:
-            self._hazards[made] = list(self.facts.after[node])
-        return made
-
-    def stands_beside(self, made: fx.Node, node: fx.Node) -> None:
-        """A new node does what another one does: what is known of that one is true of it."""
         self._first[made] = self._first.get(node, node)
+        if node in self._after:
+            self._after[made] = list(self._after[node])
+        return made
 
     def impure(self, node: fx.Node) -> str:
         """Why a node must not run a second time; ``""``: it may."""
@@ -139,9 +161,16 @@ class Draft:
         """Who writes next to what a node reads, or to what that reads of which it is a copy or a part; per storage."""
         return self.facts.next_writers(self._first.get(node, node))
 
-    def earlier(self) -> list[tuple[fx.Node, list[fx.Node]]]:
-        """Nodes that come after others whose values they do not take, and those others."""
-        return [(node, list(before)) for node, before in (*self.facts.after.items(), *self._hazards.items())]
+    def read_after_a_write(self, node: fx.Node, readers: Collection[fx.Node]) -> fx.Node | None:
+        """The first of some nodes that may read what a node gave after something has written to that."""
+        if node in self.facts.at:
+            return self.facts.read_after_a_write(node, readers)
+        written = self.facts.written(self._first.get(node, node))  # where a new node stands is not known yet
+        return next((user for user in node.users if user in readers), None) if written else None
+
+    def sharers(self, node: fx.Node) -> list[fx.Node]:
+        """Who takes or gives what a node gives where anything writes to that, by what the graph had at first."""
+        return self.facts.sharers(self._first.get(node, node))
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """Those that take what a node gives, or a view of it."""
@@ -157,7 +186,28 @@ class Draft:
 
     def add_hazard(self, node: fx.Node, before: fx.Node) -> None:
         """A node comes after another one, whose value it does not take."""
-        self._hazards.setdefault(node, []).append(before)
+        self._after.setdefault(node, []).append(before)
+
+    def in_parts(self, copies: Mapping[fx.Node, Sequence[fx.Node]], stay: Collection[fx.Node] = ()) -> None:
+        """Nodes run once per part from now on: what came after another one without taking its value, still does.
+
+        Within a part where both run in parts; else every copy comes after, or before, the one that stays whole.
+
+        Args:
+            copies: Per node that runs in parts, one node per part.
+            stay: Those of them that also run whole.
+        """
+        runs = {node: (*parts, node) if node in stay else tuple(parts) for node, parts in copies.items()}
+        before, self._after = self._after, {}
+        for node, earlier in before.items():
+            later, whole = self._stands_for(node, 0), [self._stands_for(u, 1) for u in earlier]
+            for u in whole:
+                if later in copies and u in copies:
+                    for copy, first in zip(copies[later], copies[u], strict=True):
+                        self.add_hazard(copy, first)
+                    continue
+                for one in runs.get(later, (later,)):
+                    self._after.setdefault(one, []).extend(runs.get(u, (u,)))
 
     def _new(self, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], at: float) -> fx.Node:
         if name in self._by_name:
@@ -260,7 +310,7 @@ class Draft:
 
     def _before(self) -> Any:
         later: dict[fx.Node, set[fx.Node]] = {}
-        for node, earlier in (*self.facts.after.items(), *self._hazards.items()):
+        for node, earlier in self._after.items():
             stands = self._stands_for(node, 0)
             later.setdefault(stands, set()).update({self._stands_for(u, 1) for u in earlier} - {stands})
 
@@ -315,17 +365,3 @@ def shares_storage(one: fx.Node, other: fx.Node) -> bool:
         return False
     here, there = (value.untyped_storage()._cdata for value in values)
     return bool(here == there)
-
-
-def _value(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a call gives on fake tensors, straight from the meta kernels: a tenth of what a ``FakeTensorMode`` takes."""
-    values = fx.node.map_arg(args, lambda node: node.meta.get("val", ""))  # kernels look at no process group
-    if target is operator.getitem:
-        return target(*values)
-    like = next(leaf for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor))
-    mode, device = like.fake_mode, like.fake_device
-    if kwargs.get("device") is not None:  # what makes tensors would make real ones
-        device, kwargs = torch.device(kwargs["device"]), {**kwargs, "device": "meta"}
-    with in_kernel_invocation_manager(mode), torch.no_grad():
-        result = target(*values, **kwargs)
-    return tree_map(lambda one: FakeTensor(mode, one, device) if isinstance(one, torch.Tensor) else one, result)

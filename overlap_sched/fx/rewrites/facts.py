@@ -1,6 +1,6 @@
 """What is read of a graph before it is rewritten: hazards, and who writes to what or looks at it in a special way."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -60,6 +60,10 @@ class GraphFacts:
             for root in roots:
                 writers.setdefault(root, []).append(v)
         self._writers = {root: sorted(found) for root, found in writers.items()}
+        self._sharers: dict[int, list[int]] = {root: [] for root in writers}
+        for v, (takes, outs) in enumerate(zip(reading.takes, reading.outs, strict=True)):
+            for root in {*takes, *outs}.intersection(writers):
+                self._sharers[root].append(v)
 
     def impure(self, node: fx.Node) -> str:
         """Why a node of the graph must not run a second time; ``""``: it may."""
@@ -84,6 +88,20 @@ class GraphFacts:
     def written(self, node: fx.Node) -> bool:
         """Whether anything in the graph writes to what a node gives."""
         return not self._roots.get(node, frozenset()).isdisjoint(self._written)
+
+    def read_after_a_write(self, node: fx.Node, readers: Collection[fx.Node]) -> fx.Node | None:
+        """The first of some nodes that reads what a node gave, or a view of it, after something has written to that."""
+        found = list[int]()
+        for root in self._roots[node]:
+            writers = [w for w in self._writers.get(root, ()) if w > self.at[node]]
+            if writers:
+                found += [u for u in self._sharers[root] if u > writers[0] and self._nodes[u] in readers]
+        return self._nodes[min(found)] if found else None
+
+    def sharers(self, node: fx.Node) -> list[fx.Node]:
+        """Who takes or gives what a node gives, or a view of it, where anything writes to that."""
+        found = sorted({v for root in self._roots.get(node, ()) for v in self._sharers.get(root, ())})
+        return [self._nodes[v] for v in found]
 
     def by_address(self, node: fx.Node) -> bool:
         """Whether anything looks at what a node gives by its place in the storage."""

@@ -4,19 +4,18 @@ The nodes and their names are listed in :mod:`overlap_sched.transform.fission`. 
 the rules here, and not believed of the rewrite: a fission that does not fit the graph is refused.
 """
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.dimensions.rules import told
+from overlap_sched.fx.dimensions.region import Region, followed
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, is_cut_of
+from overlap_sched.transform.dimension_graph.cut import Cut, Uncut, is_cut_of
 from overlap_sched.transform.dimension_graph.shapes import through_permute
-from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.fission import Fission, How, Leave, Slice
 from overlap_sched.transform.stages import places
 
 
@@ -37,7 +36,6 @@ class _Fissioning:
         rank = {node: k for k, node in enumerate(draft.sorted())}  # places alone do not say what needs what
         self.nodes = sorted(map(draft.find, rewrite.nodes), key=rank.__getitem__)
         self.stay = {draft.find(name) for name in rewrite.views}
-        self.gives: dict[fx.Node, Given | tuple[Given, ...]] = {}
         self.slices = {draft.find(one.value): one for one in rewrite.slices}
         self.copies: dict[fx.Node, list[fx.Node]] = {node: [] for node in self.nodes}
         self.entered: dict[tuple[fx.Node, int], fx.Node] = {}
@@ -45,57 +43,52 @@ class _Fissioning:
     def run(self) -> None:
         """Copies, then what leaves, then the whole ones go."""
         self._check()
-        changes = [self._asked(node) for node in self.nodes]
+        self.region = self._followed()
         at = [self.draft.at[node] for node in self.nodes]
         where = places(at, [node.target is WAIT for node in self.nodes], self.parts)
         for p in range(self.parts):
-            for node, changed, place in zip(self.nodes, changes, where[p], strict=True):
-                self.copies[node].append(self._copy(node, changed, p, place))
+            for node, place in zip(self.nodes, where[p], strict=True):
+                self.copies[node].append(self._copy(node, p, place))
         self._tell_users({self.draft.find(leave.value): leave for leave in self.rewrite.leaves})
-        for later, before in self.draft.earlier():
-            for node in before:
-                for copy in self.copies.get(node, ()):
-                    self.draft.add_hazard(later, copy)
+        self.draft.in_parts(self.copies, self.stay)
         for node in reversed(self.nodes):
             if node not in self.stay:
                 self.draft.remove(node, self.copies[node][0], self.copies[node][-1])
 
     def _check(self) -> None:
+        """Every part writes to what is its own, and what enters is read as it was at any time."""
         if self.parts < 2 or len(self.copies) < len(self.rewrite.nodes) or not self.nodes:
             raise RewriteError(f"{self.rewrite.name!r} has {self.parts} parts: 2 at least, and each node once.")
-        facts, late = self.draft.facts, {node for node, _ in self.draft.earlier()}
+        facts = self.draft.facts
         for node in (*self.nodes, *self.slices):
-            if facts.written(node) or node in late or facts.by_address(node):
+            if facts.by_address(node):
+                raise RewriteError(f"{node.name!r} is looked at by its address: it stays whole.")
+        for node, one in self.slices.items():
+            reader = self.draft.read_after_a_write(node, self.copies)
+            if reader is not None and not one.free:  # a view is read when a part's reader runs; a copy, when it is made
+                raise RewriteError(f"{node.name!r} is written to before {reader.name!r} reads it: it stays whole.")
+        for node in self.nodes:
+            outside = [u for u in self.draft.sharers(node) if u not in self.copies]
+            if outside:
                 raise RewriteError(
-                    f"{node.name!r} is written to, looked at by its address, or must come after what it does not "
-                    "take: it stays whole."
+                    f"{node.name!r} is written to, and {outside[0].name!r}, which does not run in parts, shares its "
+                    "memory: it stays whole."
                 )
 
-    def _asked(self, node: fx.Node) -> Mapping[str, Any]:
-        """What changes in the arguments of a node; how its result is cut is noted."""
-        if node.target is operator.getitem and isinstance(several := self.gives.get(node.args[0]), tuple):
-            self.gives[node] = several[node.args[1]]
-            return {}
-        cuts = {u: cut for u in node.all_input_nodes if (cut := self._cut(u)) is not None}
-        try:
-            if not cuts:
-                raise EndsError("none of its inputs is cut")
-            said = told(node, cuts, self.parts)
-            for u, needed in said.needs.items():
-                if cuts.get(u) != needed:
-                    raise EndsError(f"{u.name!r} would have to be cut, too")
-        except EndsError as error:
-            raise RewriteError(f"{node.name!r} cannot run in {self.parts} parts: {error}.") from None
-        self.gives[node] = said.gives
-        return said.changes
+    def _followed(self) -> Region:
+        """How each node is cut."""
+        region = followed(self.nodes, {node: one.cut for node, one in self.slices.items()}, self.parts)
+        for node in self.nodes:
+            why = region.ends.get(node, "none of its inputs is cut")
+            if node in region.gives:
+                more = [u for u in node.all_input_nodes if u in region.slices and u not in self.slices]
+                if not more:
+                    continue
+                why = f"{more[0].name!r} would have to be cut, too"
+            raise RewriteError(f"{node.name!r} cannot run in {self.parts} parts: {why}.")
+        return region
 
-    def _cut(self, node: fx.Node) -> Cut | None:
-        if node in self.slices:
-            return self.slices[node].cut
-        given = self.gives.get(node)
-        return given if isinstance(given, Cut) else None
-
-    def _copy(self, node: fx.Node, changes: Mapping[str, Any], p: int, at: float) -> fx.Node:
+    def _copy(self, node: fx.Node, p: int, at: float) -> fx.Node:
         def of_part(u: fx.Node) -> fx.Node:
             if u in self.slices:
                 return self._slice(u, p, at)
@@ -103,6 +96,7 @@ class _Fissioning:
 
         args = list(fx.node.map_arg(node.args, of_part))
         kwargs = dict(fx.node.map_arg(node.kwargs, of_part))
+        changes = self.region.told[node].changes if node in self.region.told else {}
         names = [a.name for a in node.target._schema.arguments] if changes else []
         for name, value in changes.items():
             position = names.index(name)
@@ -111,12 +105,10 @@ class _Fissioning:
             else:
                 kwargs[name] = value
         try:
-            made = self.draft.call(self.rewrite.part(node.name, p), node.target, tuple(args), at, node, kwargs)
-        except RuntimeError as error:  # a view of what lies otherwise in memory for a part
-            why = str(error).splitlines()[0]
-            raise RewriteError(f"{node.name!r} cannot run in {self.parts} parts: {why}") from None
-        self.draft.stands_beside(made, node)
-        return made
+            return self.draft.call_in_part(self.rewrite.part(node.name, p), tuple(args), kwargs, at, node, self.parts)
+        except RuntimeError as error:  # a view of what lies otherwise in memory for a part; no symbol for a size
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
+            raise RewriteError(f"{node.name!r} cannot run in {self.parts} parts: {why}.") from None
 
     def _slice(self, v: fx.Node, p: int, at: float) -> fx.Node:
         if (v, p) not in self.entered:
@@ -179,18 +171,14 @@ class _Fissioning:
 
     def _leave(self, node: fx.Node, leave: Leave) -> fx.Node | list[fx.Node]:
         """What users outside take."""
-        parts, name = self.copies[node], f"{self.rewrite.name}_{node.name}"
+        parts, name, given = self.copies[node], f"{self.rewrite.name}_{node.name}", self.region.gives[node]
+        if given != _GIVES.get(leave.how, leave.cut):
+            raise RewriteError(f"{node.name!r} comes out of its parts as {given}: it does not leave as {_said(leave)}.")
         if leave.how == "parts":
             return parts
         if leave.how == "same":
             return parts[0]
-        if leave.how == "sum":
-            out = self._sum(name, node, parts)
-        else:
-            given = self.gives[node]
-            if given != leave.cut:
-                raise RewriteError(f"{node.name!r} comes out cut as {given}, and is to be put together as {leave.cut}.")
-            out = self._cat(name, node, parts, leave)
+        out = self._sum(name, node, parts) if leave.how == "sum" else self._cat(name, node, parts, leave)
         check_same_value(node.name, node, out)
         return out
 
@@ -221,6 +209,13 @@ class _Fissioning:
     ) -> list[fx.Node]:
         at = self.draft.at[parts[-1]]
         return [self._call(f"{name}_{what}_{p}", packet, (u, list(argument)), at, like) for p, u in enumerate(parts)]
+
+
+_GIVES: Mapping[How, Uncut] = {"sum": Uncut.PARTIAL, "same": Uncut.SAME}
+
+
+def _said(leave: Leave) -> str:
+    return repr(leave.how) if leave.how in _GIVES else f"{leave.how!r} of {leave.cut}"
 
 
 def _runs(shape: tuple[int, ...], cut: Cut) -> list[int]:

@@ -1,6 +1,8 @@
 """Fission of FX graphs: what runs in parts gives what it gave whole, on all ranks, and problem and graph agree."""
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,10 @@ from overlap_sched.problem import Group, Problem
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut, range_cut
-from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices
 from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
-from tests.support.fx_graphs import RANKS
+from tests.support.fx_graphs import RANKS, reordered, tensors, trace
 from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import by_name, described, refusal
 
@@ -183,16 +185,124 @@ def test_what_is_refused_and_why() -> None:
     )
 
 
-def test_what_is_written_to_stays_whole() -> None:
-    from tests.support.fx_graphs import trace
+def written_before(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What is added is what ``y`` is by then."""
+    z = x * 2
+    y.copy_(z)
+    return z + y
 
-    def update(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        z = x * 2
-        y.copy_(z)
-        return z + y
 
-    gm = trace(update, (BATCH, 4), (BATCH, 4))
+def written_behind(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What is added is what ``y`` was."""
+    z = x * 2 + y
+    y.copy_(z)
+    return z
+
+
+def read_by_its_old_name(gm: fx.GraphModule) -> None:
+    """The addition takes the input, and not what the copy gives, which is the same memory."""
+    _, y = gm.graph.find_nodes(op="placeholder")
+    (write,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    for user in list(write.users):
+        user.replace_input_with(write, y)
+    gm.recompile()
+
+
+def written_inside(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """A view of what is written to is returned."""
+    z = x * 2
+    w = z.add_(1)
+    return [w.view(-1), torch.relu(w) * y.sum()]
+
+
+@pytest.mark.parametrize("program", [written_before, written_behind])
+def test_what_is_written_to_outside_is_read_as_it_was(program: Callable[..., torch.Tensor]) -> None:
+    gm = trace(program, (BATCH, 4), (BATCH, 4))
     x = next(iter(gm.graph.nodes))
     one = fission_of(region_from(gm.graph, {x: Cut(0, 1, 2)}, 2))
     assert one is not None
-    assert "it stays whole" in refused(gm, one)
+    assert {"mul", "add"} <= set(one.nodes)
+    rewrite_graph(gm, [one])
+    for seed in range(3):
+        after = random_order_of(gm, seed)
+        (a, b), (c, d) = ([v.clone() for v in tensors(gm, seed)] for _ in range(2))
+        assert torch.equal(after(a, b), program(c, d))
+        assert torch.equal(b, d)
+
+
+def random_order_of(gm: fx.GraphModule, seed: int) -> fx.GraphModule:
+    return reordered(gm, random.Random(seed))
+
+
+def test_a_copy_of_what_is_written_to_would_be_made_too_early() -> None:
+    """A view is read when the part reads it: behind the write."""
+    cut = Cut(0, 1, 2)
+    for free in (True, False):
+        gm = trace(written_before, (BATCH, 4), (BATCH, 4))
+        read_by_its_old_name(gm)
+        slices = tuple(Slice(name, cut, 64, free, name) for name in ("x_1", "y_1"))
+        leaves = tuple(Leave(name, "cat", cut, 64, name) for name in ("mul", "add"))
+        one = Fission(("mul", "add"), 2, slices, leaves)
+        if not free:
+            assert refused(gm, one) == "'y_1' is written to before 'add' reads it: it stays whole."
+            continue
+        rewrite_graph(gm, [one])
+        for seed in range(6):
+            (a, b), (c, d) = ([v.clone() for v in tensors(gm, seed)] for _ in range(2))
+            assert torch.equal(random_order_of(gm, seed)(a, b), written_before(c, d))
+            assert torch.equal(b, d)
+
+
+def test_what_is_written_to_is_seen_in_its_part_alone() -> None:
+    gm, cut = trace(written_inside, (BATCH, 4), (BATCH, 4)), Cut(0, 1, 2)
+    before = described(gm.graph)
+    leaves = tuple(Leave(name, "cat", cut, 64, maker) for name, maker in (("relu", "relu"), ("add_", "mul")))
+    one = Fission(("mul", "add_", "relu"), 2, (Slice("x_1", cut, 64, True, "x_1"),), leaves)
+    assert refused(gm, one) == (
+        "'mul' is written to, and 'view', which does not run in parts, shares its memory: it stays whole."
+    )
+    assert described(gm.graph) == before
+
+
+def ordered_by_memory(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What is written inside, and what is read inside and written outside."""
+    z = (x * 2).add_(1)
+    w = torch.relu(z) + y
+    y.copy_(x)
+    return w
+
+
+def misplaced(gm: fx.GraphModule, one: Fission, names: list[str], late: str, early: str) -> str:
+    """What is said of an order in which one node comes just before another."""
+    wrong = [name for name in names if name != late]
+    wrong.insert(wrong.index(early), late)
+    with pytest.raises(RewriteError) as caught:
+        prepare(gm, [one], wrong)
+    return str(caught.value)
+
+
+def test_orders_of_memory_hold_in_each_part() -> None:
+    cut = Cut(0, 1, 2)
+    slices = tuple(Slice(name, cut, 64, True, name) for name in ("x_1", "y_1"))
+    one = Fission(("mul", "add_", "relu", "add"), 2, slices, (Leave("add", "cat", cut, 64, "add"),))
+
+    def graph() -> fx.GraphModule:
+        gm = trace(ordered_by_memory, (BATCH, 4), (BATCH, 4))
+        mul, write, relu = (next(n for n in gm.graph.nodes if n.name == name) for name in ("mul", "add_", "relu"))
+        relu.replace_input_with(write, mul)
+        return gm
+
+    gm = graph()
+    rewrite_graph(gm, [one])
+    names = [node.name for node in gm.graph.nodes]
+    for p in range(2):
+        relu, write, add = (one.part(name, p) for name in ("relu", "add_", "add"))
+        assert misplaced(graph(), one, names, relu, write) == (
+            f"the order has '{relu}' before '{write}', which it needs."
+        )
+        assert misplaced(graph(), one, names, "copy_", add).startswith(
+            "the order has 'copy_' before 'fission_mul_2_add_"
+        )
+    (a, b), (c, d) = ([v.clone() for v in tensors(gm)] for _ in range(2))
+    assert torch.equal(gm(a, b), ordered_by_memory(c, d))
+    assert torch.equal(b, d)

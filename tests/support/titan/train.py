@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -123,7 +124,31 @@ def fault() -> Iterator[None]:
         yield
 
 
-DONE_TO: dict[str, Callable[[], Any]] = {"nothing": nothing, "regions": regions, "fault": fault}
+@contextmanager
+def experts_in_parts(which: int) -> Iterator[None]:
+    """Layers with experts run in two parts, before the step is ordered: all between attentions (0), or routed rows."""
+    import overlap_sched.titan.graph_pass as graph_pass
+    from overlap_sched.fx import lift
+    from overlap_sched.fx.dimensions.experts import expert_fissions
+    from overlap_sched.fx.rewrites import rewrite_graph
+
+    ordered = graph_pass.rewrite_and_schedule
+
+    def rewritten(gm: fx.GraphModule, *more: Any) -> Any:
+        rewrite_graph(gm, [expert_fissions(lift(gm), (2,))[which]])
+        return ordered(gm, *more)
+
+    with mock.patch.object(graph_pass, "rewrite_and_schedule", rewritten):
+        yield
+
+
+DONE_TO: dict[str, Callable[[], Any]] = {
+    "nothing": nothing,
+    "regions": regions,
+    "fault": fault,
+    "layers_in_parts": partial(experts_in_parts, 0),
+    "experts_in_parts": partial(experts_in_parts, 1),
+}
 
 if __name__ == "__main__":
     main()

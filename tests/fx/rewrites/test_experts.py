@@ -1,0 +1,218 @@
+"""Layers with experts in parts of their tokens, as FX graphs: run, lifted, in other orders, undone, refused."""
+
+import json
+import random
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from overlap_sched.errors import OverlapSchedWarning
+from overlap_sched.fx import lift
+from overlap_sched.fx.dimensions.experts import expert_fissions
+from overlap_sched.fx.fitting import fit_graph
+from overlap_sched.fx.rewrites import prepare, rewrite_graph
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.options import Options
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.prices import Prices
+from tests.support.fx_graphs import RANKS, random_order
+from tests.support.ranks import run_ranks
+from tests.support.rewrite_graphs import by_name, described
+from tests.support.routed_graphs import CHOSEN, TOKENS, WIDTH, check_alike, run, shapes, step, trace
+
+READ = torch.ops.aten._local_scalar_dense.default
+WIDE, NARROW = range(2)
+
+
+def fissioned(parts: int, which: int) -> tuple[fx.GraphModule, Fission]:
+    """A graph of its own, and a fission of it."""
+    gm = trace(step)
+    return gm, expert_fissions(lift(gm), (parts,))[which]
+
+
+@pytest.mark.parametrize(("parts", "which"), [(2, WIDE), (4, NARROW)])
+def test_the_rewritten_graph_gives_what_the_whole_gives(parts: int, which: int) -> None:
+    gm, one = fissioned(parts, which)
+    rewrite_graph(gm, [one])
+    gm.graph.lint()
+    whole = trace(step)
+    for seed in range(2):
+        for want, got in zip(run(whole, seed), run(gm, seed), strict=True):
+            check_alike(want, got)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_random_layers(seed: int) -> None:
+    """Any numbers of experts, of those that a token goes to, of tokens and of parts: down to one token in a part."""
+    rng = random.Random(seed)
+    parts, experts = rng.choice((2, 3, 4)), RANKS * rng.randint(1, 4)
+    each, tokens = rng.randint(1, experts), parts * rng.randint(1, 6)
+    make, of = partial(step, each=each), shapes(tokens, 8 * rng.randint(1, 2), 8 * rng.randint(1, 3), experts)
+    for which in (WIDE, NARROW):
+        gm = trace(make, of)
+        lifted = lift(gm)
+        one = expert_fissions(lifted, (parts,))[which]
+        problem = apply(lifted.problem, [one], Prices(lifted.model))
+        names = problem.names(random_order(problem, rng))
+        prepare(gm, [one], names).commit()
+        for whole, got in zip(run(trace(make, of), seed), run(gm, seed), strict=True):
+            check_alike(whole, got)
+
+
+def without_order_of_reads(gm: fx.GraphModule, facts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Facts of nodes, without two kinds of dependency that carry no data.
+
+    A lifted graph keeps the order of all reads by the host, a rewritten problem that of each part; and a lifted graph
+    names the writer of a storage also where it comes earlier by data.
+    """
+    reads = {node.name for node in gm.graph.nodes if node.target is READ}
+    taken = {node.name: {u.name for u in node.all_input_nodes} for node in gm.graph.nodes}
+
+    def data(name: str, deps: list[str]) -> list[str]:
+        return [u for u in deps if u in taken[name] or not (u in reads or _is_far(u, taken, name))]
+
+    return {name: {**one, "deps": data(name, one["deps"])} for name, one in facts.items()}
+
+
+def _is_far(earlier: str, taken: dict[str, set[str]], later: str) -> bool:
+    """Whether a node comes before another one by data, through others."""
+    todo, seen = list(taken[later]), set(taken[later])
+    while todo:
+        more = taken[todo.pop()] - seen
+        seen |= more
+        todo += more
+    return earlier in seen
+
+
+@pytest.mark.parametrize("hinted", [False, True])
+@pytest.mark.parametrize(("parts", "which"), [(2, WIDE), (2, NARROW), (4, WIDE)])
+def test_the_problem_of_the_rewritten_graph_is_the_rewritten_problem(parts: int, which: int, hinted: bool) -> None:
+    gm, one = fissioned(parts, which)
+    if hinted:
+        balance(gm)
+    lifted = lift(gm)
+    want = apply(lifted.problem, [one], Prices(lifted.model))
+    rewrite_graph(gm, [one])
+    got = lift(gm).problem
+    assert without_order_of_reads(gm, by_name(got)) == without_order_of_reads(gm, by_name(want))
+    ids = {node.name: v for v, node in enumerate(want.nodes)}
+    order = tuple(ids[name] for name in got.names(got.original_order))
+    assert peak_memory(got, got.original_order)[0] == peak_memory(want, order)[0]
+
+
+def balance(gm: fx.GraphModule) -> None:
+    """Each rank sends as many rows to every other."""
+    for node in gm.graph.find_nodes(op="call_function", target=READ):
+        size = node.meta["val"]
+        size.node.shape_env.var_to_hint_override[size.node.expr] = TOKENS * CHOSEN // RANKS
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_order_of_the_problem_gives_the_same(seed: int) -> None:
+    """Writes in place and reads by the host keep their order within a part; parts do not wait for each other."""
+    gm, one = fissioned(2, seed % 2)
+    lifted = lift(gm)
+    problem = apply(lifted.problem, [one], Prices(lifted.model))
+    names = problem.names(random_order(problem, random.Random(seed)))
+    prepare(gm, [one], names).commit()
+    inputs = {node.name for node in gm.graph.find_nodes(op="placeholder")}
+    assert [n.name for n in gm.graph.nodes if n.name not in inputs] == [name for name in names if name not in inputs]
+    for whole, got in zip(run(trace(step), seed), run(gm, seed), strict=True):
+        check_alike(whole, got)
+
+
+def test_each_part_has_symbols_of_its_own() -> None:
+    gm, one = fissioned(2, WIDE)
+    whole = {node.name: node.meta["val"] for node in gm.graph.find_nodes(op="call_function", target=READ)}
+    rewrite_graph(gm, [one])
+    parts = {node.name: node for node in gm.graph.find_nodes(op="call_function", target=READ)}
+    assert list(parts) == [one.part(name, p) for p in range(2) for name in whole]
+    symbols = {node.meta["val"].node.expr for node in parts.values()}
+    assert len(symbols) == 2 * len(whole)
+    assert symbols.isdisjoint(value.node.expr for value in whole.values())
+    for node in parts.values():
+        value = node.meta["val"]
+        env, symbol = value.node.shape_env, value.node.expr
+        assert node.meta["unbacked_bindings"] == {symbol: ()}
+        assert env.var_to_range[symbol].lower == 0
+        assert not env.pending_fresh_unbacked_symbols
+    for p in range(2):
+        rows = gm.graph.find_nodes(op="call_function", target=READ)[p * len(whole) : p * len(whole) + 2]
+        sent = next(node for node in gm.graph.nodes if node.name == one.part("all_to_all_single_2", p))
+        assert sent.meta["val"].shape == (sum(node.meta["val"] for node in rows), WIDTH)
+
+
+def test_undone_the_graph_is_as_it_was() -> None:
+    for which in (WIDE, NARROW):
+        gm, one = fissioned(2, which)
+        before = described(gm.graph)
+        prepare(gm, [one]).undo()
+        assert described(gm.graph) == before
+
+
+@pytest.mark.slow
+def test_two_ranks_over_gloo(tmp_path: Path) -> None:
+    """Parts send what the whole sends, some of it each; losses and gradients are compared by the ranks."""
+    run_ranks("tests.support.routed_ranks", tmp_path, ranks=RANKS)
+    for rank in range(RANKS):
+        whole, *others = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert len(whole) == 5
+        assert sum(whole[1]) == TOKENS * CHOSEN
+        for parts, sent in zip((2, 2, 4, 4), others, strict=True):
+            assert len(sent) == parts * len(whole)
+            assert added(sent) == [parts + each for each in added(whole[1:])]
+
+
+def added(sent: list[list[int]]) -> list[int]:
+    """Per rank, all rows that went to it; of counts one to each rank, for each part."""
+    return [sum(rows) for rows in zip(*sent, strict=True)]
+
+
+def test_fit_graph_runs_experts_in_parts() -> None:
+    gm = trace(step)
+    before = lift(gm).problem
+    limit = int(0.8 * peak_memory(before, before.original_order)[0])
+    found = fit_graph(gm, Options(strict=True), memory_limit=limit, kinds=("batch",), effort=0)
+    (one,) = found.best.rewrites
+    assert isinstance(one, Fission)
+    assert any("all_to_all" in name for name in one.nodes)
+    after = lift(gm).problem
+    assert peak_memory(after, after.original_order)[0] == found.best.peak_bytes <= limit
+    for want, got in zip(run(trace(step), 0), run(gm, 0), strict=True):
+        check_alike(want, got)
+
+
+def test_a_graph_that_cannot_be_rewritten_stays_and_one_warning_says_why() -> None:
+    gm = trace(step)
+    problem = lift(gm).problem
+    limit = int(0.8 * peak_memory(problem, problem.original_order)[0])
+    env = next(node.meta["val"].node.shape_env for node in gm.graph.find_nodes(op="call_function", target=READ))
+    env.settings = replace(env.settings, allow_scalar_outputs=False)  # no symbol can be made any more
+    before = described(gm.graph)
+    with pytest.warns(OverlapSchedWarning) as said:
+        fit_graph(gm, memory_limit=limit, kinds=("batch",), effort=0)
+    assert [str(one.message) for one in said] == [
+        "overlap_sched leaves '<lambda>' as it is: '_local_scalar_dense' cannot run in 4 parts: "
+        "DataDependentOutputException: aten._local_scalar_dense.default."
+    ]
+    assert described(gm.graph) == before
+
+
+def test_a_capacity_stays_whole() -> None:
+    """What a token gets would depend on how many others its expert has: nothing routed is in any fission."""
+
+    def dropped(x: Tensor, router: Tensor, *_: Tensor) -> list[Tensor]:
+        order = (x @ router).topk(CHOSEN, -1)[1].view(-1).sort(stable=True)[1]
+        rows = x[order // CHOSEN] * (order < TOKENS).unsqueeze(1)
+        return [torch.zeros_like(x).index_put((order // CHOSEN,), rows, accumulate=True)]
+
+    gm = trace(dropped)
+    for one in expert_fissions(lift(gm)):
+        assert not any("sort" in name or "index" in name for name in one.nodes)

@@ -72,7 +72,7 @@ def _problems(paths: Sequence[Path], tell: Callable[[str], None]) -> Iterator[Pr
     if paths:
         yield from map(read_problem, paths)
         return
-    from llama_repro.capture.unseen import UNSEEN, unseen_problems
+    from llama_repro.generate.unseen import UNSEEN, unseen_problems
 
     for config in UNSEEN.values():
         yield from unseen_problems(config, tell)

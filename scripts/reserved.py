@@ -49,23 +49,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     rows: list[tuple[str, ...]] = []
-    with progress() as tell:
-        for problem in _problems(options.problems, tell):
-            for scale in options.comm_scale:
-                tell(f"{problem.name} x{scale:g}")
-                rows += figures(slower_network(problem, scale), f"x{scale:g}", options.allocator)
-    kept = sum(row[-2] == "yes" for row in rows)
     if options.markdown:
-        print(markdown_table(HEADINGS, rows))
-    else:
+        print(markdown_table(HEADINGS, ()))
+    with progress() as tell:
+        for row in _rows(options, tell):
+            rows.append(row)
+            if options.markdown:  # each as it is there: all of them take many minutes
+                print(f"| {' | '.join(row)} |", flush=True)
+    if not options.markdown:
         table = Table(title="Simulated, headroom 0.", box=box.SIMPLE_HEAD)
         for column in HEADINGS:
             table.add_column(column, no_wrap=True)
         for row in rows:
             table.add_row(*row)
         wide_console().print(table)
-    print(f"\n{kept} of {len(rows)} kept to.")
+    print(f"\n{sum(row[-2] == 'yes' for row in rows)} of {len(rows)} kept to.")
     return 0
+
+
+def _rows(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[tuple[str, ...]]:
+    for problem in _problems(options.problems, tell):
+        for scale in options.comm_scale:
+            tell(f"{problem.name} x{scale:g}")
+            yield from figures(slower_network(problem, scale), f"x{scale:g}", options.allocator)
 
 
 def _problems(paths: Sequence[Path], tell: Callable[[str], None]) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is n
 from llama_repro.bench.cases import slower_network
 from llama_repro.harness.console import guarded, markdown_table, wide_console
 from overlap_sched.options import Options
-from overlap_sched.peak_memory.reserved import reserved_change
+from overlap_sched.peak_memory.allocator.reserved import reserved_change
 from overlap_sched.problem import Problem
 from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN
 from overlap_sched.problem.file import read_problem

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llama_repro.generate.unseen import UNSEEN
-from overlap_sched.peak_memory.reserved import reserved_change
+from overlap_sched.peak_memory.allocator.reserved import reserved_change
 from overlap_sched.problem.file import write_problem
 from overlap_sched.report.units import size
 from tests.scheduler.test_reserve import large_layers

@@ -6,27 +6,31 @@
     mended    ... mm ... big ... launch ... wait ... use                        launch made what was in the way
 
 The order is replayed up to the first request that fails; of all room that could be made there
-(:mod:`overlap_sched.scheduler.room`) the one that moves the least compute is made, and it starts again, until nothing
-fails or nothing can be moved. Each repair replays the order once: O(n).
+(:mod:`overlap_sched.scheduler.room`) those that move the least compute are tried, the one with the shortest step is
+made, and it starts again, until nothing fails or nothing can be moved. Each room that is tried replays the order: O(n).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import neighbours
-from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.room import Failure, Growth, cheapest_room, out_of_memory, outgrown
 
 MOST_REPAIRS = 15
 """Of one order, for one way to fail."""
 _MOST_ROOMS = 8
-"""More rooms are not tried for one request: the budget refused what they move."""
+"""More rooms are not tried for one request: the budget refused what they move, or they make the step longer."""
 _MOST_MOVED = 12
 """More nodes are not moved out of one request's way."""
 _AGAIN = 4.0
 """What was moved that way before costs so many times as much: two storages do not make way for each other for ever."""
+
+Moved = tuple[int, bool]
+"""A storage, and whether it was moved behind the request that failed; else before it."""
 
 Replays = Callable[[Sequence[NodeId]], Failure | None]
 """Where an order fails; None: nowhere."""
@@ -70,7 +74,7 @@ class _Repair:
     def __init__(self, task: Task) -> None:
         self._task, self._nodes, self._storages = task, task.problem.nodes, task.problem.storages
         self._before, self._after = neighbours(task.problem, task.pairs)
-        self._moved: dict[tuple[int, bool], int] = {}
+        self._moved: dict[Moved, int] = {}
         self._refused: set[tuple[int, bool, NodeId]] = set()
 
     def until_it_fits(self, order: list[NodeId], replays: Replays) -> list[NodeId]:
@@ -84,42 +88,67 @@ class _Repair:
         return order
 
     def _mended(self, order: list[NodeId], failure: Failure) -> list[NodeId] | None:
-        """The order with the cheapest room for what fails that the budget admits; None: there is none."""
+        """The order with the room for what fails that makes the step shortest; None: there is none."""
+        least_us = self._step_us(order) * (1 + SAME_STEP)
+        best: tuple[float, list[NodeId], list[Moved]] | None = None
+        for mended, moved in self._with_room(order, failure):
+            step_us = self._step_us(mended)
+            if best is None or step_us < best[0]:
+                best = step_us, mended, moved
+            if step_us <= least_us:
+                break
+        if best is None:
+            return None
+        for key in best[2]:
+            self._moved[key] = self._moved.get(key, 0) + 1
+        return best[1]
+
+    def _with_room(self, order: list[NodeId], failure: Failure) -> Iterator[tuple[list[NodeId], list[Moved]]]:
+        """Orders with room that the budget admits, the cheapest first, each without the dearest of the one before."""
         failing, position = failure.node, _positions(order)
-        costs: dict[int, float] = {}
+        ways: dict[int, Way] = {}
+        tried: set[Moved] = set()
 
         def cost_of(s: int) -> float:
-            if s not in costs:
-                costs[s] = self._way(s, failing, position).cost_us
-            return costs[s]
+            if s not in ways:
+                ways[s] = self._way(s, failing, position, tried)
+            return ways[s].cost_us
 
         for _ in range(_MOST_ROOMS):
-            mended, room = order, cheapest_room(failure, cost_of)
-            for s in room:
-                mended = self._without(mended, s, failing)
-            if mended is not order:
-                return mended
+            room = cheapest_room(failure, cost_of)
             if not room:
                 break
-            costs.clear()  # some ways were refused
-        return None
+            mended, moved = order, list[Moved]()
+            for s in room:
+                mended, way = self._without(mended, s, failing, tried)
+                moved += [] if way is None else [(s, way.later)]
+            if moved:
+                dearest = max(room, key=cost_of)
+                tried.add((dearest, ways.pop(dearest).later))
+                yield mended, moved
+            else:
+                ways.clear()  # some were refused
 
-    def _without(self, order: list[NodeId], s: int, failing: NodeId) -> list[NodeId]:
-        """The order with a storage out of the way of the failing node, if the budget admits it."""
+    def _without(
+        self, order: list[NodeId], s: int, failing: NodeId, tried: Collection[Moved]
+    ) -> tuple[list[NodeId], Way | None]:
+        """The order with a storage out of the way of the failing node, and how; as it was where that cannot be had."""
         position = _positions(order)
-        way = self._way(s, failing, position)
+        way = self._way(s, failing, position, tried)
         moved = sorted(way.nodes, key=position.__getitem__)
         mended = [v for v in order if v not in way.nodes]
         at = mended.index(failing) + way.later
         mended[at:at] = moved
         if not moved or not self._task.within_budget(tuple(mended)):
             self._refused.add((s, way.later, failing))
-            return order
-        self._moved[s, way.later] = self._moved.get((s, way.later), 0) + 1
-        return mended
+            return order, None
+        return mended, way
 
-    def _way(self, s: int, failing: NodeId, position: Sequence[int]) -> Way:
-        """The cheapest way to have a live storage out of the way of the failing node; of equals the later one."""
+    def _step_us(self, order: Sequence[NodeId]) -> float:
+        return replay(self._task.problem, order).step_us
+
+    def _way(self, s: int, failing: NodeId, position: Sequence[int], tried: Collection[Moved]) -> Way:
+        """The cheapest way, not tried yet, to have a live storage out of the way of a node; of equals the later one."""
         users, at = self._task.live_ranges.users[s], position[failing]
         if self._storages[s].pinned or failing in users:
             return NO_WAY
@@ -133,7 +162,7 @@ class _Repair:
         ways.append(
             self._priced(s, False, failing, self._moving(still, self._before, failing, lambda v: position[v] > at))
         )
-        return min(ways, key=lambda way: way.cost_us)
+        return min((way for way in ways if (s, way.later) not in tried or way is NO_WAY), key=lambda way: way.cost_us)
 
     def _moving(
         self,

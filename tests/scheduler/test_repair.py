@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap_sched import Kind, Node, Options, Problem, Storage
+from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.judge.validate import violation
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -137,6 +137,27 @@ def test_what_cannot_be_had_is_left_alone() -> None:
         growth = Growth.of(task.live_ranges, problem.original_order)
         found = task.measured(problem.original_order)
         assert repaired(task, found, growth, LARGE, 100 * MIB) is found
+
+
+def test_of_two_rooms_the_one_that_keeps_the_step_short_is_made() -> None:
+    """To have x end before big moves a wait alone, which then stalls; to make y behind it stalls nothing."""
+    nodes = (
+        Node("x", Kind.COMPUTE, (), (0,), (), 5.0),
+        Node("launch", Kind.COLLECTIVE, (0,), (1,), (0,), 150.0, "all_reduce", "g"),
+        Node("y", Kind.COMPUTE, (), (2,), (), 60.0),
+        Node("big", Kind.COMPUTE, (), (3,), (), 100.0),
+        Node("wait", Kind.WAIT, (1,), (), (0, 1), collective=1),
+        Node("use", Kind.COMPUTE, (2, 4), (4,), (1, 2), 10.0),
+        Node("output", Kind.OUTPUT, (3, 5), (), (4,)),
+    )
+    sizes = (Storage(64 * MIB), Storage(MIB), Storage(64 * MIB), Storage(128 * MIB), Storage(MIB))
+    problem = Problem("two rooms", nodes, sizes, {"g": Group(8, True)})
+    task = task_of(problem, headroom="100%")
+    growth = Growth.of(task.live_ranges, problem.original_order)
+    found = task.measured(problem.original_order)
+    mended = repaired(task, found, growth, LARGE, 200 * MIB)
+    assert names_of(problem, mended.order) == "x launch big y wait use output"
+    assert mended.step_us == found.step_us == 175.0
 
 
 def test_a_repair_keeps_to_the_budget() -> None:

@@ -79,10 +79,11 @@ class Options:
             memory has room. On every backend; left out as the first.
             ``"bucket"``: several collectives become one, reductions too, coalesced or with copies. Sums of floats may
             change their last bits where a backend adds in another order (NCCL, on more than two ranks).
-            ``"stream"``: reductions go to a second communicator. ``"regather"``: what is held for a later use is
-            gathered again. ``"split"``: a collective becomes several, which is bitwise or not done. With these four,
-            ``budget``, ``memory_model`` and ``preserve_collective_order`` stay at their defaults. ``()``: none. :func:`schedule`, which has no prices,
-            and the command line, which names its own, rewrite nothing by default.
+            ``"split"``: a collective becomes several, with copies; of sums the same holds. ``"stream"``: reductions go
+            to a second communicator. ``"regather"``: what is held for a later use is gathered again. With these four,
+            ``budget``, ``memory_model`` and ``preserve_collective_order`` stay at their defaults. ``()``: none.
+            :func:`schedule`, which has no prices, and the command line, which names its own, rewrite nothing by
+            default.
 
     Raises:
         OptionsError: A value is not one of those above.

@@ -20,7 +20,7 @@ from overlap_sched.transform.wanted import wanted_of
 
 
 def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
-    """Whether there may be anything to rewrite, by the launches and what they take: the same on ranks that launch alike.
+    """Whether there may be anything to rewrite, by launches and what they take: the same on ranks that launch alike.
 
     Args:
         launches: All nodes that communicate.

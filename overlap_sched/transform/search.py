@@ -6,7 +6,7 @@ scheduled, few of them, and the best is kept::
 
     the best order without rewrites                       always a candidate
       -> keep           gathers for their next use, where that fits                   hold
-      -> buckets        what is left goes together, on one stream or two              choose
+      -> buckets        what is left goes together, on one stream or two; then all    choose
       -> gather again   what is held where memory is short                            hold
       -> split          what is waited for most, in parts                             splitting
       -> copied         the best again with copies, where both forms may be used
@@ -45,8 +45,9 @@ def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us
     found = Found(step_us, enough_us, most_runs)
     if wanted.keeps:
         try_keeping(asked, found, order)
-    left = asked if found.best is None else asked.after(found.best.rewrites, found.best.start)
-    try_buckets(left, wanted, found)
+    if found.best is not None:
+        try_buckets(asked.after(found.best.rewrites, found.best.start), wanted, found)
+    try_buckets(asked, wanted, found)  # what is kept may leave no room for them; most cannot win by the bound
     if wanted.regathers and not found.enough:
         try_gathering_again(asked, found, order)
     if wanted.splits and not found.enough:

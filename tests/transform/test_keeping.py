@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from overlap_sched import Kind, Options, Problem
+from overlap_sched import Options, Problem
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import violation
 from overlap_sched.report.rewrites_text import record_text
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.as_it_was import order_as_it_was
 from overlap_sched.transform.keeping import Gap, admitted, casts_of, chained, to_gather_again, to_keep, twice
-from overlap_sched.transform.left_out import left_out
+from overlap_sched.transform.left_out import left_out, without
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split
@@ -192,5 +192,17 @@ def test_an_order_of_what_was_rewritten_comes_back(problem: Problem) -> None:
     assert again.names(again.original_order) == after.names(after.original_order)
 
 
-def test_kinds_of_nodes() -> None:
-    assert {node.kind for node in ROOM.nodes} == set(Kind)
+@pytest.mark.parametrize("headroom", [0, 64, 400])
+def test_more_kinds_make_no_step_longer(headroom: int) -> None:
+    tight = whole_step([16, 48, 16, 16], 4.0)
+    steps = {
+        kinds: plan(tight, PRICES, Options(rewrites=kinds, headroom=headroom)).schedule.scheduled.step_us
+        for kinds in (("keep",), ("bucket",), ("bucket", "keep"))
+    }
+    assert steps["bucket", "keep"] <= min(steps.values()) * (1 + 1e-9)
+
+
+def test_leaving_out_what_is_gathered_again_leaves_out_its_cast() -> None:
+    again = Regather("gather0f", ("backward0",))
+    other = Keep("gather1f", "gather1b")
+    assert without((again, Recompute(("cast0f",), (again.name,)), other), again) == (other,)

@@ -202,6 +202,12 @@ def test_more_kinds_make_no_step_longer(headroom: int) -> None:
     assert steps["bucket", "keep"] <= min(steps.values()) * (1 + 1e-9)
 
 
+def test_buckets_are_tried_with_what_is_kept_and_without() -> None:
+    tried = [{type(one) for one in trial.rewrites} for trial in plan(ROOM, PRICES, ALL).trials]
+    assert {Keep, Bucket} in tried
+    assert {Bucket} in tried
+
+
 def test_leaving_out_what_is_gathered_again_leaves_out_its_cast() -> None:
     again = Regather("gather0f", ("backward0",))
     other = Keep("gather1f", "gather1b")

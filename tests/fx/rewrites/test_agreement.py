@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import fx
 
 from overlap_sched.cost import Roofline
@@ -10,11 +11,14 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.fx import lift
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.rewrites import again, alike_of, rewrite_graph
+from overlap_sched.fx.rewrites.planning import legal_in
 from overlap_sched.problem import Group, Problem
 from overlap_sched.transform.apply import apply
+from overlap_sched.transform.keeping import twice
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split, Stream
 from overlap_sched.transform.same import WHOLE
+from tests.support.fx_graphs import gather, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, by_name, legal, refusal
 
 GROUPS = {name: Group(2, True) for name in ("0", "1", "0/2", "1/2")}
@@ -162,6 +166,24 @@ def test_only_casts_that_a_graph_knows_to_be_alike_are_the_same() -> None:
     pairs = [(a, b) for k, a in enumerate(names) for b in names[k + 1 :] if refusal(gm, [Keep(a, b)]) is None]
     assert pairs == [("all_gather_into_tensor", "all_gather_into_tensor_2")]
     assert {traits_of(target).op for target in again._WHOLE} == set(WHOLE)
+
+
+def rounded(a: torch.Tensor) -> list[torch.Tensor]:
+    """Casts of the same sizes by way of two types: what they give is of one type and not the same."""
+    to = torch.ops.prims.convert_element_type
+    half, brain = (to(to(a, dtype), torch.float32) for dtype in (torch.float16, torch.bfloat16))
+    return [wait(gather(half)) + 1.0, wait(gather(brain)) + 1.0]
+
+
+def test_casts_by_way_of_other_types_are_not_the_same() -> None:
+    gm = trace(rounded, (4, 8))
+    names = ("all_gather_into_tensor", "all_gather_into_tensor_1")
+    pair = Keep(*names)
+    assert len(twice(problem_of(gm), alike_of(gm))) == 1  # a problem knows operators and sizes
+    assert refusal(gm, [pair]) == f"{names[0]!r} and {names[1]!r} are not two gathers of one tensor in one group."
+    lifted = lift(gm, groups=GROUPS)
+    assert not legal_in(lifted)(pair)
+    assert legal_in(lift(GRAPHS["cast"](), groups=GROUPS))(Keep(names[0], "all_gather_into_tensor_2"))
 
 
 def test_all_that_may_be_bucketed_is_told() -> None:

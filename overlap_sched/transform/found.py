@@ -40,6 +40,13 @@ class Found:
         self.winners = list(dict.fromkeys((*trial.policies, *self.winners)))
         return True
 
+    def join(self, other: "Found") -> None:
+        """Note what another search has found that began with what this one may still spend."""
+        self.trials += other.trials
+        self.runs_left = other.runs_left
+        if other.best is not None and other.best_us < self.best_us:
+            self.best_us, self.best, self.winners = other.best_us, other.best, other.winners
+
     @property
     def enough(self) -> bool:
         """Is the best good enough, or all spent that pays?"""

@@ -18,9 +18,11 @@ How much is tried is counted, never timed: every rank comes to the same plan.
 """
 
 from overlap_sched.problem import Order
+from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.transform.choose import try_buckets
 from overlap_sched.transform.found import Found
 from overlap_sched.transform.hold import try_gathering_again, try_keeping
+from overlap_sched.transform.keys import batch_time, keys_of, without_latency
 from overlap_sched.transform.rewrites import Bucket, Form
 from overlap_sched.transform.splitting import try_splitting
 from overlap_sched.transform.trial import POLICIES, Asked, again, tried
@@ -45,9 +47,11 @@ def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us
     found = Found(step_us, enough_us, most_runs)
     if wanted.keeps:
         try_keeping(asked, found, order)
-    if found.best is not None:
+    if found.best is None:
+        try_buckets(asked, wanted, found)
+    else:
         try_buckets(asked.after(found.best.rewrites, found.best.start), wanted, found)
-    try_buckets(asked, wanted, found)  # what is kept may leave no room for them; most cannot win by the bound
+        _try_buckets_alone(asked, wanted, found, step_us)
     if wanted.regathers and not found.enough:
         try_gathering_again(asked, found, order)
     if wanted.splits and not found.enough:
@@ -58,6 +62,19 @@ def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us
         if found.best is None or found.enough or not found.see(again(asked, found.best, POLICIES_AGAIN)):
             break
     return found
+
+
+def _try_buckets_alone(asked: Asked, wanted: Wanted, found: Found, step_us: float) -> None:
+    """What is kept may leave no room for buckets: they are searched for as if nothing were kept, from step to step.
+
+    Not where they cannot win even without any latency.
+    """
+    keys = keys_of(asked.problem, asked.alike, asked.ops)
+    free = without_latency(asked.problem, keys, batch_time(asked.problem, asked.prices))
+    if wanted.streams or max(busy_us(free)) < found.best_us:
+        alone = Found(step_us, found.enough_us, found.runs_left)
+        try_buckets(asked, wanted, alone)
+        found.join(alone)
 
 
 def _try_other_form(asked: Asked, found: Found, form: Form) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from overlap_sched import Options, Problem
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import violation
-from overlap_sched.report.rewrites_text import record_text
+from overlap_sched.report.words.rewrites import record_text
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.as_it_was import order_as_it_was
 from overlap_sched.transform.keeping import Gap, admitted, casts_of, chained, to_gather_again, to_keep, twice

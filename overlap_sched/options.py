@@ -23,8 +23,8 @@ Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
 Base = Literal["original", "memory", "memory-peak"]
 
-RewriteKind = Literal["bucket", "coalesce_gathers", "stream"]
-_ANYWHERE: tuple[RewriteKind, ...] = ("coalesce_gathers",)
+RewriteKind = Literal["bucket", "coalesce_gathers", "keep", "regather", "split", "stream"]
+_ANYWHERE: tuple[RewriteKind, ...] = ("coalesce_gathers", "keep")
 """Bitwise on every backend, without copies, without a second communicator."""
 
 _UNITS = {
@@ -75,11 +75,15 @@ class Options:
             ``"coalesce_gathers"`` (default): several all_gathers become one launch of several tensors, which copies
             nothing and sums nothing: bitwise on every backend. It is left out where a backend cannot do that (gloo),
             and with another ``budget``, ``memory_model`` or ``preserve_collective_order`` than the default.
+            ``"keep"`` (default): what is gathered twice, as for forward and backward, is kept for its next use where
+            memory has room. On every backend; left out as the first.
             ``"bucket"``: several collectives become one, reductions too, coalesced or with copies. Sums of floats may
             change their last bits where a backend adds in another order (NCCL, on more than two ranks).
-            ``"stream"``: reductions go to a second communicator. With these two, ``budget``, ``memory_model`` and
-            ``preserve_collective_order`` stay at their defaults. ``()``: none. :func:`schedule`, which has no prices,
-            and the command line, which names its own, rewrite nothing by default.
+            ``"split"``: a collective becomes several, with copies; of sums the same holds. ``"stream"``: reductions go
+            to a second communicator. ``"regather"``: what is held for a later use is gathered again. With these four,
+            ``budget``, ``memory_model`` and ``preserve_collective_order`` stay at their defaults. ``()``: none.
+            :func:`schedule`, which has no prices, and the command line, which names its own, rewrite nothing by
+            default.
 
     Raises:
         OptionsError: A value is not one of those above.

@@ -6,8 +6,10 @@
     python scripts/rewrites_bench.py --torch --torchtitan              beside torch's own pass with its bucketing, and
                                                                        torchtitan's buckets per transformer block
 
-A row is NAME:SCALE: a graph of scripts/instances, every collective SCALE times as long. Only ``--torch`` and
-``--torchtitan`` need torch.
+    python scripts/rewrites_bench.py 70b.json.gz:4 --kinds keep --kinds bucket,keep --headroom 10%
+
+A row is NAME:SCALE: a graph of scripts/instances or a problem file, every collective SCALE times as long. Only
+``--torch`` and ``--torchtitan`` need torch.
 """
 
 import argparse
@@ -16,12 +18,14 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works where it is not installed, too
 
 from overlap_sched import Options, Problem, read_problem
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.judge.validate import measure
+from overlap_sched.options import RewriteKind
 from overlap_sched.report.words.reserved import reserved_changes
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.pipeline import phases
@@ -29,7 +33,7 @@ from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.keys import Key, keys_of
 from overlap_sched.transform.neighbours import Windows
-from overlap_sched.transform.plan import plan
+from overlap_sched.transform.plan import FORMS, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 from overlap_sched.transform.rewrites import Bucket, Form
 
@@ -48,28 +52,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--torchtitan", action="store_true", help="also torchtitan's buckets per transformer block")
     parser.add_argument("--no-plans", action="store_true", help="leave our own rows out")
     parser.add_argument("--allocator", default="environment", help="as for plan; none: live bytes alone count")
+    parser.add_argument("--headroom", default="0", help="as for plan")
+    parser.add_argument("--kinds", action="append", help="rewrites as for plan, in place of our own rows; repeatable")
     parser.add_argument("--copied", action="store_true", help="also without coalesced collectives")
     options = parser.parse_args(arguments)
     print("| graph | rewrites | step ms | its bound | peak | reserved | collectives | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in options.rows or ROWS:
         name, _, scale = row.partition(":")
-        problem = read_problem(INSTANCES / f"{name}.json.gz")
-        _row(row, *on_cluster(problem, read_cluster(options.cluster), float(scale or 1)), options)
+        path = Path(name) if name.endswith(".gz") else INSTANCES / f"{name}.json.gz"
+        problem = read_problem(path)
+        label = f"{path.name.removesuffix('.json.gz')}:{scale or 1}"
+        _row(label, *on_cluster(problem, read_cluster(options.cluster), float(scale or 1)), options)
     return 0
 
 
 def _row(row: str, problem: Problem, prices: Prices, options: argparse.Namespace) -> None:
-    wanted = [
-        ("gathers", ("coalesce_gathers",), ("coalesced", "copied")),
-        ("bucket", ("bucket",), ("coalesced", "copied")),
-        ("stream", ("bucket", "stream"), ("coalesced", "copied")),
+    rows: list[tuple[str, tuple[RewriteKind, ...], tuple[Form, ...]]] = [
+        ("gathers", Options().rewrites, FORMS),
+        ("bucket", ("bucket",), FORMS),
+        ("stream", ("bucket", "stream"), FORMS),
     ]
+    if options.kinds:
+        rows = [(text, cast(tuple[RewriteKind, ...], tuple(text.split(","))), FORMS) for text in options.kinds]
     if options.copied:
-        wanted.append(("bucket, copied only", ("bucket",), ("copied",)))
-    for at, (what, kinds, forms) in enumerate([] if options.no_plans else wanted):
+        rows.append(("bucket, copied only", ("bucket",), ("copied",)))
+    for at, (what, kinds, forms) in enumerate([] if options.no_plans else rows):
         began = time.process_time()
-        found = plan(problem, prices, Options(rewrites=kinds, allocator=options.allocator), forms=forms)
+        found = plan(problem, prices, _options(kinds, options), forms=forms)
         seconds = time.process_time() - began
         if not at:
             _ours(row, "none", found.without, problem, found.without.schedule_s)
@@ -80,6 +90,10 @@ def _row(row: str, problem: Problem, prices: Prices, options: argparse.Namespace
         for form in ("copied", "coalesced"):
             for cap in CAPS_MB:
                 _capped(row, problem, prices, form, cap)
+
+
+def _options(kinds: tuple[RewriteKind, ...], options: argparse.Namespace) -> Options:
+    return Options(headroom=options.headroom, rewrites=kinds, allocator=options.allocator)
 
 
 def _ours(row: str, what: str, found: Schedule, problem: Problem, seconds: float) -> None:

@@ -158,11 +158,14 @@ def test_ranks_compare_their_orders_unless_told_otherwise() -> None:
     assert Options(agreement="none").agreement == "none"
 
 
+KINDS = "'bucket', 'coalesce_gathers', 'keep', 'regather', 'split', 'stream'"
+
+
 @pytest.mark.parametrize("rewrites", [("merge",), ["bucket"], "bucket", ("bucket", "bucket"), None])
 def test_rewrites_that_are_none(rewrites: Any) -> None:
     with pytest.raises(OptionsError) as caught:
         Options(rewrites=rewrites)
-    expected = f"rewrites is {rewrites!r}; it is a tuple of 'bucket', 'coalesce_gathers', 'stream', each once."
+    expected = f"rewrites is {rewrites!r}; it is a tuple of {KINDS}, each once."
     assert str(caught.value) == expected
 
 

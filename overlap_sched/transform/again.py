@@ -1,22 +1,24 @@
 """A gathered parameter is kept for its next use, or gathered again; a collective goes to a second stream."""
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, Node
+from overlap_sched.problem import Kind, Node, NodeId
 from overlap_sched.transform.bucket import WAIT
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Member, launched, member
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.recompute import again, is_view, moved
 from overlap_sched.transform.rewrites import Keep, Regather, Stream, second_group
+from overlap_sched.transform.same import looked_through, origin
 
 
 def kept(draft: Draft, keep: Keep) -> None:
-    """Users of the later gather use the first one's wait and result.
+    """Users of the later gather use the first one's wait and result; what was cast for it alone goes, too.
 
     Raises:
         RewriteError: They do not gather the same, or not in this order.
     """
     first, again = _gather(draft, keep.first), _gather(draft, keep.again)
-    if (first.inputs, first.node.group) != (again.inputs, again.node.group) or first.v == again.v:
+    if first.v == again.v or given(draft, first) != given(draft, again):
         raise RewriteError(f"{keep.first!r} and {keep.again!r} do not gather the same input in the same group.")
     wait = first.waits[0]
     for w in again.waits:
@@ -28,10 +30,25 @@ def kept(draft: Draft, keep: Keep) -> None:
         draft.remove(again.launch)
     if again.gives is not None and first.gives is not None:
         draft.rehouse(again.gives, first.gives)
+    for u in again.inputs:
+        _remove_unused(draft, u)
+
+
+def given(draft: Draft, one: Member) -> tuple[object, ...]:
+    """What a gather gives, as far as a problem tells: equal for gathers of the same."""
+    return one.node.op, one.node.group, tuple(origin(draft, u) for u in one.inputs)
+
+
+def _remove_unused(draft: Draft, v: NodeId) -> None:
+    """A cast that nothing uses any more goes, and so do those that it was made of."""
+    while looked_through(draft, v) and not draft.after(v):
+        (before,) = draft.node(v).deps
+        draft.remove(v)
+        v = before
 
 
 def gathered_again(draft: Draft, wanted: Regather, prices: Prices) -> None:
-    """Some users of a gather's result use a fresh one, launched for them.
+    """Some users of a gather's result, or of views of it, use a fresh one, launched for them.
 
     Views behind the users (what uses the same storage and comes after one of them alone) go with them.
 
@@ -39,38 +56,30 @@ def gathered_again(draft: Draft, wanted: Regather, prices: Prices) -> None:
         RewriteError: A user does not use a wait of the gather, or none would be left to the first one.
     """
     one = _gather(draft, wanted.gather)
-    behind = [u for w in one.waits for u in draft.after(w)]
+    views = [draft.find(name) for name in wanted.views]
+    for v in views:
+        if not is_view(draft.node(v)) or one.gives not in draft.node(v).use:
+            raise RewriteError(f"{draft.node(v).name!r} is no view of what {wanted.gather!r} gives.")
+    behind = {u for w in (*one.waits, *views) for u in draft.after(w)}.difference(views)
     users = [draft.find(name) for name in wanted.users]
     for u in users:
         if u not in behind:
             raise RewriteError(f"{draft.node(u).name!r} does not use a wait of {wanted.gather!r}.")
-    if not users or len(set(users)) == len(set(behind)):
+    if not users or len(set(users)) == len(behind):
         raise RewriteError(f"gathering {wanted.gather!r} again needs users for both: some, and not all.")
     name, node, group = wanted.name, one.node, one.node.group or ""
     at = min(draft.at[u] for u in users)
-    given = (draft.storage(draft.storages[one.gives].bytes),) if one.gives is not None else ()
+    house = {} if one.gives is None else {one.gives: draft.storage(draft.storages[one.gives].bytes)}
+    fresh = tuple(house.values())
     host_us = prices.launch_us(node.op, node.bytes, draft.groups[group])
     deps = launched(draft, name, one.inputs, host_us, at)
-    launch = draft.add(node._replace(name=name, deps=deps, alloc=given), at)
-    use = tuple(dict.fromkeys((*one.takes, *given)))
+    launch = draft.add(node._replace(name=name, deps=deps, alloc=fresh), at)
+    use = tuple(dict.fromkeys((*one.takes, *fresh)))
     wait = draft.add(Node(f"{name}_wait", Kind.WAIT, (launch,), (), use, op=WAIT, collective=launch), at)
-    moved = _with_views(draft, one, users)
-    for w in one.waits:
-        draft.redirect(w, wait, [u for u in users if w in draft.node(u).deps])
-    if one.gives is not None and given:
-        draft.rehouse(one.gives, given[0], [u for u in draft.users(one.gives) if u in moved])
-
-
-def _with_views(draft: Draft, one: Member, users: list[int]) -> set[int]:
-    """The users, and what looks at the gathered result through them."""
-    moved, todo = set(users), list(users)
-    while todo:
-        v = todo.pop()
-        for w in draft.after(v):
-            if w not in moved and one.gives in draft.node(w).use and not draft.node(v).alloc:
-                moved.add(w)
-                todo.append(w)
-    return moved
+    new = dict.fromkeys(one.waits, wait)
+    for v in views:
+        new[v] = again(draft, v, wanted.new_name(draft.node(v).name), new, house, at)
+    moved(draft, users, new, house)
 
 
 def streamed(draft: Draft, stream: Stream) -> None:

@@ -1,26 +1,18 @@
-"""Which rewrites pay: chosen together with the order, by what the whole step becomes.
+"""Buckets and second streams: which collectives go together, and what reduces beside what is gathered.
 
-Merging saves latency on a stream and costs memory, copies, and the time until the first member may be used; which of
-them binds shows only in a schedule. So candidates are scheduled, few of them, and the best is kept::
+::
 
-    the best order without rewrites                       always a candidate
-      -> deferred       compute behind the last launch, its collectives together      variant
+    deferred       compute behind the last launch, its collectives together      variant
       -> neighbours     buckets up to a cap, from small caps to large ones            neighbours
       -> batches        what waits for its stream goes together                       batching
       -> parts          larger or smaller caps in parts of the step, one by one
-      -> streams        reductions on a second communicator, where that is asked for
-      -> copied         the best again with copies, where both forms may be used
-      -> again          the best from its own order, while that helps
-      -> phases         all that the scheduler does, on the best                      scheduler.pipeline
-      -> verify         the judges look at it; else no rewrites
+      -> streams        all of it with reductions on a second communicator, where that is asked for
 
-How much is tried is counted, never timed: every rank comes to the same plan. A candidate that cannot win by a simple
-bound is not scheduled.
+A candidate that cannot win by a simple bound is not scheduled.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -31,10 +23,11 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import NETWORK_BINDS, Policy
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.transform.batching import BatchingStreams
+from overlap_sched.transform.found import Found
 from overlap_sched.transform.keys import Key, without_latency
 from overlap_sched.transform.neighbours import neighbours
-from overlap_sched.transform.rewrites import Bucket, Form, Rewrite
-from overlap_sched.transform.trial import POLICIES, Asked, Trial, again, tried
+from overlap_sched.transform.rewrites import Form
+from overlap_sched.transform.trial import Asked, Trial, tried
 from overlap_sched.transform.variant import Base, Graph, bases
 from overlap_sched.transform.wanted import Wanted
 
@@ -42,80 +35,17 @@ CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
 BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0]))
 """Of batches of what waits: caps in latencies, and the policy of the run."""
-POLICIES_AFTERWARDS = 2
-"""The first try runs all policies; those after it so many: a graph stays with what suits it."""
-AGAIN, POLICIES_AGAIN = 3, POLICIES[2:]
-"""The best is scheduled so many times from its own order, as long as that helps, by these: the other policies are among
-those that the phases run from that order in any case."""
 PARTS = 4
 """Parts of the step that may have caps of their own."""
 
 
-@dataclass
-class Found:
-    """What was found.
-
-    Attributes:
-        best_us, best: The best so far. enough_us: what is good enough. runs_left: how many more runs pay.
-        trials: All that was tried, in this order. winners: policies that have won, the last first.
-        known: What was scheduled, and from where: other caps make the same buckets at times.
-    """
-
-    best_us: float
-    enough_us: float
-    runs_left: int
-    best: Trial | None = None
-    trials: list[Trial] = field(default_factory=list)
-    winners: list[Policy] = field(default_factory=list)
-    known: set[tuple[tuple[Rewrite, ...], Order]] = field(default_factory=set)
-
-    def see(self, trial: Trial) -> bool:
-        """Note a try; is it the best now?"""
-        self.trials.append(trial)
-        self.runs_left -= trial.work.runs
-        if trial.step_us >= self.best_us:
-            return False
-        self.best_us, self.best = trial.step_us, trial
-        self.winners = list(dict.fromkeys((*trial.policies, *self.winners)))
-        return True
-
-    @property
-    def enough(self) -> bool:
-        """Is the best good enough, or all spent that pays?"""
-        return self.best_us <= self.enough_us or self.runs_left <= 0
-
-    def policies(self) -> Sequence[Policy]:
-        """Those for the next try: all at first; then those that have won last."""
-        if not any(trial.work.runs for trial in self.trials):
-            return POLICIES
-        return tuple(dict.fromkeys((*self.winners, *POLICIES)))[:POLICIES_AFTERWARDS]
-
-
-def search(asked: Asked, wanted: Wanted, step_us: float, enough_us: float, most_runs: int) -> Found:
-    """Try what may pay.
-
-    Args:
-        asked: The problem, prices, the budget.
-        wanted: What may be tried.
-        step_us: Of the best order without rewrites.
-        enough_us: Once a step is as short as this, nothing more is tried.
-        most_runs: Nor after so many runs of the scheduler, give or take those of the last try.
-    """
-    found = Found(step_us, enough_us, most_runs)
-    graphs = [Graph(asked, frozenset())]
+def try_buckets(asked: Asked, wanted: Wanted, found: Found) -> None:
+    """Try buckets and second streams; ``found`` gets the results."""
+    graphs = [Graph(asked, frozenset())] if wanted.forms else []
     if wanted.streams and (moved := _reductions(asked.problem)):
         graphs.append(_on_two_streams(asked, moved))
     for graph in graphs:
         _Search(graph, found, wanted.forms[:1]).run()
-    if found.best is not None and len(wanted.forms) > 1 and not found.enough:
-        other = wanted.forms[1]
-        others = tuple(Bucket(r.members, other) if isinstance(r, Bucket) else r for r in found.best.rewrites)
-        what = f"{found.best.what}, {other}"
-        found.see(tried(asked, what, others, found.best.start, found.best_us, found.policies()))
-    for _ in range(AGAIN):
-        if found.best is None or found.enough or not found.see(again(asked, found.best, POLICIES_AGAIN)):
-            break
-    return found
 
 
 class _Search:
@@ -215,7 +145,7 @@ class _Search:
         found.known.add((rewrites, order))
         if least_us >= found.best_us:
             why_not = f"its busiest stream alone takes {least_us:.0f} us"
-            return found.see(Trial(f"{what}{self.where}", rewrites, why_not=why_not))
+            return found.see(Trial(f"{what}{self.where}", (*graph.asked.done, *rewrites), why_not=why_not))
         return found.see(tried(graph.asked, f"{what}{self.where}", rewrites, order, found.best_us, found.policies()))
 
 

@@ -15,7 +15,7 @@ from overlap_sched.transform.members import Alike
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record
-from overlap_sched.transform.rewrites import Bucket, Rewrite, Stream, to_json
+from overlap_sched.transform.rewrites import Bucket, Recompute, Regather, Rewrite, Stream, to_json
 from overlap_sched.transform.trial import POLICIES, Asked, Trial, tried
 
 
@@ -66,12 +66,17 @@ def largest(records: Sequence[Record], most: int) -> list[Record]:
 
 
 def without(rewrites: Sequence[Rewrite], one: Rewrite) -> tuple[Rewrite, ...]:
-    """All but one; members of a bucket that was on a second communicator go there one by one."""
+    """All but one; members of a bucket that was on a second communicator go there one by one.
+
+    What is cast for a gather that is not done again is not cast again either.
+    """
     members = one.members if isinstance(one, Bucket) else ()
     rest: list[Rewrite] = []
     for other in rewrites:
         if isinstance(one, Bucket) and isinstance(other, Stream) and other.collective == one.name:
             rest += map(Stream, members)
+        elif isinstance(one, Regather) and isinstance(other, Recompute) and other.users == (one.name,):
+            continue
         elif other != one:
             rest.append(other)
     return tuple(rest)

@@ -26,12 +26,12 @@ from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import Overdraft, Reserve, within_reserve
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.apply import NOT_KNOWN, apply
-from overlap_sched.transform.choose import search
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
 from overlap_sched.transform.rewrites import Form, Rewrite
-from overlap_sched.transform.trial import Asked, Trial
+from overlap_sched.transform.search import search
+from overlap_sched.transform.trial import Asked, Legal, Trial, always
 from overlap_sched.transform.wanted import Wanted, most_gain_us, most_runs, wanted_of
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
@@ -73,6 +73,7 @@ def plan(
     alike: Alike | None = None,
     forms: Sequence[Form] = FORMS,
     trials: Sequence[Trial] | None = None,
+    legal: Legal = always,
 ) -> Plan:
     """Choose rewrites and an order.
 
@@ -84,6 +85,8 @@ def plan(
             known, all may.
         forms: Of buckets, the one preferred first. Where a backend has no coalesced collectives: ``("copied",)``.
         trials: Of :func:`tried_ahead`; ``None``: what pays is tried now.
+        legal: Whether a gather may be kept or done again, or a collective split, where a graph knows more than the
+            problem.
 
     Raises:
         OptionsError: No form. VerificationError: with ``strict=True``, where a plan is not what it was thought to be.
@@ -95,7 +98,7 @@ def plan(
     try:
         with no_collection():
             if trials is None:
-                trials = _searched(without, wanted, prices, alike)
+                trials = _searched(without, wanted, prices, alike, legal)
             made = _best(without, trials, prices, options, alike) if trials else made
             broken = _broken(made) if made.rewrites else None
     except Exception as error:  # what fails here must not take the training job with it
@@ -112,7 +115,12 @@ def plan(
 
 
 def tried_ahead(
-    problem: Problem, prices: Prices, options: Options, alike: Alike | None = None, forms: Sequence[Form] = FORMS
+    problem: Problem,
+    prices: Prices,
+    options: Options,
+    alike: Alike | None = None,
+    forms: Sequence[Form] = FORMS,
+    legal: Legal = always,
 ) -> Sequence[Trial]:
     """What :func:`plan` would try, for who wants no order but that of a rewritten graph; nothing where none is shorter.
 
@@ -124,18 +132,18 @@ def tried_ahead(
         return ()
     with no_collection():
         live = schedule(problem, replace(options, rewrites=(), allocator="none"))
-        trials = _searched(live, wanted, prices, alike)
+        trials = _searched(live, wanted, prices, alike, legal)
     return trials if any(trial.problem is not None for trial in trials) else ()
 
 
-def _searched(without: Schedule, wanted: Wanted, prices: Prices, alike: Alike | None) -> Sequence[Trial]:
+def _searched(without: Schedule, wanted: Wanted, prices: Prices, alike: Alike | None, legal: Legal) -> Sequence[Trial]:
     """What was tried; nothing where the order is as good as any, or nothing can be gained."""
     problem, step_us = without.problem, without.scheduled.step_us
     gain_us = min(most_gain_us(problem, prices, alike, wanted), step_us - sum(problem.compute_us))
     if step_us <= _enough_us(without) or gain_us <= 0:
         return ()
-    asked = Asked(problem, prices, alike, without.budget_bytes, wanted.ops)
-    return search(asked, wanted, step_us, _enough_us(without), most_runs(problem, gain_us)).trials
+    asked = Asked(problem, prices, alike, without.budget_bytes, wanted.ops, legal)
+    return search(asked, wanted, without.order, step_us, _enough_us(without), most_runs(problem, gain_us)).trials
 
 
 def _enough_us(without: Schedule) -> float:

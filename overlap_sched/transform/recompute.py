@@ -135,9 +135,9 @@ def moved(
         RewriteError: One of them still looks at an old storage through something that was not made again.
     """
     for u in users:
+        launch = draft.launch_node(u) if draft.node(u).kind is Kind.COLLECTIVE else None
         for old, made in new.items():
-            if old in draft.node(u).deps:
-                draft.redirect(old, made, [u])
+            draft.redirect(old, made, [w for w in (u, launch) if w is not None and old in draft.node(w).deps])
     for old_storage, storage in house.items():
         _rehoused(draft, old_storage, storage, users)
 

@@ -27,6 +27,7 @@ class Record(NamedTuple):
         stream_us: By how much less its group's stream has to do (negative: more).
         compute_us: What it adds to the compute stream: copies, smaller kernels.
         held_bytes: What its launch allocates, beyond the largest of what it stands for: live together from there on.
+            Of what is kept, or gathered again (negative): what is held, or is not, between two uses.
     """
 
     rewrite: Rewrite
@@ -66,9 +67,11 @@ def _record(
             gone = [old[rewrite.collective]]
             made = [new[name] for name in _made(names, rewrite.name)]
         case Keep():
-            gone, made = [old[rewrite.again]], []
+            again = old[rewrite.again]
+            return Record(rewrite, again.time_us, 0.0, _allocated(before, again))
         case Regather():
-            gone, made = [], [new[rewrite.name]]
+            again = new[rewrite.name]
+            return Record(rewrite, -again.time_us, 0.0, -_allocated(after, again))
         case Fission():
             gone = [old[name] for name in rewrite.nodes if name in old]
             made = [new[name] for name in _made(names, rewrite.name)]

@@ -42,9 +42,11 @@ be (the first ones get one more)::
     Split, all_reduce: as all_gather, but <s>_p all_reduce(part_p, op, group), no <s>_rows_p, <s>_copy cat([wait_*]).
 
 ``Stream`` makes no node: the collective keeps its name and runs in the group :func:`second_group`.
-``Keep`` makes none either: ``again`` and its waits are gone, their users use the (first) wait of ``first``.
+``Keep`` makes none either: ``again`` and its waits are gone, with casts that were made for it alone; users use the
+(first) wait of ``first``.
 What ``Fission`` makes is listed in :mod:`overlap_sched.transform.fission`.
-``Regather`` makes ``<r>`` (the same operator on the same input) and ``<r>_wait``, which the listed users use.
+``Regather`` makes ``<r>`` (the same operator on the same input), ``<r>_wait``, and ``<r>_<view>`` of each listed view,
+which the listed users use.
 
 ``Recompute`` makes ``again_<node>`` of each listed node (``again2_<node>``: a second copy); what takes one of the
 others takes its copy. ``Offload`` of ``<node>``, copies by ``torch.ops.ao``::
@@ -119,7 +121,8 @@ class Stream:
 class Keep:
     """The later gather of the same input is dropped; its users use the first one's result.
 
-    Legal where both gather one and the same node in one group, and nothing writes to either result.
+    Legal where both gather the same in one group: one node, or casts of one node that are alike
+    (:data:`overlap_sched.transform.same.WHOLE`); and where nothing writes to either result.
     """
 
     first: str
@@ -130,16 +133,27 @@ class Keep:
 class Regather:
     """Some users of a gather's result use a fresh gather of the same input, so that the first result dies sooner.
 
-    Legal where the users use a wait of it, nothing writes to the result, and the input lives (or is an input).
+    Legal where the users use a wait of it or one of the views, nothing writes to the result, and the input lives (or is
+    an input).
+
+    Attributes:
+        gather: By name.
+        users: Who takes what is gathered again, by name: all others keep the first.
+        views: Views of it that the users take, each behind those that it looks through: made again.
     """
 
     gather: str
     users: tuple[str, ...]
+    views: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """Of the new launch; its wait is ``<name>_wait``."""
         return f"again_{self.gather}_{self.users[0]}"
+
+    def new_name(self, view: str) -> str:
+        """The name of a view's copy."""
+        return f"{self.name}_{view}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """One try: rewrites applied to an order, and scheduled from there by a few policies; within the budget or nothing."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from overlap_sched.scheduler.policies import COMPUTE_BINDS, LAST, NETWORK_BINDS,
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import NO_WORK, Work
 from overlap_sched.transform.apply import NOT_KNOWN, apply
+from overlap_sched.transform.as_it_was import order_as_it_was
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite
@@ -23,15 +24,26 @@ POLICIES = (NETWORK_BINDS[0], NETWORK_BINDS[2], COMPUTE_BINDS[0], LAST[1])
 """Launches late, launches early, the critical path ahead, the order as it is: which fits shows afterwards."""
 
 
+Legal = Callable[[Rewrite], bool]
+"""Whether a rewrite is legal in the graph that a problem was lifted from: that may know more than the problem."""
+
+
+def always(rewrite: Rewrite) -> bool:
+    """Of a problem that comes from no graph."""
+    return True
+
+
 @dataclass(frozen=True)
 class Asked:
     """What every try shares.
 
     Attributes:
-        problem: Not rewritten. prices: of new nodes.
+        problem: What is rewritten. prices: of new nodes.
         alike: Per collective that may be bucketed, what members share; ``None``: not known, all may.
         budget_bytes: What the peak may be.
         ops: Operators that may be bucketed.
+        legal: Asked of rewrites that ``alike`` says too little about: all but buckets and streams.
+        done, whole: What has been done to ``problem`` already, and the problem as it was; ``()``, ``None``: nothing.
     """
 
     problem: Problem
@@ -39,6 +51,18 @@ class Asked:
     alike: Alike | None
     budget_bytes: int
     ops: tuple[str, ...] = BUCKETED
+    legal: Legal = always
+    done: tuple[Rewrite, ...] = ()
+    whole: Problem | None = None
+
+    def after(self, done: Sequence[Rewrite], order: Sequence[NodeId]) -> "Asked":
+        """The same once rewrites are done, from an order; what is tried of it counts these in."""
+        problem = apply(self.problem, done, self.prices, self.alike or NOT_KNOWN, order)
+        return replace(self, problem=problem, done=tuple(done), whole=self.problem)
+
+    def start(self, order: Sequence[NodeId]) -> Order:
+        """An order of ``problem`` as one of the problem as it was."""
+        return tuple(order) if self.whole is None else order_as_it_was(self.whole, self.problem, order)
 
 
 @dataclass(frozen=True)
@@ -87,7 +111,7 @@ def tried(
         beat_us: What has been reached: a run that will be longer is given up.
         policies: Of the runs.
     """
-    failed = Trial(what, tuple(rewrites))
+    failed = Trial(what, (*asked.done, *rewrites))
     try:
         problem = apply(asked.problem, rewrites, asked.prices, asked.alike or NOT_KNOWN, order)
     except RewriteError as error:
@@ -98,7 +122,7 @@ def tried(
         why_not = f"{over_bytes:,} bytes above the budget before anything is moved"
         return replace(failed, why_not=why_not, over_bytes=over_bytes)
     begin = primed(problem, live_ranges, asked.budget_bytes)
-    return _scheduled(replace(failed, start=tuple(order)), asked, problem, live_ranges, begin, beat_us, policies)
+    return _scheduled(replace(failed, start=asked.start(order)), asked, problem, live_ranges, begin, beat_us, policies)
 
 
 def again(asked: Asked, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:

@@ -3,7 +3,8 @@
 Looking for rewrites takes time once, and what it finds is gained in every step. So what can be gained is bounded first,
 and no more is tried than that pays back soon::
 
-    latency of all collectives that could be merged     below the goal of the scheduler: nothing is tried
+    latency of all collectives that could be merged,
+    time of all gathers of what was gathered before     below the goal of the scheduler: nothing is tried
     the same, or all that is exposed where that is less,
     times PAYBACK_STEPS                                 so long may the search take, counted in runs
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from overlap_sched.options import Options, rewrites_wanted
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.portfolio import GOAL_PERCENT, busy_us
+from overlap_sched.transform.keeping import twice
 from overlap_sched.transform.keys import batch_time, keys_of, latency_us
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
@@ -36,41 +38,56 @@ class Wanted:
         forms: Of buckets, the one preferred first; none: no buckets.
         ops: Operators that may be bucketed.
         streams: Whether reductions may go to a second communicator.
+        keeps: Whether what is gathered may be kept for its next use. regathers: or gathered again. splits: whether
+            collectives may be split.
         least: What part of a step is worth a rewrite: the goal of the scheduler, to which no order is improved either.
     """
 
     forms: tuple[Form, ...]
     ops: tuple[str, ...]
     streams: bool
+    keeps: bool = False
+    regathers: bool = False
+    splits: bool = False
     least: float = 0.0
 
     @property
     def anything(self) -> bool:
         """May anything be tried at all?"""
-        return bool(self.forms) or self.streams
+        return bool(self.forms) or self.keeps or self.beyond_bound
+
+    @property
+    def beyond_bound(self) -> bool:
+        """May anything be tried whose gain nothing bounds?"""
+        return self.streams or self.regathers or self.splits
 
 
 def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
     """What these options and a backend that knows these forms of buckets admit."""
     kinds, least = rewrites_wanted(options), GOAL_PERCENT / 100 / max(options.effort, 1)
-    streams = "stream" in kinds
+    used: tuple[Form, ...] = ()
     if "bucket" in kinds:
-        return Wanted(tuple(forms), BUCKETED, streams, least)
-    if "coalesce_gathers" in kinds and "coalesced" in forms:
-        return Wanted(("coalesced",), GATHERS, streams, least)
-    return Wanted((), (), streams, least)
+        used = tuple(forms)
+    elif "coalesce_gathers" in kinds and "coalesced" in forms:
+        used = ("coalesced",)
+    ops = BUCKETED if "bucket" in kinds else GATHERS
+    return Wanted(used, ops, "stream" in kinds, "keep" in kinds, "regather" in kinds, "split" in kinds, least)
 
 
 def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: Wanted) -> float:
-    """No rewrites take more off the step: all latency that buckets could save; of streams nothing is known (``inf``).
+    """No rewrites take more off the step: all latency that buckets could save, and all gathers that need not be.
 
-    Linear, without scheduling. 0 where it is less than what is worth a rewrite.
+    Linear, without scheduling. 0 where it is less than what is worth a rewrite; ``inf``: nothing is known.
     """
     if not wanted.anything or not problem.collectives:
         return 0.0
-    if wanted.streams:
+    if wanted.beyond_bound:
         return math.inf
-    gain_us = latency_us(problem, keys_of(problem, alike, wanted.ops), batch_time(problem, prices))
+    gain_us = 0.0
+    if wanted.forms:
+        gain_us = latency_us(problem, keys_of(problem, alike, wanted.ops), batch_time(problem, prices))
+    if wanted.keeps:
+        gain_us += sum(problem.nodes[v].time_us for ids in twice(problem, alike) for v in ids[1:])
     return gain_us if gain_us > wanted.least * max(busy_us(problem)) else 0.0
 
 

@@ -9,9 +9,13 @@ from overlap_sched import read_problem, write_problem
 from overlap_sched.judge.order_file import read_order
 from overlap_sched.judge.replay import replay
 from overlap_sched.peak_memory import replay_allocator
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.records import records, records_json
+from overlap_sched.transform.rewrites import Recompute, Regather
 from tests.cli.test_schemas import validator
 from tests.support.command import run
-from tests.support.sharded import sharded
+from tests.support.gathered_twice import whole_step
+from tests.support.sharded import PRICES, sharded
 
 
 @pytest.fixture
@@ -44,6 +48,24 @@ def test_json_and_the_rewritten_graph(graph: str, tmp_path: Path, capsys: pytest
     assert replay(rewritten, new).step_us == pytest.approx(found["step_us"])
     assert plain["original_reserved_bytes"] == replay_allocator(was, was.original_order).reserved_bytes
     assert plain["reserved_bytes"] == replay_allocator(rewritten, new).reserved_bytes
+
+
+def test_what_is_kept_and_gathered_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step.json"
+    write_problem(whole_step([16] * 4, 1.0, temporary_bytes=4000), path)
+    assert run("plan", str(path), "--rewrites", "keep", "--left-out") == 0
+    out = capsys.readouterr().out
+    assert "gather0f kept instead of gather0b: " in out
+    assert "4 gathers kept for their next use: " in out
+    assert "us longer" in out.split("Scheduled again")[1]
+    assert run("plan", str(path), "--rewrites", "keep,regather,split", "--left-out", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    validator("plan").validate(found)
+    assert {one["kind"] for one in found["rewrites"]} == {"keep"}
+    assert found["rewrites"][0]["held_bytes"] == 64
+    again = Regather("gather0f", ("backward0",)), Recompute(("cast0f",), ("again_gather0f_backward0",))
+    held = whole_step([16] * 3, 1.0, again=False)
+    validator("plan").validate(found | {"rewrites": records_json(records(held, apply(held, again, PRICES), again))})
 
 
 def test_each_rewrite_left_out(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +119,7 @@ def test_without_rewrites_nothing_changes(graph: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'coalesce_gathers', 'stream'"),
+        (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'coalesce_gathers', 'keep', 're"),
         (("--rewrites", "bucket", "--budget", "profile"), "rewrites is ('bucket',) and budget is 'profile'"),
         (("--left-out",), "--left-out leaves out rewrites: give --rewrites bucket, too."),
         (("--rewrites", "bucket", "--left-out", "-1"), "--left-out is -1; it is a number of rewrites, 1 or more."),

@@ -148,7 +148,9 @@ def test_graphs_without_anything_to_rewrite_ask_nobody() -> None:
             rewrite_fx(GRAPHS["whole"](), default, choose)
             assert (shown, choose.call_count) == ([], 0)
             rewrite_fx(GRAPHS["whole"](), buckets, choose)
-        assert (len(shown), choose.call_count) == (1, 1)
+            assert (len(shown), choose.call_count) == (1, 1)
+            rewrite_fx(GRAPHS["cast"](), default, choose)  # gathers one shard twice, behind a cast each time
+        assert (len(shown), choose.call_count) == (2, 2)
         gm = GRAPHS["whole"]()
         gathers = [node for node in launches_in(gm.graph.nodes) if "all_gather" in node.name]
         others_left = [node for node in launches_in(gm.graph.nodes) if node not in gathers]
@@ -378,6 +380,16 @@ def test_the_default_is_bitwise_on_real_ranks(tmp_path: Path) -> None:
             assert len(alone) > 3
             assert all(map(torch.equal, alone, ours))
             assert any(rewrites)
+
+
+@pytest.mark.slow
+def test_what_is_gathered_twice_is_kept_on_real_ranks(tmp_path: Path) -> None:
+    """Over gloo, which coalesces no gathers: to keep one needs nothing of a backend."""
+    run_ranks("tests.support.inductor.kept_ranks", tmp_path, ranks=2)
+    for rank in range(2):
+        alone, ours, rewrites = torch.load(tmp_path / f"rank{rank}.pt")
+        assert all(map(torch.equal, alone, ours))
+        assert rewrites == ["Keep(first='all_gather_into_tensor', again='all_gather_into_tensor_4')"]
 
 
 def compiled_step_of_nothing() -> None:

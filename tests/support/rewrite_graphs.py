@@ -55,10 +55,24 @@ def twice(a: Tensor, b: Tensor) -> list[Tensor]:
     return [wait(s), wait(t).view(-1), first + second]
 
 
+def cast(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+    """A shard that is cast and gathered for forward and for backward; one that is held, and used through views."""
+
+    def gathered(shard: Tensor) -> Tensor:
+        return wait(gather(torch.ops.prims.convert_element_type(shard, torch.bfloat16)))
+
+    wide, held = gathered(a), gathered(b)
+    y = c.to(torch.bfloat16) @ wide
+    z = y @ held.t()
+    again, half = gathered(a), wait(gather(torch.ops.prims.convert_element_type(a, torch.float16)))
+    return [wait(scatter(z.t() @ y)), z @ held, (again * 2.0).view(-1), wide + 1.0, half * 3.0]
+
+
 GRAPHS: dict[str, Callable[[], fx.GraphModule]] = {
     "mixed": lambda: trace(mixed, (4, 8), (2, 8), (8, 8), (4, 4)),
     "hazards": lambda: trace(hazards, (4, 8), (4, 8)),
     "twice": lambda: trace(twice, (4, 8), (4, 8)),
+    "cast": lambda: trace(cast, (4, 8), (4, 8), (4, 8)),
     "whole": whole_step,
     "recomputed": recomputed,
 }

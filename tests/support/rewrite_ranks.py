@@ -21,7 +21,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites import rewrite_graph
 from overlap_sched.fx.rewrites.sites import layout
 from overlap_sched.inductor.gloo import safe_gathers
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split, Stream
 
 C10D = torch.ops._c10d_functional
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
@@ -66,6 +66,18 @@ def twice(x: Tensor, *_: Tensor) -> list[Tensor]:
     return [first * 2, first + 1, second * 3]
 
 
+def cast_twice(x: Tensor, *_: Tensor) -> list[Tensor]:
+    """A shard that is cast for each gather, and used through a view."""
+
+    def gathered() -> Tensor:
+        wide = torch.ops.prims.convert_element_type(x, torch.float64)
+        return wait(C10D.all_gather_into_tensor(wide, dist.get_world_size(), "0"))
+
+    first = gathered()
+    turned = first.t()
+    return [first * 2, turned + 1, gathered() * 3, turned * 5]
+
+
 def scatters(reduction: str) -> Callable[..., list[Tensor]]:
     ranks = dist.get_world_size()
     return lambda *xs: [wait(s) for s in [C10D.reduce_scatter_tensor(x, reduction, ranks, "0") for x in xs]]
@@ -96,6 +108,10 @@ def cases() -> Iterator[tuple[str, Callable[..., list[Tensor]], int, torch.dtype
         two = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_2"))
         yield f"bucket on a stream {short}", gathers, 1, dtype, [two, Stream(two.name)]
         yield f"keep {short}", twice, 1, dtype, [Keep("all_gather_into_tensor", "all_gather_into_tensor_1")]
+        yield f"keep cast {short}", cast_twice, 1, dtype, [Keep("all_gather_into_tensor", "all_gather_into_tensor_1")]
+        view = Regather("all_gather_into_tensor", ("mul_2",), ("t",))
+        again = Recompute(("convert_element_type",), (view.name,))
+        yield f"regather view {short}", cast_twice, 1, dtype, [view, again]
         yield f"regather {short}", twice, 1, dtype, [Regather("all_gather_into_tensor", ("add",))]
 
 

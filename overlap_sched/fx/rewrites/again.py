@@ -3,59 +3,128 @@
 Both need that the gathered tensor and the shard stay as they are: nothing in the graph writes to either.
 """
 
+from typing import Any
+
+import torch
+from torch import fx
+
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.rewrites.draft import Draft
-from overlap_sched.fx.rewrites.sites import WAIT, Site, check_same_value, site
+from overlap_sched.fx.rewrites.draft import Draft, shares_storage
+from overlap_sched.fx.rewrites.recompute import copied
+from overlap_sched.fx.rewrites.sites import ATEN, WAIT, Site, check_same_value, site
 from overlap_sched.transform.rewrites import Keep, Regather
+
+_WHOLE: frozenset[Any] = frozenset({
+    ATEN._to_copy.default, ATEN.alias.default, ATEN.detach.default, ATEN.view.default,
+    torch.ops.prims.convert_element_type.default,
+})  # fmt: skip
+"""The operators of :data:`overlap_sched.transform.same.WHOLE`."""
 
 
 def keep(draft: Draft, rewrite: Keep) -> None:
-    """The later gather goes; its users take the first one's result.
+    """The later gather goes; its users take the first one's result. Casts that were made for it alone go, too.
+
+    Raises:
+        RewriteError: They do not gather the same, or a result must be a tensor of its own.
+    """
+    first, again = check_keep(draft, rewrite)
+    kept = first.waits[0]
+    for wait in again.waits:
+        draft.replace(wait, kept)
+        draft.remove(wait, kept, kept)
+    draft.remove(again.node, kept, kept)
+    source = again.source
+    while source is not first.source and _looked_through(source) and not draft.users(source):
+        draft.remove(source, kept, kept)
+        source = source.all_input_nodes[0]
+
+
+def check_keep(draft: Draft, rewrite: Keep) -> tuple[Site, Site]:
+    """The first gather and the later one, where that may be dropped; the graph stays as it is.
 
     Raises:
         RewriteError: They do not gather the same, or a result must be a tensor of its own.
     """
     first, again = _gather(draft, rewrite.first), _gather(draft, rewrite.again)
     names = f"{rewrite.first!r} and {rewrite.again!r}"
-    if first.node is again.node or (first.source, first.group_name, first.rest) != (
-        again.source,
-        again.group_name,
-        again.rest,
-    ):
+    alike = (first.group_name, first.rest) == (again.group_name, again.rest)
+    if first.node is again.node or not alike or not _same(draft, first.source, again.source):
         raise RewriteError(f"{names} are not two gathers of one tensor in one group.")
     if draft.at[first.node] > draft.at[again.node]:
         raise RewriteError(f"{rewrite.again!r} is gathered before {rewrite.first!r}: name them in their order.")
     if draft.facts.returned(first.waits[0]) and draft.facts.returned(again.waits[0]):
         raise RewriteError(f"the graph returns the results of {names}: one tensor must not stand for both.")
-    kept = first.waits[0]
     for wait in again.waits:
-        check_same_value(rewrite.again, wait, kept)
-        draft.replace(wait, kept)
-        draft.remove(wait, kept, kept)
-    draft.remove(again.node, kept, kept)
+        check_same_value(rewrite.again, wait, first.waits[0])
+    return first, again
+
+
+def _same(draft: Draft, one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes give the same: one node, or casts and views of one, with the same arguments.
+
+    Nothing writes to what they look at (:func:`_gather` asks that of the last), or what does comes after both.
+    """
+    while one is not other:
+        if not (_looked_through(one) and _looked_through(other)) or one.target is not other.target:
+            return False
+        if (one.args[1:], one.kwargs) != (other.args[1:], other.kwargs):
+            return False
+        if draft.next_writers(one) != draft.next_writers(other):
+            return False
+        one, other = one.all_input_nodes[0], other.all_input_nodes[0]
+    return True
+
+
+def origin(source: Any) -> Any:
+    """What a gather takes, looked at through casts."""
+    while isinstance(source, fx.Node) and _looked_through(source):
+        source = source.all_input_nodes[0]
+    return source
+
+
+def _looked_through(node: fx.Node) -> bool:
+    return node.target in _WHOLE and len(node.all_input_nodes) == 1
 
 
 def regather(draft: Draft, rewrite: Regather) -> None:
-    """Some users of a gather's result use a fresh gather of the same tensor.
+    """Some users of a gather's result, or of views of it, use a fresh gather of the same tensor.
+
+    Raises:
+        RewriteError: They do not use it, or the result must be one tensor.
+    """
+    one, views, users = check_regather(draft, rewrite)
+    at = min(draft.at[user] for user in users)
+    launch = draft.call(rewrite.name, one.node.target, one.node.args, at, one.node)
+    wait = draft.call(f"{rewrite.name}_wait", WAIT, (launch,), at, one.node)
+    check_same_value(rewrite.gather, one.waits[0], wait)
+    new = dict.fromkeys(one.waits, wait)
+    for view in views:
+        new[view] = copied(draft, view, rewrite.new_name(view.name), new, at)
+    for old, made in new.items():
+        draft.replace(old, made, [user for user in users if old in user.all_input_nodes])
+
+
+def check_regather(draft: Draft, rewrite: Regather) -> tuple[Site, list[fx.Node], list[fx.Node]]:
+    """The gather, the views and the users, where it may be gathered again for those; the graph stays as it is.
 
     Raises:
         RewriteError: They do not use it, or the result must be one tensor.
     """
     one = _gather(draft, rewrite.gather)
+    views = [draft.find(name) for name in rewrite.views]
+    for view in views:
+        if draft.impure(view) or not any(shares_storage(view, wait) for wait in one.waits):
+            raise RewriteError(f"{view.name!r} is no view of what {rewrite.gather!r} gives.")
+    sources = [*one.waits, *views]
     users = [draft.find(name) for name in rewrite.users]
     for user in users:
-        if user.op == "output" or not any(wait in user.all_input_nodes for wait in one.waits):
+        if user.op == "output" or not any(source in user.all_input_nodes for source in sources):
             raise RewriteError(f"{user.name!r} does not use a wait of {rewrite.gather!r}, or is the graph's output.")
     if not users or len(set(users)) < len(users):
         raise RewriteError(f"{rewrite.gather!r} is to be gathered again for {len(users)} users: name each once.")
-    if all(user in users for wait in one.waits for user in draft.users(wait)):
+    if all(user in users or user in views for source in sources for user in draft.users(source)):
         raise RewriteError(f"gathering {rewrite.gather!r} again needs users for both: some, and not all.")
-    at = min(draft.at[user] for user in users)
-    launch = draft.call(rewrite.name, one.node.target, one.node.args, at, one.node)
-    wait = draft.call(f"{rewrite.name}_wait", WAIT, (launch,), at, one.node)
-    check_same_value(rewrite.gather, one.waits[0], wait)
-    for old in one.waits:
-        draft.replace(old, wait, [user for user in users if old in user.all_input_nodes])
+    return one, views, users
 
 
 def _gather(draft: Draft, name: str) -> Site:

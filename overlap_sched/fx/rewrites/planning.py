@@ -4,18 +4,23 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from overlap_sched.errors import RewriteError
 from overlap_sched.fx.lifting import Lifted
+from overlap_sched.fx.rewrites.again import check_keep, check_regather, origin
 from overlap_sched.fx.rewrites.backends import forms_for
+from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.sites import LAUNCHES
 from overlap_sched.options import Options, on_devices
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.plan import Plan, plan, tried_ahead
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Keep, Regather, Rewrite
+from overlap_sched.transform.trial import Legal
 from overlap_sched.transform.wanted import wanted_of
 
 
 def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
-    """Whether there may be anything to rewrite, by the launches alone: so ranks that launch alike all say the same.
+    """Whether there may be anything to rewrite, by launches and what they take: the same on ranks that launch alike.
 
     Args:
         launches: All nodes that communicate.
@@ -24,7 +29,35 @@ def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
     sites = [node for node in launches if node.target in LAUNCHES]
     wanted = wanted_of(options, forms_for(sites))
     mates = sum(LAUNCHES[node.target] in wanted.ops for node in sites) if wanted.forms else 0
-    return mates > 1 or (wanted.streams and bool(sites))
+    return mates > 1 or (wanted.keeps and _twice(sites)) or (wanted.beyond_bound and bool(sites))
+
+
+def _twice(sites: Sequence[fx.Node]) -> bool:
+    """Whether two gathers may be of the same: in one group, of casts of one node."""
+    gathers = [node for node in sites if LAUNCHES[node.target] == "all_gather_into_tensor"]
+    return len({(node.args[1:], origin(node.args[0])) for node in gathers}) < len(gathers)
+
+
+def legal_in(lifted: Lifted) -> Legal:
+    """Whether a gather may be kept or done again, or a collective be split, in the graph that was lifted.
+
+    What is found once it is asked for is kept: the graph must stay as it is meanwhile.
+    """
+    drafts: list[Draft] = []
+
+    def legal(rewrite: Rewrite) -> bool:
+        if not drafts:
+            drafts.append(Draft(lifted.nodes[0].graph))
+        try:
+            if isinstance(rewrite, Keep):
+                check_keep(drafts[0], rewrite)
+            elif isinstance(rewrite, Regather):
+                check_regather(drafts[0], rewrite)
+        except RewriteError:
+            return False
+        return True
+
+    return legal
 
 
 def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
@@ -39,13 +72,16 @@ def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
         VerificationError: With ``options.strict``, see :func:`overlap_sched.transform.plan.plan`.
     """
     forms = forms_for(lifted.nodes[v] for v in lifted.problem.collectives)
-    return plan(lifted.problem, Prices(lifted.model), on_devices(options, lifted.devices), alike, forms)
+    return plan(
+        lifted.problem, Prices(lifted.model), on_devices(options, lifted.devices), alike, forms, legal=legal_in(lifted)
+    )
 
 
 def plan_rewrites(lifted: Lifted, options: Options, alike: Alike) -> Plan | None:
     """The same where nothing is wanted but a rewritten graph; ``None``: none is shorter, which is soon known."""
     problem, prices, options = lifted.problem, Prices(lifted.model), on_devices(options, lifted.devices)
     forms = forms_for(lifted.nodes[v] for v in problem.collectives)
-    trials = tried_ahead(problem, prices, options, alike, forms)
-    made = plan(problem, prices, options, alike, forms, trials) if trials else None
+    legal = legal_in(lifted)
+    trials = tried_ahead(problem, prices, options, alike, forms, legal)
+    made = plan(problem, prices, options, alike, forms, trials, legal) if trials else None
     return made if made is not None and made.rewrites else None

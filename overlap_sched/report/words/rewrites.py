@@ -81,6 +81,10 @@ def outcome_text(trial: Trial) -> str:
 def record_text(one: Record) -> str:
     """One rewrite in words: what it does, bought and costs."""
     what = what_text(one.rewrite)
+    if isinstance(one.rewrite, Keep):
+        return f"{what}: {duration(one.stream_us)} less on its stream, {size(one.held_bytes)} held until then"
+    if isinstance(one.rewrite, Regather):
+        return f"{what}: {duration(-one.stream_us)} more on its stream, {size(-one.held_bytes)} not held until then"
     if isinstance(one.rewrite, Recompute | Fission | Offload | Stream):
         return what + _for_memory(one)
     copies = f", {duration(one.compute_us)} of copies" if one.compute_us else ""

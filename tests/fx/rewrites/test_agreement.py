@@ -3,16 +3,22 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import fx
 
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx import lift
-from overlap_sched.fx.rewrites import alike_of, rewrite_graph
+from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.rewrites import again, alike_of, rewrite_graph
+from overlap_sched.fx.rewrites.planning import legal_in
 from overlap_sched.problem import Group, Problem
 from overlap_sched.transform.apply import apply
+from overlap_sched.transform.keeping import twice
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Bucket, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.same import WHOLE
+from tests.support.fx_graphs import gather, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, by_name, legal, refusal
 
 GROUPS = {name: Group(2, True) for name in ("0", "1", "0/2", "1/2")}
@@ -32,6 +38,12 @@ SEVERAL: dict[str, list[Rewrite]] = {
         Split("all_gather_into_tensor_1", 2),
         Stream("split_all_gather_into_tensor_1_2_1"),
         Regather("all_gather_into_tensor", ("mm_again",)),
+    ],
+    "cast": [
+        Keep("all_gather_into_tensor", "all_gather_into_tensor_2"),
+        Regather("all_gather_into_tensor_1", ("mm_3",)),
+        Recompute(("convert_element_type_1",), ("again_all_gather_into_tensor_1_mm_3",)),
+        Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1")),
     ],
 }
 
@@ -125,6 +137,53 @@ def test_what_a_problem_refuses_and_a_graph_does_not_is_a_hazard(name: str) -> N
     for one in legal(gm):
         if name != "hazards":
             assert rewritten_problem(gm, [one]) is not None, one
+
+
+def test_views_of_what_is_gathered_again_are_made_again() -> None:
+    """The first user of the view keeps the first gather's."""
+    views = Regather("all_gather_into_tensor_1", ("mm_1",), ("t",))
+    assert refusal(GRAPHS["cast"](), [views]) is None
+    assert check("cast", [views])
+    gm = GRAPHS["cast"]()
+    rewrite_graph(gm, [views])
+    (mm,) = (node for node in gm.graph.nodes if node.name == "mm_1")
+    assert mm.args[1].name == "again_all_gather_into_tensor_1_mm_1_t"
+
+
+def test_what_was_cast_for_a_gather_alone_goes_with_it() -> None:
+    gm = GRAPHS["cast"]()
+    rewrite_graph(gm, [Keep("all_gather_into_tensor", "all_gather_into_tensor_2")])
+    assert [node.name for node in gm.graph.nodes if "convert" in node.name] == [
+        "convert_element_type",
+        "convert_element_type_1",
+        "convert_element_type_3",
+    ]
+
+
+def test_only_casts_that_a_graph_knows_to_be_alike_are_the_same() -> None:
+    names = ["all_gather_into_tensor", *(f"all_gather_into_tensor_{k}" for k in (1, 2, 3))]
+    gm = GRAPHS["cast"]()
+    pairs = [(a, b) for k, a in enumerate(names) for b in names[k + 1 :] if refusal(gm, [Keep(a, b)]) is None]
+    assert pairs == [("all_gather_into_tensor", "all_gather_into_tensor_2")]
+    assert {traits_of(target).op for target in again._WHOLE} == set(WHOLE)
+
+
+def rounded(a: torch.Tensor) -> list[torch.Tensor]:
+    """Casts of the same sizes by way of two types: what they give is of one type and not the same."""
+    to = torch.ops.prims.convert_element_type
+    half, brain = (to(to(a, dtype), torch.float32) for dtype in (torch.float16, torch.bfloat16))
+    return [wait(gather(half)) + 1.0, wait(gather(brain)) + 1.0]
+
+
+def test_casts_by_way_of_other_types_are_not_the_same() -> None:
+    gm = trace(rounded, (4, 8))
+    names = ("all_gather_into_tensor", "all_gather_into_tensor_1")
+    pair = Keep(*names)
+    assert len(twice(problem_of(gm), alike_of(gm))) == 1  # a problem knows operators and sizes
+    assert refusal(gm, [pair]) == f"{names[0]!r} and {names[1]!r} are not two gathers of one tensor in one group."
+    lifted = lift(gm, groups=GROUPS)
+    assert not legal_in(lifted)(pair)
+    assert legal_in(lift(GRAPHS["cast"](), groups=GROUPS))(Keep(names[0], "all_gather_into_tensor_2"))
 
 
 def test_all_that_may_be_bucketed_is_told() -> None:

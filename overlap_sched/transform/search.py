@@ -1,0 +1,85 @@
+"""Which rewrites pay: chosen together with the order, by what the whole step becomes.
+
+Merging saves latency on a stream and costs memory, copies, and the time until the first member may be used; to keep
+what is gathered saves a gather and costs memory; which of them binds shows only in a schedule. So candidates are
+scheduled, few of them, and the best is kept::
+
+    the best order without rewrites                       always a candidate
+      -> keep           gathers for their next use, where that fits                   hold
+      -> buckets        what is left goes together, on one stream or two; then all    choose
+      -> gather again   what is held where memory is short                            hold
+      -> split          what is waited for most, in parts                             splitting
+      -> copied         the best again with copies, where both forms may be used
+      -> again          the best from its own order, while that helps
+      -> phases         all that the scheduler does, on the best                      scheduler.pipeline
+      -> verify         the judges look at it; else no rewrites
+
+How much is tried is counted, never timed: every rank comes to the same plan.
+"""
+
+from overlap_sched.problem import Order
+from overlap_sched.scheduler.portfolio import busy_us
+from overlap_sched.transform.choose import try_buckets
+from overlap_sched.transform.found import Found
+from overlap_sched.transform.hold import try_gathering_again, try_keeping
+from overlap_sched.transform.keys import batch_time, keys_of, without_latency
+from overlap_sched.transform.rewrites import Bucket, Form
+from overlap_sched.transform.splitting import try_splitting
+from overlap_sched.transform.trial import POLICIES, Asked, again, tried
+from overlap_sched.transform.wanted import Wanted
+
+AGAIN, POLICIES_AGAIN = 3, POLICIES[2:]
+"""The best is scheduled so many times from its own order, as long as that helps, by these: the other policies are among
+those that the phases run from that order in any case."""
+
+
+def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us: float, most_runs: int) -> Found:
+    """Try what may pay.
+
+    Args:
+        asked: The problem, prices, the budget.
+        wanted: What may be tried.
+        order: The best without rewrites.
+        step_us: Its step.
+        enough_us: Once a step is as short as this, nothing more is tried.
+        most_runs: Nor after so many runs of the scheduler, give or take those of the last try.
+    """
+    found = Found(step_us, enough_us, most_runs)
+    if wanted.keeps:
+        try_keeping(asked, found, order)
+    if found.best is None:
+        try_buckets(asked, wanted, found)
+    else:
+        try_buckets(asked.after(found.best.rewrites, found.best.start), wanted, found)
+        _try_buckets_alone(asked, wanted, found, step_us)
+    if wanted.regathers and not found.enough:
+        try_gathering_again(asked, found, order)
+    if wanted.splits and not found.enough:
+        try_splitting(asked, found, order)
+    if len(wanted.forms) > 1:
+        _try_other_form(asked, found, wanted.forms[1])
+    for _ in range(AGAIN):
+        if found.best is None or found.enough or not found.see(again(asked, found.best, POLICIES_AGAIN)):
+            break
+    return found
+
+
+def _try_buckets_alone(asked: Asked, wanted: Wanted, found: Found, step_us: float) -> None:
+    """What is kept may leave no room for buckets: they are searched for as if nothing were kept, from step to step.
+
+    Not where they cannot win even without any latency.
+    """
+    keys = keys_of(asked.problem, asked.alike, asked.ops)
+    free = without_latency(asked.problem, keys, batch_time(asked.problem, asked.prices))
+    if wanted.streams or max(busy_us(free)) < found.best_us:
+        alone = Found(step_us, found.enough_us, found.runs_left)
+        try_buckets(asked, wanted, alone)
+        found.join(alone)
+
+
+def _try_other_form(asked: Asked, found: Found, form: Form) -> None:
+    """The best with its buckets in another form."""
+    if found.best is None or found.enough or not any(isinstance(one, Bucket) for one in found.best.rewrites):
+        return
+    others = tuple(Bucket(one.members, form) if isinstance(one, Bucket) else one for one in found.best.rewrites)
+    found.see(tried(asked, f"{found.best.what}, {form}", others, found.best.start, found.best_us, found.policies()))

@@ -1,0 +1,214 @@
+"""Gathers kept for their next use, gathered again, and splits, chosen with the order: by hand, and at random."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from overlap_sched import Options, Problem
+from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import violation
+from overlap_sched.report.words.rewrites import record_text
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.as_it_was import order_as_it_was
+from overlap_sched.transform.keeping import Gap, admitted, casts_of, chained, to_gather_again, to_keep, twice
+from overlap_sched.transform.left_out import left_out, without
+from overlap_sched.transform.plan import Plan, plan
+from overlap_sched.transform.records import records
+from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split
+from overlap_sched.transform.wanted import most_gain_us, wanted_of
+from tests.support.gathered_twice import whole_step, whole_steps
+from tests.support.oracle import peak_by_definition, step_by_definition
+from tests.support.sharded import PRICES
+
+KEEP = Options(rewrites=("keep",))
+ALL = Options(rewrites=("bucket", "keep", "regather", "split", "stream"))
+ROOM = whole_step([16] * 4, 4.0, temporary_bytes=4000)
+"""Eight gathers of 64 bytes, 26 us each; compute takes 36 with casts. Its peak is at the end."""
+
+
+def peak(problem: Problem) -> int:
+    return max(peak_by_definition(problem, list(problem.original_order)))
+
+
+def launches(problem: Problem) -> list[str]:
+    return [problem.nodes[v].name for v in problem.collectives]
+
+
+def kept_promises(problem: Problem, found: Plan) -> None:
+    after, order = found.schedule.problem, list(found.schedule.order)
+    assert violation(after, order) is None
+    assert max(peak_by_definition(after, order)) <= peak(problem) + found.schedule.headroom_bytes
+    step_us = step_by_definition(after, order)
+    assert step_us == pytest.approx(found.schedule.scheduled.step_us)
+    assert step_us <= found.without.scheduled.step_us * (1 + 1e-9)
+    assert after == apply(problem, found.rewrites, PRICES)
+
+
+@pytest.mark.slow
+@given(whole_steps())
+@settings(max_examples=25, deadline=None)
+def test_a_plan_keeps_its_promises(problem: Problem) -> None:
+    found = plan(problem, PRICES, replace(ALL, strict=True))
+    kept_promises(problem, found)
+    again = plan(problem, PRICES, replace(ALL, strict=True))
+    assert (again.rewrites, again.schedule.order) == (found.rewrites, found.schedule.order)
+
+
+@given(whole_steps())
+@settings(max_examples=40, deadline=None)
+def test_what_is_admitted_fits_as_the_judge_counts(problem: Problem) -> None:
+    order, budget = problem.original_order, peak(problem)
+    for gap in to_keep(problem, order, twice(problem, None)):
+        after = apply(problem, [gap.rewrite], PRICES)
+        fits = max(memory_profile(after, after.original_order)) <= budget
+        assert bool(admitted(problem, order, [gap], budget)) is fits
+    kept = admitted(problem, order, to_keep(problem, order, twice(problem, None)), budget)
+    after = apply(problem, chained(kept), PRICES)
+    assert max(memory_profile(after, after.original_order)) <= budget
+
+
+def test_where_there_is_room_nothing_is_gathered_twice() -> None:
+    found = plan(ROOM, PRICES, KEEP)
+    assert found.without.scheduled.step_us >= 8 * 26
+    assert set(found.rewrites) == {Keep(f"gather{k}f", f"gather{k}b") for k in range(4)}
+    assert launches(found.schedule.problem) == [f"gather{k}f" for k in range(4)]
+    assert not [node.name for node in found.schedule.problem.nodes if node.name.endswith("b")]  # casts are gone, too
+    assert found.schedule.scheduled.step_us < 4 * 26 + 36
+    kept_promises(ROOM, found)
+    assert [record.stream_us for record in found.records] == [26.0] * 4
+    text = "gather3f kept instead of gather3b: 26.0 us less on its stream, 64 B held until then"
+    assert text in map(record_text, found.records)
+
+
+def test_without_room_only_as_much_is_kept_as_fits() -> None:
+    """The last layer's weight is used twice in a row; of the others, which are held at once, two more fit."""
+    tight = whole_step([16] * 4, 4.0)
+    last = Keep("gather3f", "gather3b")
+    assert plan(tight, PRICES, KEEP).rewrites == (last,)
+    found = plan(tight, PRICES, replace(KEEP, headroom=2 * 64))
+    assert last in found.rewrites
+    assert 2 <= len(found.rewrites) <= 3
+    kept_promises(tight, found)
+
+
+def test_nothing_is_kept_that_is_hidden_anyway() -> None:
+    hidden = whole_step([16] * 6, 4000.0, temporary_bytes=4000)
+    found = plan(hidden, PRICES, KEEP)
+    assert found.trials == ()
+
+
+def test_buckets_are_of_what_is_still_gathered() -> None:
+    found = plan(ROOM, PRICES, Options(rewrites=("bucket", "keep"), headroom="100%"))
+    gone = {one.again for one in found.rewrites if isinstance(one, Keep)}
+    merged = {name for one in found.rewrites if isinstance(one, Bucket) for name in one.members}
+    assert gone
+    assert merged
+    assert not gone & merged
+    kept_promises(ROOM, found)
+    left = left_out(found, PRICES)
+    assert {type(one.rewrite) for one in left} == {Keep, Bucket}
+    assert all(one.why_not == "" and one.bought_us > 0 for one in left if isinstance(one.rewrite, Keep))
+
+
+def test_three_of_one_are_kept_in_a_row() -> None:
+    gaps = [
+        Gap(Keep("a", "b"), 3, 5, 8, 1.0),
+        Gap(Keep("b", "c"), 7, 9, 8, 1.0),
+        Gap(Keep("d", "e"), 1, 2, 8, 1.0),
+    ]
+    assert chained(gaps) == [Keep("d", "e"), Keep("a", "b"), Keep("a", "c")]
+    assert chained(gaps[1:]) == [Keep("d", "e"), Keep("b", "c")]
+
+
+def test_only_gathers_of_the_same_are_pairs() -> None:
+    def names(problem: Problem, alike: dict[str, str] | None = None) -> list[list[str]]:
+        return [[problem.nodes[v].name for v in ids] for ids in twice(problem, alike)]
+
+    two = whole_step([16, 16])
+    assert names(two) == [["gather0f", "gather0b"], ["gather1f", "gather1b"]]
+    assert names(two, dict.fromkeys(("gather0f", "gather0b", "gather1f"), "bfloat16")) == [["gather0f", "gather0b"]]
+    assert names(two, {"gather0f": "bfloat16", "gather0b": "float16"}) == []
+    other = [node._replace(op="aten.exp.default") if node.name == "cast0b" else node for node in two.nodes]
+    assert names(replace(two, nodes=tuple(other))) == [["gather1f", "gather1b"]]
+    (x,) = (v for v, node in enumerate(two.nodes) if node.name == "x")
+    later = [node._replace(deps=(*node.deps, x)) if node.name == "cast0b" else node for node in two.nodes]
+    assert names(replace(two, nodes=tuple(later))) == [["gather1f", "gather1b"]]  # what it waits for may write
+
+
+def test_what_a_graph_refuses_is_not_tried() -> None:
+    def legal(rewrite: Rewrite) -> bool:
+        return rewrite == Keep("gather1f", "gather1b")
+
+    assert plan(ROOM, PRICES, KEEP, legal=legal).rewrites == (Keep("gather1f", "gather1b"),)
+    assert plan(ROOM, PRICES, KEEP, legal=lambda rewrite: False).trials == ()
+
+
+def test_what_can_be_gained_is_bounded_before_anything_is_scheduled() -> None:
+    assert most_gain_us(ROOM, PRICES, None, wanted_of(KEEP, ())) == pytest.approx(4 * 26.0)
+    once = whole_step([16] * 4, again=False)
+    assert most_gain_us(once, PRICES, None, wanted_of(KEEP, ())) == 0.0
+    assert wanted_of(Options(rewrites=("regather",)), ()).beyond_bound
+
+
+def test_what_is_held_is_gathered_again_behind_the_peak() -> None:
+    held = whole_step([16] * 3, 100.0, acts_bytes=64, again=False)
+    gaps = to_gather_again(held, held.original_order, None)
+    assert [gap.rewrite for gap in gaps] == [Regather(f"gather{k}f", (f"backward{k}",)) for k in (0, 1)]
+    casts = casts_of(held, "gather0f")
+    assert casts == ("cast0f",)
+    rewrites = (gaps[0].rewrite, Recompute(casts, (gaps[0].rewrite.name,)))
+    after = apply(held, rewrites, PRICES)
+    before_bytes, after_bytes = peak(held), peak(after)
+    assert after_bytes <= before_bytes - 64
+    assert "again_cast0f" in [node.name for node in after.nodes]
+    record = records(held, after, rewrites)[0]
+    assert (record.stream_us, record.held_bytes) == (-26.0, -64)
+    assert record_text(record) == "gather0f gathered again: 26.0 us more on its stream, 64 B not held until then"
+
+
+def test_memory_that_refuses_launches_is_freed_by_gathering_again() -> None:
+    """A large weight is held through forward; its room lets the others be gathered ahead."""
+    held = whole_step([400, 16, 16, 16, 16, 400], 60.0, again=False)
+    without, found = (plan(held, PRICES, Options(rewrites=kinds)) for kinds in ((), ("regather",)))
+    kept_promises(held, found)
+    assert found.schedule.scheduled.step_us <= without.schedule.scheduled.step_us
+
+
+def test_a_large_collective_in_front_of_a_short_one_is_split() -> None:
+    found = plan(whole_step([1600], 2.0), PRICES, Options(rewrites=("split",), headroom="200%"))
+    assert {type(one) for one in found.rewrites} <= {Split}
+    assert any("that stall most in 2 parts" in trial.what for trial in found.trials)
+
+
+@given(whole_steps())
+@settings(max_examples=40, deadline=None)
+def test_an_order_of_what_was_rewritten_comes_back(problem: Problem) -> None:
+    keeps = chained(to_keep(problem, problem.original_order, twice(problem, None)))
+    after = apply(problem, keeps, PRICES)
+    order = order_as_it_was(problem, after, after.original_order)
+    assert violation(problem, order) is None
+    again = apply(problem, keeps, PRICES, order=order)
+    assert again.names(again.original_order) == after.names(after.original_order)
+
+
+@pytest.mark.parametrize("headroom", [0, 64, 400])
+def test_more_kinds_make_no_step_longer(headroom: int) -> None:
+    tight = whole_step([16, 48, 16, 16], 4.0)
+    steps = {
+        kinds: plan(tight, PRICES, Options(rewrites=kinds, headroom=headroom)).schedule.scheduled.step_us
+        for kinds in (("keep",), ("bucket",), ("bucket", "keep"))
+    }
+    assert steps["bucket", "keep"] <= min(steps.values()) * (1 + 1e-9)
+
+
+def test_buckets_are_tried_with_what_is_kept_and_without() -> None:
+    tried = [{type(one) for one in trial.rewrites} for trial in plan(ROOM, PRICES, ALL).trials]
+    assert {Keep, Bucket} in tried
+    assert {Bucket} in tried
+
+
+def test_leaving_out_what_is_gathered_again_leaves_out_its_cast() -> None:
+    again = Regather("gather0f", ("backward0",))
+    other = Keep("gather1f", "gather1b")
+    assert without((again, Recompute(("cast0f",), (again.name,)), other), again) == (other,)

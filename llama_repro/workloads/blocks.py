@@ -6,6 +6,8 @@ of what the first makes, as long as a block takes little of the step::
     mm  view | relu | mm  view | ...  ->  mm  view  relu | mm  view ...
 """
 
+from itertools import pairwise
+
 from overlap_sched.problem import Kind, NodeId, Problem
 
 Block = tuple[NodeId, ...]
@@ -19,7 +21,7 @@ def blocks_of(problem: Problem, most: int) -> list[Block]:
     nodes = problem.nodes
     blocks = _units(problem)
     us = [sum(nodes[v].time_us for v in block) for block in blocks]
-    taken = [_taken_bytes(problem, *pair) for pair in zip(blocks, blocks[1:], strict=False)]
+    taken = [_taken_bytes(problem, *pair) for pair in pairwise(blocks)]
     cap_us = _LARGEST * sum(us) / most
     while len(blocks) > most:
         pairs = [k for k in range(len(taken)) if us[k] + us[k + 1] <= cap_us]
@@ -30,7 +32,7 @@ def blocks_of(problem: Problem, most: int) -> list[Block]:
         blocks[k : k + 2] = [blocks[k] + blocks[k + 1]]
         us[k : k + 2] = [us[k] + us[k + 1]]
         around = blocks[max(k - 1, 0) : k + 2]
-        taken[max(k - 1, 0) : k + 2] = [_taken_bytes(problem, *pair) for pair in zip(around, around[1:], strict=False)]
+        taken[max(k - 1, 0) : k + 2] = [_taken_bytes(problem, *pair) for pair in pairwise(around)]
     return blocks
 
 

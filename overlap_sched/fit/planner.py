@@ -119,7 +119,8 @@ class Planner:
         self.points: list[FitPoint] = [] if known is None else known.points
         self.tried = 0
         self.original = self.keep(point(self.before, self.problem, self.problem.original_order))
-        self._laid_out = bool(self.before) and not self.problem.collectives
+        parts = any(isinstance(one, Fission) for one in self.before)
+        self._laid_out = parts and not self.problem.collectives
         if not self._laid_out:
             self.without = self.keep(point(self.before, self.problem, schedule(self.problem, self.options).order))
         else:

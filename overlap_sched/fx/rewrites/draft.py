@@ -49,13 +49,14 @@ class Draft:
         self.facts = GraphFacts(graph)
         self.at: dict[fx.Node, float] = dict(self.facts.at)
         self._by_name = {node.name: node for node in graph.nodes}
+        self._values: dict[fx.Node, Any] = {}
         self._took: dict[fx.Node, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._number = dict(self.facts.at)
         self._made: list[fx.Node] = []
         self._made_by: dict[fx.Node, str] = {}
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._hazards: dict[fx.Node, list[fx.Node]] = {}
-        self._first: dict[fx.Node, fx.Node] = {}
+        self._first: dict[fx.Node, tuple[fx.Node, ...]] = {}
 
     def find(self, name: str) -> fx.Node:
         """The node of this name.
@@ -127,17 +128,20 @@ class Draft:
             self._hazards[made] = list(self.facts.after[node])
         return made
 
-    def stands_beside(self, made: fx.Node, node: fx.Node) -> None:
-        """A new node does what another one does: what is known of that one is true of it."""
-        self._first[made] = self._first.get(node, node)
+    def stands_beside(self, made: fx.Node, *nodes: fx.Node) -> None:
+        """A new node does what others do: what is known of those is true of it."""
+        self._first[made] = tuple(dict.fromkeys(one for node in nodes for one in self._known(node)))
+
+    def _known(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        return self._first.get(node, (node,))
 
     def impure(self, node: fx.Node) -> str:
         """Why a node must not run a second time; ``""``: it may."""
-        return self.facts.impure(self._first.get(node, node))
+        return next(filter(None, map(self.facts.impure, self._known(node))), "")
 
     def next_writers(self, node: fx.Node) -> list[fx.Node]:
         """Who writes next to what a node reads, or to what that reads of which it is a copy or a part; per storage."""
-        return self.facts.next_writers(self._first.get(node, node))
+        return list(dict.fromkeys(w for one in self._known(node) for w in self.facts.next_writers(one)))
 
     def earlier(self) -> list[tuple[fx.Node, list[fx.Node]]]:
         """Nodes that come after others whose values they do not take, and those others."""
@@ -174,6 +178,17 @@ class Draft:
         for user in self.users(old) if users is None else users:
             self._remember(user)
             user.replace_input_with(old, new)
+
+    def stand_in(self, old: fx.Node, new: fx.Node) -> None:
+        """All users of a node take another one; views of the old value become views of the new one, in metadata, too.
+
+        A view whose schema does not say so (``_unsafe_view``) would else be read as a tensor of its own.
+        """
+        views = [reader for reader in self.readers(old) if shares_storage(reader, old)]
+        self.replace(old, new)
+        for view in views:
+            self._values.setdefault(view, view.meta["val"])
+            view.meta["val"] = _value(view.target, view.args, view.kwargs)
 
     def set_argument(self, node: fx.Node, position: int, value: Any) -> None:
         """A node gets another argument."""
@@ -301,6 +316,8 @@ class Draft:
         """The graph as it was."""
         for user, (args, kwargs) in self._took.items():
             user.args, user.kwargs = args, kwargs
+        for view, value in self._values.items():
+            view.meta["val"] = value
         for node in reversed(self._made):
             self.graph.erase_node(node)
 

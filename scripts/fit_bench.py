@@ -9,6 +9,7 @@
     scripts/fit_bench.py --parts                    parts of the batch alone, with nothing recomputed or copied
     scripts/fit_bench.py --parts --ramp 20          the same, each kernel taking 20 us more
     scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
+    scripts/fit_bench.py --merges [--ramp 20]       what it is worth to run several products as one
     scripts/fit_bench.py --show record.json ...     the table of records, without measuring anything
     ... --record record.json                        also a dated record with hardware, versions and all points
 
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
@@ -31,6 +33,7 @@ from torch import fx
 from llama_repro import INSTANCES
 from llama_repro.harness.record import provenance, read_record, write_record
 from llama_repro.titan.models import MODELS
+from llama_repro.workloads.aggregation import merge_row, merge_table
 from llama_repro.workloads.baselines import BASELINES, BLOCKS, Solved, by_partitioner, by_solver, reordered
 from llama_repro.workloads.models import WORKLOADS, Workload
 from llama_repro.workloads.ours import KINDS, PCIE_3, in_parts, ours
@@ -69,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.show:
         print(fit_table([made for path in options.show for made in recorded_rows(read_record(path))]))
         return 0
+    if options.merges:
+        return _merges(options, arguments)
     broken = [w.name for w in WORKLOADS if _weights(w) != w.weights]
     rows: list[FitRow] = []
     for case in _distributed(options) if options.distributed else _workloads(options):
@@ -76,12 +81,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{made.graph}: {made.by}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
             rows.append(made)
     print(fit_table(rows))
-    if options.record:
-        command = " ".join(["scripts/fit_bench.py", *(sys.argv[1:] if arguments is None else arguments)])
-        write_record(options.record, {**provenance(command, PACKAGES), "rows": [asdict(made) for made in rows]})
+    _record(options, arguments, rows=[asdict(made) for made in rows])
     for name in broken:
         print(f"BROKEN: {name} has not the weights that it should have", file=sys.stderr)
     return 1 if broken else 0
+
+
+def _record(options: argparse.Namespace, arguments: Sequence[str] | None, **found: Any) -> None:
+    if options.record:
+        command = " ".join(["scripts/fit_bench.py", *(sys.argv[1:] if arguments is None else arguments)])
+        write_record(options.record, {**provenance(command, PACKAGES), **found})
+
+
+def _merges(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
+    rows = []
+    for workload in WORKLOADS:
+        if _wanted(workload.name, options):
+            lifted = step_lifted(workload, with_updates(joint_graph(workload)), _model(workload, options))
+            rows.append(merge_row(lifted, Prices(lifted.model, host=PCIE_3)))
+            print(rows[-1], file=sys.stderr, flush=True)
+    print(merge_table(rows))
+    _record(options, arguments, merges=[asdict(made) for made in rows])
+    return 0
 
 
 def _weights(workload: Workload) -> int:
@@ -184,6 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ours", action="store_true", help="ours alone")
     parser.add_argument("--parts", action="store_true", help="fission along the batch alone, nothing searched")
     parser.add_argument("--ablation", action="store_true", help="each kind of rewrite taken away")
+    parser.add_argument("--merges", action="store_true", help="what merged products are worth, nothing searched")
     parser.add_argument(
         "--solver",
         type=float,
@@ -197,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="US",
-        help="price every kernel so much higher (with --ours or --parts)",
+        help="price every kernel so much higher (with --ours, --parts or --merges)",
     )
     parser.add_argument("--show", type=Path, nargs="+", metavar="RECORD", help="print the table of records")
     parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")

@@ -10,6 +10,7 @@
     scripts/fit_bench.py --parts --ramp 20          the same, each kernel taking 20 us more
     scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
     scripts/fit_bench.py --merges [--ramp 20]       what it is worth to run several products as one
+    scripts/fit_bench.py --search 64                how long the search takes: BTLM-3B with 64 layers
     scripts/fit_bench.py --show record.json ...     the table of records, without measuring anything
     ... --record record.json                        also a dated record with hardware, versions and all points
 
@@ -40,6 +41,7 @@ from llama_repro.workloads.ours import KINDS, PCIE_3, in_parts, ours
 from llama_repro.workloads.points import Point, point
 from llama_repro.workloads.ramp import Ramped
 from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, row
+from llama_repro.workloads.search import search_rows, search_table
 from llama_repro.workloads.tables import fit_table
 from llama_repro.workloads.trace import copy_of, joint_graph, step_lifted, with_updates
 from overlap_sched.cost import CostModel, Roofline
@@ -74,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.merges:
         return _merges(options, arguments)
+    if options.search:
+        return _search(options, arguments)
     broken = [w.name for w in WORKLOADS if _weights(w) != w.weights]
     rows: list[FitRow] = []
     for case in _distributed(options) if options.distributed else _workloads(options):
@@ -101,7 +105,17 @@ def _merges(options: argparse.Namespace, arguments: Sequence[str] | None) -> int
             rows.append(merge_row(lifted, Prices(lifted.model, host=PCIE_3)))
             print(rows[-1], file=sys.stderr, flush=True)
     print(merge_table(rows))
-    _record(options, arguments, merges=[asdict(made) for made in rows])
+    _record(options, arguments, rows=[asdict(made) for made in rows])
+    return 0
+
+
+def _search(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
+    rows = []
+    for made in search_rows(options.search, options.effort):
+        print(made, file=sys.stderr, flush=True)
+        rows.append(made)
+    print(search_table(rows))
+    _record(options, arguments, rows=[asdict(made) for made in rows])
     return 0
 
 
@@ -206,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--parts", action="store_true", help="fission along the batch alone, nothing searched")
     parser.add_argument("--ablation", action="store_true", help="each kind of rewrite taken away")
     parser.add_argument("--merges", action="store_true", help="what merged products are worth, nothing searched")
+    parser.add_argument("--search", type=int, default=0, metavar="LAYERS", help="how long the search takes")
     parser.add_argument(
         "--solver",
         type=float,

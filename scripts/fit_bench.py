@@ -4,11 +4,13 @@
     scripts/fit_bench.py                            MAGIS's workloads: every way, and the published figures
     scripts/fit_bench.py ResNet BERT                only steps whose names contain one of these
     scripts/fit_bench.py --distributed              whole steps of torchtitan's models and forward graphs instead
-    scripts/fit_bench.py --solver 30                also the best recomputation that CP-SAT finds in 30 s at each budget
+    scripts/fit_bench.py --solver 10                the best recomputation of blocks alone, by CP-SAT with so much work
     scripts/fit_bench.py --ours                     ours alone
     scripts/fit_bench.py --parts                    parts of the batch alone, with nothing recomputed or copied
     scripts/fit_bench.py --parts --ramp 20          the same, each kernel taking 20 us more
     scripts/fit_bench.py --ablation                 ours alone, and without each kind of rewrite
+    scripts/fit_bench.py --merges [--ramp 20]       what it is worth to run several products as one
+    scripts/fit_bench.py --search 64                how long the search takes: BTLM-3B with 64 layers
     scripts/fit_bench.py --show record.json ...     the table of records, without measuring anything
     ... --record record.json                        also a dated record with hardware, versions and all points
 
@@ -19,9 +21,10 @@ Seconds are processor time of one thread. Exit status 1 where a network has not 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
@@ -31,12 +34,14 @@ from torch import fx
 from llama_repro import INSTANCES
 from llama_repro.harness.record import provenance, read_record, write_record
 from llama_repro.titan.models import MODELS
-from llama_repro.workloads.baselines import BASELINES, by_partitioner, by_solver, reordered
+from llama_repro.workloads.aggregation import merge_row, merge_table
+from llama_repro.workloads.baselines import BASELINES, BLOCKS, Solved, by_partitioner, by_solver, reordered
 from llama_repro.workloads.models import WORKLOADS, Workload
 from llama_repro.workloads.ours import KINDS, PCIE_3, in_parts, ours
 from llama_repro.workloads.points import Point, point
 from llama_repro.workloads.ramp import Ramped
 from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, row
+from llama_repro.workloads.search import search_rows, search_table
 from llama_repro.workloads.tables import fit_table
 from llama_repro.workloads.trace import copy_of, joint_graph, step_lifted, with_updates
 from overlap_sched.cost import CostModel, Roofline
@@ -69,6 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.show:
         print(fit_table([made for path in options.show for made in recorded_rows(read_record(path))]))
         return 0
+    if options.merges:
+        return _merges(options, arguments)
+    if options.search:
+        return _search(options, arguments)
     broken = [w.name for w in WORKLOADS if _weights(w) != w.weights]
     rows: list[FitRow] = []
     for case in _distributed(options) if options.distributed else _workloads(options):
@@ -76,12 +85,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{made.graph}: {made.by}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
             rows.append(made)
     print(fit_table(rows))
-    if options.record:
-        command = " ".join(["scripts/fit_bench.py", *(sys.argv[1:] if arguments is None else arguments)])
-        write_record(options.record, {**provenance(command, PACKAGES), "rows": [asdict(made) for made in rows]})
+    _record(options, arguments, rows=[asdict(made) for made in rows])
     for name in broken:
         print(f"BROKEN: {name} has not the weights that it should have", file=sys.stderr)
     return 1 if broken else 0
+
+
+def _record(options: argparse.Namespace, arguments: Sequence[str] | None, **found: Any) -> None:
+    if options.record:
+        command = " ".join(["scripts/fit_bench.py", *(sys.argv[1:] if arguments is None else arguments)])
+        write_record(options.record, {**provenance(command, PACKAGES), **found})
+
+
+def _merges(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
+    rows = []
+    for workload in WORKLOADS:
+        if _wanted(workload.name, options):
+            lifted = step_lifted(workload, with_updates(joint_graph(workload)), _model(workload, options))
+            rows.append(merge_row(lifted, Prices(lifted.model, host=PCIE_3)))
+            print(rows[-1], file=sys.stderr, flush=True)
+    print(merge_table(rows))
+    _record(options, arguments, rows=[asdict(made) for made in rows])
+    return 0
+
+
+def _search(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
+    rows = []
+    for made in search_rows(options.search, options.effort):
+        print(made, file=sys.stderr, flush=True)
+        rows.append(made)
+    print(search_table(rows))
+    _record(options, arguments, rows=[asdict(made) for made in rows])
+    return 0
 
 
 def _weights(workload: Workload) -> int:
@@ -126,9 +161,6 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
         workload, joint = case.traced
         for way, baseline in BASELINES.items():
             yield made(way, case.original, partial(baseline, case.problem))
-        if options.solver:
-            way = f"recomputation by CP-SAT, {options.solver:g} s each"
-            yield made(way, case.original, lambda: by_solver(case.problem, options.solver))
         yield made("torch's partitioner", case.original, lambda: by_partitioner(workload, joint))
     yield made("ours", case.original, lambda: _ours(case, KINDS, options))
     yield from published_rows(case.problem.name)
@@ -148,9 +180,24 @@ def _rows(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
                 )
             ]
         )
+    if options.solver:
+        return iter([_solved(case, options.solver)])
     if options.ours:
         return iter([made(f"ours{more}", case.original, lambda: _ours(case, KINDS, options))])
     return _ablation(case, options) if options.ablation else _ways(case, options)
+
+
+def _solved(case: Case, work: float) -> FitRow:
+    """The row of Checkmate's program, which says at which budgets it was solved to the end."""
+    solved: list[Solved] = []
+
+    def points() -> Iterator[Point]:
+        solved.extend(by_solver(case.problem, work))
+        return (one.point for one in solved if one.point is not None)
+
+    made = row(case.problem.name, len(case.problem.nodes), "", case.original, points)
+    ended = ", ".join(f"{100 * one.share:.0f}" for one in solved if one.proven)
+    return replace(made, by=f"Checkmate's program, {BLOCKS} blocks (proven at {ended or 'none'} %)")
 
 
 def _ablation(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
@@ -172,8 +219,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ours", action="store_true", help="ours alone")
     parser.add_argument("--parts", action="store_true", help="fission along the batch alone, nothing searched")
     parser.add_argument("--ablation", action="store_true", help="each kind of rewrite taken away")
+    parser.add_argument("--merges", action="store_true", help="what merged products are worth, nothing searched")
+    parser.add_argument("--search", type=int, default=0, metavar="LAYERS", help="how long the search takes")
     parser.add_argument(
-        "--solver", type=float, default=0.0, metavar="SECONDS", help="also CP-SAT, so long at each budget"
+        "--solver",
+        type=float,
+        default=0.0,
+        metavar="WORK",
+        help="recomputation by CP-SAT alone: its deterministic time at each budget",
     )
     parser.add_argument("--effort", type=int, default=2, help="of our search (default: 2)")
     parser.add_argument(
@@ -181,7 +234,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="US",
-        help="price every kernel so much higher (with --ours or --parts)",
+        help="price every kernel so much higher (with --ours, --parts or --merges)",
     )
     parser.add_argument("--show", type=Path, nargs="+", metavar="RECORD", help="print the table of records")
     parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")

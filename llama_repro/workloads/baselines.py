@@ -1,13 +1,15 @@
 """What others make of a step, each on the same graph, at the same prices, by the same judge."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from torch import fx
 
 from llama_repro.errors import OverBudgetError
+from llama_repro.workloads.blocks import blocks_of
+from llama_repro.workloads.checkmate import Program, Runs
 from llama_repro.workloads.dtr import dtr_run
 from llama_repro.workloads.models import Workload
-from llama_repro.workloads.optimal import fastest
 from llama_repro.workloads.partitioner import BUDGETS, partitioned
 from llama_repro.workloads.points import Point, point
 from llama_repro.workloads.repeats import repeated
@@ -17,10 +19,24 @@ from overlap_sched.problem import Problem
 
 SHARES = tuple(n / 20 for n in range(19, 2, -1))
 """Budgets that DTR is run at, as parts of the original peak."""
-
-
-SOLVED_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+SOLVED_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 """Budgets that the solver is given."""
+BLOCKS = 60
+"""Of a step, for the solver: what it solves within minutes."""
+
+
+class Solved(NamedTuple):
+    """What the solver found at one budget.
+
+    Attributes:
+        share: The budget, as a part of the original peak.
+        point: By our judge; ``None``: nothing.
+        proven: Whether no other recomputation of whole blocks is faster; or, without a point, that none fits.
+    """
+
+    share: float
+    point: Point | None
+    proven: bool
 
 
 def reordered(problem: Problem) -> Iterator[Point]:
@@ -44,13 +60,21 @@ def by_partitioner(workload: Workload, joint: fx.GraphModule) -> Iterator[Point]
         yield point(step_problem(workload, with_updates(partitioned(joint, budget))))
 
 
-def by_solver(problem: Problem, time_limit_s: float) -> Iterator[Point]:
-    """The best recomputation that CP-SAT finds at each budget within so many seconds each, beginning with DTR's."""
-    original_bytes = point(problem).peak_bytes
+def by_solver(problem: Problem, work: float, most: int = BLOCKS) -> Iterator[Solved]:
+    """Checkmate's program at each budget, of a step in so many blocks, each solved from the solution of the last.
+
+    Args:
+        problem: Without collectives.
+        work: What the solver may do at each budget (CP-SAT's deterministic time).
+        most: Blocks.
+    """
+    original_bytes, program = point(problem).peak_bytes, Program(problem, blocks_of(problem, most))
+    runs: Runs | None = None
     for share in SOLVED_SHARES:
-        run = fastest(problem, int(share * original_bytes), time_limit_s).run
-        if run is not None:
-            yield point(repeated(problem, run))
+        found = program.solved(int(share * original_bytes), work, runs)
+        runs = found.runs or runs
+        made = None if found.runs is None else point(repeated(problem, program.run_of(found.runs)))
+        yield Solved(share, made, found.proven)
 
 
 BASELINES: Mapping[str, Callable[[Problem], Iterator[Point]]] = {"our order alone": reordered, "DTR": rematerialized}

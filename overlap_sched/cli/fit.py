@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, shortened
-from overlap_sched.cli.source import BATCH, FISSION, Loaded
+from overlap_sched.cli.source import BATCH, FISSION, MERGE, Loaded
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import Fit, fit
@@ -27,7 +27,7 @@ from overlap_sched.transform.prices import Prices
 LINKS: Mapping[str, HostLink] = {"pcie5": PCIE_5, "pcie4": PCIE_4}
 DEFAULT = (*KINDS, FISSION)
 """What is done without ``--kinds``: results stay equal to the last bit."""
-ALL = (*DEFAULT, BATCH)
+ALL = (*DEFAULT, BATCH, MERGE)
 """What ``--kinds`` may name."""
 _LIMIT, _SLOWDOWN, _HOST = "--memory-limit", "--max-slowdown", "--host-memory"
 
@@ -87,7 +87,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=",".join(DEFAULT),
         metavar="KINDS",
         help=f"what may be done, joined by commas (default: {','.join(DEFAULT)}; of dumps only: {FISSION}, and "
-        f"{BATCH}: the graph in parts along its batch, whose gradients are added up, and rounded otherwise)",
+        f"{BATCH}: the graph in parts along its batch, whose gradients are added up; {MERGE}: several products as one; "
+        "both round otherwise)",
     )
     add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
     add(
@@ -166,7 +167,7 @@ def answer(
         kinds=[kind for kind in request.kinds if kind in KINDS],
         rerun=loaded.rerun,
         host_limit_bytes=request.host_bytes,
-        extra=loaded.fissions,
+        extra=[*([loaded.merges] if loaded.merges else []), *loaded.fissions],
         fissions=loaded.batches,
         effort=request.effort,
         tell=tell,

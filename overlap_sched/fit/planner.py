@@ -50,6 +50,8 @@ LARGE = 4_000
 and fewer plans are made of them."""
 HIGH = (0.0, 0.5)
 """What counts little: see :class:`overlap_sched.fit.greedy.Greedy`. Which is better shows afterwards."""
+FOUND = "a plan keeps the limit"
+"""What is told of each."""
 OVERSHOOT = 3
 """How often choices are made anew, lower, where what they make is above the limit after all."""
 
@@ -119,7 +121,8 @@ class Planner:
         self.points: list[FitPoint] = [] if known is None else known.points
         self.tried = 0
         self.original = self.keep(point(self.before, self.problem, self.problem.original_order))
-        self._laid_out = bool(self.before) and not self.problem.collectives
+        parts = any(isinstance(one, Fission) for one in self.before)
+        self._laid_out = parts and not self.problem.collectives
         if not self._laid_out:
             self.without = self.keep(point(self.before, self.problem, schedule(self.problem, self.options).order))
         else:
@@ -149,6 +152,7 @@ class Planner:
         self._unrewritten(limit_bytes)
         best: _Ran | None = None
         for ran in self._plans(limit_bytes):
+            self.tell(FOUND)
             if best is None or ran.run.step_us < best.run.step_us:
                 best = ran
             if best.run.step_us <= enough_us:

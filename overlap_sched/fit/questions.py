@@ -35,7 +35,7 @@ def fit(
     kinds: Collection[str] = KINDS,
     rerun: Collection[str] | None = None,
     host_limit_bytes: int | None = None,
-    extra: Sequence[Rewrite] = (),
+    extra: Sequence[Rewrite | tuple[Rewrite, ...]] = (),
     fissions: Sequence[Fission] = (),
     effort: int = 2,
     tell: Callable[[str], None] = lambda text: None,
@@ -58,8 +58,8 @@ def fit(
             (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: by operator, and attention, which may draw random
             numbers, does not.
         host_limit_bytes: Pinned host memory at most; ``None``: no limit.
-        extra: Further rewrites, each a candidate of its own (a fission); tried one after the other, and kept where the
-            answer gets better.
+        extra: Further rewrites, each a candidate of its own (a fission, or several merges together); tried one after
+            the other, and kept where the answer gets better.
         fissions: Ways to run much of the graph in parts, of which a plan begins with at most one
             (:func:`overlap_sched.fx.rewrites.batches.batch_fissions`). All are measured; other rewrites are searched
             for behind those that promise most.
@@ -91,7 +91,8 @@ def fit(
             _answer(plain, limit)
             planner.points, planner.tried = plain.points, plain.tried
         for more in extra:
-            planner = _with(planner, (*planner.before, more), limit)
+            several = more if isinstance(more, tuple) else (more,)
+            planner = _with(planner, (*planner.before, *several), limit)
     except Exception as error:  # what fails here must not take the training job with it
         fell_back = f"{type(error).__name__}: {error}"
         if wanted.strict:

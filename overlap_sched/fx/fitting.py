@@ -22,17 +22,19 @@ from overlap_sched.fx.dimensions.experts import expert_fissions
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable
 from overlap_sched.fx.rewrites.batches import batch_fissions
+from overlap_sched.fx.rewrites.merges import merges
 from overlap_sched.fx.rewrites.planning import plan_lifted
 from overlap_sched.options import Options, on_devices
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.host import PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 
-FISSION, BATCH = "fission", "batch"
+FISSION, BATCH, MERGE = "fission", "batch", "merge"
 KINDS = (*OF_VALUES, FISSION)
 """What is done where nothing else is asked for: results stay equal to the last bit."""
-ALL = (*KINDS, BATCH)
-"""What may be asked for; the last runs the step in parts along its batch, whose gradients are added up."""
+ALL = (*KINDS, BATCH, MERGE)
+"""What may be asked for; the last two round otherwise: the step in parts along its batch, whose gradients are added up,
+and several products as one."""
 _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
 """Into how many parts a part of a graph is cut; regions that are grown, and fissions of them that are tried."""
 
@@ -131,17 +133,19 @@ def fit_lifted(
     if unknown:
         raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {', '.join(map(repr, ALL))}.")
     of_values = [kind for kind in OF_VALUES if kind in kinds and (kind != "offload" or "cuda" in lifted.devices)]
+    prices = Prices(lifted.model, host=host)
     some, batches = _in_parts(lifted, kinds)
+    together = merges(lifted, prices) if MERGE in kinds else ()
     return fit(
         lifted.problem,
-        Prices(lifted.model, host=host),
+        prices,
         on_devices(options, lifted.devices),
         memory_limit=memory_limit,
         max_slowdown=max_slowdown,
         kinds=of_values,
         rerun=rerunnable(lifted.nodes[0].graph),
         host_limit_bytes=host_limit_bytes,
-        extra=some,
+        extra=[*([together] if together else []), *some],
         fissions=batches,
         effort=effort,
     )

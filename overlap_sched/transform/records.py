@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.rewrites import (
     Bucket,
     Keep,
@@ -60,8 +61,8 @@ def _record(
     """``names``: of all nodes that rewrites made, sorted."""
     before, after = problems
     match rewrite:
-        case Bucket():
-            gone = [old[name] for name in rewrite.members]
+        case Bucket() | Merge():
+            gone = [old[name] for name in rewrite.members if name in old]
             made = [new[name] for name in _made(names, rewrite.name)]
         case Split():
             gone = [old[rewrite.collective]]

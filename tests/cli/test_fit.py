@@ -112,7 +112,7 @@ def test_an_order_without_its_graph_is_noted(
         ),
         (
             ("--memory-limit", "1MiB", "--kinds", "melt"),
-            "--kinds has 'melt'; known are recompute, offload, fission, batch.",
+            "--kinds has 'melt'; known are recompute, offload, fission, batch, merge.",
         ),
         (("--memory-limit", "1MiB", "--effort", "7"), "--effort is 7; it is 0, 1 or 2."),
         (

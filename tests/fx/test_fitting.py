@@ -80,7 +80,7 @@ def test_whatever_fails_leaves_the_graph_and_warns_once(monkeypatch: pytest.Monk
 
 
 def test_a_kind_that_is_not_known() -> None:
-    known = "'recompute', 'offload', 'fission', 'batch'"
+    known = "'recompute', 'offload', 'fission', 'batch', 'merge'"
     with pytest.raises(OptionsError, match=rf"^kinds has 'shrink'; known are {known}\.$"):
         fit_graph(training_step(), memory_limit=1, kinds=("shrink",))
 

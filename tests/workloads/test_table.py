@@ -81,3 +81,20 @@ def test_wrong_weights_are_broken(
     monkeypatch.setattr(script, "WORKLOADS", (replace(TINY, weights=7),))
     assert script.main(["no such step"]) == 1
     assert "BROKEN: tiny has not the weights that it should have" in capsys.readouterr().err
+
+
+def test_what_merges_are_worth(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["--merges", "--record", str(tmp_path / "record.json")]) == 0
+    (row,) = json.loads((tmp_path / "record.json").read_text())["rows"]
+    assert row["worth"] > 0  # kernels of a net so small take the least that one can take
+    assert row["merged_us"] < row["step_us"]
+    assert capsys.readouterr().out.splitlines()[2].startswith(f"| tiny | {row['products']} | {row['groups']} | ")
+
+
+@pytest.mark.slow
+def test_the_search_is_timed(script: ModuleType, tmp_path: Path) -> None:
+    assert script.main(["--search", "1", "--effort", "0", "--record", str(tmp_path / "record.json")]) == 0
+    rows = json.loads((tmp_path / "record.json").read_text())["rows"]
+    assert len(rows) == 4
+    assert all(0.0 < row["first_s"] <= row["all_s"] for row in rows[:3] if row["first_s"] is not None)
+    assert [row["peak"] <= limit for row, limit in zip(rows, (0.8, 0.6, 0.4), strict=False)] == [True] * 3

@@ -47,13 +47,14 @@ class Draft:
         self.facts = GraphFacts(graph)
         self.at: dict[fx.Node, float] = dict(self.facts.at)
         self._by_name = {node.name: node for node in graph.nodes}
+        self._values: dict[fx.Node, Any] = {}
         self._took: dict[fx.Node, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._number = dict(self.facts.at)
         self._made: list[fx.Node] = []
         self._made_by: dict[fx.Node, str] = {}
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._after = {node: list(before) for node, before in self.facts.after.items()}
-        self._first: dict[fx.Node, fx.Node] = {}
+        self._first: dict[fx.Node, tuple[fx.Node, ...]] = {}
 
     def find(self, name: str) -> fx.Node:
         """The node of this name.
@@ -121,7 +122,7 @@ class Draft:
         """
         node = self.call_giving(name, whole.target, args, at, whole, None, kwargs)
         node.meta.update(meta_in_part(node.target, node.args, node.kwargs, whole, parts))
-        self._first[node] = self._first.get(whole, whole)
+        self.stands_beside(node, whole)
         return node
 
     def call_giving(
@@ -148,29 +149,36 @@ class Draft:
         """
         made = self._new(name, node.target, args, dict(kwargs), at)
         made.meta.update(node.meta)
-        self._first[made] = self._first.get(node, node)
+        self.stands_beside(made, node)
         if node in self._after:
             self._after[made] = list(self._after[node])
         return made
 
+    def stands_beside(self, made: fx.Node, *nodes: fx.Node) -> None:
+        """A new node does what others do: what is known of those is true of it."""
+        self._first[made] = tuple(dict.fromkeys(one for node in nodes for one in self._known(node)))
+
+    def _known(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        return self._first.get(node, (node,))
+
     def impure(self, node: fx.Node) -> str:
         """Why a node must not run a second time; ``""``: it may."""
-        return self.facts.impure(self._first.get(node, node))
+        return next(filter(None, map(self.facts.impure, self._known(node))), "")
 
     def next_writers(self, node: fx.Node) -> list[fx.Node]:
         """Who writes next to what a node reads, or to what that reads of which it is a copy or a part; per storage."""
-        return self.facts.next_writers(self._first.get(node, node))
+        return list(dict.fromkeys(w for one in self._known(node) for w in self.facts.next_writers(one)))
 
     def read_after_a_write(self, node: fx.Node, readers: Collection[fx.Node]) -> fx.Node | None:
         """The first of some nodes that may read what a node gave after something has written to that."""
         if node in self.facts.at:
             return self.facts.read_after_a_write(node, readers)
-        written = self.facts.written(self._first.get(node, node))  # where a new node stands is not known yet
+        written = any(map(self.facts.written, self._known(node)))  # where a new node stands is not known yet
         return next((user for user in node.users if user in readers), None) if written else None
 
     def sharers(self, node: fx.Node) -> list[fx.Node]:
         """Who takes or gives what a node gives where anything writes to that, by what the graph had at first."""
-        return self.facts.sharers(self._first.get(node, node))
+        return list(dict.fromkeys(one for known in self._known(node) for one in self.facts.sharers(known)))
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """Those that take what a node gives, or a view of it."""
@@ -183,6 +191,10 @@ class Draft:
                         found[other] = None
                         todo.append(other)
         return list(found)
+
+    def has_hazard(self, node: fx.Node) -> bool:
+        """Whether a node must come after one whose value it does not take."""
+        return bool(self._after.get(node))
 
     def add_hazard(self, node: fx.Node, before: fx.Node) -> None:
         """A node comes after another one, whose value it does not take."""
@@ -224,6 +236,17 @@ class Draft:
         for user in self.users(old) if users is None else users:
             self._remember(user)
             user.replace_input_with(old, new)
+
+    def stand_in(self, old: fx.Node, new: fx.Node) -> None:
+        """All users of a node take another one; views of the old value become views of the new one, in metadata, too.
+
+        A view whose schema does not say so (``_unsafe_view``) would else be read as a tensor of its own.
+        """
+        views = [reader for reader in self.readers(old) if shares_storage(reader, old)]
+        self.replace(old, new)
+        for view in views:
+            self._values.setdefault(view, view.meta["val"])
+            view.meta["val"] = _value(view.target, view.args, view.kwargs)
 
     def set_argument(self, node: fx.Node, position: int, value: Any) -> None:
         """A node gets another argument."""
@@ -351,6 +374,8 @@ class Draft:
         """The graph as it was."""
         for user, (args, kwargs) in self._took.items():
             user.args, user.kwargs = args, kwargs
+        for view, value in self._values.items():
+            view.meta["val"] = value
         for node in reversed(self._made):
             self.graph.erase_node(node)
 

@@ -7,6 +7,7 @@ from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.left_out import Left
+from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
@@ -85,7 +86,7 @@ def record_text(one: Record) -> str:
         return f"{what}: {duration(one.stream_us)} less on its stream, {size(one.held_bytes)} held until then"
     if isinstance(one.rewrite, Regather):
         return f"{what}: {duration(-one.stream_us)} more on its stream, {size(-one.held_bytes)} not held until then"
-    if isinstance(one.rewrite, Recompute | Fission | Offload | Stream):
+    if isinstance(one.rewrite, Recompute | Fission | Merge | Offload | Stream):
         return what + _for_memory(one)
     copies = f", {duration(one.compute_us)} of copies" if one.compute_us else ""
     return f"{what}: {duration(one.stream_us)} less on its stream{copies}, {size(one.held_bytes)} more at once"
@@ -111,6 +112,8 @@ def what_text(rewrite: Rewrite) -> str:
             return f"{collective} in {parts} parts"
         case Fission(nodes, parts):
             return f"{parts} parts of {len(nodes)} nodes from {nodes[0]}"
+        case Merge(members):
+            return f"{len(members)} products from {members[0]} on as one, {rewrite.form}"
         case Keep(first, again):
             return f"{first} kept instead of {again}"
         case Recompute(nodes):

@@ -75,7 +75,7 @@ class SlowdownFactor(NamedTuple):
     Attributes:
         kind: One of :data:`KINDS`.
         factor: How many times as long compute takes beside one (1 or more). spread: between the quartiles.
-        stretch: How many times as long such a collective takes beside compute (1 or more).
+        stretch: How many times as long such a collective takes beside compute (above 0).
     """
 
     kind: str

@@ -37,8 +37,9 @@ from overlap_sched.distributed.calibration.measuring import (
     one_of_each,
     wishes_of,
 )
+from overlap_sched.distributed.calibration.products import Products, in_a_step
 from overlap_sched.distributed.calibration.slowdown import LARGEST, Beside, slowdown_of
-from overlap_sched.distributed.calibration.stopwatch import Timing, quiet_mean, side_by_side, together, trimmed_mean
+from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, steady_mean, together
 from overlap_sched.errors import CalibrationError, DumpGroupError
 from overlap_sched.fx import lift
 from overlap_sched.judge.replay import replay
@@ -202,12 +203,12 @@ class TestSlowdown:
     def test_products_for_parts_of_its_time_run_beside_a_collective(self, alone, monkeypatch):
         times_us = []
 
-        def beside(machine, launch, products_us, *args, **more):
+        def beside(machine, launch, products_us, **more):
             times_us.append(products_us)
             return Beside(products_us, took(10.0 + products_us, max(2000.0 - 2.0 * products_us, 0.0)))
 
         monkeypatch.setattr(slowdown, "launch_of", lambda *_: None)
-        monkeypatch.setattr(slowdown, "together", lambda *_: took(10.0, 2000.0))
+        monkeypatch.setattr(slowdown, "in_a_step", lambda *_: took(10.0, 2000.0))
         monkeypatch.setattr(slowdown, "_beside", beside)
         groups = SimpleNamespace(mine=lambda division: None)
         found = slowdown.timed_slowdown(alone, groups, "all_gather", Division(1), 1024)
@@ -228,6 +229,7 @@ class TestSlowdown:
             timed.append((waited[:before][-1:], waited[before:]))
             return took(1.0, 2.0)
 
+        monkeypatch.setattr(slowdown, "in_a_step", counted)
         monkeypatch.setattr(slowdown, "together", counted)
         groups = SimpleNamespace(mine=lambda division: None)
         found = slowdown.timed_collective(alone, groups, "all_gather", Division(1), 1024)
@@ -250,7 +252,7 @@ class TestStopwatch:
         seen = []
         machine = TwoRanks(0, 2, 2, CPU, None)
         timing = together(machine, lambda: seen.append("begin"), lambda _: seen.append("end"))
-        assert timing.time_us == pytest.approx(4.5)  # of 4, 9 and 2, again and again, the ten that begin with 2
+        assert timing.time_us == pytest.approx(4.9)  # of 4, 9 and 2, again and again, the ten that begin with 4
         assert seen[:4] == ["begin", "end"] * 2
         assert len(seen) // 2 >= 3 + 7  # warm-ups and repetitions
         assert together(machine, lambda: None, lambda _: None, max).time_us == 9.0
@@ -262,16 +264,26 @@ class TestStopwatch:
         assert 0 < timing.launch_us < timing.time_us
         assert 0 < timing.finish_us < timing.time_us
 
-    def test_a_mean_leaves_out_a_tenth_at_each_end(self):
-        assert trimmed_mean([100.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, -50.0]) == 4.5
-        assert trimmed_mean([1.0, 4.0, 7.0]) == 4.0
+    def test_both_modes_count_in_a_mean_and_a_disturbance_does_not(self):
+        tens = [[0.5] * 7 + [4.0] * 3, [50.0] * 10, [0.5] * 8 + [4.0] * 2, [0.5] * 6 + [4.0] * 4, [70.0] * 10]
+        values = [value for one in tens for value in one]
+        assert steady_mean(values) == pytest.approx(0.6 * 0.5 + 0.4 * 4.0)  # of five tens the third
+        assert steady_mean([*values, 0.0]) == steady_mean(values)  # no ten of its own
+        assert steady_mean([1.0] * 20 + [4.0]) == pytest.approx(24 / 21)
 
-    def test_a_mean_of_a_quiet_while(self):
-        whiles = [[5.0] * 9 + [9.0], [50.0] * 10, [4.0, 6.0] * 5, [70.0] * 10, [8.0] * 10, [60.0] * 10]
-        values = [value for one in whiles for value in one]
-        assert quiet_mean(values) == 5.0  # the median of 5 and 5, of six whiles
-        assert quiet_mean([*values, 0.0]) == 5.0  # no while of its own
-        assert quiet_mean([1.0] * 20 + [4.0]) == trimmed_mean([1.0] * 20 + [4.0])
+    def test_collectives_are_timed_with_products_between_them_and_no_barrier(self, monkeypatch):
+        seen = []
+
+        class Alone(Machine):
+            def meet(self):
+                seen.append("meet")
+
+        monkeypatch.setattr(Products, "count_for", lambda self, time_us: 5)
+        monkeypatch.setattr(Products, "run", lambda self, count: seen.append(count))
+        in_a_step(Alone(0, 1, 1, CPU, None), lambda: seen.append("begin"), lambda _: seen.append("end"))
+        assert seen[:10] == ["meet", *["begin", "end"] * 3, 5, "begin", "end"]
+        assert seen.count("meet") == 1
+        assert seen.count(5) == seen.count("end") - 3
 
     def test_something_is_done_before_each_repetition(self, alone):
         seen = []

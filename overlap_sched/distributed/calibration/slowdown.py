@@ -18,12 +18,9 @@ collective at most what the other threads of its process have had of a processor
 and compute share both are large; there, hiding a collective gains little.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import torch
 
 from overlap_sched.cost.table import CollectiveTime, SlowdownFactor
 from overlap_sched.distributed.calibration.collectives import (
@@ -35,14 +32,12 @@ from overlap_sched.distributed.calibration.collectives import (
     whole_elements,
 )
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.stopwatch import Timing, Typical, quiet_mean, rounded, together
+from overlap_sched.distributed.calibration.products import Products, in_a_step
+from overlap_sched.distributed.calibration.stopwatch import Begin, End, Timing, rounded, together
 
 LARGEST = 20.0
 """No factor is larger: a collective may cost compute all the time that it takes, or not get on at all beside it. And no
 stretch is below 1 / ``LARGEST``."""
-_PRODUCT = {"cpu": (128, torch.float32), "cuda": (4096, torch.bfloat16)}
-"""Side and type of the square matrices: a product is short beside the collective, and keeps the device busy. A CPU
-without instructions for bf16 takes 25 ms for a product of side 256 in it, 0.5 ms in fp32."""
 _SHORT_TIMES = (0.25, 0.5, 1.0, 2.0)
 """Products of short runs, as multiples of the time of the collective."""
 _LONG_TIMES, _LONG_MORE_US = 2.0, 5_000.0
@@ -72,7 +67,7 @@ def timed_collective(machine: Machine, groups: Groups, kind: str, division: Divi
     """
     elements = whole_elements(nbytes, division.size)
     launch = launch_of(kind, elements, groups.mine(division), division.size, machine.device)
-    alone = together(machine, launch, FUNCTIONAL.wait_tensor)
+    alone = in_a_step(machine, launch, FUNCTIONAL.wait_tensor)
     finish_us = 0.0
     if machine.device.type == "cpu":  # a GPU's stream does not wait for the host
         twice_us = 2 * _long_us(alone)
@@ -86,11 +81,11 @@ def timed_slowdown(machine: Machine, groups: Groups, kind: str, division: Divisi
     """Measure what a collective and compute cost each other; arguments as of :func:`timed_collective`."""
     elements = whole_elements(nbytes, division.size)
     launch = launch_of(kind, elements, groups.mine(division), division.size, machine.device)
-    alone = together(machine, launch, FUNCTIONAL.wait_tensor)
+    alone = in_a_step(machine, launch, FUNCTIONAL.wait_tensor)
     long = _beside(machine, launch, _long_us(alone))
     if machine.device.type == "cpu":
         time_us = alone.time_us - alone.launch_us
-        short = [_beside(machine, launch, part * time_us, typical=quiet_mean) for part in _SHORT_TIMES]
+        short = [_beside(machine, launch, part * time_us, timed=in_a_step) for part in _SHORT_TIMES]
         return slowdown_of(kind, alone, short, long)
     # on a GPU the host launches ahead, and nothing that computes keeps a collective's kernel from running
     ended = long._replace(timing=long.timing._replace(launch_us=long.timing.time_us))
@@ -164,30 +159,24 @@ def _as_launched(launched: Any) -> Any:
     return launched
 
 
+def _medians(machine: Machine, begin: Begin, end: End) -> Timing:
+    return together(machine, begin, end, statistics.median)
+
+
 def _beside(
     machine: Machine,
     launch: Callable[[], Any],
     products_us: float,
     then: Callable[[Any], Any] = _as_launched,
-    typical: Typical = statistics.median,
+    timed: Callable[[Machine, Begin, End], Timing] = _medians,
 ) -> Beside:
     """What ``launch`` starts beside products that take about so long; ``then`` runs behind them on what it returns."""
-    device = machine.device
-    side, dtype = _PRODUCT[device.type]
-    matrix = torch.randn(side, side, device=device, dtype=dtype)
-
-    def products(count: int) -> None:
-        for _ in range(count):
-            torch.mm(matrix, matrix)
-
-    def alone_us(count: int) -> float:
-        return together(machine, lambda: products(count), lambda _: None, statistics.median).time_us
-
-    count = machine.from_first(max(math.ceil(10 * products_us / alone_us(10)), 1))
+    products = Products(machine)
+    count = products.count_for(products_us)
 
     def both() -> Any:
         launched = launch()
-        products(count)
+        products.run(count)
         return then(launched)
 
-    return Beside(alone_us(count), together(machine, both, FUNCTIONAL.wait_tensor, typical))
+    return Beside(products.alone_us(count), timed(machine, both, FUNCTIONAL.wait_tensor))

@@ -20,9 +20,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works where it is not installed, too
 
 from overlap_sched import Options, Problem, read_problem
-from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.judge.validate import measure
-from overlap_sched.report.reserved_text import reserved_changes
+from overlap_sched.report.words.reserved import reserved_changes
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.pipeline import phases
 from overlap_sched.scheduler.result import Schedule

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from overlap_sched.report.diff_records import Identity, rows_by_identity
+from overlap_sched.report.diff.records import Identity, rows_by_identity
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration
 

@@ -9,7 +9,7 @@ What can be priced anew depends on what there is of a graph:
 """
 
 from overlap_sched.analysis.whatif import placed_on, priced_on
-from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.problem import Problem
 
 NETWORK = ", true prices"

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from overlap_sched.cost import Collective, Compute
-from overlap_sched.cost.cluster_contention import measured_contention
-from overlap_sched.cost.tabled import TableModel
+from overlap_sched.cost.cluster.contention import measured_contention
+from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.fx.launches import FINISH, LAUNCH, launch_times, with_launches
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Node, Order, Problem

@@ -28,8 +28,8 @@ from llama_repro.training.arguments import Arguments, parse
 from llama_repro.training.calibrate import model_of
 from llama_repro.training.trainer import Trainer, make_trainer
 from llama_repro.training.world import World, world_of
-from overlap_sched.cost.table import Tables
-from overlap_sched.cost.tabled import TableModel
+from overlap_sched.cost.measured.table import Tables
+from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import GraphReport
 from overlap_sched.options import Options

@@ -7,9 +7,18 @@ import numpy as np
 
 from llama_repro.harness.judge import DEFAULT_CAPS, ORIGINAL
 from llama_repro.harness.measure import HEAPS, OURS, Measured
-from overlap_sched.report.picture import AFTER, BEFORE, COLLECTIVE, EXPOSED, INK, LIMIT, new_figure, write_picture
-from overlap_sched.report.plot import BINS, plot_schedule
-from overlap_sched.report.raster import highest
+from overlap_sched.report.pictures.picture import (
+    AFTER,
+    BEFORE,
+    COLLECTIVE,
+    EXPOSED,
+    INK,
+    LIMIT,
+    new_figure,
+    write_picture,
+)
+from overlap_sched.report.pictures.raster import highest
+from overlap_sched.report.pictures.schedule import BINS, plot_schedule
 from overlap_sched.report.timeline import timeline
 from overlap_sched.report.units import change, duration, size
 

@@ -10,9 +10,9 @@ import torch
 
 from llama_repro.training.world import World
 from overlap_sched.cost import Device, Link, Network, Roofline
-from overlap_sched.cost.calibrated import calibrated
-from overlap_sched.cost.table import Tables
-from overlap_sched.cost.tabled import TableModel
+from overlap_sched.cost.measured.calibrated import calibrated
+from overlap_sched.cost.measured.table import Tables
+from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.distributed.calibration.collectives import Division
 from overlap_sched.distributed.calibration.kernels import Grid, KernelCall, calls_in_grid
 from overlap_sched.distributed.calibration.machine import alone_on, machine_on

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from llama_repro.training.calibrate import with_link
 from overlap_sched.cost import Collective, Link, Roofline
-from overlap_sched.cost.tabled import TableModel
+from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.problem import Group
 

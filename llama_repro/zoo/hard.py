@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llama_repro.harness.console import markdown_table
 from llama_repro.zoo.rows import timed
-from overlap_sched.peak_memory.addresses import plan_addresses
+from overlap_sched.peak_memory.addresses.plan import plan_addresses
 from overlap_sched.problem import Kind, Node, Problem, Storage
 
 LETTERS = "ABCDEFGHIJK"

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from overlap_sched.cost.cluster import Cluster
-from overlap_sched.cost.cluster_contention import contention_of
-from overlap_sched.cost.cluster_model import model_of
+from overlap_sched.cost.cluster.contention import contention_of
+from overlap_sched.cost.cluster.cost_model import model_of
+from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.cluster.placement import Facts, Nodes, place
+from overlap_sched.cost.cluster.sharding_groups import Step, sharding_groups
 from overlap_sched.cost.model import Collective
-from overlap_sched.cost.placement import Facts, Nodes, place
-from overlap_sched.cost.sharding_groups import Step, sharding_groups
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Problem

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sched.cli.input import is_dump, load
 from overlap_sched.cli.source import Source
-from overlap_sched.cost.calibrated import calibrated, check_same, put_together, with_tables
-from overlap_sched.cost.cluster_file import cluster_text, read_cluster
-from overlap_sched.cost.table import Tables
+from overlap_sched.cost.cluster.file import cluster_text, read_cluster
+from overlap_sched.cost.measured.calibrated import calibrated, check_same, put_together, with_tables
+from overlap_sched.cost.measured.table import Tables
 from overlap_sched.errors import DumpGroupError, MissingExtraError, OptionsError
 from overlap_sched.options import size_bytes
-from overlap_sched.report.calibration_text import calibration_text
 from overlap_sched.report.files import check_writable, write_file
+from overlap_sched.report.words.calibration import calibration_text
 
 if TYPE_CHECKING:
     from overlap_sched.distributed.calibration.machine import Machine

@@ -24,9 +24,9 @@ from overlap_sched.cli.source import Loaded, check_input, options_of, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.problem import Problem
 from overlap_sched.report.console import shown
-from overlap_sched.report.profile_text import profile_table
 from overlap_sched.report.progress import progress
 from overlap_sched.report.units import printable
+from overlap_sched.report.words.profile import profile_table
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan

@@ -14,11 +14,11 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import order_named
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.limits import Limits
-from overlap_sched.report.diff_data import figure_data, orders_data
-from overlap_sched.report.diff_figures import Figure
-from overlap_sched.report.diff_orders import diff_orders
-from overlap_sched.report.diff_records import given_otherwise, made_by, only_in_one, plan_figures, record_figures
-from overlap_sched.report.diff_text import figures_table, names_line, orders_text, rows_text
+from overlap_sched.report.diff.data import figure_data, orders_data
+from overlap_sched.report.diff.figures import Figure
+from overlap_sched.report.diff.orders import diff_orders
+from overlap_sched.report.diff.records import given_otherwise, made_by, only_in_one, plan_figures, record_figures
+from overlap_sched.report.diff.text import figures_table, names_line, orders_text, rows_text
 from overlap_sched.report.units import count, printable
 
 

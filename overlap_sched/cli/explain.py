@@ -10,12 +10,12 @@ from overlap_sched.cli.top import add_top, check_top, top_of
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.report import explanation
-from overlap_sched.report.contention_text import with_contention_line
-from overlap_sched.report.cost_figures import cost_figures, cost_text
-from overlap_sched.report.explain_figures import explain_figures
-from overlap_sched.report.peak_text import peak_text
-from overlap_sched.report.reserved_text import reserved_changes, reserved_lines
-from overlap_sched.report.rewrites_text import left_text, rewrites_text
+from overlap_sched.report.words.contention import with_contention_line
+from overlap_sched.report.words.costs import cost_figures, cost_text
+from overlap_sched.report.words.explain import explain_figures
+from overlap_sched.report.words.peak import peak_text
+from overlap_sched.report.words.reserved import reserved_changes, reserved_lines
+from overlap_sched.report.words.rewrites import left_text, rewrites_text
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan
 

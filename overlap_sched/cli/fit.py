@@ -17,10 +17,10 @@ from overlap_sched.fit.questions import KINDS
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.report.files import write_file
-from overlap_sched.report.fit_text import answer_line, fit_figures, points_table, rewrites_table
 from overlap_sched.report.html.fitted import shown_fit
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
+from overlap_sched.report.words.fit import answer_line, fit_figures, points_table, rewrites_table
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 

@@ -18,7 +18,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.quantities import shown
 from overlap_sched.report.files import write_file
-from overlap_sched.report.frontier_text import cost_of_limit, cost_of_target, frontier_figures, frontier_table
+from overlap_sched.report.words.frontier import cost_of_limit, cost_of_target, frontier_figures, frontier_table
 
 MAX_BUDGETS = 10_000
 _LIMIT, _TARGET = "--memory-limit", "--target-step"
@@ -122,7 +122,7 @@ def answer(
         names = json.dumps(problem.names(picked.order), separators=(",", ":"))
         write_file(request.out, (names + "\n").encode())
     if request.plot:
-        from overlap_sched.report.frontier_plot import plot_frontier
+        from overlap_sched.report.pictures.frontier import plot_frontier
 
         tell(f"drawing {request.plot}")
         plot_frontier(found, request.plot, picked)

@@ -12,20 +12,20 @@ from dataclasses import replace
 from overlap_sched.cli.contention import notes_on, with_contention
 from overlap_sched.cli.source import Loaded, PricedFor, Source
 from overlap_sched.cost import FREE, H100, Device, Price, Roofline, device_named
-from overlap_sched.cost.cluster import Cluster
-from overlap_sched.cost.cluster_file import ASSUMED, read_cluster
-from overlap_sched.cost.cluster_model import model_of
-from overlap_sched.cost.kineto import RankTrace
-from overlap_sched.cost.placement import ranks_along
+from overlap_sched.cost.cluster.cost_model import model_of
+from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.cluster.file import ASSUMED, read_cluster
+from overlap_sched.cost.cluster.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
-from overlap_sched.cost.profiled import profiled, read_traces
+from overlap_sched.cost.profile.kineto import RankTrace
+from overlap_sched.cost.profile.profiled import profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import problem_bytes, read_problem
 from overlap_sched.problem.redact import redacted
 from overlap_sched.problem.unpack import MAGIC
 from overlap_sched.report.files import write_file
-from overlap_sched.report.profile_text import profile_notes
+from overlap_sched.report.words.profile import profile_notes
 
 _DUMP_SUFFIXES = (".py", ".txt")
 _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2

@@ -3,7 +3,7 @@
 import argparse
 
 from overlap_sched.cli.sizes import shortened
-from overlap_sched.cost.cluster import MeshDimension
+from overlap_sched.cost.cluster.description import MeshDimension
 from overlap_sched.options import size_bytes
 from overlap_sched.problem.limits import DEFAULT_LIMITS
 

@@ -13,17 +13,17 @@ from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
+from overlap_sched.peak_memory.addresses.plan import AddressPlan, plan_addresses
+from overlap_sched.peak_memory.allocator.reserved import Reservation, replay_allocator
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak
-from overlap_sched.peak_memory.reserved import Reservation, replay_allocator
 from overlap_sched.problem import Problem
 from overlap_sched.problem.quantities import shown
 from overlap_sched.report.files import write_file
-from overlap_sched.report.peak_text import peak_text
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, printable, size
+from overlap_sched.report.words.peak import peak_text
 
 FORMAT = "overlap-addresses/1"
 MAX_EFFORT = 30
@@ -117,7 +117,7 @@ def answer(
     if options.out:
         write_file(options.out, (json.dumps(problem.names(plan.order), separators=(",", ":")) + "\n").encode())
     if options.plot:
-        from overlap_sched.report.memory_plot import plot_memory
+        from overlap_sched.report.pictures.memory import plot_memory
 
         tell(f"drawing {options.plot}")
         plot_memory(plan, options.plot)

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Loaded
-from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -18,9 +18,9 @@ from overlap_sched.problem.limits import Limits
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_file
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
-from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
-from overlap_sched.report.rewrites_text import left_text, rewrites_figures, rewrites_text
-from overlap_sched.report.trace_measured import MeasuredStep, read_measured_steps
+from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
+from overlap_sched.report.words.reserved import not_held, reserved_changes, reserved_figures, reserved_rows
+from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.left_out import Left, left_json, left_out
 from overlap_sched.transform.plan import Plan
@@ -159,7 +159,7 @@ def answer(
         names = result.problem.names(result.order)
         write_file(options.out, (json.dumps(names, separators=(",", ":")) + "\n").encode())
     if options.plot:
-        from overlap_sched.report.plot import plot_schedule
+        from overlap_sched.report.pictures.schedule import plot_schedule
 
         tell(f"drawing {options.plot}")
         plot_schedule(result, options.plot)

@@ -14,8 +14,8 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import read_order
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Order, Problem
-from overlap_sched.report.contention_text import contention_figures
-from overlap_sched.report.robust_text import robust_table
+from overlap_sched.report.words.contention import contention_figures
+from overlap_sched.report.words.robust import robust_table
 from overlap_sched.scheduler.pipeline import schedule
 
 MAX_SIGMA = 10.0

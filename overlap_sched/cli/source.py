@@ -8,8 +8,8 @@ from typing import Literal, cast
 
 from overlap_sched.cli.contention import contention_given
 from overlap_sched.cost import CostModel, Price
-from overlap_sched.cost.cluster import MeshDimension
-from overlap_sched.cost.profile import Profile
+from overlap_sched.cost.cluster.description import MeshDimension
+from overlap_sched.cost.profile.times import Profile
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options, RewriteKind
 from overlap_sched.problem import MemoryModel, Problem
@@ -38,7 +38,7 @@ class Source:
         fusion: Of a dump, whether nodes are priced by the kernels that TorchInductor would make of them (``inductor``,
             the default) or one by one (``none``).
         cluster: Of a dump, the cluster that it is to run on: a file, or the name of one that is shipped; ``None``: the
-            one assumed (:data:`overlap_sched.cost.cluster_file.ASSUMED`).
+            one assumed (:data:`overlap_sched.cost.cluster.file.ASSUMED`).
         mesh: Of a dump, the dimensions of its device mesh, outermost first; empty: as the cluster says.
         cluster_contention: Whether the cluster's own contention counts.
         prices_anew: Of a problem file, too: the command prices its collectives for the cluster.

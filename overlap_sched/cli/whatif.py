@@ -11,12 +11,12 @@ from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import shortened
 from overlap_sched.cli.source import options_of
 from overlap_sched.cost import H100
-from overlap_sched.cost.cluster import Cluster
-from overlap_sched.cost.cluster_file import ASSUMED, read_cluster
+from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.cluster.file import ASSUMED, read_cluster
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
-from overlap_sched.report.whatif_text import whatif_figures, whatif_table
+from overlap_sched.report.words.whatif import whatif_figures, whatif_table
 
 MAX_POINTS = 256
 _MAX_RANKS = 2**20
@@ -86,7 +86,7 @@ def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> s
         points.append(point)
         tell(f"{len(points)} variants scheduled")
     if request.plot:
-        from overlap_sched.report.whatif_plot import plot_whatif
+        from overlap_sched.report.pictures.whatif import plot_whatif
 
         tell(f"drawing {request.plot}")
         plot_whatif(points, request.cluster.name, request.plot)

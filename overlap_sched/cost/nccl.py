@@ -13,8 +13,8 @@ from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from overlap_sched.cost.cluster import Cluster, Fabric, Generation
-from overlap_sched.cost.table import kind_of
+from overlap_sched.cost.cluster.description import Cluster, Fabric, Generation
+from overlap_sched.cost.measured.table import kind_of
 
 CARD_PART = 0.96
 """Of a card's rate that a ring gets: 48 of 50 GB/s, 24 of 25 (speeds of ``src/graph/search.cc``)."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from overlap_sched.fit.answer import FitPoint, Held
 from overlap_sched.fit.limit import Limit
 from overlap_sched.options import Options, kept_allocator
+from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.peak_memory.reserved import Requests, requests_of
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN
 
 TRIED = 4

@@ -14,9 +14,9 @@ from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.planning import may_rewrite, plan_lifted
 from overlap_sched.options import Options, on_devices
-from overlap_sched.report.kept import why_no_better
-from overlap_sched.report.reserved_text import held_lines
 from overlap_sched.report.units import count, duration, size
+from overlap_sched.report.words.kept import why_no_better
+from overlap_sched.report.words.reserved import held_lines
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.plan import Plan

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 from torch import fx
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
-from overlap_sched.cost.fusion import Part, parts_of_kernels, shared_prices
+from overlap_sched.cost.fusion.kernels import Part, parts_of_kernels, shared_prices
 from overlap_sched.cost.price import Source
 from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.collectives import HOST_COPIES, Role
@@ -24,7 +24,7 @@ Cost = Callable[[fx.Node], float | None]
 
 Fusion = Literal["none", "inductor"]
 """Whether nodes are priced one by one, as where a graph runs as it is (``none``), or by the kernels that TorchInductor
-would make of them (:mod:`overlap_sched.cost.fusion`)."""
+would make of them (:mod:`overlap_sched.cost.fusion.kernels`)."""
 
 
 class Costs(NamedTuple):

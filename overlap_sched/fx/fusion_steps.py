@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from overlap_sched.cost.steps import CPP, TRITON, Read, Rules, Step
+from overlap_sched.cost.fusion.steps import CPP, TRITON, Read, Rules, Step
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import formula
 from overlap_sched.fx.loops import Loop, is_slow, is_sum_by_index, loop_of

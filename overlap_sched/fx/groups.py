@@ -6,8 +6,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
-from overlap_sched.cost.placement import Facts, Nodes, Placement, place
-from overlap_sched.cost.sharding_groups import Step, sharding_groups
+from overlap_sched.cost.cluster.placement import Facts, Nodes, Placement, place
+from overlap_sched.cost.cluster.sharding_groups import Step, sharding_groups
 from overlap_sched.fx.operator_traits import NO_CALL, Arg
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.wrappers import call_of
@@ -27,7 +27,7 @@ def groups_of(
     A group's size is the one in ``given`` or ``carried``; else that in its collectives' arguments; else that of the
     live process group; else the ratio of output to input; else that of the world (counted in the notes as
     ``group_size_guessed``). Where it is: as ``given`` says, else by its ranks where they can be known, else by
-    :func:`overlap_sched.cost.placement.place`.
+    :func:`overlap_sched.cost.cluster.placement.place`.
 
     Raises:
         PlacementError: A group does not fit the ranks.

@@ -7,11 +7,11 @@ from pathlib import Path
 from torch import fx
 
 from overlap_sched.cost import CostModel, Price, Roofline
-from overlap_sched.cost.cluster import Cluster, MeshDimension
-from overlap_sched.cost.cluster_contention import contention_of
-from overlap_sched.cost.cluster_file import cluster_given
-from overlap_sched.cost.cluster_model import model_of
-from overlap_sched.cost.placement import Placement, nodes_of_ranks
+from overlap_sched.cost.cluster.contention import contention_of
+from overlap_sched.cost.cluster.cost_model import model_of
+from overlap_sched.cost.cluster.description import Cluster, MeshDimension
+from overlap_sched.cost.cluster.file import cluster_given
+from overlap_sched.cost.cluster.placement import Placement, nodes_of_ranks
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
@@ -110,7 +110,7 @@ def lift(
         contention: Whether the cluster's contention goes into the problem.
         device_filter: Which storages count, by device type; by default all that are not on a CPU, or all where all are.
         fusion: ``"inductor"`` where TorchInductor will compile the graph: nodes are priced by the kernels that it would
-            make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion`.
+            make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion.kernels`.
 
     Raises:
         InputNameError, CostError, OptionsError, ProblemError: The arguments do not fit the graph.

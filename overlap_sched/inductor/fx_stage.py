@@ -11,8 +11,8 @@ from overlap_sched.inductor import names
 from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.launches import launches_in
+from overlap_sched.inductor.lift.saved import note_held
 from overlap_sched.inductor.reporting import no_collectives, warn
-from overlap_sched.inductor.saved import note_held
 from overlap_sched.inductor.settings import Settings
 
 

@@ -5,8 +5,8 @@ from functools import cache
 
 import torch
 
-from overlap_sched.cost.cluster import Cluster
-from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.cluster.file import read_cluster
 
 NODES = {"A100": "dgx-a100", "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "MI300X": "mi300x"}
 """By what a GPU is called, as a word of its own (a GB200 is in other nodes than a B200)."""

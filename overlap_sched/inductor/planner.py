@@ -9,7 +9,7 @@ buffers of which we know it in every order.
 from collections.abc import Sequence
 from typing import Any
 
-from overlap_sched.inductor.buffers import Buffers
+from overlap_sched.inductor.lift.buffers import Buffers
 
 
 def tell_sizes(snodes: Sequence[Any], buffers: Buffers) -> None:

@@ -28,8 +28,8 @@ from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, note_rewrites, order_of, watched
 from overlap_sched.inductor.fx_stage import graph_name
 from overlap_sched.inductor.launches import launch_digest, launches_in
+from overlap_sched.inductor.lift.saved import note_held
 from overlap_sched.inductor.reporting import log, rewritten, warn
-from overlap_sched.inductor.saved import note_held
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import count
 from overlap_sched.transform.plan import Plan

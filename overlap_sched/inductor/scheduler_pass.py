@@ -22,12 +22,12 @@ from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
 from overlap_sched.options import on_devices
-from overlap_sched.report.kept import why_no_better
+from overlap_sched.report.words.kept import why_no_better
 from overlap_sched.scheduler.collector import no_collection
 from overlap_sched.scheduler.pipeline import schedule
 
 if TYPE_CHECKING:
-    from overlap_sched.inductor.lifting import LiftedKernels
+    from overlap_sched.inductor.lift.lifting import LiftedKernels
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     """What this rank would do by itself."""
     check_torch()
     from overlap_sched.inductor import private
-    from overlap_sched.inductor.lifting import lift_kernels
+    from overlap_sched.inductor.lift.lifting import lift_kernels
 
     settings = attempt.settings
     attempt.name = private.graph_name()

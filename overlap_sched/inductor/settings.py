@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sched.cost import CostModel, Roofline
-from overlap_sched.cost.cluster import Cluster
-from overlap_sched.cost.cluster_file import cluster_given
+from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.cluster.file import cluster_given
 from overlap_sched.distributed import TIMEOUT_S
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.here import cluster_here

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._inductor import config
 
 from overlap_sched.cost import CostModel
-from overlap_sched.cost.cluster import Cluster
+from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.errors import OptionsError, TorchVersionError
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.choosing import planned, wants_rewrites

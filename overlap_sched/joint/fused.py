@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from torch import fx
 
-from overlap_sched.cost.loop_nests import loop_nests
-from overlap_sched.cost.merging import merged
-from overlap_sched.cost.steps import Rules, Step
+from overlap_sched.cost.fusion.loop_nests import loop_nests
+from overlap_sched.cost.fusion.merging import merged
+from overlap_sched.cost.fusion.steps import Rules, Step
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import is_free
 from overlap_sched.fx.fusion_steps import rules_for, steps_of

@@ -19,7 +19,7 @@ MODeL's reductions, where they went:
     scaling                   sizes are divided by their greatest common divisor
 
 Unlike MODeL's, a step runs one node, so spans are tight, and locations come after the order
-(:mod:`overlap_sched.peak_memory.addresses`), where fragmentation stays at zero without them.
+(:mod:`overlap_sched.peak_memory.addresses.plan`), where fragmentation stays at zero without them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from sortedcontainers import SortedList
 
-from overlap_sched.peak_memory.allocator_run import AllocatorRun
-from overlap_sched.peak_memory.caching_allocator import CachingAllocator
+from overlap_sched.peak_memory.allocator.caching import CachingAllocator
+from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId
 from overlap_sched.scheduler.admission import CompletionProfile

@@ -1,7 +1,7 @@
 """An order that torch's caching allocator can hold in what the original order needs.
 
 Live bytes within the budget are not enough: another order leaves other holes. What the original order needs is replayed
-once (:mod:`overlap_sched.peak_memory.reserved`); the order found must, in plain figures:
+once (:mod:`overlap_sched.peak_memory.allocator.reserved`); the order found must, in plain figures:
 
     reserve at most 3 % more on a device without a limit,
     run, with at most one retry, in as much as the original reserves there without any,
@@ -22,7 +22,7 @@ from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
-from overlap_sched.peak_memory.reserved import requests_of
+from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, AllocatorSettings
 from overlap_sched.scheduler.allocator_gate import AllocatorGate

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from overlap_sched.peak_memory.allocator_run import AllocatorRun
-from overlap_sched.peak_memory.caching_allocator import (
+from overlap_sched.peak_memory.allocator.caching import (
     SMALL_SIZE,
     Block,
     CachingAllocator,
     OutOfDeviceMemoryError,
     rounded,
 )
+from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from overlap_sched.analysis.whatif import placed_on
-from overlap_sched.cost.cluster import Cluster
-from overlap_sched.cost.cluster_model import model_of
+from overlap_sched.cost.cluster.cost_model import model_of
+from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.model import Collective, Compute, CostModel, LaunchingModel
 from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.transform.host import PCIE_5, HostLink

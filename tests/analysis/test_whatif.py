@@ -7,7 +7,7 @@ import pytest
 from overlap_sched import EXAMPLE, Options
 from overlap_sched.analysis.whatif import placed_on, priced_on, whatif, with_ranks
 from overlap_sched.cli.command import main
-from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 

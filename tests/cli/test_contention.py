@@ -17,7 +17,7 @@ from overlap_sched.cli.input import load
 from overlap_sched.cli.source import source_of
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.report.contention_text import contention_line
+from overlap_sched.report.words.contention import contention_line
 from tests.judge.test_contention import two_groups
 from tests.support.command import run
 

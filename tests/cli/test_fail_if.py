@@ -4,7 +4,7 @@ import pytest
 
 from overlap_sched.cli.fail_if import condition_of, failures
 from overlap_sched.errors import OptionsError
-from overlap_sched.report.diff_figures import Figure
+from overlap_sched.report.diff.figures import Figure
 
 MIB = 2**20
 STEP, FREE = Figure("step", "", 100_000.0, 102_000.0), Figure("exposed", "", 0.0, 5.0)

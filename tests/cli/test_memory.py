@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sched.cli.command import main
 from overlap_sched.judge.validate import violation
-from overlap_sched.peak_memory.address_check import address_violation
+from overlap_sched.peak_memory.addresses.check import address_violation
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
 from tests.peak_memory.test_orders import chain_with_updates

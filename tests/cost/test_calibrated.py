@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched.cost import H100, XEON_8480, Collective, Price
-from overlap_sched.cost.calibrated import calibrated, put_together, with_tables
-from overlap_sched.cost.cluster import Across, Inside
-from overlap_sched.cost.cluster_file import parse_cluster
-from overlap_sched.cost.cluster_model import model_of
-from overlap_sched.cost.cluster_writer import cluster_text
-from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables, merged
-from overlap_sched.cost.tabled import COPY, TableModel
+from overlap_sched.cost.cluster.cost_model import model_of
+from overlap_sched.cost.cluster.description import Across, Inside
+from overlap_sched.cost.cluster.file import parse_cluster
+from overlap_sched.cost.cluster.writer import cluster_text
+from overlap_sched.cost.measured.calibrated import calibrated, put_together, with_tables
+from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables, merged
+from overlap_sched.cost.measured.tabled import COPY, TableModel
 from overlap_sched.errors import CalibrationError
 from overlap_sched.problem import Group
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched.cost.cluster import Across, Beside, Cluster, Inside, MeshDimension
-from overlap_sched.cost.cluster_contention import contention_of
-from overlap_sched.cost.cluster_file import parse_cluster, read_cluster, shipped_clusters, write_cluster
-from overlap_sched.cost.cluster_writer import cluster_text
+from overlap_sched.cost.cluster.contention import contention_of
+from overlap_sched.cost.cluster.description import Across, Beside, Cluster, Inside, MeshDimension
+from overlap_sched.cost.cluster.file import parse_cluster, read_cluster, shipped_clusters, write_cluster
+from overlap_sched.cost.cluster.writer import cluster_text
 from overlap_sched.cost.device import H100
-from overlap_sched.cost.lanes import InFlight
-from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
+from overlap_sched.cost.measured.lanes import InFlight
+from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.errors import ClusterError, ClusterFileError
 from overlap_sched.problem import Group
 

@@ -7,10 +7,10 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched.cost import Collective, Compute, Device, Pricer, Roofline
-from overlap_sched.cost.fusion import Part, parts_of_kernels, shared_prices
-from overlap_sched.cost.merging import _Merging
+from overlap_sched.cost.fusion.kernels import Part, parts_of_kernels, shared_prices
+from overlap_sched.cost.fusion.merging import _Merging
+from overlap_sched.cost.fusion.steps import CPP, TRITON, Read, Rules, Step
 from overlap_sched.cost.price import Price
-from overlap_sched.cost.steps import CPP, TRITON, Read, Rules, Step
 
 N = 1000
 """Elements of a vector; one byte each."""

@@ -2,9 +2,9 @@
 
 import pytest
 
-from overlap_sched.cost.cluster_contention import measured_contention
-from overlap_sched.cost.lanes import InFlight, Lanes, lanes_of, together
-from overlap_sched.cost.table import SlowdownFactor, Tables
+from overlap_sched.cost.cluster.contention import measured_contention
+from overlap_sched.cost.measured.lanes import InFlight, Lanes, lanes_of, together
+from overlap_sched.cost.measured.table import SlowdownFactor, Tables
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.problem.contention import Contention

@@ -2,9 +2,9 @@
 
 import pytest
 
-from overlap_sched.cost.cluster import MeshDimension
-from overlap_sched.cost.placement import Facts, Nodes, place, ranks_along
-from overlap_sched.cost.sharding_groups import SHORT, Step, sharding_groups
+from overlap_sched.cost.cluster.description import MeshDimension
+from overlap_sched.cost.cluster.placement import Facts, Nodes, place, ranks_along
+from overlap_sched.cost.cluster.sharding_groups import SHORT, Step, sharding_groups
 from overlap_sched.errors import PlacementError
 from overlap_sched.problem import Group
 

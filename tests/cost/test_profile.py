@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched.cost.fused_names import Part, fused_ops, shared
-from overlap_sched.cost.profile import Measured, Profile, profile_of
-from overlap_sched.cost.profiled import read_traces
-from overlap_sched.cost.runs import Sought
+from overlap_sched.cost.fusion.fused_names import Part, fused_ops, shared
+from overlap_sched.cost.profile.profiled import read_traces
+from overlap_sched.cost.profile.runs import Sought
+from overlap_sched.cost.profile.times import Measured, Profile, profile_of
 from overlap_sched.errors import ProfileError
 from tests.support.traces import C10D, Event, event, kernel, launch, nccl, region, step, write
 

@@ -8,9 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.cost import H100, Collective, Compute, Price, Roofline
-from overlap_sched.cost.lanes import InFlight
-from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables, curve_of, kind_of, merged
-from overlap_sched.cost.tabled import COPY, TableModel
+from overlap_sched.cost.measured.lanes import InFlight
+from overlap_sched.cost.measured.table import (
+    CollectiveTime,
+    KernelTime,
+    SlowdownFactor,
+    Tables,
+    curve_of,
+    kind_of,
+    merged,
+)
+from overlap_sched.cost.measured.tabled import COPY, TableModel
 from overlap_sched.errors import OverlapSchedWarning, TableError
 from overlap_sched.problem import Group
 

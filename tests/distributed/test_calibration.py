@@ -19,11 +19,11 @@ from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli import calibrate
 from overlap_sched.cli.calibrate import Request
 from overlap_sched.cli.command import main
-from overlap_sched.cost.calibrated import calibrated
-from overlap_sched.cost.cluster_contention import measured_contention
-from overlap_sched.cost.cluster_file import read_cluster, write_cluster
-from overlap_sched.cost.table import KINDS, CollectiveTime, KernelTime, SlowdownFactor, Tables
-from overlap_sched.cost.tabled import COPY
+from overlap_sched.cost.cluster.contention import measured_contention
+from overlap_sched.cost.cluster.file import read_cluster, write_cluster
+from overlap_sched.cost.measured.calibrated import calibrated
+from overlap_sched.cost.measured.table import KINDS, CollectiveTime, KernelTime, SlowdownFactor, Tables
+from overlap_sched.cost.measured.tabled import COPY
 from overlap_sched.distributed.calibration import slowdown
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
 from overlap_sched.distributed.calibration.in_flight import in_flight_of

@@ -11,7 +11,7 @@ from overlap_sched.fit.reserved import held_best
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
-from overlap_sched.report.fit_text import answer_line, costs
+from overlap_sched.report.words.fit import answer_line, costs
 from overlap_sched.transform.dimension_graph.cut import Cut
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices

@@ -12,7 +12,7 @@ from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.collectives import Comm, Role
 from overlap_sched.fx.operator_traits import OperatorTraits
 from overlap_sched.fx.ordering import Ordering
-from overlap_sched.inductor.dependencies import dependencies
+from overlap_sched.inductor.lift.dependencies import dependencies
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch._inductor import config
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Roofline
-from overlap_sched.cost.cluster_file import read_cluster
+from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.errors import ClusterError, OptionsError, OverlapSchedWarning, TorchVersionError
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass

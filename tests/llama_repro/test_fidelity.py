@@ -18,8 +18,8 @@ from llama_repro.fidelity.prediction import Predicted, predicted, repriced, stre
 from llama_repro.fidelity.shapes import Shapes, wishes_for
 from llama_repro.fidelity.table import failures, fidelity_table, rows_of
 from overlap_sched import EXAMPLE
-from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
-from overlap_sched.cost.tabled import COPY, TableModel
+from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
+from overlap_sched.cost.measured.tabled import COPY, TableModel
 from overlap_sched.problem import Kind
 from tests.support.fx_graphs import gather, trace, wait
 from tests.support.ranks import run_ranks

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.peak_memory.address_check import address_violation
-from overlap_sched.peak_memory.addresses import Boxes, place, plan_addresses
+from overlap_sched.peak_memory.addresses.check import address_violation
+from overlap_sched.peak_memory.addresses.plan import Boxes, place, plan_addresses
+from overlap_sched.peak_memory.addresses.sweep import fit_within
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
-from overlap_sched.peak_memory.sweep import fit_within
 from overlap_sched.problem import EXAMPLE, Problem
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition, random_order

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Problem
-from overlap_sched.peak_memory.allocator_run import AllocatorRun
-from overlap_sched.peak_memory.caching_allocator import CachingAllocator
+from overlap_sched.peak_memory.allocator.caching import CachingAllocator
+from overlap_sched.peak_memory.allocator.reserved import requests_of
+from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.peak_memory.reserved import requests_of
 from overlap_sched.problem.allocator_settings import PLAIN
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems

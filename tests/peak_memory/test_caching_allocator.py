@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.peak_memory.caching_allocator import CachingAllocator
-from overlap_sched.peak_memory.reserved import Reservation, replay_allocator
+from overlap_sched.peak_memory.allocator.caching import CachingAllocator
+from overlap_sched.peak_memory.allocator.reserved import Reservation, replay_allocator
 from overlap_sched.problem import EXAMPLE
 
 KIB, MIB = 2**10, 2**20

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.peak_memory.caching_allocator import CachingAllocator, OutOfDeviceMemoryError, rounded
-from overlap_sched.peak_memory.expandable_segments import ExpandableAllocator
+from overlap_sched.peak_memory.allocator.caching import CachingAllocator, OutOfDeviceMemoryError, rounded
+from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
+from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of, reserved_change, reserved_profile
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.peak_memory.reserved import Requests, requests_of, reserved_change, reserved_profile
 from overlap_sched.problem import EXAMPLE, Kind, Problem
 from overlap_sched.problem.allocator_settings import (
     EXPANDABLE,

@@ -1,8 +1,8 @@
 """What a calibration has found, as text."""
 
-from overlap_sched.cost.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
-from overlap_sched.cost.tabled import COPY
-from overlap_sched.report.calibration_text import calibration_text
+from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
+from overlap_sched.cost.measured.tabled import COPY
+from overlap_sched.report.words.calibration import calibration_text
 
 TABLES = Tables(
     (

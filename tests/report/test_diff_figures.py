@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from overlap_sched.report.diff_figures import Figure, change_text, in_one_unit, largest_first, percent_text
+from overlap_sched.report.diff.figures import Figure, change_text, in_one_unit, largest_first, percent_text
 
 MIB = 2**20
 

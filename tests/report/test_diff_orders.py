@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from overlap_sched import EXAMPLE
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.reserved import replay_allocator
+from overlap_sched.peak_memory.allocator.reserved import replay_allocator
 from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN, VARIABLES
-from overlap_sched.report.diff_figures import Figure
-from overlap_sched.report.diff_orders import diff_orders, moved_nodes, total_us
-from overlap_sched.report.diff_placed import Placed
+from overlap_sched.report.diff.figures import Figure
+from overlap_sched.report.diff.orders import diff_orders, moved_nodes, total_us
+from overlap_sched.report.diff.placed import Placed
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 

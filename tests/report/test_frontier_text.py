@@ -7,7 +7,7 @@ from rich.console import Console
 
 from overlap_sched.analysis.frontier_points import Frontier, Point
 from overlap_sched.problem import EXAMPLE
-from overlap_sched.report.frontier_text import frontier_table
+from overlap_sched.report.words.frontier import frontier_table
 
 MIB = 2**20
 LOW = Point(18 * MIB, 190.0, 80.0, tuple(range(10)))

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.report.raster import busy_share, highest
+from overlap_sched.report.pictures.raster import busy_share, highest
 from overlap_sched.report.timeline import Span
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched import EXAMPLE, Options, schedule
-from overlap_sched.peak_memory.reserved import ReservedChange
-from overlap_sched.report.reserved_text import (
+from overlap_sched.peak_memory.allocator.reserved import ReservedChange
+from overlap_sched.report.words.reserved import (
     held_lines,
     not_held,
     reserved_changes,

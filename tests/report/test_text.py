@@ -9,7 +9,7 @@ from rich.console import Console
 from overlap_sched.errors import UnknownIdError
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Problem
-from overlap_sched.report.text import explanation, figures, gap_percent, summary
+from overlap_sched.report.words.schedule import explanation, figures, gap_percent, summary
 from overlap_sched.scheduler.result import Schedule
 
 ByHand = Callable[..., Schedule]

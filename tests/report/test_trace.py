@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.reserved import replay_allocator
+from overlap_sched.peak_memory.allocator.reserved import replay_allocator
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.problem.file import read_problem
-from overlap_sched.report.reserved_text import settings_shown
-from overlap_sched.report.trace import trace_document, write_trace
+from overlap_sched.report.trace.file import trace_document, write_trace
+from overlap_sched.report.words.reserved import settings_shown
 from overlap_sched.scheduler.pipeline import schedule as scheduled
 from overlap_sched.scheduler.result import Schedule
 from tests.report.conftest import schedule_by_hand

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from overlap_sched.report.trace_events import arrow, span
+from overlap_sched.report.trace.events import arrow, span
 
 
 def test_neighbours_touch() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from overlap_sched import Kind, Node, Options, Problem, Storage
 from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.peak_memory.reserved import requests_of
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, PLAIN
 from overlap_sched.problem.precedence import Preserve, launch_pairs

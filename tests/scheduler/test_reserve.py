@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, Options, Problem, read_problem, schedule
 from overlap_sched.judge.validate import violation
-from overlap_sched.peak_memory.allocator_run import AllocatorRun
-from overlap_sched.peak_memory.caching_allocator import CachingAllocator
+from overlap_sched.peak_memory.allocator.caching import CachingAllocator
+from overlap_sched.peak_memory.allocator.reserved import requests_of, reserved_change
+from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.peak_memory.reserved import requests_of, reserved_change
 from overlap_sched.problem import Kind
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN, allocator_named
 from overlap_sched.scheduler.admission import CompletionProfile

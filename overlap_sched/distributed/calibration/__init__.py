@@ -5,6 +5,6 @@
 
 ``machine`` (the ranks), ``stopwatch`` (timing one thing), ``collectives`` (their groups, and what starts them),
 ``kernels`` (what computes), ``slowdown`` (collectives alone and beside compute), ``in_flight`` (several of a group at
-once), ``measuring`` (all of it, with what is known left out). The times are data of :mod:`overlap_sched.cost.table`,
-kept in a cluster file.
+once), ``measuring`` (all of it, with what is known left out). The times are data of
+:mod:`overlap_sched.cost.measured.table`, kept in a cluster file.
 """

@@ -8,7 +8,7 @@
 
 from typing import Any
 
-from overlap_sched.cost.lanes import InFlight
+from overlap_sched.cost.measured.lanes import InFlight
 from overlap_sched.distributed.calibration.collectives import (
     FUNCTIONAL,
     Division,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from overlap_sched.cost.lanes import AT_ONCE, InFlight
-from overlap_sched.cost.table import (
+from overlap_sched.cost.measured.lanes import AT_ONCE, InFlight
+from overlap_sched.cost.measured.table import (
     KINDS,
     CollectiveTime,
     KernelTime,

@@ -22,7 +22,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from overlap_sched.cost.table import CollectiveTime, SlowdownFactor
+from overlap_sched.cost.measured.table import CollectiveTime, SlowdownFactor
 from overlap_sched.distributed.calibration.collectives import (
     ELEMENT_BYTES,
     FUNCTIONAL,
@@ -61,7 +61,7 @@ def timed_collective(machine: Machine, groups: Groups, kind: str, division: Divi
     Args:
         machine: The ranks.
         groups: Their groups.
-        kind: One of :data:`overlap_sched.cost.table.KINDS`.
+        kind: One of :data:`overlap_sched.cost.measured.table.KINDS`.
         division: Which groups communicate.
         nbytes: The larger of input and output; cut down to what divides evenly.
     """

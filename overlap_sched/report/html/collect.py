@@ -8,15 +8,15 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.causes import WORDS, causes
-from overlap_sched.report.contention_text import with_contention_line
 from overlap_sched.report.html.beside import NOTHING_ELSE, Extras, original_problem, schedule_of
 from overlap_sched.report.html.collectives import collective_rows, marked_nodes, rewrite_rows
 from overlap_sched.report.html.data import FrontierData, FrontierPoint, Graph, Nodes, Page, Run, Storages
 from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
-from overlap_sched.report.reserved_text import not_held, reserved_changes, reserved_figures, reserved_rows
-from overlap_sched.report.rewrites_text import left_rows, left_title, outcome_text, rewrites_figures
-from overlap_sched.report.text import budget_words, figures, summary_rows
 from overlap_sched.report.units import count, duration, printable, size
+from overlap_sched.report.words.contention import with_contention_line
+from overlap_sched.report.words.reserved import not_held, reserved_changes, reserved_figures, reserved_rows
+from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, rewrites_figures
+from overlap_sched.report.words.schedule import budget_words, figures, summary_rows
 from overlap_sched.scheduler.result import Figures, Schedule
 
 COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")

@@ -7,9 +7,9 @@ from overlap_sched.problem import Problem
 from overlap_sched.report.causes import causes, last_compute_us, stalls_by_cause
 from overlap_sched.report.html.beside import Extras
 from overlap_sched.report.html.data import Collective, RewriteRow
-from overlap_sched.report.rewrites_text import record_text
-from overlap_sched.report.text import most_exposed, refusal, why_text
 from overlap_sched.report.units import printable
+from overlap_sched.report.words.rewrites import record_text
+from overlap_sched.report.words.schedule import most_exposed, refusal, why_text
 from overlap_sched.scheduler.result import Decision, Schedule
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Split, Stream

@@ -4,8 +4,8 @@ from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.judge.replay import Replay
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
-from overlap_sched.report.fit_text import answer_line, costs
 from overlap_sched.report.html.beside import Extras
+from overlap_sched.report.words.fit import answer_line, costs
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule

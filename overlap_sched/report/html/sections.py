@@ -2,9 +2,9 @@
 
 import html
 
-from overlap_sched.report.frontier_text import point_cells
 from overlap_sched.report.html.data import FrontierData, Page
 from overlap_sched.report.units import count, duration, size
+from overlap_sched.report.words.frontier import point_cells
 
 
 def table_row(cells: tuple[str, ...]) -> str:

@@ -14,8 +14,8 @@ from overlap_sched.report.causes import causes
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.data import Page, Run
 from overlap_sched.report.memory_kinds import MEMORY_KINDS, memory_by_kind
-from overlap_sched.report.reserved_text import reserved_changes, reserved_figures
-from overlap_sched.report.text import figures
+from overlap_sched.report.words.reserved import reserved_changes, reserved_figures
+from overlap_sched.report.words.schedule import figures
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from tests.support.graphs import problems

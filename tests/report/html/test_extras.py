@@ -16,8 +16,8 @@ from overlap_sched.problem.file import write_problem
 from overlap_sched.report.html.beside import Beside, Extras
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import page_text
-from overlap_sched.report.rewrites_text import left_rows, left_title, record_text
 from overlap_sched.report.units import duration, size
+from overlap_sched.report.words.rewrites import left_rows, left_title, record_text
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.left_out import left_out

@@ -36,8 +36,8 @@ from llama_repro.fidelity.prediction import predicted, repriced, stretched
 from llama_repro.fidelity.shapes import wishes_for
 from llama_repro.training.calibrate import model_of
 from llama_repro.training.world import World
-from overlap_sched.cost.table import Tables
-from overlap_sched.cost.tabled import TableModel
+from overlap_sched.cost.measured.table import Tables
+from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.distributed.calibration.kernels import KernelCall, calls_in
 from overlap_sched.fx import lift
 from overlap_sched.options import Options

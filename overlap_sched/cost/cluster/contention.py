@@ -1,0 +1,41 @@
+"""What compute and communication cost each other on a cluster: as measured, else its default factors."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.measured.lanes import lanes_of
+from overlap_sched.cost.measured.table import Tables
+from overlap_sched.problem import Group
+from overlap_sched.problem.contention import Contention
+
+INSIDE, ACROSS = "inside nodes", "across nodes"
+"""Links: of all groups whose ranks are in one node, and of all others."""
+
+
+def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
+    """Contention among the groups of a graph, placed on a cluster.
+
+    Every rank runs the same graph: groups of one rank that are in its node share its links there, and those that
+    cross nodes share its part of the network cards.
+    """
+    own = measured_contention(cluster.tables)
+    slowdown = {**cluster.beside.slowdown, **{one.kind: 1.0 for one in cluster.tables.slowdowns}, **own.slowdown}
+    slowdown = {kind: factor for kind, factor in slowdown.items() if factor > 1.0}
+    if not cluster.beside.shared_links:
+        return replace(own, slowdown=slowdown)
+    links = {name: INSIDE if group.intra_node else ACROSS for name, group in groups.items() if group.size > 1}
+    shared = list(links.values())
+    links = {name: link for name, link in links.items() if shared.count(link) > 1}
+    return replace(own, slowdown=slowdown, links=links)
+
+
+def measured_contention(tables: Tables) -> Contention:
+    """What compute and collectives cost each other, as it was measured: both directions, by kind; and the lanes."""
+    lanes = lanes_of(tables.in_flight)
+    return Contention(
+        {one.kind: one.factor for one in tables.slowdowns if one.factor > 1.0},
+        stretch={one.kind: one.stretch for one in tables.slowdowns if one.stretch != 1.0},
+        lanes=lanes.number,
+        crowding=lanes.crowding,
+    )

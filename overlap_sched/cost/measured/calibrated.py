@@ -1,0 +1,121 @@
+"""The cluster that measurements describe: rates of its device and links, for what no table covers."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from overlap_sched.cost.cluster.description import Across, Cluster, Fabric, Inside
+from overlap_sched.cost.device import H100, XEON_8480, Device
+from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables, merged
+from overlap_sched.cost.measured.tabled import COPY
+from overlap_sched.errors import CalibrationError
+
+_PCIE_BYTES_PER_S = 64e9
+"""No PCIe 5 slot of 16 lanes gives more in one direction: a faster link inside a node is NVLink."""
+
+
+def calibrated(device: str, ranks_per_node: int, tables: Tables, source: str) -> Cluster:
+    """A cluster with measured tables, and rates that are the best of them.
+
+    Args:
+        device: ``"cpu"``, or the name of a GPU.
+        ranks_per_node: How many ranks a machine has.
+        tables: What was measured; what is missing in them is that of a published device.
+        source: When and on what, for people.
+    """
+    on_cpu = device == "cpu"
+    link = _link([one for one in tables.collectives if one.nodes == 1])
+    bytes_per_s, latency_us = link or (_device(device, tables).peak_bytes_per_s, 0.0)
+    fabric: Fabric = "memory" if on_cpu else "nvlink" if bytes_per_s > _PCIE_BYTES_PER_S else "pcie"
+    return Cluster(
+        name=_name(device),
+        device=_device(device, tables),
+        ranks_per_node=ranks_per_node,
+        inside=Inside(fabric, bytes_per_s, latency_us, "measured" if link else "not measured: that of memory"),
+        across=_across(tables, ranks_per_node),
+        library="formula",
+        tables=tables,
+        source=source,
+    )
+
+
+def with_tables(cluster: Cluster, tables: Tables, source: str) -> Cluster:
+    """The same cluster with these measurements added.
+
+    Of one that :func:`calibrated` has made, all is made anew from all measurements; another keeps its own rates.
+    """
+    every = merged(cluster.tables, tables)
+    if cluster.name == _name(cluster.device.name):
+        return calibrated(cluster.device.name, cluster.ranks_per_node, every, source)
+    return replace(cluster, tables=every, source=source)
+
+
+def put_together(first: Cluster, second: Cluster) -> Cluster:
+    """One cluster with the measurements of both; all else is that of the first.
+
+    Raises:
+        CalibrationError: They are not of one machine: another device, or another number of ranks in a node.
+    """
+    check_same(first, second.device.name, second.ranks_per_node)
+    return with_tables(first, second.tables, first.source)
+
+
+def check_same(cluster: Cluster, device: str, ranks_per_node: int) -> None:
+    """Raise the error where measurements of this device would go into the file of another machine.
+
+    Raises:
+        CalibrationError: Another device, or another number of ranks in a node.
+    """
+    ranks = ("ranks_per_node", str(cluster.ranks_per_node), str(ranks_per_node))
+    for what, a, b in (("device", cluster.device.name, device), ranks):
+        if a != b:
+            raise CalibrationError(
+                f"measurements of two machines cannot be put together: {what} is {a} in one and {b} in the other. "
+                "Keep a file for each."
+            )
+
+
+def _name(device: str) -> str:
+    return f"measured-{device.replace(' ', '-').lower()}"
+
+
+def _device(name: str, tables: Tables) -> Device:
+    basis = XEON_8480 if name == "cpu" else H100
+    copies = [one for one in tables.kernels if one.op == COPY]
+    flops = _best((one for one in tables.kernels if one.flops), lambda one: round(one.flops / one.time_us * 1e6))
+    # the largest copy: smaller ones stay in caches
+    largest = max(copies, key=lambda one: one.bytes, default=None)
+    return Device(
+        name,
+        flops or basis.peak_flops_per_s,
+        basis.peak_bytes_per_s if largest is None else round(largest.bytes / largest.time_us * 1e6),
+        flops_efficiency=1.0 if flops else basis.flops_efficiency,
+        bytes_efficiency=basis.bytes_efficiency if largest is None else 1.0,
+        kernel_us=min((one.time_us for one in copies), default=basis.kernel_us),
+    )
+
+
+def _best(kernels: Iterable[KernelTime], rate: Callable[[KernelTime], float]) -> float:
+    return max(map(rate, kernels), default=0.0)
+
+
+def _across(tables: Tables, ranks_per_node: int) -> Across | None:
+    """As if each node had one card, which all of its ranks share."""
+    link = _link([one for one in tables.collectives if one.nodes > 1])
+    if link is None:
+        return None
+    return Across(link[0] * ranks_per_node, 1, link[1], source="measured, all cards of a node together")
+
+
+def _link(ones: Iterable[CollectiveTime]) -> tuple[float, float] | None:
+    """Bytes per second and latency of a ring that takes as long as the all_gathers of the most ranks that were timed.
+
+    ``None``: there are fewer than two sizes.
+    """
+    gathers = [one for one in ones if one.kind == "all_gather"]
+    ranks = max((one.ranks for one in gathers), default=0)
+    sizes = sorted((one.bytes, one.time_us) for one in gathers if one.ranks == ranks)
+    if len(sizes) < 2 or ranks < 2:
+        return None
+    (least, least_us), (most, most_us) = sizes[0], sizes[-1]
+    sent = (most - least) * (ranks - 1) / ranks
+    return round(sent / max(most_us - least_us, 1e-3) * 1e6), least_us

@@ -1,0 +1,270 @@
+"""Measured times, and times between them: what ``calibrate`` has found out about a machine, as a cost model.
+
+Between two measured sizes a time is interpolated on logarithmic axes, and a larger size never takes less: where
+measurements say so (noise), they are averaged (pool adjacent violators: Ayer and others, An empirical distribution
+function for sampling with incomplete information, 1955). Beyond what was measured a small size takes as long as the
+smallest, a large one grows in proportion::
+
+    us  |              . /    in proportion to the size
+        |          .--*
+        |     .--*
+        | ..*                 as long as the smallest
+        +-----------------> bytes
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+from overlap_sched.cost.measured.lanes import InFlight
+from overlap_sched.errors import TableError
+from overlap_sched.problem import Group
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""Kinds of collectives that have tables: what their operators begin with."""
+
+
+class CollectiveTime(NamedTuple):
+    """A collective that was timed.
+
+    Attributes:
+        kind: One of :data:`KINDS`.
+        ranks: Of the group. nodes: on how many nodes they are.
+        bytes: The larger of its input and its output, on each rank.
+        time_us: From the moment that the last rank comes until it is done: a mean of the repetitions (the median of
+            those of ten in a row).
+        spread_us: Between the quartiles of the repetitions.
+        launch_us: What the call that starts it takes of the thread that calls.
+        finish_us: What the wait for it takes when it has long been done (a copy, the call itself); 0.0: not measured.
+    """
+
+    kind: str
+    ranks: int
+    nodes: int
+    bytes: int
+    time_us: float
+    spread_us: float
+    launch_us: float
+    finish_us: float = 0.0
+
+
+class KernelTime(NamedTuple):
+    """An operator that was timed: a matmul, attention, a copy.
+
+    Attributes:
+        op: As in ``Node.op``: ``"aten.mm.default"``.
+        shapes: What of it was timed, for people and to find it again: ``"bfloat16 512x512 512x1536"``.
+        flops, bytes: As in :class:`overlap_sched.problem.Node`.
+        time_us: The median. spread_us: between the quartiles.
+    """
+
+    op: str
+    shapes: str
+    flops: int
+    bytes: int
+    time_us: float
+    spread_us: float
+
+
+class SlowdownFactor(NamedTuple):
+    """What compute and collectives of a kind cost each other.
+
+    Attributes:
+        kind: One of :data:`KINDS`.
+        factor: How many times as long compute takes beside one (1 or more). spread: between the quartiles.
+        stretch: How many times as long such a collective takes beside compute (above 0).
+    """
+
+    kind: str
+    factor: float
+    spread: float
+    stretch: float = 1.0
+
+
+_Row = TypeVar("_Row", CollectiveTime, KernelTime, SlowdownFactor, InFlight)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Time over size; made by :func:`curve_of`.
+
+    Attributes:
+        sizes: Ascending, above 0. times_us: Of each; not falling, above 0.
+    """
+
+    sizes: tuple[float, ...]
+    times_us: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """Microseconds at a size of 0 or more; O(log points)."""
+        sizes, times_us = self.sizes, self.times_us
+        if size <= sizes[0]:
+            return times_us[0]
+        if size > sizes[-1]:
+            return times_us[-1] * size / sizes[-1]
+        k = bisect_left(sizes, size)
+        if sizes[k] == size:
+            return times_us[k]
+        part = math.log(size / sizes[k - 1]) / math.log(sizes[k] / sizes[k - 1])
+        return times_us[k - 1] * (times_us[k] / times_us[k - 1]) ** part
+
+    def covers(self, size: float) -> bool:
+        """Whether it was measured on both sides of this size."""
+        return self.sizes[0] <= size <= self.sizes[-1]
+
+
+def curve_of(points: Iterable[tuple[float, float]]) -> Curve:
+    """The curve through (size, microseconds); those that fall are averaged with their neighbours, on the log axis.
+
+    Raises:
+        TableError: There is no point, or a size or a time is not above 0 and finite.
+    """
+    by_size: dict[float, list[float]] = {}
+    for size, time_us in points:
+        if not (0 < size < math.inf and 0 < time_us < math.inf):
+            raise TableError(f"a measured size of {size} took {time_us} us; both are finite and above 0.")
+        by_size.setdefault(size, []).append(time_us)
+    if not by_size:
+        raise TableError("a curve needs one measured point at least.")
+    pools: list[tuple[list[float], list[float]]] = []  # sizes, the time of each
+    for size, times_us in sorted(by_size.items()):
+        sizes, times = [size], [geometric_mean(times_us)]
+        while pools and geometric_mean(pools[-1][1]) > geometric_mean(times):
+            earlier_sizes, earlier_times = pools.pop()
+            sizes, times = earlier_sizes + sizes, earlier_times + times
+        pools.append((sizes, times))
+    flat = [(size, geometric_mean(times)) for sizes, times in pools for size in sizes]
+    return Curve(tuple(size for size, _ in flat), tuple(time_us for _, time_us in flat))
+
+
+def geometric_mean(times_us: Sequence[float]) -> float:
+    """Of one it is that one, to the last bit."""
+    return times_us[0] if len(times_us) == 1 else math.exp(sum(map(math.log, times_us)) / len(times_us))
+
+
+@dataclass(frozen=True)
+class Tables:
+    """All that was measured; any part may be empty."""
+
+    collectives: tuple[CollectiveTime, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
+    slowdowns: tuple[SlowdownFactor, ...] = ()
+    in_flight: tuple[InFlight, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Is there anything?"""
+        return bool(self.collectives or self.kernels or self.slowdowns or self.in_flight)
+
+    def collective(self, kind: str, ranks: int, nodes: int) -> Curve:
+        """Time over bytes.
+
+        Raises:
+            TableError: It was not measured; the message lists what was.
+        """
+        return self._found(self._collectives, kind, ranks, nodes)
+
+    def launch(self, kind: str, ranks: int, nodes: int) -> Curve:
+        """What the thread that launches takes for it, over bytes; raises as :meth:`collective` does."""
+        return self._found(self._launches, kind, ranks, nodes)
+
+    def finish(self, kind: str, ranks: int, nodes: int) -> Curve:
+        """What a wait takes at least, over bytes; raises as :meth:`collective` does."""
+        return self._found(self._finishes, kind, ranks, nodes)
+
+    def kernel(self, op: str) -> tuple[KernelTime, ...]:
+        """What was measured of an operator.
+
+        Raises:
+            TableError: Nothing; the message lists what was.
+        """
+        found = self.kernels_of.get(op)
+        if found is None:
+            known = ", ".join(sorted(self.kernels_of)) or "no operator at all"
+            raise TableError(f"operator {op!r} was not measured; there is {known}. Calibrate with a graph that has it.")
+        return found
+
+    def nodes_of(self, kind: str, group: Group) -> int:
+        """On how many nodes a group's ranks are; where it does not say, the fewest above 1 that were measured."""
+        if group.intra_node or group.nodes:
+            return 1 if group.intra_node else group.nodes
+        return min(
+            (nodes for of, ranks, nodes in self._grouped if (of, ranks) == (kind, group.size) and nodes > 1), default=2
+        )
+
+    def _found(self, curves: dict[tuple[str, int, int], Curve], kind: str, ranks: int, nodes: int) -> Curve:
+        found = curves.get((kind, ranks, nodes))
+        if found is None:
+            known = ", ".join(placed(*key) for key in sorted(curves)) or "no collective at all"
+            raise TableError(
+                f"{placed(kind, ranks, nodes)} was not measured; there is {known}. "
+                "Calibrate with this group, or leave it to the formulas."
+            )
+        return found
+
+    @cached_property
+    def _collectives(self) -> dict[tuple[str, int, int], Curve]:
+        return self._curves(lambda one: one.time_us)
+
+    @cached_property
+    def _launches(self) -> dict[tuple[str, int, int], Curve]:
+        return self._curves(lambda one: one.launch_us)
+
+    @cached_property
+    def _finishes(self) -> dict[tuple[str, int, int], Curve]:
+        known = {key: [one for one in ones if one.finish_us > 0] for key, ones in self._grouped.items()}
+        return {key: curve_of((one.bytes, one.finish_us) for one in ones) for key, ones in known.items() if ones}
+
+    def _curves(self, figure: Callable[[CollectiveTime], float]) -> dict[tuple[str, int, int], Curve]:
+        return {key: curve_of((one.bytes, figure(one)) for one in ones) for key, ones in self._grouped.items()}
+
+    @cached_property
+    def _grouped(self) -> dict[tuple[str, int, int], list[CollectiveTime]]:
+        grouped: dict[tuple[str, int, int], list[CollectiveTime]] = {}
+        for one in self.collectives:
+            grouped.setdefault((one.kind, one.ranks, one.nodes), []).append(one)
+        return grouped
+
+    @cached_property
+    def kernels_of(self) -> Mapping[str, tuple[KernelTime, ...]]:
+        """By operator, what was measured of it."""
+        grouped: dict[str, list[KernelTime]] = {}
+        for one in self.kernels:
+            grouped.setdefault(one.op, []).append(one)
+        return {op: tuple(ones) for op, ones in grouped.items()}
+
+
+def kind_of(op: str) -> str:
+    """The kind of a collective's operator: ``"all_gather"`` of ``"all_gather_into_tensor_coalesced"``.
+
+    ``""``: none of :data:`KINDS` (broadcasts, sends).
+    """
+    op = "all_reduce" + op.removeprefix("allreduce") if op.startswith("allreduce") else op
+    return next((kind for kind in KINDS if op.startswith(kind)), "")
+
+
+def merged(first: Tables, second: Tables) -> Tables:
+    """Both, sorted; in either order the same.
+
+    Of what is in both, the one is kept whose repetitions lie closer together in proportion to its time.
+    """
+    return Tables(
+        _best((*first.collectives, *second.collectives), lambda one: one[:4], lambda one: one.spread_us / one.time_us),
+        _best((*first.kernels, *second.kernels), lambda one: one[:2], lambda one: one.spread_us / one.time_us),
+        _best((*first.slowdowns, *second.slowdowns), lambda one: one.kind, lambda one: one.spread / one.factor),
+        _best((*first.in_flight, *second.in_flight), lambda one: one[:2], lambda one: one.spread / one.times),
+    )
+
+
+def _best(ones: Iterable[_Row], key: Callable[[_Row], Hashable], noise: Callable[[_Row], float]) -> tuple[_Row, ...]:
+    kept: dict[Hashable, _Row] = {}
+    for one in sorted(ones, key=lambda one: (noise(one), tuple(one))):
+        kept.setdefault(key(one), one)
+    return tuple(sorted(kept.values()))
+
+
+def placed(kind: str, ranks: int, nodes: int) -> str:
+    """A table of collectives, in words."""
+    return f"{kind} of {ranks} ranks on {nodes} node{'' if nodes == 1 else 's'}"

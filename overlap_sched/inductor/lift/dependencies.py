@@ -1,0 +1,122 @@
+"""What must keep its order among scheduler nodes: torch's own dependencies, and hazards found from the storages.
+
+torch chains all collectives in the order of the FX graph by dependencies that carry no data; since a wait renames what
+it waits for, each launch even comes after the wait of the one before, and nothing can overlap. These alone are left
+out; whatever they may have covered besides is found again from the storages: read after write, write after read, write
+after write, as they are in the order given.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.fx.hazards import (
+    Launch,
+    add_hazards,
+    chain_hazards,
+    impurity_hazards,
+    launch_chains,
+    storage_hazards,
+)
+from overlap_sched.fx.ordering import Ordering
+from overlap_sched.fx.reading import Reading
+from overlap_sched.inductor.lift.buffers import Buffers
+from overlap_sched.inductor.lift.costs import KernelCosts
+from overlap_sched.inductor.lift.data_flow import DataFlow
+from overlap_sched.inductor.private import V, WeakDep, members
+
+
+def dependencies(
+    snodes: Sequence[Any],
+    buffers: Buffers,
+    flow: DataFlow,
+    reading: Reading,
+    costs: KernelCosts,
+    notes: Counter[str],
+) -> dict[int, set[int]]:
+    """Per scheduler node, the positions of those that must run before it.
+
+    Args:
+        snodes: In the order in which they would run.
+        buffers: Theirs.
+        flow: What they are, read and write.
+        reading: Of the FX graph.
+        costs: Of the same.
+        notes: Counts ``comm_order``, ``hazard`` and ``point_to_point``.
+
+    Raises:
+        NotUnderstoodError: A dependency names nothing, or comes later.
+    """
+    after = {at: _of_torch(at, snode, buffers, flow, notes) for at, snode in enumerate(snodes)}
+    known = sum(map(len, after.values()))
+    add_hazards(after, storage_hazards(zip(range(len(snodes)), flow.takes, flow.writes, strict=True)))
+    add_hazards(after, impurity_hazards(_impure(snodes, flow, reading, costs)))
+    chains = launch_chains(_launches(snodes, flow, reading, costs))
+    notes["point_to_point"] = sum(map(len, chains))
+    add_hazards(after, chain_hazards(chains))
+    notes["hazard"] = sum(map(len, after.values())) - known
+    return after
+
+
+def _of_torch(at: int, snode: Any, buffers: Buffers, flow: DataFlow, notes: Counter[str]) -> set[int]:
+    before: set[int] = set()
+    chain = _comm_chain(snode) if flow.launches[at] else None
+    for dep in snode.unmet_dependencies:
+        u = buffers.producer.get(dep.name)
+        if u is None:
+            if dep.name in V.graph.removed_buffers or dep.name in V.graph.graph_inputs:
+                continue
+            raise NotUnderstoodError(
+                f"{snode.get_name()!r} depends on {dep.name!r}, which nothing in this graph produces."
+            )
+        if u == at:
+            continue
+        if u > at:
+            raise NotUnderstoodError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
+        if isinstance(dep, WeakDep) and dep.is_fake and chain == dep.mutating_buf:
+            notes["comm_order"] += 1
+            continue
+        before.add(u)
+    return before
+
+
+def _comm_chain(snode: Any) -> str | None:
+    """The name by which ``decide_global_ordering_of_comms`` marks the dependencies that it gives to this collective."""
+    return next(iter(snode.get_buffer_names()), None)
+
+
+def _impure(
+    snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
+) -> Iterator[tuple[int, Ordering]]:
+    """What draws random numbers, has effects or communicates; communication is ordered against barriers alone."""
+    for at, snode in enumerate(snodes):
+        if flow.launches[at] or flow.waits[at]:
+            yield at, Ordering.NONE
+        elif (ordering := _ordering_of(snode, reading, costs)) is not Ordering.NONE:
+            yield at, ordering
+
+
+def _ordering_of(snode: Any, reading: Reading, costs: KernelCosts) -> Ordering:
+    ordering = Ordering.NONE
+    for member in members(snode):
+        if member.node is None or not (member.is_extern() or member.has_side_effects()):
+            continue
+        if getattr(member.node, "subgraphs", None) or getattr(member.node, "subgraph", None):
+            return Ordering.BARRIER
+        ordering = max([ordering, *(reading.ordering.get(v, Ordering.NONE) for v in costs.origins(member))])
+        if member.has_side_effects():
+            ordering = max(ordering, Ordering.EFFECT)
+    if ordering is Ordering.FENCE:
+        raise NotUnderstoodError(
+            f"{snode.get_name()!r} changes the mode in which later nodes run (streams, autograd mode)."
+        )
+    return ordering
+
+
+def _launches(snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts) -> Iterator[Launch]:
+    for at, launches in enumerate(flow.launches):
+        origins = [v for member in members(snodes[at]) for v in costs.origins(member)] if launches else []
+        comms = [(costs.group_of[v], reading.traits[v].comm) for v in origins if v in costs.group_of]
+        if comms:
+            yield Launch(at, comms[-1][0], any(comm is not None and comm.point_to_point for _, comm in comms))

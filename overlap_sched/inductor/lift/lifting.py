@@ -1,0 +1,152 @@
+"""Lift Inductor's scheduler nodes into a problem: what fusion has left, with its exact buffers.
+
+The nodes come after fusion and after torch's peak-memory pass; their order is the original one. Inputs and the output
+are added, so that the problem has the same form as one lifted from FX.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlap_sched.cost import CostModel, Roofline
+from overlap_sched.cost.cluster.contention import contention_of
+from overlap_sched.cost.cluster.cost_model import model_of
+from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.cluster.placement import nodes_of_ranks
+from overlap_sched.fx.costs import Cost
+from overlap_sched.fx.launches import launch_times, with_launches
+from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.waits import one_collective_each
+from overlap_sched.inductor.lift.buffer_reader import read_buffers
+from overlap_sched.inductor.lift.buffers import Buffers
+from overlap_sched.inductor.lift.costs import KernelCost, KernelCosts
+from overlap_sched.inductor.lift.data_flow import DataFlow
+from overlap_sched.inductor.lift.dependencies import dependencies
+from overlap_sched.inductor.private import V, is_collective, members
+from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.problem.contention import NO_CONTENTION
+
+
+@dataclass(frozen=True)
+class LiftedKernels:
+    """A problem and the scheduler nodes that it stands for.
+
+    Attributes:
+        problem: What is to be scheduled, in the ``runtime`` memory model.
+        snodes: Per problem id its scheduler node; ``None`` for inputs and the output. A wait of several collectives has
+            an id for each of them (:mod:`overlap_sched.fx.waits`), a collective may have one more for its launch
+            (:mod:`overlap_sched.fx.launches`).
+        notes: Counts, as in :class:`overlap_sched.fx.lifting.Lifted`; besides: ``buffers``; ``in_place``: kernels that
+            write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
+            of the FX graph, and each after the wait of the one before: these are what we are here to replace;
+            ``bytes_failed``: torch's estimate of a kernel's bytes raised.
+        buffers: What stands behind the names of buffers.
+    """
+
+    problem: Problem
+    snodes: tuple[Any | None, ...]
+    notes: Mapping[str, int]
+    buffers: Buffers
+
+    def reordered(self, order: Sequence[int]) -> list[Any]:
+        """The scheduler nodes in an order of the problem, each once: where the last of its ids is."""
+        listed = dict.fromkeys(self.snodes[v] for v in reversed(order))
+        return [snode for snode in reversed(listed) if snode is not None]
+
+
+def lift_kernels(
+    snodes: Sequence[Any],
+    *,
+    cost: Cost | None = None,
+    model: CostModel | None = None,
+    ranks_per_node: int = 8,
+    cluster: Cluster | None = None,
+    name: str = "inductor",
+) -> LiftedKernels:
+    """Lift scheduler nodes, in the order in which they would run. They are only read.
+
+    To be called where torch calls the passes of ``reorder_for_compute_comm_overlap_passes``.
+
+    Args:
+        snodes: What the pass was given.
+        cost: Microseconds of an FX node, or ``None`` to leave it to ``model``; of a fused kernel, the times of the
+            nodes that it came from are added up.
+        model: Cost model; an H100 in nodes of eight by default.
+        ranks_per_node: Consecutive ranks that share a node; a cluster has its own.
+        cluster: As for :func:`overlap_sched.fx.lift`.
+        name: Name of the problem.
+
+    Raises:
+        NotUnderstoodError: Something in the graph has an order that we do not know.
+        CostError, ProblemError: As for :func:`overlap_sched.fx.lift`.
+    """
+    reading = read_graph(V.graph.graph)
+    notes: Counter[str] = reading.notes
+    buffers = read_buffers(snodes, reading, notes)
+    model = model or (Roofline() if cluster is None else model_of(cluster))
+    costs = KernelCosts(reading, model, cost, nodes_of_ranks(cluster, ranks_per_node), notes)
+    flow = DataFlow(snodes, buffers, notes)
+    after = dependencies(snodes, buffers, flow, reading, costs, notes)
+    problem_inputs, numbers = _inputs(buffers)
+    shift = len(problem_inputs)
+    listed = [*problem_inputs, *_kernels(snodes, flow, after, costs, numbers, shift)]
+    listed.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
+    ends = {at + shift: [u + shift for u in launches] for at, launches in flow.ends.items()}
+    waited, waiting = one_collective_each(listed, ends)
+    nodes, launching = with_launches(waited, launch_times(waited, costs.groups, model))
+    stands_for = [waiting[v] for v in launching]
+    storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
+    used = {node.group for node in nodes if node.group is not None}
+    groups = {k: g for k, g in costs.groups.items() if k in used}
+    beside = NO_CONTENTION if cluster is None else contention_of(cluster, groups)
+    problem = Problem(name, nodes, storages, groups, "runtime", beside)
+    snodes_of = [*[None] * shift, *snodes, None]
+    told = {k: n for k, n in sorted(notes.items()) if n}
+    return LiftedKernels(problem, tuple([snodes_of[v] for v in stands_for]), told, buffers)
+
+
+def _inputs(buffers: Buffers) -> tuple[list[Node], dict[str, int]]:
+    """One input node per storage of the inputs; the number of every storage."""
+    numbers = {name: s for s, name in enumerate([*buffers.inputs, *buffers.maker])}
+    return [Node(name, Kind.INPUT, alloc=(numbers[name],)) for name in buffers.inputs], numbers
+
+
+def _kernels(
+    snodes: Sequence[Any],
+    flow: DataFlow,
+    after: Mapping[int, set[int]],
+    costs: KernelCosts,
+    numbers: Mapping[str, int],
+    shift: int,
+) -> list[Node]:
+    """A node per scheduler node; ``shift``: how many inputs are in front of them."""
+    nodes = []
+    for at, snode in enumerate(snodes):
+        kind, launch = flow.kinds[at], flow.launch_of.get(at)
+        cost_of = _cost(snode, kind, costs)
+        group = None if cost_of.launch is None else costs.group_of[cost_of.launch]
+        nodes.append(
+            Node(
+                name=snode.get_name(),
+                kind=kind,
+                deps=tuple(sorted(u + shift for u in after[at])),
+                alloc=tuple(numbers[s] for s in flow.made[at]),
+                use=tuple(numbers[s] for s in flow.uses[at]),
+                time_us=cost_of.time_us,
+                op=cost_of.op,
+                group=group,
+                collective=None if launch is None else launch + shift,
+                flops=cost_of.flops,
+                bytes=cost_of.bytes,
+            )
+        )
+    return nodes
+
+
+def _cost(snode: Any, kind: Kind, costs: KernelCosts) -> KernelCost:
+    if kind is Kind.WAIT:
+        return KernelCost("wait_tensor", 0, 0, 0.0)
+    if kind is Kind.COLLECTIVE:
+        return costs.of_collective(snode, next(m for m in members(snode) if is_collective(m.node)))
+    return costs.of_compute(snode)

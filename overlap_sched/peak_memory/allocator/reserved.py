@@ -1,0 +1,172 @@
+"""What the caching allocator makes of an order: reserved, the smallest capacity, retries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
+from overlap_sched.peak_memory.allocator.run import AllocatorRun
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
+
+CAPACITY_STEP = 8 * MIB
+"""The smallest capacity is found to within this."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What a replay without a limit found.
+
+    Attributes:
+        reserved_bytes: The most of all segments together: ``torch.cuda.max_memory_reserved()``.
+        allocated_bytes: The most in use at once, rounded: ``torch.cuda.max_memory_allocated()``.
+        segments: Calls of cudaMalloc (with expandable segments: how often pages were mapped).
+    """
+
+    reserved_bytes: int
+    allocated_bytes: int
+    segments: int
+
+
+def allocator(settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingAllocator:
+    """An allocator as the settings want it."""
+    kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
+    return kind(settings, capacity)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What an order asks of the allocator, in turn: storage ``s`` to allocate it, ``~s`` to free it.
+
+    Attributes:
+        events: Inputs first, then step by step what is made, then what dies behind it.
+        sizes: Per storage, bytes.
+        live_bytes: The most in use at once, as asked for.
+    """
+
+    events: tuple[int, ...]
+    sizes: tuple[int, ...]
+    live_bytes: int
+
+    def fits(self, capacity: int, settings: AllocatorSettings) -> bool:
+        """Does the order run in so many bytes?"""
+        return self.retries(capacity, settings) is not None
+
+    def retries(self, capacity: int, settings: AllocatorSettings) -> int | None:
+        """How often cached memory is given back in so many bytes; None: it runs out of memory."""
+        try:
+            return self.replayed(settings, capacity).retries
+        except OutOfDeviceMemoryError:
+            return None
+
+    def replayed(self, settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingAllocator:
+        """The allocator behind the order's end.
+
+        Raises:
+            OutOfDeviceMemoryError: The capacity does not suffice.
+        """
+        found = allocator(settings, capacity)
+        held: dict[int, Block | None] = {}
+        allocate, free, sizes = found.allocate, found.free, self.sizes
+        for event in self.events:
+            if event >= 0:
+                held[event] = allocate(sizes[event])
+            else:
+                free(held.pop(~event))
+        return found
+
+    def smallest_capacity(self, settings: AllocatorSettings, enough: int) -> int:
+        """The least in which the order runs, to :data:`CAPACITY_STEP`, by bisection: a lucky smaller one may exist.
+
+        Args:
+            settings: Of the allocator.
+            enough: A capacity in which it runs: what it reserves without a limit.
+        """
+        low, high = self.live_bytes, enough
+        while high - low > CAPACITY_STEP:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(middle, settings) else (middle, high)
+        return high
+
+
+def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
+    """What a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
+    problem = live_ranges.problem
+    nodes, storages = problem.nodes, problem.storages
+    left = [len(users) for users in live_ranges.users]
+    events = [s for node in nodes if node.kind is Kind.INPUT for s in node.alloc]
+    live = peak = sum(storages[s].bytes for s in events)
+    for v in order:
+        node = nodes[v]
+        kind = node.kind
+        if kind is not Kind.INPUT:
+            events += node.alloc
+            live += live_ranges.alloc_bytes[v]
+            peak = max(peak, live)
+        for s in node.use:
+            left[s] -= 1
+            if left[s] == 0 and not storages[s].pinned:
+                events.append(~s)
+                live -= storages[s].bytes
+        if kind is not Kind.INPUT and kind is not Kind.OUTPUT:
+            for s in node.alloc:
+                if not live_ranges.users[s]:
+                    events.append(~s)
+                    live -= storages[s].bytes
+    return Requests(tuple(events), tuple(storage.bytes for storage in storages), peak)
+
+
+def replay_allocator(problem: Problem, order: Sequence[int], settings: AllocatorSettings = PLAIN) -> Reservation:
+    """Run a valid order through the allocator, on a device without a limit."""
+    found = requests_of(LiveRanges(problem), order).replayed(settings)
+    return Reservation(found.peak_reserved_bytes, found.peak_allocated_bytes, found.segments)
+
+
+def reserved_profile(problem: Problem, order: Sequence[int], settings: AllocatorSettings = PLAIN) -> list[int]:
+    """Bytes reserved behind each step of a valid order, on a device without a limit; the inputs are there at once."""
+    run = AllocatorRun(LiveRanges(problem), allocator(settings))
+    profile = []
+    for v in order:
+        run.step(v)
+        profile.append(run.allocator.reserved_bytes)
+    return profile
+
+
+@dataclass(frozen=True)
+class ReservedChange:
+    """What the allocator makes of one order and of another of the same problem.
+
+    Attributes:
+        original_bytes, new_bytes: Reserved, on a device without a limit.
+        original_capacity_bytes, new_capacity_bytes: The smallest capacity in which each runs, with retries: to
+            :data:`CAPACITY_STEP`.
+        retries: How often the new order makes the allocator stop the GPU to give cached memory back, in
+            ``original_bytes``, where the original never does; ``None``: it runs out of memory there.
+    """
+
+    original_bytes: int
+    new_bytes: int
+    original_capacity_bytes: int
+    new_capacity_bytes: int
+    retries: int | None
+
+
+def reserved_change(
+    problem: Problem, original: Sequence[int], new: Sequence[int], settings: AllocatorSettings = PLAIN
+) -> ReservedChange:
+    """Two valid orders of a problem before the same allocator; O(n log n) a replay, about ten replays each."""
+    live_ranges = LiveRanges(problem)
+    return change_of(requests_of(live_ranges, original), requests_of(live_ranges, new), settings)
+
+
+def change_of(before: Requests, after: Requests, settings: AllocatorSettings) -> ReservedChange:
+    """The same for requests: of two orders of one problem, or of an order of a graph and one of what became of it."""
+    original_bytes = before.replayed(settings).peak_reserved_bytes
+    original_capacity = before.smallest_capacity(settings, original_bytes)
+    if before == after:
+        return ReservedChange(original_bytes, original_bytes, original_capacity, original_capacity, 0)
+    new_bytes = after.replayed(settings).peak_reserved_bytes
+    new_capacity = after.smallest_capacity(settings, new_bytes)
+    retries = 0 if new_bytes <= original_bytes else after.retries(original_bytes, settings)
+    return ReservedChange(original_bytes, new_bytes, original_capacity, new_capacity, retries)

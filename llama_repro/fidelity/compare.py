@@ -35,16 +35,18 @@ class Case(NamedTuple):
 _ERROR = re.compile(r"^\[rank\d+\]: .*?((?:[A-Za-z_.]+)(?:Error|Exception): .*)$")
 """A line with which a rank ends its traceback."""
 _TRAIN, _TITAN = "llama_repro.fidelity.rank", "tests.support.titan.fidelity"
-_SHORT = ("--model", "short", "--batch", "4")
+_FP32 = ("--batch", "4", "--dtype", "fp32")
+_SHORT = ("--model", "short", *_FP32)
 CASES: Mapping[str, Case] = {
     "fsdp": Case(2, _TRAIN, _SHORT),
     "tp": Case(2, _TRAIN, (*_SHORT, "--sharding", "2d")),
-    "2d": Case(4, _TRAIN, ("--model", "tiny", "--batch", "4", "--sharding", "2d")),
+    "2d": Case(4, _TRAIN, ("--model", "tiny", *_FP32, "--sharding", "2d")),
     "titan": Case(2, _TITAN, ()),
 }
 """The ways of sharding of ``scripts/train.py``: over all ranks, over those of tensor parallelism alone, over both; and
 torchtitan's debug Llama under GraphTrainer (needs torch 2.15 and torchtitan). The model has three layers instead of the
-eight of ``small``; on four ranks, which share two cores, two narrow ones."""
+eight of ``small``; on four ranks, which share two cores, two narrow ones. In fp32: a CPU without instructions for bf16
+takes ten to fifty times as long for products in bf16."""
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -28,6 +28,7 @@ import numpy as np
 from overlap_sched.judge.bit_sets import unpack
 from overlap_sched.judge.compute_time import compute_us
 from overlap_sched.judge.contended_bound import Chain, losses, part_lost
+from overlap_sched.judge.least_times import with_least_times
 from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us, reachability
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.reachability import reached
@@ -52,6 +53,7 @@ def raised_by_budget_us(lower_us: float, problem: Problem, budget_bytes: int) ->
     """The same, where :func:`~overlap_sched.judge.lower_bound.lower_bound_us` is known already."""
     if len(problem.nodes) > EXACT_NODES:
         return lower_us
+    problem = with_least_times(problem)
     ends = _ends_of_streams(problem) if problem.contention.lanes == 1 else []
     return max([lower_us, *ends, *_narrow_places(problem, budget_bytes)])
 

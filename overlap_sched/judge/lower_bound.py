@@ -18,7 +18,8 @@ and (d) and (e) are left out: they know of one collective at a time.
 Groups that share a link do its work at its rate at most, like one group: (c) and (d) then hold per link. While a
 collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
 from compute; start(v) and what is behind are those without contention, which only makes them later. The chain of (e) is
-what (b) adds up: compute, and the collectives on the way to v.
+what (b) adds up: compute, and the collectives on the way to v. Of a collective that goes faster beside compute the
+shorter time counts (:mod:`overlap_sched.judge.least_times`).
 
 One reachability bit set per side (Python integers, one bit per collective) and one matrix product over the
 nodes that take time: well under a second for ten thousand nodes. Above ``EXACT_NODES`` nodes the bound is the
@@ -30,6 +31,7 @@ import numpy as np
 from overlap_sched.judge.bit_sets import unpack
 from overlap_sched.judge.compute_time import compute_us
 from overlap_sched.judge.contended_bound import Chain, losses
+from overlap_sched.judge.least_times import with_least_times
 from overlap_sched.judge.lower_bound_windows import windowed_bound_us
 from overlap_sched.problem import Problem
 
@@ -41,6 +43,7 @@ _ROWS = 2048  # nodes per block of the matrix product: bounds its memory at 2 * 
 
 def lower_bound_us(problem: Problem) -> float:
     """The bound on the step, in microseconds; approximate above :data:`EXACT_NODES` nodes."""
+    problem = with_least_times(problem)
     nodes, collectives = problem.nodes, problem.collectives
     if len(nodes) > EXACT_NODES:
         return windowed_bound_us(problem)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from overlap_sched.judge.bit_sets import unpack
 from overlap_sched.judge.compute_time import compute_us
+from overlap_sched.judge.least_times import with_least_times
 from overlap_sched.problem import Kind, Problem
 
 WINDOW = 4096
@@ -54,6 +55,7 @@ class _Chain:
 
 def windowed_bound_us(problem: Problem, window: int = WINDOW) -> float:
     """A bound on the step, in microseconds: never above that of :mod:`overlap_sched.judge.lower_bound`."""
+    problem = with_least_times(problem)
     nodes = problem.nodes
     total_us = sum(compute_us(problem))
     if not problem.collectives:

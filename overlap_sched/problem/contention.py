@@ -8,9 +8,11 @@ Four things are modelled, all of a problem (like its times, they are the hardwar
     on its stream, compute takes 1.1 times its time. Of several in flight, the largest factor counts.
 
 ``stretch``
-    The reverse: a collective of a given kind takes longer while compute runs. ``{"all_gather": 4.0}``: gloo's threads
-    wait for the cores that compute, so of such a collective only a quarter gets done while compute runs beside it; at
-    a wait, where nothing computes, it goes on at full speed. NCCL's kernels do not wait so; by default 1.
+    The reverse: a collective of a given kind takes another time while compute runs. ``{"all_gather": 4.0}``: gloo's
+    threads wait for the cores that compute, so of such a collective only a quarter gets done while compute runs beside
+    it; at a wait, where nothing computes, it goes on at full speed. ``{"all_gather": 0.5}``: it is the wait that costs,
+    beside compute twice as much gets done (ranks that all stand still wait for each other's threads to be woken up).
+    NCCL's kernels know neither; by default 1.
 
 ``links``
     Process groups that use the same wires. ``{"tp": "nvlink", "ep": "nvlink"}``: while collectives of k groups of one
@@ -50,13 +52,14 @@ class Contention:
         slowdown: By how an operator of collectives begins (``Node.op``; ``""``: all of them): a factor of 1 or more on
             the time of compute. Of several that fit, the longest counts.
         links: Of process groups that share a link, by name: which link.
-        stretch: As ``slowdown``: a factor of 1 or more on the time of such collectives while compute runs.
+        stretch: As ``slowdown``: a factor above 0 on the time of such collectives while compute runs.
         lanes: How many collectives of one group are in flight at once.
         crowding: How many times as long each of ``lanes`` in flight takes as one alone: 1 (they do not meet) to
             ``lanes`` (no faster than one after the other).
 
     Raises:
-        ContentionError: A factor is below 1 or not finite, or there is less than one lane.
+        ContentionError: A factor is too small (``slowdown``: below 1; ``stretch``: not above 0) or not finite, or there
+            is less than one lane.
     """
 
     slowdown: Mapping[str, float] = field(default_factory=dict)
@@ -67,9 +70,18 @@ class Contention:
 
     def __post_init__(self) -> None:
         for op, factor in self.slowdown.items():
-            _check_factor(f"compute beside {op!r}", factor, "compute")
+            if not 1.0 <= factor <= LONGEST_US:
+                raise errors.ContentionError(
+                    f"contention: compute beside {op!r} takes {shown(factor)} times its time; a factor is finite and 1 "
+                    "or more. Give how many times as long compute takes, 1.1 for a tenth longer."
+                )
         for op, factor in self.stretch.items():
-            _check_factor(f"{op!r} beside compute", factor, "the collective")
+            if not 0.0 < factor <= LONGEST_US:
+                raise errors.ContentionError(
+                    f"contention: {op!r} beside compute takes {shown(factor)} times its time; this factor is finite "
+                    "and above 0. Give how many times as long the collective takes, 1.1 for a tenth longer, 0.9 for a "
+                    "tenth less."
+                )
         if self.lanes < 1:
             raise errors.ContentionError(
                 f"contention: lanes is {self.lanes}; a group has one collective in flight, or more."
@@ -113,14 +125,6 @@ class Contention:
 def _factor_of(factors: Mapping[str, float], op: str) -> float:
     fits = [begin for begin in factors if op.startswith(begin)]
     return factors[max(fits, key=len)] if fits else 1.0
-
-
-def _check_factor(what: str, factor: float, which: str) -> None:
-    if not 1.0 <= factor <= LONGEST_US:
-        raise errors.ContentionError(
-            f"contention: {what} takes {shown(factor)} times its time; a factor is finite and 1 or more. Give how many "
-            f"times as long {which} takes, 1.1 for a tenth longer."
-        )
 
 
 NO_CONTENTION = Contention()

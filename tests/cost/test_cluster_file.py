@@ -76,7 +76,7 @@ def test_there_and_back(tmp_path: Path) -> None:
             CollectiveTime("all_gather", 8, 1, 4096, 21.0, 0.2, 3.0, 1.5),
         ),
         (KernelTime("aten.mm.default", 'bf16 2x2 "x" 2x2', 16, 24, 2.5, 0.25),),
-        (SlowdownFactor("all_gather", 1.125, 0.01, 3.5),),
+        (SlowdownFactor("all_gather", 1.125, 0.01, 0.75),),
         (InFlight("all_gather", 2, 1.5, 0.2), InFlight("all_gather", 4, 3.0, 0.25)),
     )
     beside = Beside({"": 1.189, "all_to_all": 1.4}, False, "ours")
@@ -134,6 +134,10 @@ def test_there_and_back(tmp_path: Path) -> None:
          "it)."),
         ("[mesh]", '[[in_flight]]\nkind = "all_gather"\nat_once = 2\ntimes = 2.5\nspread = 0.0\n[mesh]',
          "in_flight[0].times is 2.5 with 2 at once; it is 1 to 2."),
+        ("[mesh]", '[[slowdown]]\nkind = "all_gather"\nfactor = 0.5\nspread = 0.0\n[mesh]',
+         "slowdown[0].factor is 0.5; it is 1 or more."),
+        ("[mesh]", '[[slowdown]]\nkind = "all_gather"\nfactor = 1.5\nspread = 0.0\nstretch = 0.0\n[mesh]',
+         "slowdown[0].stretch is 0; it is above 0."),
         ("[mesh]", '[[in_flight]]\nkind = "all_gather"\nat_once = 1\ntimes = 1.0\nspread = 0.0\n[mesh]',
          "in_flight[0].at_once is 1; it is 2 or more."),
     ],

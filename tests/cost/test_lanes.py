@@ -51,7 +51,8 @@ def test_together_is_what_a_replay_takes(lanes: Lanes, at_once: int) -> None:
 
 
 def test_it_is_part_of_the_contention_that_was_measured() -> None:
-    tables = Tables(slowdowns=(SlowdownFactor("all_gather", 1.5, 0.0, 1.2),), in_flight=seen(1.5, 3.0))
+    slowdowns = (SlowdownFactor("all_gather", 1.5, 0.0, 1.2), SlowdownFactor("all_reduce", 1.0, 0.0, 0.7))
+    tables = Tables(slowdowns=(*slowdowns, SlowdownFactor("all_to_all", 1.0, 0.0)), in_flight=seen(1.5, 3.0))
     contention = measured_contention(tables)
     assert (contention.lanes, contention.crowding) == (2, pytest.approx(1.5, abs=1e-3))
-    assert (contention.slowdown, contention.stretch) == ({"all_gather": 1.5}, {"all_gather": 1.2})
+    assert (contention.slowdown, contention.stretch) == ({"all_gather": 1.5}, {"all_gather": 1.2, "all_reduce": 0.7})

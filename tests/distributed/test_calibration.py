@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
@@ -35,8 +37,9 @@ from overlap_sched.distributed.calibration.measuring import (
     one_of_each,
     wishes_of,
 )
+from overlap_sched.distributed.calibration.products import Products, in_a_step
 from overlap_sched.distributed.calibration.slowdown import LARGEST, Beside, slowdown_of
-from overlap_sched.distributed.calibration.stopwatch import Timing, quiet_mean, side_by_side, together, trimmed_mean
+from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, steady_mean, together
 from overlap_sched.errors import CalibrationError, DumpGroupError
 from overlap_sched.fx import lift
 from overlap_sched.judge.replay import replay
@@ -140,7 +143,7 @@ def took(launch_us=0.0, finish_us=0.0, spread_us=0.0):
 class TestSlowdown:
     def factor(self, busy_us, spread_us=0.0, launch_us=0.0):
         alone, long = took(launch_us, 100.0), Beside(200.0, took(busy_us, 0.0, spread_us))
-        found = slowdown_of("all_gather", alone, None, long)
+        found = slowdown_of("all_gather", alone, (), long)
         assert found.stretch == 1.0
         return found.factor, found.spread
 
@@ -156,9 +159,9 @@ class TestSlowdown:
 
     def test_what_other_processes_take_is_no_part_of_it(self):
         alone, busy = took(0.0, 100.0), took(290.0, 0.0)
-        assert slowdown_of("all_gather", alone, None, Beside(200.0, busy)).factor == pytest.approx(10.0)
+        assert slowdown_of("all_gather", alone, (), Beside(200.0, busy)).factor == pytest.approx(10.0)
         own = busy._replace(others_us=20.0)
-        assert slowdown_of("all_gather", alone, None, Beside(200.0, own)).factor == pytest.approx(1.25)
+        assert slowdown_of("all_gather", alone, (), Beside(200.0, own)).factor == pytest.approx(1.25)
 
     def test_its_spread_is_that_between_the_quartiles(self):
         assert self.factor(220.0, spread_us=40.0) == (1.25, pytest.approx(1 / 0.6 - 1.0, rel=1e-5))
@@ -169,7 +172,7 @@ class TestSlowdown:
     )
     def test_both_directions_and_the_replay_finds_them_again(self, left_us, stretch):
         finish_us, alone = 7.0, took(10.0, 100.0)
-        short = Beside(115.0, took(10.0 + 120.0, left_us + finish_us))
+        short = [Beside(115.0, took(10.0 + 120.0, left_us + finish_us))]
         long = Beside(5000.0, took(10.0 + 5030.0, finish_us))
         found = slowdown_of("all_gather", alone, short, long)
         assert found.stretch == pytest.approx(stretch)
@@ -182,15 +185,56 @@ class TestSlowdown:
         problem = Problem("beside", nodes, (), {"g": Group(2, True)}, contention=contention)
         assert replay(problem, (0, 1, 2)).step_us == pytest.approx(5030.0)
 
-    def test_the_wait_for_one_that_is_done_is_timed_with_its_code_in_the_caches(self, alone, monkeypatch):
-        waited = []
-        monkeypatch.setattr(slowdown, "launch_of", lambda *_: lambda: "launched")
-        monkeypatch.setattr(slowdown, "FUNCTIONAL", SimpleNamespace(wait_tensor=waited.append))
+    @pytest.mark.parametrize("stretch", [1 / LARGEST, 0.3, 0.5, 0.8, 1.0, 1.7, 4.0, LARGEST])
+    def test_the_stretch_is_found_among_runs_that_outlast_the_collective(self, stretch):
+        left_us = {beside: max(100.0 - beside / stretch, 0.0) for beside in (3.0, 25.0, 50.0, 100.0, 400.0)}
+        assert slowdown.stretch_of(100.0, left_us) == pytest.approx(stretch)
+
+    @given(st.lists(st.tuples(st.floats(1.0, 300.0), st.floats(0.0, 120.0)), min_size=1, max_size=5))
+    def test_no_other_stretch_has_a_smaller_error(self, runs):
+        left_us = dict(runs)
+
+        def error(stretch):
+            return sum((max(100.0 - beside / stretch, 0.0) - left) ** 2 for beside, left in left_us.items())
+
+        others = [1.05**k for k in range(-61, 62)]
+        assert error(slowdown.stretch_of(100.0, left_us)) <= min(map(error, others)) + 1e-6
+
+    def test_products_for_parts_of_its_time_run_beside_a_collective(self, alone, monkeypatch):
+        times_us = []
+
+        def beside(machine, launch, products_us, **more):
+            times_us.append(products_us)
+            return Beside(products_us, took(10.0 + products_us, max(2000.0 - 2.0 * products_us, 0.0)))
+
+        monkeypatch.setattr(slowdown, "launch_of", lambda *_: None)
+        monkeypatch.setattr(slowdown, "in_a_step", lambda *_: took(10.0, 2000.0))
+        monkeypatch.setattr(slowdown, "_beside", beside)
         groups = SimpleNamespace(mine=lambda division: None)
-        slowdown.timed_collective(alone, groups, "all_gather", Division(1), 1024)
-        beside = waited[next(i for i, one in enumerate(waited) if one != "launched") :]  # before: alone
-        assert beside[1::2] == ["launched"] * (len(beside) // 2)
-        assert all(isinstance(one, torch.Tensor) for one in beside[::2])
+        found = slowdown.timed_slowdown(alone, groups, "all_gather", Division(1), 1024)
+        assert found.stretch == 0.5
+        assert times_us == [2 * 2010.0 + 5000.0, 500.0, 1000.0, 2000.0, 4000.0]
+
+    def test_the_wait_for_one_that_is_done_is_timed_right_behind_another(self, alone, monkeypatch):
+        launched = []
+        waited = []
+        monkeypatch.setattr(slowdown, "launch_of", lambda *_: lambda: launched.append(len(launched)) or len(launched))
+        monkeypatch.setattr(slowdown, "FUNCTIONAL", SimpleNamespace(wait_tensor=waited.append))
+        timed = []
+
+        def counted(machine, begin, end, *typical):
+            started = begin()
+            before = len(waited)
+            end(started)
+            timed.append((waited[:before][-1:], waited[before:]))
+            return took(1.0, 2.0)
+
+        monkeypatch.setattr(slowdown, "in_a_step", counted)
+        monkeypatch.setattr(slowdown, "together", counted)
+        groups = SimpleNamespace(mine=lambda division: None)
+        found = slowdown.timed_collective(alone, groups, "all_gather", Division(1), 1024)
+        assert timed[-1] == ([2], [3])  # the first is the one alone
+        assert found.finish_us == 2.0
 
 
 class TestStopwatch:
@@ -208,7 +252,7 @@ class TestStopwatch:
         seen = []
         machine = TwoRanks(0, 2, 2, CPU, None)
         timing = together(machine, lambda: seen.append("begin"), lambda _: seen.append("end"))
-        assert timing.time_us == pytest.approx(4.5)  # of 4, 9 and 2, again and again, the ten that begin with 2
+        assert timing.time_us == pytest.approx(4.9)  # of 4, 9 and 2, again and again, the ten that begin with 4
         assert seen[:4] == ["begin", "end"] * 2
         assert len(seen) // 2 >= 3 + 7  # warm-ups and repetitions
         assert together(machine, lambda: None, lambda _: None, max).time_us == 9.0
@@ -220,16 +264,26 @@ class TestStopwatch:
         assert 0 < timing.launch_us < timing.time_us
         assert 0 < timing.finish_us < timing.time_us
 
-    def test_a_mean_leaves_out_a_tenth_at_each_end(self):
-        assert trimmed_mean([100.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, -50.0]) == 4.5
-        assert trimmed_mean([1.0, 4.0, 7.0]) == 4.0
+    def test_both_modes_count_in_a_mean_and_a_disturbance_does_not(self):
+        tens = [[0.5] * 7 + [4.0] * 3, [50.0] * 10, [0.5] * 8 + [4.0] * 2, [0.5] * 6 + [4.0] * 4, [70.0] * 10]
+        values = [value for one in tens for value in one]
+        assert steady_mean(values) == pytest.approx(0.6 * 0.5 + 0.4 * 4.0)  # of five tens the third
+        assert steady_mean([*values, 0.0]) == steady_mean(values)  # no ten of its own
+        assert steady_mean([1.0] * 20 + [4.0]) == pytest.approx(24 / 21)
 
-    def test_a_mean_of_a_quiet_while(self):
-        whiles = [[5.0] * 9 + [9.0], [50.0] * 10, [4.0, 6.0] * 5, [70.0] * 10, [8.0] * 10, [60.0] * 10]
-        values = [value for one in whiles for value in one]
-        assert quiet_mean(values) == 5.0  # the median of 5 and 5, of six whiles
-        assert quiet_mean([*values, 0.0]) == 5.0  # no while of its own
-        assert quiet_mean([1.0] * 20 + [4.0]) == trimmed_mean([1.0] * 20 + [4.0])
+    def test_collectives_are_timed_with_products_between_them_and_no_barrier(self, monkeypatch):
+        seen = []
+
+        class Alone(Machine):
+            def meet(self):
+                seen.append("meet")
+
+        monkeypatch.setattr(Products, "count_for", lambda self, time_us: 5)
+        monkeypatch.setattr(Products, "run", lambda self, count: seen.append(count))
+        in_a_step(Alone(0, 1, 1, CPU, None), lambda: seen.append("begin"), lambda _: seen.append("end"))
+        assert seen[:10] == ["meet", *["begin", "end"] * 3, 5, "begin", "end"]
+        assert seen.count("meet") == 1
+        assert seen.count(5) == seen.count("end") - 3
 
     def test_something_is_done_before_each_repetition(self, alone):
         seen = []

@@ -138,6 +138,19 @@ def test_no_order_of_small_graphs_beats_the_bounds() -> None:
     assert (met, round(all_us, 1)) == (24, 1016.2)  # as strong as it was, on graphs like these
 
 
+@pytest.mark.parametrize("stretch", [{"": 0.25}, {"all_gather": 0.5, "all_to_all": 2.0}])
+def test_nor_where_collectives_go_faster_beside_compute(stretch: dict[str, float]) -> None:
+    lower = 0
+    for given_problem in small()[::3]:
+        problem = replace(given_problem, contention=replace(given_problem.contention, stretch=stretch))
+        orders = list(measured(problem))
+        for budget in {peak for peak, _ in orders}:
+            within = min(step for peak, step in orders if peak <= budget)
+            assert lower_bound_us(problem) <= budget_bound_us(problem, budget) <= within * (1 + 1e-9)
+        lower += lower_bound_us(problem) < lower_bound_us(given_problem)
+    assert lower > 3  # it is about something
+
+
 @given(problems(max_steps=6), contentions)
 @settings(max_examples=200)
 def test_no_order_within_a_budget_beats_the_bound(problem: Problem, contention: Contention) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from overlap_sched.errors import ContentionError
 from overlap_sched.judge.lower_bound import lower_bound_us
+from overlap_sched.judge.lower_bound_windows import windowed_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
@@ -17,14 +18,14 @@ from tests.support.graphs import problems
 from tests.support.oracle import all_orders, random_order
 
 FACTORS = st.sampled_from((1.0, 1.25, 1.5, 3.0))
-by_kind = st.dictionaries(
-    st.sampled_from(("", "all_gather", "all_gather_into_tensor", "reduce_scatter", "all_to_all")), FACTORS
-)
+KINDS = st.sampled_from(("", "all_gather", "all_gather_into_tensor", "reduce_scatter", "all_to_all"))
+by_kind = st.dictionaries(KINDS, FACTORS)
+both_ways = st.dictionaries(KINDS, st.sampled_from((0.125, 0.5, 0.75, 1.0, 1.5, 3.0)))
 contentions = st.builds(
     Contention,
     by_kind,
     st.dictionaries(st.sampled_from(("g0", "g1", "g2")), st.sampled_from(("nvlink", "rail"))),
-    by_kind,
+    both_ways,
 )
 with_lanes = st.builds(
     lambda contention, lanes, share: replace(contention, lanes=lanes, crowding=1.0 + (lanes - 1) * share),
@@ -176,9 +177,39 @@ def test_a_collective_takes_longer_beside_compute() -> None:
     assert (timeline.exposed_us, timeline.step_us, timeline.slowed_us) == (20.0, 80.0, 0.0)
     assert problem.contention
     assert problem.contention.stretch_of("reduce_scatter_tensor") == 1.0
-    with pytest.raises(ContentionError) as caught:
-        Contention(stretch={"all_gather": 0.5})
-    assert str(caught.value) == (
-        "contention: 'all_gather' beside compute takes 0.5 times its time; a factor is finite and 1 or more. "
-        "Give how many times as long the collective takes, 1.1 for a tenth longer."
+
+
+def test_a_collective_goes_faster_beside_compute() -> None:
+    nodes = (
+        Node("gather", Kind.COLLECTIVE, time_us=40.0, op="all_gather_into_tensor", group="fsdp"),
+        Node("beside", Kind.COMPUTE, time_us=10.0),
+        Node("wait", Kind.WAIT, collective=0),
     )
+    contention = Contention({"all_": 2.0}, stretch={"all_": 0.5})
+    problem = Problem("one group", nodes, (), {"fsdp": Group(2, True)}, contention=contention)
+    timeline = replay(problem, problem.original_order)
+    # beside the gather compute takes 20 us, in which all of it is done
+    assert (timeline.finish_us[0], timeline.exposed_us, timeline.step_us) == (20.0, 0.0, 20.0)
+    # 20 us are the least that it takes, and half of them it takes from compute
+    assert lower_bound_us(problem) == 20.0
+    assert windowed_bound_us(problem) == 20.0
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_stretch_that_cannot_be_is_told(factor: float) -> None:
+    with pytest.raises(ContentionError) as caught:
+        Contention(stretch={"all_gather": factor})
+    assert str(caught.value) == (
+        f"contention: 'all_gather' beside compute takes {factor} times its time; this factor is finite and above 0. "
+        "Give how many times as long the collective takes, 1.1 for a tenth longer, 0.9 for a tenth less."
+    )
+
+
+@given(problems(max_steps=6), with_lanes, st.integers(4, 8))
+@settings(max_examples=100)
+def test_no_order_beats_the_approximate_bound(problem: Problem, contention: Contention, window: int) -> None:
+    if len(problem.nodes) > 8:
+        return
+    problem = contended(problem, contention)
+    optimum = min(replay(problem, order).step_us for order in all_orders(problem))
+    assert windowed_bound_us(problem, window) <= optimum * (1 + 1e-9)

@@ -35,7 +35,7 @@ def measured_contention(tables: Tables) -> Contention:
     lanes = lanes_of(tables.in_flight)
     return Contention(
         {one.kind: one.factor for one in tables.slowdowns if one.factor > 1.0},
-        stretch={one.kind: one.stretch for one in tables.slowdowns if one.stretch > 1.0},
+        stretch={one.kind: one.stretch for one in tables.slowdowns if one.stretch != 1.0},
         lanes=lanes.number,
         crowding=lanes.crowding,
     )

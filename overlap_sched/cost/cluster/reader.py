@@ -167,9 +167,10 @@ def _kernel_time(own: TomlTable) -> KernelTime:
 def _slowdown(own: TomlTable) -> SlowdownFactor:
     slowdown = SlowdownFactor(own.text("kind"), own.number("factor"), own.number("spread"), own.number("stretch", 1.0))
     own.done()
-    for key, factor in (("factor", slowdown.factor), ("stretch", slowdown.stretch)):
-        if factor < 1:
-            raise own.error(key, f"is {factor:g}; it is 1 or more.")
+    if slowdown.factor < 1:
+        raise own.error("factor", f"is {slowdown.factor:g}; it is 1 or more.")
+    if slowdown.stretch <= 0:
+        raise own.error("stretch", f"is {slowdown.stretch:g}; it is above 0.")
     return slowdown
 
 

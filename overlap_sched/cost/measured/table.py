@@ -34,8 +34,8 @@ class CollectiveTime(NamedTuple):
         kind: One of :data:`KINDS`.
         ranks: Of the group. nodes: on how many nodes they are.
         bytes: The larger of its input and its output, on each rank.
-        time_us: From the moment that the last rank comes until it is done: the mean of the repetitions of a quiet
-            while, the fastest and the slowest left out.
+        time_us: From the moment that the last rank comes until it is done: a mean of the repetitions (the median of
+            those of ten in a row).
         spread_us: Between the quartiles of the repetitions.
         launch_us: What the call that starts it takes of the thread that calls.
         finish_us: What the wait for it takes when it has long been done (a copy, the call itself); 0.0: not measured.
@@ -75,7 +75,7 @@ class SlowdownFactor(NamedTuple):
     Attributes:
         kind: One of :data:`KINDS`.
         factor: How many times as long compute takes beside one (1 or more). spread: between the quartiles.
-        stretch: How many times as long such a collective takes beside compute (1 or more).
+        stretch: How many times as long such a collective takes beside compute (above 0).
     """
 
     kind: str

@@ -17,7 +17,8 @@ from overlap_sched.distributed.calibration.collectives import (
     whole_elements,
 )
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.stopwatch import Timing, rounded, together
+from overlap_sched.distributed.calibration.products import in_a_step
+from overlap_sched.distributed.calibration.stopwatch import Timing, rounded
 
 
 def timed_in_flight(
@@ -29,13 +30,13 @@ def timed_in_flight(
     """
     elements, group = whole_elements(nbytes, division.size), groups.mine(division)
     launches = [launch_of(kind, elements, group, division.size, machine.device) for _ in range(at_once)]
-    alone = together(machine, launches[0], FUNCTIONAL.wait_tensor)
+    alone = in_a_step(machine, launches[0], FUNCTIONAL.wait_tensor)
 
     def wait_all(launched: list[Any]) -> None:
         for one in launched:
             FUNCTIONAL.wait_tensor(one)
 
-    every = together(machine, lambda: [launch() for launch in launches], wait_all)
+    every = in_a_step(machine, lambda: [launch() for launch in launches], wait_all)
     return in_flight_of(kind, at_once, alone, every)
 
 

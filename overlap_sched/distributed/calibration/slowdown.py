@@ -1,24 +1,26 @@
 """What compute and a collective cost each other when they run at the same time, in both directions.
 
-A collective is launched, matrix products run, then it is waited for; once with products for about as long as the
-collective takes alone, T, and once with products for much longer::
+A collective is launched, matrix products run, then it is waited for: with products for parts and multiples of the time
+that the collective takes alone, T, and with products for much longer::
 
     long     |launch|===:===:===:===:===:===|finish|     the products take longer than alone, by the time *lost*
-    short    |launch|===:===:===|..... wait .....|       what is left of the collective is seen at the wait
+    short    |launch|===:===|....... wait .......|       what is left of the collective is seen at the wait
+    shorter  |launch|===|........ wait .........|
 
-In the short run the products took D, and T less what was left was done beside them: the collective is *stretched* by
-D / (T - left). So, in the long run, it was in flight for T * stretch, in which compute lost what it lost: the *factor*
-with which a replay finds that again. What other processes take of a busy machine is no part of it: compute loses to a
+With a *stretch* s the products of a short run, which took D, have left max(T - D / s, 0) of the collective. The stretch
+is that with which the squares of the differences to what was seen are least, over all short runs. One run would not do:
+behind one that outlasts the collective nothing is left, whenever that was done. A stretch below 1 is common over gloo:
+behind a little compute less is left than an immediate wait of all ranks suggests.
+
+So, in the long run, the collective was in flight for T * s, in which compute lost what it lost: the *factor* with which
+a replay finds that again. What other processes take of a busy machine is no part of it: compute loses to a
 collective at most what the other threads of its process have had of a processor meanwhile. On the processors that gloo
 and compute share both are large; there, hiding a collective gains little.
 """
 
-import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import torch
 
 from overlap_sched.cost.measured.table import CollectiveTime, SlowdownFactor
 from overlap_sched.distributed.calibration.collectives import (
@@ -30,12 +32,14 @@ from overlap_sched.distributed.calibration.collectives import (
     whole_elements,
 )
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.stopwatch import Timing, rounded, together
+from overlap_sched.distributed.calibration.products import Products, in_a_step
+from overlap_sched.distributed.calibration.stopwatch import Begin, End, Timing, rounded, together
 
 LARGEST = 20.0
-"""No factor is larger: a collective may cost compute all the time that it takes, or not get on at all beside it."""
-_SIDE = {"cpu": 256, "cuda": 4096}
-"""Of the square matrices: a product is short beside the collective, and keeps the device busy."""
+"""No factor is larger: a collective may cost compute all the time that it takes, or not get on at all beside it. And no
+stretch is below 1 / ``LARGEST``."""
+_SHORT_TIMES = (0.25, 0.5, 1.0, 2.0)
+"""Products of short runs, as multiples of the time of the collective."""
 _LONG_TIMES, _LONG_MORE_US = 2.0, 5_000.0
 """Products for so many times as long as the collective, and so much more, outlast it."""
 
@@ -63,10 +67,11 @@ def timed_collective(machine: Machine, groups: Groups, kind: str, division: Divi
     """
     elements = whole_elements(nbytes, division.size)
     launch = launch_of(kind, elements, groups.mine(division), division.size, machine.device)
-    alone = together(machine, launch, FUNCTIONAL.wait_tensor)
+    alone = in_a_step(machine, launch, FUNCTIONAL.wait_tensor)
     finish_us = 0.0
     if machine.device.type == "cpu":  # a GPU's stream does not wait for the host
-        finish_us = _beside(machine, launch, _long_us(alone), _warmed).timing.finish_us
+        twice_us = 2 * _long_us(alone)
+        finish_us = _beside(machine, lambda: (launch(), launch()), twice_us, _second_of).timing.finish_us
     nodes = division.nodes(machine.size, machine.ranks_per_node)
     times = (alone.time_us, alone.spread_us, alone.launch_us, finish_us)
     return CollectiveTime(kind, division.size, nodes, elements * ELEMENT_BYTES, *times)
@@ -76,30 +81,31 @@ def timed_slowdown(machine: Machine, groups: Groups, kind: str, division: Divisi
     """Measure what a collective and compute cost each other; arguments as of :func:`timed_collective`."""
     elements = whole_elements(nbytes, division.size)
     launch = launch_of(kind, elements, groups.mine(division), division.size, machine.device)
-    alone = together(machine, launch, FUNCTIONAL.wait_tensor)
+    alone = in_a_step(machine, launch, FUNCTIONAL.wait_tensor)
     long = _beside(machine, launch, _long_us(alone))
     if machine.device.type == "cpu":
-        return slowdown_of(kind, alone, _beside(machine, launch, alone.time_us), long)
+        time_us = alone.time_us - alone.launch_us
+        short = [_beside(machine, launch, part * time_us, timed=in_a_step) for part in _SHORT_TIMES]
+        return slowdown_of(kind, alone, short, long)
     # on a GPU the host launches ahead, and nothing that computes keeps a collective's kernel from running
     ended = long._replace(timing=long.timing._replace(launch_us=long.timing.time_us))
-    return slowdown_of(kind, alone._replace(launch_us=0.0), None, ended)
+    return slowdown_of(kind, alone._replace(launch_us=0.0), (), ended)
 
 
-def slowdown_of(kind: str, alone: Timing, short: Beside | None, long: Beside) -> SlowdownFactor:
+def slowdown_of(kind: str, alone: Timing, short: Sequence[Beside], long: Beside) -> SlowdownFactor:
     """The factors, see the module; the spread is that of the long run.
 
     Args:
         kind: Of the collective.
         alone: The collective alone.
-        short: It beside products for as long; ``None`` where nothing stretches it.
+        short: It beside products for about as long or less; none where nothing stretches it.
         long: It beside products that outlast it.
     """
     time_us = max(alone.time_us - alone.launch_us, 1e-3)
-    stretch = 1.0
-    if short is not None:
-        beside_us = short.timing.launch_us - alone.launch_us
-        left_us = max(short.timing.finish_us - long.timing.finish_us, 0.0)
-        stretch = min(max(beside_us / max(time_us - left_us, 1e-3), 1.0), LARGEST)
+    left_us = {
+        one.timing.launch_us - alone.launch_us: max(one.timing.finish_us - long.timing.finish_us, 0.0) for one in short
+    }
+    stretch = stretch_of(time_us, left_us) if left_us else 1.0
 
     def factor(busy_us: float) -> float:
         lost_us = min(busy_us - alone.launch_us - long.products_us, long.timing.others_us)
@@ -111,39 +117,66 @@ def slowdown_of(kind: str, alone: Timing, short: Beside | None, long: Beside) ->
     return SlowdownFactor(kind, rounded(factor(busy_us)), rounded(spread), rounded(stretch))
 
 
+def stretch_of(time_us: float, left_us: Mapping[float, float]) -> float:
+    """The stretch that explains best what is left of a collective; of equals the largest.
+
+    Which runs are short enough to leave something is not known: the least squares over the k shortest runs, for every
+    k, have the best stretch among them.
+
+    Args:
+        time_us: Of the collective alone, above 0.
+        left_us: By how long compute ran beside it, in microseconds: what was left.
+    """
+    shortest = sorted(left_us)
+    speeds = []
+    for count in range(1, len(shortest) + 1):
+        square = sum(beside**2 for beside in shortest[:count])
+        done = sum(beside * (time_us - left_us[beside]) for beside in shortest[:count])
+        speeds.append(min(max(done / max(square, 1e-6), 1 / LARGEST), LARGEST))
+
+    def error(speed: float) -> float:
+        return sum((max(time_us - beside * speed, 0.0) - left) ** 2 for beside, left in left_us.items())
+
+    return 1 / min(speeds, key=lambda speed: (error(speed), speed))
+
+
 def _long_us(alone: Timing) -> float:
     return _LONG_TIMES * alone.time_us + _LONG_MORE_US
 
 
-def _warmed() -> None:
-    """Run the code of a wait, for what nothing is in flight.
+def _second_of(launched: tuple[Any, Any]) -> Any:
+    """Wait for the first of two, and leave the second.
 
-    After some milliseconds of products it is out of the caches, and a wait takes 80 to 120 us instead of 10 to 20; in a
-    step, which calls operators all the time, it is not.
+    After some milliseconds of products the code of a wait is out of the caches, and a wait takes several times as long
+    as right behind another; in a step, which calls operators all the time, it is not.
     """
-    FUNCTIONAL.wait_tensor(torch.empty(1))
+    first, second = launched
+    FUNCTIONAL.wait_tensor(first)
+    return second
+
+
+def _as_launched(launched: Any) -> Any:
+    return launched
+
+
+def _medians(machine: Machine, begin: Begin, end: End) -> Timing:
+    return together(machine, begin, end, statistics.median)
 
 
 def _beside(
-    machine: Machine, launch: Callable[[], Any], products_us: float, then: Callable[[], None] = lambda: None
+    machine: Machine,
+    launch: Callable[[], Any],
+    products_us: float,
+    then: Callable[[Any], Any] = _as_launched,
+    timed: Callable[[Machine, Begin, End], Timing] = _medians,
 ) -> Beside:
-    """The collective beside products that take about so long; ``then`` runs behind them."""
-    device = machine.device
-    matrix = torch.randn(_SIDE[device.type], _SIDE[device.type], device=device, dtype=torch.bfloat16)
-
-    def products(count: int) -> None:
-        for _ in range(count):
-            torch.mm(matrix, matrix)
-
-    def alone_us(count: int) -> float:
-        return together(machine, lambda: products(count), lambda _: None, statistics.median).time_us
-
-    count = machine.from_first(max(math.ceil(10 * products_us / alone_us(10)), 1))
+    """What ``launch`` starts beside products that take about so long; ``then`` runs behind them on what it returns."""
+    products = Products(machine)
+    count = products.count_for(products_us)
 
     def both() -> Any:
         launched = launch()
-        products(count)
-        then()
-        return launched
+        products.run(count)
+        return then(launched)
 
-    return Beside(alone_us(count), together(machine, both, FUNCTIONAL.wait_tensor, statistics.median))
+    return Beside(products.alone_us(count), timed(machine, both, FUNCTIONAL.wait_tensor))

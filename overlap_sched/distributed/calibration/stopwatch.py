@@ -28,19 +28,17 @@ BUDGET_S = 0.6
 """About how long the repetitions of one thing may take; the fewest are made all the same."""
 _SPIN_CYCLES = 2_000_000
 """About a millisecond on a GPU: longer than a launch takes."""
-_TRIMMED = 0.1
-"""Part of the repetitions that counts at neither end of a mean."""
-_WHILE, _FEWEST_WHILES = 10, 3
-"""Repetitions in a row that are looked at together, and how many times as many there are at least."""
+_WHILE = 10
+"""Repetitions in a row whose mean is taken."""
 
 
 class Timing(NamedTuple):
     """Microseconds.
 
     Attributes:
-        time_us: Of one repetition: the median; of a collective alone the mean of a quiet while (:func:`quiet_mean`).
-            Over gloo its times have two modes, some tenths of a millisecond and 4 ms (a thread that waits for the
-            kernel's next tick), and a step adds them up.
+        time_us: Of one repetition: the median; of a collective alone a mean (:func:`steady_mean`). Over gloo its times
+            have two modes, some tenths of a millisecond and 4 ms (a thread that waits for the kernel's next tick), and
+            a step adds them up.
         spread_us: Between the quartiles.
         launch_us: Until ``Begin`` has returned, as ``time_us``.
         finish_us: From there to the end, as ``time_us``; of each repetition on the rank where it was shortest.
@@ -61,30 +59,36 @@ class _Once(NamedTuple):
     others_us: float = math.inf
 
 
-def trimmed_mean(values: Sequence[float]) -> float:
-    """The mean without a tenth of the values at each end."""
-    out = int(len(values) * _TRIMMED)
-    return statistics.fmean(sorted(values)[out : len(values) - out])
+def steady_mean(values: Sequence[float]) -> float:
+    """The median of the means of ten repetitions in a row; with fewer than thirty the mean of all.
 
-
-def quiet_mean(values: Sequence[float]) -> float:
-    """The trimmed mean of a quiet while: of each ten repetitions in a row, then the median of the least third of these.
-
-    What else runs on a machine only adds, for some milliseconds or for longer. With fewer than thirty: of all of them.
+    Both modes of a time count as often as they occur: a mean without the largest values, or of the least of the tens,
+    would leave out the long mode. What other processes do to less than half of the tens does not count.
     """
     tens = [values[low : low + _WHILE] for low in range(0, len(values) - _WHILE + 1, _WHILE)]
-    if len(tens) < _FEWEST_WHILES:
-        return trimmed_mean(values)
-    return statistics.median(sorted(map(trimmed_mean, tens))[: len(tens) // 3])
+    return statistics.median(map(statistics.fmean, tens)) if len(tens) >= 3 else statistics.fmean(values)
 
 
-def together(machine: Machine, begin: Begin, end: End, typical: Typical = quiet_mean) -> Timing:
+def together(
+    machine: Machine,
+    begin: Begin,
+    end: End,
+    typical: Typical = steady_mean,
+    before: Callable[[], object] | None = None,
+) -> Timing:
     """Time what all ranks do with each other, a collective.
 
     A rank that comes early waits for the others, and its time is too long by that much: of each repetition the shortest
     time of any rank counts, which is that of the rank that came last.
+
+    Args:
+        machine: The ranks.
+        begin: Starts what is timed.
+        end: Waits for it.
+        typical: One time for those of all repetitions.
+        before: Done before each repetition, not timed; ``None``: the ranks meet.
     """
-    runs = machine.everyone(_repeated(machine, begin, end, machine.meet))
+    runs = machine.everyone(_repeated(machine, begin, end, before or machine.meet))
     last = [min(of_ranks, key=lambda once: once.time_us) for of_ranks in zip(*runs, strict=True)]
     finishes = [min(once.time_us - once.launch_us for once in of_ranks) for of_ranks in zip(*runs, strict=True)]
     return _timing(last, [once for of_rank in runs for once in of_rank], finishes, typical)

@@ -246,7 +246,7 @@ class Draft:
         self.replace(old, new)
         for view in views:
             self._values.setdefault(view, view.meta["val"])
-            view.meta["val"] = _value(view.target, view.args, view.kwargs)
+            view.meta["val"] = value_of(view.target, view.args, view.kwargs)
 
     def set_argument(self, node: fx.Node, position: int, value: Any) -> None:
         """A node gets another argument."""

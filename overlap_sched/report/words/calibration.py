@@ -23,7 +23,7 @@ def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
     lines += [_kernels(op, kernels) for op, kernels in sorted(ops.items())]
     lines += [
         f"  compute beside {one.kind}: {one.factor:.2f} times as long (spread {one.spread:.2f})"
-        f"{f', it beside compute: {one.stretch:.2f} times' if one.stretch > 1.0 else ''}"
+        f"{f', it beside compute: {one.stretch:.2f} times' if one.stretch != 1.0 else ''}"
         for one in tables.slowdowns
     ]
     lanes = lanes_of(tables.in_flight)

@@ -48,7 +48,8 @@ def written_over(draft: Draft, wanted: InPlace, prices: Prices) -> None:
     _check_others(draft, v, over, new, others)
     node = draft.node(v)
     moved, us = _in_place(node, draft.storages[new].bytes, prices)
-    deps = tuple(dict.fromkeys((*node.deps, *others)))
+    before = [w for w in others if draft.node(w).kind is not Kind.COLLECTIVE]  # of those, their waits
+    deps = tuple(dict.fromkeys((*node.deps, *before)))
     draft.become(v, node._replace(op=in_place_op(node.op), deps=deps, alloc=(), bytes=moved, time_us=us))
     draft.rehouse(old, new)
 
@@ -94,6 +95,8 @@ def _check_others(draft: Draft, v: NodeId, over: NodeId, s: StorageId, others: I
             raise RewriteError(f"{given!r} is given to {other.name!r}: it must stay as it is.")
         if writes(other):
             raise RewriteError(f"{other.name!r} writes to {given!r}, too: it can be written over once.")
+        if other.kind is Kind.COLLECTIVE and not draft.waits(w):
+            raise RewriteError(f"a collective that reads {given!r} is not waited for: it must stay as it is.")
         if w in draft.node(v).deps and is_view(other):
             raise RewriteError(f"{name!r} also takes {given!r} through {other.name!r}: it would read what it writes.")
         behind = _behind(draft, v) if behind is None else behind

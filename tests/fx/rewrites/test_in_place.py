@@ -308,6 +308,25 @@ def test_what_is_refused_and_why(graph: Callable[[], fx.GraphModule], rewrite: I
     assert described(gm.graph) == before
 
 
+@pytest.mark.parametrize(
+    ("names", "strides", "dtype"),
+    [
+        (("index_put",), (1, 8), torch.float32),
+        (("index_put",), (8, 1), torch.int32),
+        (("mul", "index_put"), (16, 1), torch.float32),
+    ],
+)
+def test_only_whole_storages_of_one_layout(
+    names: tuple[str, ...], strides: tuple[int, int], dtype: torch.dtype
+) -> None:
+    gm = trace(lambda a: put(zeros() * 1.0, a) * 1.0, (4, COLUMNS))
+    for node in gm.graph.nodes:
+        if node.name in names:
+            with node.meta["val"].fake_mode:
+                node.meta["val"] = torch.empty_strided((ROWS, COLUMNS), strides, dtype=dtype)
+    assert refusal(gm, [OVER_MUL]) == "'index_put' and 'mul' are not two whole storages of one layout."
+
+
 def test_undone_the_graph_is_as_it_was() -> None:
     gm = trace(chain, (4, COLUMNS), (4, COLUMNS))
     before = described(gm.graph)

@@ -140,6 +140,21 @@ def test_one_after_the_other_over_the_same_zeros() -> None:
     assert said == "'index_put' makes no storage of its own, or several: it cannot be written over."
 
 
+def shared(a: Tensor) -> list[Tensor]:
+    x = zeros() * 1.0
+    return [put(x, a) * 2.0, put(x, a * 0.5) * 3.0]
+
+
+def test_zeros_of_several_are_written_over_once() -> None:
+    """By the last; or by the first, which then comes behind the other."""
+    for one, other in (("index_put_1", "index_put"), ("index_put", "index_put_1")):
+        original, gm = (trace(shared, (4, COLUMNS)) for _ in range(2))
+        both = [InPlace(one, "mul"), InPlace(other, "mul")]
+        assert refusal(gm, list(both)) == "something else writes to 'mul': it can be written over once."
+        agree(gm, both[:1])
+        check_results(original, gm, 3)
+
+
 def test_what_is_written_to_afterwards_is_written_in_place_too() -> None:
     def f(a: Tensor) -> list[Tensor]:
         x = zeros() * 1.0
@@ -271,6 +286,11 @@ REFUSED: list[tuple[Callable[[], fx.GraphModule], InPlace, str]] = [
         made_of(lambda a: put(wait(gather(a)), a) * 1.0),
         InPlace("index_put", "wait_tensor"),
         f"'wait_tensor' {NOT_ITS_OWN}",
+    ),
+    (
+        made_of(lambda a: put(gather(a), a) * 1.0),
+        InPlace("index_put", "all_gather_into_tensor"),
+        f"'all_gather_into_tensor' {NOT_ITS_OWN}",
     ),
     (
         with_zeros(one_number),

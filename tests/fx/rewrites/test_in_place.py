@@ -140,6 +140,14 @@ def test_one_after_the_other_over_the_same_zeros() -> None:
     assert said == "'index_put' makes no storage of its own, or several: it cannot be written over."
 
 
+def test_views_whose_schema_does_not_say_so_look_at_what_is_written() -> None:
+    def f(a: Tensor) -> list[Tensor]:
+        y = put(zeros() * 1.0, a)
+        return [ATEN._unsafe_view.default(y, [4, 16]) * 2.0, y * 3.0]
+
+    agree(trace(f, (4, COLUMNS)), [OVER_MUL])
+
+
 def shared(a: Tensor) -> list[Tensor]:
     x = zeros() * 1.0
     return [put(x, a) * 2.0, put(x, a * 0.5) * 3.0]

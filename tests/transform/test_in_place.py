@@ -146,6 +146,7 @@ def test_zeros_of_several_are_written_over_once() -> None:
     assert ids(after)["put0"] in named(after, "put1").deps
     with pytest.raises(RewriteError, match="'put1' writes to 'zeros0', too: it can be written over once"):
         apply(shared, found, PRICES)
+    assert {trial.rewrites for trial in plan(shared, PRICES, IN_PLACE).trials} == {(found[0],)}
 
 
 def kept_promises(problem: Problem, found: Plan) -> None:

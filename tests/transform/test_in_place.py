@@ -210,3 +210,13 @@ def test_the_default_does_not_write_in_place() -> None:
     assert not wanted.in_place
     assert wanted_of(IN_PLACE, ()).beyond_bound
     assert most_gain_us(ONE, PRICES, None, wanted_of(IN_PLACE, ())) == float("inf")
+
+
+def test_compute_that_hides_all_communication_still_gets_shorter() -> None:
+    step = put_step([4000] * 2)
+    nodes = (node._replace(time_us=0.001) if node.kind is Kind.COLLECTIVE else node for node in step.nodes)
+    hidden = replace(step, nodes=tuple(nodes))
+    found = plan(hidden, PRICES, IN_PLACE)
+    assert len(found.rewrites) == 2
+    assert found.schedule.scheduled.step_us < sum(hidden.compute_us)
+    kept_promises(hidden, found)

@@ -23,7 +23,7 @@ Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
 Base = Literal["original", "memory", "memory-peak"]
 
-RewriteKind = Literal["bucket", "coalesce_gathers", "keep", "regather", "split", "stream"]
+RewriteKind = Literal["bucket", "coalesce_gathers", "in_place", "keep", "regather", "split", "stream"]
 _ANYWHERE: tuple[RewriteKind, ...] = ("coalesce_gathers", "keep")
 """Bitwise on every backend, without copies, without a second communicator."""
 
@@ -80,7 +80,8 @@ class Options:
             ``"bucket"``: several collectives become one, reductions too, coalesced or with copies. Sums of floats may
             change their last bits where a backend adds in another order (NCCL, on more than two ranks).
             ``"split"``: a collective becomes several, with copies; of sums the same holds. ``"stream"``: reductions go
-            to a second communicator. ``"regather"``: what is held for a later use is gathered again. With these four,
+            to a second communicator. ``"regather"``: what is held for a later use is gathered again. ``"in_place"``:
+            a result is written over what it was made of, as ``index_put`` over its zeros. With these five,
             ``budget``, ``memory_model`` and ``preserve_collective_order`` stay at their defaults. ``()``: none.
             :func:`schedule`, which has no prices, and the command line, which names its own, rewrite nothing by
             default.

@@ -158,7 +158,7 @@ def test_ranks_compare_their_orders_unless_told_otherwise() -> None:
     assert Options(agreement="none").agreement == "none"
 
 
-KINDS = "'bucket', 'coalesce_gathers', 'keep', 'regather', 'split', 'stream'"
+KINDS = "'bucket', 'coalesce_gathers', 'in_place', 'keep', 'regather', 'split', 'stream'"
 
 
 @pytest.mark.parametrize("rewrites", [("merge",), ["bucket"], "bucket", ("bucket", "bucket"), None])

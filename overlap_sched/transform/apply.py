@@ -17,13 +17,14 @@ from overlap_sched.transform.bucket import bucketed
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.in_parts import fissioned
+from overlap_sched.transform.in_place import written_over
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.merged import merged
 from overlap_sched.transform.offload import offloaded
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import recomputed
-from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Split
+from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split
 from overlap_sched.transform.split import split
 
 NOT_KNOWN: Alike = {}
@@ -65,6 +66,8 @@ def apply(
                 split(draft, rewrite, prices)
             case Keep():
                 kept(draft, rewrite)
+            case InPlace():
+                written_over(draft, rewrite, prices)
             case Regather():
                 gathered_again(draft, rewrite, prices)
             case Fission():

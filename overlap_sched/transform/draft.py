@@ -122,6 +122,10 @@ class Draft:
         """A node depends on other nodes, and uses other storages, from now on."""
         self._change(v, self.node(v)._replace(deps=deps, use=use))
 
+    def become(self, v: NodeId, node: Node) -> None:
+        """A node is another one from now on: of the same name, its deps and storages those of the draft."""
+        self._change(v, node)
+
     def depend(self, v: NodeId, before: NodeId) -> None:
         """A node comes after another one from now on."""
         node = self.node(v)

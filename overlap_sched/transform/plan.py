@@ -26,6 +26,7 @@ from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import Overdraft, Reserve, within_reserve
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.apply import NOT_KNOWN, apply
+from overlap_sched.transform.in_place import saved_us
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
@@ -139,17 +140,13 @@ def tried_ahead(
 def _searched(without: Schedule, wanted: Wanted, prices: Prices, alike: Alike | None, legal: Legal) -> Sequence[Trial]:
     """What was tried; nothing where the order is as good as any, or nothing can be gained."""
     problem, step_us = without.problem, without.scheduled.step_us
-    gain_us = min(most_gain_us(problem, prices, alike, wanted), step_us - sum(problem.compute_us))
-    if step_us <= _enough_us(without) or gain_us <= 0:
+    compute_us = sum(problem.compute_us) - (saved_us(problem, prices) if wanted.in_place else 0.0)
+    gain_us = min(most_gain_us(problem, prices, alike, wanted), step_us - compute_us)
+    enough_us = compute_us * close_enough(Task(problem, without.options, without.base_bytes))
+    if step_us <= enough_us or gain_us <= 0:  # as near to all compute as is asked for
         return ()
     asked = Asked(problem, prices, alike, without.budget_bytes, wanted.ops, legal)
-    return search(asked, wanted, without.order, step_us, _enough_us(without), most_runs(problem, gain_us)).trials
-
-
-def _enough_us(without: Schedule) -> float:
-    """Nothing is to be gained by rewrites where a step is as near to all compute as is asked for."""
-    task = Task(without.problem, without.options, without.base_bytes)
-    return sum(without.problem.compute_us) * close_enough(task)
+    return search(asked, wanted, without.order, step_us, enough_us, most_runs(problem, gain_us)).trials
 
 
 def _best(without: Schedule, trials: Sequence[Trial], prices: Prices, options: Options, alike: Alike | None) -> Plan:

@@ -9,6 +9,7 @@ from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.rewrites import (
     Bucket,
+    InPlace,
     Keep,
     Offload,
     Recompute,
@@ -26,9 +27,10 @@ class Record(NamedTuple):
     Attributes:
         rewrite: It.
         stream_us: By how much less its group's stream has to do (negative: more).
-        compute_us: What it adds to the compute stream: copies, smaller kernels.
+        compute_us: What it adds to the compute stream: copies, smaller kernels; negative: what it takes off it.
         held_bytes: What its launch allocates, beyond the largest of what it stands for: live together from there on.
-            Of what is kept, or gathered again (negative): what is held, or is not, between two uses.
+            Of what is kept, or gathered again (negative): what is held, or is not, between two uses. Of what is
+            written in place (negative): what is not allocated.
     """
 
     rewrite: Rewrite
@@ -70,6 +72,9 @@ def _record(
         case Keep():
             again = old[rewrite.again]
             return Record(rewrite, again.time_us, 0.0, _allocated(before, again))
+        case InPlace():
+            node, writes = old[rewrite.node], new[rewrite.node]
+            return Record(rewrite, 0.0, writes.time_us - node.time_us, -_allocated(before, node))
         case Regather():
             again = new[rewrite.name]
             return Record(rewrite, -again.time_us, 0.0, -_allocated(after, again))

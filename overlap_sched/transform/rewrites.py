@@ -46,6 +46,7 @@ be (the first ones get one more)::
 (first) wait of ``first``.
 What ``Fission`` makes is listed in :mod:`overlap_sched.transform.fission`, ``Merge`` in
 :mod:`overlap_sched.transform.merge`.
+``InPlace`` makes none: the node keeps its name, and what it gives is what it is written over.
 ``Regather`` makes ``<r>`` (the same operator on the same input), ``<r>_wait``, and ``<r>_<view>`` of each listed view,
 which the listed users use.
 
@@ -129,6 +130,22 @@ class Keep:
 
     first: str
     again: str
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """A node writes over its first input instead of over a copy of that, which it makes first.
+
+    Legal for operators that copy their first input whole (:data:`overlap_sched.transform.in_place.COPYING`), where that
+    is a storage as large that the graph makes and nobody keeps, and where all others that look at it can come before.
+
+    Attributes:
+        node: By name.
+        over: Who makes its first input, by name: a problem does not tell which of what a node takes comes first.
+    """
+
+    node: str
+    over: str
 
 
 @dataclass(frozen=True)
@@ -217,7 +234,7 @@ def _number(copy: int) -> str:
     return "" if copy == 1 else str(copy)
 
 
-Rewrite = Bucket | Split | Stream | Keep | Regather | Fission | Merge | Recompute | Offload
+Rewrite = Bucket | Split | Stream | Keep | InPlace | Regather | Fission | Merge | Recompute | Offload
 """They are done in the order in which they are listed; what one makes may be a ``Stream``'s collective."""
 
 
@@ -228,7 +245,11 @@ def second_group(group: str) -> str:
 
 def to_json(rewrites: Sequence[Rewrite]) -> list[dict[str, Any]]:
     """Plain data: ``{"kind": "bucket", "members": [...], "form": "copied"}``; the same for all ranks, byte for byte."""
-    return [{"kind": type(one).__name__.lower()} | _fields(one) for one in rewrites]
+    return [{"kind": _kind(one)} | _fields(one) for one in rewrites]
+
+
+def _kind(one: Rewrite) -> str:
+    return "in_place" if isinstance(one, InPlace) else type(one).__name__.lower()
 
 
 def _fields(one: Rewrite) -> dict[str, Any]:
@@ -242,6 +263,7 @@ _CLASSES: Mapping[str, Callable[..., Rewrite]] = {
     "split": Split,
     "stream": Stream,
     "keep": Keep,
+    "in_place": InPlace,
     "regather": Regather,
     "merge": Merge,
     "recompute": Recompute,

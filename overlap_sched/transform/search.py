@@ -5,6 +5,7 @@ what is gathered saves a gather and costs memory; which of them binds shows only
 scheduled, few of them, and the best is kept::
 
     the best order without rewrites                       always a candidate
+      -> in place       results over what they were made of, where that is no longer   over
       -> keep           gathers for their next use, where that fits                   hold
       -> buckets        what is left goes together, on one stream or two; then all    choose
       -> gather again   what is held where memory is short                            hold
@@ -23,6 +24,7 @@ from overlap_sched.transform.choose import try_buckets
 from overlap_sched.transform.found import Found
 from overlap_sched.transform.hold import try_gathering_again, try_keeping
 from overlap_sched.transform.keys import batch_time, keys_of, without_latency
+from overlap_sched.transform.over import try_in_place
 from overlap_sched.transform.rewrites import Bucket, Form
 from overlap_sched.transform.splitting import try_splitting
 from overlap_sched.transform.trial import POLICIES, Asked, again, tried
@@ -45,13 +47,15 @@ def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us
         most_runs: Nor after so many runs of the scheduler, give or take those of the last try.
     """
     found = Found(step_us, enough_us, most_runs)
-    if wanted.keeps:
-        try_keeping(asked, found, order)
-    if found.best is None:
-        try_buckets(asked, wanted, found)
+    over = try_in_place(asked, found, order) if wanted.in_place else None
+    if over is None:
+        _try_both(asked, asked, wanted, found, order)
     else:
-        try_buckets(asked.after(found.best.rewrites, found.best.start), wanted, found)
-        _try_buckets_alone(asked, wanted, found, step_us)
+        _try_both(asked, over.asked, wanted, found, over.order)
+        alone = Found(step_us, enough_us, found.runs_left)
+        if not found.enough:
+            _try_both(asked, asked, wanted, alone, order)
+            found.join(alone)
     if wanted.regathers and not found.enough:
         try_gathering_again(asked, found, order)
     if wanted.splits and not found.enough:
@@ -62,6 +66,26 @@ def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us
         if found.best is None or found.enough or not found.see(again(asked, found.best, POLICIES_AGAIN)):
             break
     return found
+
+
+def _try_both(whole: Asked, asked: Asked, wanted: Wanted, found: Found, order: Order) -> None:
+    """Keep gathers, and put the others into buckets.
+
+    Args:
+        whole: The problem as it was.
+        asked: The problem that these are tried of: the same, or with results written in place.
+        wanted: What may be tried.
+        found: Gets what is found.
+        order: The best of it without more rewrites.
+    """
+    before, step_us = found.best, found.best_us
+    if wanted.keeps:
+        try_keeping(asked, found, order)
+    if found.best is before or found.best is None:
+        try_buckets(asked, wanted, found)
+    else:
+        try_buckets(whole.after(found.best.rewrites, found.best.start), wanted, found)
+        _try_buckets_alone(asked, wanted, found, step_us)
 
 
 def _try_buckets_alone(asked: Asked, wanted: Wanted, found: Found, step_us: float) -> None:

@@ -39,7 +39,7 @@ class Wanted:
         ops: Operators that may be bucketed.
         streams: Whether reductions may go to a second communicator.
         keeps: Whether what is gathered may be kept for its next use. regathers: or gathered again. splits: whether
-            collectives may be split.
+            collectives may be split. in_place: whether results may be written over what they were made of.
         least: What part of a step is worth a rewrite: the goal of the scheduler, to which no order is improved either.
     """
 
@@ -49,6 +49,7 @@ class Wanted:
     keeps: bool = False
     regathers: bool = False
     splits: bool = False
+    in_place: bool = False
     least: float = 0.0
 
     @property
@@ -59,7 +60,7 @@ class Wanted:
     @property
     def beyond_bound(self) -> bool:
         """May anything be tried whose gain nothing bounds?"""
-        return self.streams or self.regathers or self.splits
+        return self.streams or self.regathers or self.splits or self.in_place
 
 
 def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
@@ -71,7 +72,8 @@ def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
     elif "coalesce_gathers" in kinds and "coalesced" in forms:
         used = ("coalesced",)
     ops = BUCKETED if "bucket" in kinds else GATHERS
-    return Wanted(used, ops, "stream" in kinds, "keep" in kinds, "regather" in kinds, "split" in kinds, least)
+    also = {"streams": "stream", "keeps": "keep", "regathers": "regather", "splits": "split", "in_place": "in_place"}
+    return Wanted(used, ops, **{name: kind in kinds for name, kind in also.items()}, least=least)
 
 
 def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: Wanted) -> float:

@@ -15,6 +15,7 @@ from overlap_sched.transform.rewrites import Recompute, Regather
 from tests.cli.test_schemas import validator
 from tests.support.command import run
 from tests.support.gathered_twice import whole_step
+from tests.support.puts import put_step
 from tests.support.sharded import PRICES, sharded
 
 
@@ -68,6 +69,19 @@ def test_what_is_kept_and_gathered_again(tmp_path: Path, capsys: pytest.CaptureF
     validator("plan").validate(found | {"rewrites": records_json(records(held, apply(held, again, PRICES), again))})
 
 
+def test_what_is_written_in_place_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "puts.json"
+    write_problem(put_step([1 << 24] * 3), path)
+    wanted = ("plan", str(path), "--rewrites", "in_place", "--left-out", "1")
+    assert run(*wanted) == 0
+    assert " written over zeros" in capsys.readouterr().out
+    assert run(*wanted, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    validator("plan").validate(found)
+    assert {one["kind"] for one in found["rewrites"]} == {"in_place"}
+    assert all(one["compute_us"] < 0 and one["held_bytes"] < 0 for one in found["rewrites"])
+
+
 def test_each_rewrite_left_out(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = ("--rewrites", "bucket", "--headroom", "100%", "--left-out", "2")
     assert run("plan", graph, *wanted) == 0
@@ -119,7 +133,10 @@ def test_without_rewrites_nothing_changes(graph: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (("--rewrites", "merge"), "rewrites is ('merge',); it is a tuple of 'bucket', 'coalesce_gathers', 'keep', 're"),
+        (
+            ("--rewrites", "merge"),
+            "rewrites is ('merge',); it is a tuple of 'bucket', 'coalesce_gathers', 'in_place', 'keep'",
+        ),
         (("--rewrites", "bucket", "--budget", "profile"), "rewrites is ('bucket',) and budget is 'profile'"),
         (("--left-out",), "--left-out leaves out rewrites: give --rewrites bucket, too."),
         (("--rewrites", "bucket", "--left-out", "-1"), "--left-out is -1; it is a number of rewrites, 1 or more."),

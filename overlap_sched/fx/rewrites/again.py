@@ -131,6 +131,6 @@ def _gather(draft: Draft, name: str) -> Site:
     one = site(draft, name)
     if one.op != "all_gather_into_tensor":
         raise RewriteError(f"{name!r} is {one.op!r}: only gathers are kept or gathered again.")
-    if draft.facts.written(one.source):
+    if draft.written(one.source):
         raise RewriteError(f"something writes to the input of {name!r}: a later gather of it may give something else.")
     return one

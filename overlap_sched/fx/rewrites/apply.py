@@ -18,6 +18,7 @@ from overlap_sched.fx.rewrites.bucket import bucket
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.fission import fission
+from overlap_sched.fx.rewrites.in_place import in_place
 from overlap_sched.fx.rewrites.merge import merge
 from overlap_sched.fx.rewrites.offload import offload
 from overlap_sched.fx.rewrites.recompute import recompute
@@ -26,7 +27,7 @@ from overlap_sched.fx.rewrites.split import split
 from overlap_sched.fx.rewrites.stream import stream
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.merge import Merge
-from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def _do(draft: Draft, rewrite: Rewrite) -> None:
             stream(draft, rewrite)
         case Keep():
             keep(draft, rewrite)
+        case InPlace():
+            in_place(draft, rewrite)
         case Regather():
             regather(draft, rewrite)
         case Fission():

@@ -55,6 +55,7 @@ class Draft:
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self._after = {node: list(before) for node, before in self.facts.after.items()}
         self._first: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self._copied: dict[fx.Node, Any] = {}
 
     def find(self, name: str) -> fx.Node:
         """The node of this name.
@@ -163,11 +164,44 @@ class Draft:
 
     def impure(self, node: fx.Node) -> str:
         """Why a node must not run a second time; ``""``: it may."""
+        if self._over(node):
+            return "gives what something writes to"
         return next(filter(None, map(self.facts.impure, self._known(node))), "")
+
+    def written(self, node: fx.Node) -> bool:
+        """Whether anything writes to what a node gives."""
+        return bool(self._over(node)) or any(map(self.facts.written, self._known(node)))
+
+    def _over(self, *nodes: fx.Node) -> list[fx.Node]:
+        """Those that a rewrite has made write over what one of some nodes gives, or to a view of it."""
+        return [w for w in self._copied if any(one is w or shares_storage(one, w) for one in nodes)]
+
+    def write_over(self, node: fx.Node, target: Any, over: fx.Node) -> None:
+        """A node calls what writes to its first argument, and gives that; views of the old result look at it."""
+        views = [reader for reader in self.readers(node) if shares_storage(reader, node)]
+        self._copied[node] = node.target
+        node.target = target
+        self._values.setdefault(node, node.meta["val"])
+        node.meta["val"] = over.meta["val"]
+        self._look_again(views)
+
+    def makes_its_own(self, node: fx.Node) -> bool:
+        """Whether a node computes, and makes one storage: not its input's, and no other."""
+        return node not in self._copied and self.facts.makes_one(node)
+
+    def looks_at(self, one: fx.Node, node: fx.Node) -> bool:
+        """Whether what one node gives is a storage of another's."""
+        return self.facts.share(one, node) or shares_storage(one, node)
+
+    def lookers(self, node: fx.Node) -> list[fx.Node]:
+        """Those that take what a node gives or a view of it, and waits of collectives that read that."""
+        return list(dict.fromkeys((*self.facts.lookers(node), *self.readers(node))))
 
     def next_writers(self, node: fx.Node) -> list[fx.Node]:
         """Who writes next to what a node reads, or to what that reads of which it is a copy or a part; per storage."""
-        return list(dict.fromkeys(w for one in self._known(node) for w in self.facts.next_writers(one)))
+        found = [w for one in self._known(node) for w in self.facts.next_writers(one)]
+        later = [w for w in self._over(*node.all_input_nodes) if self.at[w] > self.at[node]]
+        return list(dict.fromkeys((*found, *later)))
 
     def read_after_a_write(self, node: fx.Node, readers: Collection[fx.Node]) -> fx.Node | None:
         """The first of some nodes that may read what a node gave after something has written to that."""
@@ -244,6 +278,9 @@ class Draft:
         """
         views = [reader for reader in self.readers(old) if shares_storage(reader, old)]
         self.replace(old, new)
+        self._look_again(views)
+
+    def _look_again(self, views: Iterable[fx.Node]) -> None:
         for view in views:
             self._values.setdefault(view, view.meta["val"])
             view.meta["val"] = value_of(view.target, view.args, view.kwargs)
@@ -374,6 +411,8 @@ class Draft:
         """The graph as it was."""
         for user, (args, kwargs) in self._took.items():
             user.args, user.kwargs = args, kwargs
+        for node, target in self._copied.items():
+            node.target = target
         for view, value in self._values.items():
             view.meta["val"] = value
         for node in reversed(self._made):

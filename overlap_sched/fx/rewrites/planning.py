@@ -9,12 +9,13 @@ from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites.again import check_keep, check_regather, origin
 from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.in_place import check_in_place
 from overlap_sched.fx.rewrites.sites import LAUNCHES
 from overlap_sched.options import Options, on_devices
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.plan import Plan, plan, tried_ahead
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Keep, Regather, Rewrite
+from overlap_sched.transform.rewrites import InPlace, Keep, Regather, Rewrite
 from overlap_sched.transform.trial import Legal
 from overlap_sched.transform.wanted import wanted_of
 
@@ -39,7 +40,7 @@ def _twice(sites: Sequence[fx.Node]) -> bool:
 
 
 def legal_in(lifted: Lifted) -> Legal:
-    """Whether a gather may be kept or done again, or a collective be split, in the graph that was lifted.
+    """Whether a gather may be kept or done again, or a result be written in place, in the graph that was lifted.
 
     What is found once it is asked for is kept: the graph must stay as it is meanwhile.
     """
@@ -51,6 +52,8 @@ def legal_in(lifted: Lifted) -> Legal:
         try:
             if isinstance(rewrite, Keep):
                 check_keep(drafts[0], rewrite)
+            elif isinstance(rewrite, InPlace):
+                check_in_place(drafts[0], rewrite)
             elif isinstance(rewrite, Regather):
                 check_regather(drafts[0], rewrite)
         except RewriteError:

@@ -1,0 +1,222 @@
+"""Results written over what they were made of: by hand, what is refused, and chosen with the order."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from overlap_sched import Kind, Node, Options, Problem
+from overlap_sched.errors import RewriteError
+from overlap_sched.judge.validate import violation
+from overlap_sched.report.words.rewrites import record_text
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.in_place import COPYING, in_place_op, legal_together, places, saved_us
+from overlap_sched.transform.plan import Plan, plan
+from overlap_sched.transform.records import records
+from overlap_sched.transform.rewrites import Bucket, InPlace, Rewrite, from_json, to_json
+from overlap_sched.transform.wanted import most_gain_us, wanted_of
+from tests.support.oracle import peak_by_definition, step_by_definition
+from tests.support.puts import put_step, put_steps
+from tests.support.sharded import COPY_US_PER_BYTE, PRICES
+
+IN_PLACE = Options(rewrites=("in_place",))
+ONE = put_step([100], rows=8, readers=1)
+OVER = InPlace("put0", "zeros0")
+
+
+def named(problem: Problem, name: str) -> Node:
+    return next(node for node in problem.nodes if node.name == name)
+
+
+def peak(problem: Problem) -> int:
+    return max(peak_by_definition(problem, list(problem.original_order)))
+
+
+def changed(problem: Problem, name: str, **fields: object) -> Problem:
+    nodes = (node._replace(**fields) if node.name == name else node for node in problem.nodes)  # type: ignore[arg-type]
+    return replace(problem, nodes=tuple(nodes))
+
+
+def ids(problem: Problem) -> dict[str, int]:
+    return {node.name: v for v, node in enumerate(problem.nodes)}
+
+
+def test_by_hand() -> None:
+    """The put moves 2 * 100 + 8 + 1 bytes; in place 3 * (8 + 1) at most. Who looks at the zeros comes before."""
+    after = apply(ONE, [OVER], PRICES)
+    put, (zeros,) = named(after, "put0"), named(after, "zeros0").alloc
+    assert (put.op, put.alloc, put.bytes) == ("aten.index_put_.default", (), 27)
+    assert put.time_us == pytest.approx(27 * COPY_US_PER_BYTE)
+    assert zeros in put.use
+    assert {after.nodes[u].name for u in put.deps} == {"zeros0", "at", "mm0", "look0_0"}
+    assert named(after, "scatter0").use == (zeros,)
+    assert named(after, "scatter0_wait").use[0] == zeros
+    assert sum(s.bytes for s in after.storages) == sum(s.bytes for s in ONE.storages) - 100
+    names = [node.name for node in after.nodes]
+    assert names.index("look0_0") < names.index("put0")
+    assert sorted(names) == sorted(node.name for node in ONE.nodes)
+    (record,) = records(ONE, after, [OVER])
+    assert (record.stream_us, record.held_bytes) == (0.0, -100)
+    assert record.compute_us == pytest.approx((27 - 209) * COPY_US_PER_BYTE)
+    assert record_text(record) == "put0 written over zeros0: 1.8 us less compute, 100 B not allocated"
+
+
+def test_as_plain_data() -> None:
+    assert to_json([OVER]) == [{"kind": "in_place", "node": "put0", "over": "zeros0"}]
+    assert from_json(to_json([OVER])) == (OVER,)
+    assert in_place_op("aten.scatter_reduce.two") == "aten.scatter_reduce_.two"
+
+
+@pytest.mark.parametrize(("moved", "want"), [(0, 0), (199, 199), (200, 0), (250, 150), (400, 400)])
+def test_in_place_never_takes_longer(moved: int, want: int) -> None:
+    """Where the bytes do not hold two tables, nothing is known; where others are many, no more than before."""
+    problem = changed(ONE, "put0", bytes=moved, time_us=5.0)
+    put = named(apply(problem, [OVER], PRICES), "put0")
+    assert (put.bytes, put.time_us) == (want, pytest.approx(5.0 * want / moved if moved else 5.0))
+
+
+def pinned(name: str) -> Problem:
+    (s,) = named(ONE, name).alloc
+    return replace(ONE, storages=tuple(one._replace(pinned=k == s or one.pinned) for k, one in enumerate(ONE.storages)))
+
+
+def through_a_view(name: str, op: str = "aten.view.default") -> Problem:
+    """The put also takes a view of the zeros, or what has written to them: it stands in the place of what is given."""
+    at, (zeros,) = ids(ONE)["zeros0"], named(ONE, "zeros0").alloc
+    view = Node(name, Kind.COMPUTE, (at,), (), (zeros,), op=op)
+    nodes = [
+        node._replace(
+            deps=tuple(u + (u > at) for u in node.deps),
+            collective=node.collective and node.collective + (node.collective > at),
+        )
+        for node in ONE.nodes
+    ]
+    nodes.insert(at + 1, view)
+    nodes = [n._replace(deps=(*n.deps, at + 1)) if n.name == "put0" else n for n in nodes]
+    return replace(ONE, nodes=tuple(nodes))
+
+
+LOOKS_BACK = changed(ONE, "look0_0", deps=(ids(ONE)["zeros0"], ids(ONE)["put0"]))
+GIVEN_BACK = changed(
+    ONE, "output", use=(*named(ONE, "output").use, *named(ONE, "zeros0").alloc), deps=(*named(ONE, "output").deps,)
+)
+REFUSED: list[tuple[Problem, list[Rewrite], str]] = [
+    (ONE, [InPlace("gone", "zeros0")], "there is no node 'gone' to rewrite: it is not in the graph, or gone by now."),
+    (ONE, [InPlace("mm0", "at")], f"'mm0' is 'aten.mm.default': what can be written in place is {', '.join(COPYING)}."),
+    (ONE, [InPlace("w", "at")], f"'w' is 'input': what can be written in place is {', '.join(COPYING)}."),
+    (ONE, [InPlace("put0", "at")], "'at' makes no storage of its own, or several: it cannot be written over."),
+    (ONE, [InPlace("put0", "look0_0")], "'put0' does not take 'look0_0'."),
+    (ONE, [InPlace("put0", "mm0")], "'put0' makes 100 bytes and 'mm0' 8: only what is as large can be written over."),
+    (pinned("zeros0"), [OVER], "'put0' or 'zeros0' is never freed: each stays where it is."),
+    (pinned("put0"), [OVER], "'put0' or 'zeros0' is never freed: each stays where it is."),
+    (GIVEN_BACK, [OVER], "'zeros0' is given to 'output': it must stay as it is."),
+    (LOOKS_BACK, [OVER], "'look0_0' takes 'zeros0' and comes after 'put0', which would have changed it."),
+    (through_a_view("seen"), [OVER], "'put0' also takes 'zeros0' through 'seen': it would read what it writes."),
+    (
+        through_a_view("filled", "aten.fill_.Scalar"),
+        [OVER],
+        "'filled' writes to 'zeros0', too: it can be written over once.",
+    ),
+    (ONE, [OVER, OVER], f"'put0' is 'aten.index_put_.default': what can be written in place is {', '.join(COPYING)}."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("problem", "rewrites", "message"), REFUSED, ids=[text for *_, text in REFUSED])
+def test_what_is_refused_and_why(problem: Problem, rewrites: list[Rewrite], message: str) -> None:
+    with pytest.raises(RewriteError) as caught:
+        apply(problem, rewrites, PRICES)
+    assert str(caught.value) == message
+
+
+def test_zeros_of_several_are_written_over_once() -> None:
+    """The last of two puts into the same zeros; the first still copies them, before that."""
+    two = put_step([100, 100])
+    (zeros,), second = named(two, "zeros0").alloc, named(two, "put1")
+    (other,) = named(two, "zeros1").alloc
+    shared = changed(
+        two,
+        "put1",
+        deps=tuple(ids(two)["zeros0"] if u == ids(two)["zeros1"] else u for u in second.deps),
+        use=tuple(zeros if s == other else s for s in second.use),
+    )
+    found = places(shared)
+    assert found == [InPlace("put1", "zeros0"), InPlace("put0", "zeros0")]
+    assert legal_together(shared, found, PRICES) == found[:1]
+    after = apply(shared, found[:1], PRICES)
+    assert ids(after)["put0"] in named(after, "put1").deps
+    with pytest.raises(RewriteError, match="'put1' writes to 'zeros0', too: it can be written over once"):
+        apply(shared, found, PRICES)
+    assert {trial.rewrites for trial in plan(shared, PRICES, IN_PLACE).trials} == {(found[0],)}
+
+
+def kept_promises(problem: Problem, found: Plan) -> None:
+    after, order = found.schedule.problem, list(found.schedule.order)
+    assert violation(after, order) is None
+    assert max(peak_by_definition(after, order)) <= peak(problem)
+    step_us = step_by_definition(after, order)
+    assert step_us == pytest.approx(found.schedule.scheduled.step_us)
+    assert step_us <= found.without.scheduled.step_us * (1 + 1e-9)
+    assert after == (apply(problem, found.rewrites, PRICES) if found.rewrites else problem)
+
+
+@given(put_steps())
+@settings(max_examples=25, deadline=None)
+def test_a_plan_is_never_longer_and_fits(problem: Problem) -> None:
+    found = plan(problem, PRICES, replace(IN_PLACE, strict=True))
+    kept_promises(problem, found)
+    assert plan(problem, PRICES, IN_PLACE).rewrites == found.rewrites
+
+
+@given(put_steps())
+@settings(max_examples=15, deadline=None)
+def test_with_buckets_no_step_is_longer(problem: Problem) -> None:
+    kinds = [("bucket",), ("bucket", "in_place")]
+    without, both = (plan(problem, PRICES, Options(rewrites=one, strict=True)) for one in kinds)  # type: ignore[arg-type]
+    kept_promises(problem, both)
+    assert both.schedule.scheduled.step_us <= without.schedule.scheduled.step_us * (1 + 1e-9)
+
+
+def test_what_is_written_in_place_leaves_room_for_launches() -> None:
+    """Both tables' zeros are at the peak with their copies; without those the other gathers fit before them."""
+    step = put_step([400, 400], compute_us=30.0)
+    found = plan(step, PRICES, IN_PLACE)
+    assert set(found.rewrites) == {InPlace("put0", "zeros0"), InPlace("put1", "zeros1")}
+    saved = saved_us(step, PRICES)
+    assert saved == pytest.approx(2 * (809 - 27) * COPY_US_PER_BYTE)
+    assert found.schedule.scheduled.step_us <= found.without.scheduled.step_us - saved * 0.99
+    kept_promises(step, found)
+
+
+def test_buckets_are_tried_of_what_is_written_in_place_and_alone() -> None:
+    tried = [
+        {type(one) for one in trial.rewrites}
+        for trial in plan(put_step([400] * 3), PRICES, Options(rewrites=("bucket", "in_place"))).trials
+    ]
+    assert {InPlace, Bucket} in tried
+    assert {Bucket} in tried
+
+
+def test_what_a_graph_refuses_and_what_is_not_clear_is_not_tried() -> None:
+    assert plan(put_step([400]), PRICES, IN_PLACE, legal=lambda one: False).trials == ()
+    same = put_step([40], rows=40)  # rows as large as the table: which of the two comes first?
+    assert [one.over for one in places(same)] == ["zeros0", "mm0"]
+    assert plan(same, PRICES, IN_PLACE).trials == ()
+    known = plan(same, PRICES, IN_PLACE, legal=lambda one: one == OVER)
+    assert {trial.rewrites for trial in known.trials} == {(OVER,)}
+
+
+def test_the_default_does_not_write_in_place() -> None:
+    wanted = wanted_of(Options(), ("coalesced", "copied"))
+    assert not wanted.in_place
+    assert wanted_of(IN_PLACE, ()).beyond_bound
+    assert most_gain_us(ONE, PRICES, None, wanted_of(IN_PLACE, ())) == float("inf")
+
+
+def test_compute_that_hides_all_communication_still_gets_shorter() -> None:
+    step = put_step([4000] * 2)
+    nodes = (node._replace(time_us=0.001) if node.kind is Kind.COLLECTIVE else node for node in step.nodes)
+    hidden = replace(step, nodes=tuple(nodes))
+    found = plan(hidden, PRICES, IN_PLACE)
+    assert len(found.rewrites) == 2
+    assert found.schedule.scheduled.step_us < sum(hidden.compute_us)
+    kept_promises(hidden, found)

@@ -8,10 +8,12 @@
 The order is replayed up to the first request that fails; of all room that could be made there
 (:mod:`overlap_sched.scheduler.room`) those that move the least compute are tried, the one with the shortest step is
 made, and it starts again, until nothing fails or nothing can be moved. Each room that is tried replays the order: O(n).
+What keeps the step short need not be what fits in the end: the room that moves the least by itself leads elsewhere.
 """
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from overlap_sched.judge.replay import replay
@@ -22,7 +24,9 @@ from overlap_sched.scheduler.room import Failure, Growth, cheapest_room, out_of_
 
 MOST_REPAIRS = 15
 """Of one order, for one way to fail."""
-_MOST_ROOMS = 8
+ROOMS = (1, 8)
+"""So many rooms are compared for one request: the one that moves the least compute, or the best of some."""
+_MOST_REFUSED = 8
 """More rooms are not tried for one request: the budget refused what they move, or they make the step longer."""
 _MOST_MOVED = 12
 """More nodes are not moved out of one request's way."""
@@ -47,7 +51,7 @@ class Way(NamedTuple):
 NO_WAY = Way(math.inf, True, frozenset())
 
 
-def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, capacity: int) -> Candidate:
+def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, capacity: int, rooms: int) -> Candidate:
     """The candidate mended as far as that can be had: for how it grows, then for a capacity, then both once more.
 
     Args:
@@ -56,8 +60,9 @@ def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, cap
         growth: Of the original order.
         spare_bytes: By how much more than that the allocator may grow.
         capacity: Bytes of a device on which the order must run.
+        rooms: How many are compared for each request that fails, see :data:`ROOMS`.
     """
-    mend, order = _Repair(task), list(found.order)
+    mend, order = _Repair(task, rooms), list(found.order)
     live_ranges = task.live_ranges
     for _ in range(2):
         before = order
@@ -71,7 +76,8 @@ def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, cap
 class _Repair:
     """The repairs of one order: which storages were moved, which way, and how often."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, rooms: int) -> None:
+        self._rooms = rooms
         self._task, self._nodes, self._storages = task, task.problem.nodes, task.problem.storages
         self._before, self._after = neighbours(task.problem, task.pairs)
         self._moved: dict[Moved, int] = {}
@@ -91,7 +97,7 @@ class _Repair:
         """The order with the room for what fails that makes the step shortest; None: there is none."""
         least_us = self._step_us(order) * (1 + SAME_STEP)
         best: tuple[float, list[NodeId], list[Moved]] | None = None
-        for mended, moved in self._with_room(order, failure):
+        for mended, moved in islice(self._with_room(order, failure), self._rooms):
             step_us = self._step_us(mended)
             if best is None or step_us < best[0]:
                 best = step_us, mended, moved
@@ -114,7 +120,7 @@ class _Repair:
                 ways[s] = self._way(s, failing, position, tried)
             return ways[s].cost_us
 
-        for _ in range(_MOST_ROOMS):
+        for _ in range(_MOST_REFUSED):
             room = cheapest_room(failure, cost_of)
             if not room:
                 break

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice, zip_longest
+from itertools import islice, product, zip_longest
 from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
@@ -31,7 +31,7 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.repair import repaired
+from overlap_sched.scheduler.repair import ROOMS, repaired
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.room import Growth
 from overlap_sched.scheduler.shift import shift
@@ -137,10 +137,10 @@ class Reserve:
             AllocatorGate(live_ranges, growth.total_bytes + self.spare_bytes, {}),
         )
 
-    def repaired(self, found: Candidate) -> Candidate:
-        """The candidate mended where it breaks something, as far as that can be had."""
+    def repaired(self, found: Candidate, rooms: int) -> Candidate:
+        """The candidate mended where it breaks something, as far as that can be had, by so many rooms for a request."""
         spare_bytes = int(self.growth.total_bytes * (MOST_RESERVED - 1)) + self.spare_bytes
-        return repaired(self.task, found, self.growth, spare_bytes, self.most_capacity)
+        return repaired(self.task, found, self.growth, spare_bytes, self.most_capacity, rooms)
 
 
 def within_reserve(reserve: Reserve, reference: Reference, best: Candidate) -> Candidate:
@@ -181,10 +181,10 @@ def _held(reserve: Reserve, reference: Reference, best: Candidate, breaks: Overd
         if not isinstance(found, Work) and found.order not in seen:
             seen.add(found.order)
             tried.append((reserve.overdraft(found.order), found))
-    for found in _nearest(reserve, tried, best)[: int(REPAIRS * effort)]:
+    for found, rooms in product(_nearest(reserve, tried, best)[: int(REPAIRS * effort)], ROOMS):
         if _shortest_held(tried) <= best.step_us * EQUAL:
             break
-        mended = reserve.repaired(found)
+        mended = reserve.repaired(found, rooms)
         tried.append((reserve.overdraft(mended.order), mended))
     broken, found = chosen(tried, best.step_us)
     return replace(found, work=work), broken

@@ -16,7 +16,7 @@ from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, PLAIN
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.repair import repaired
+from overlap_sched.scheduler.repair import ROOMS, repaired
 from overlap_sched.scheduler.room import Growth, cheapest_room, out_of_memory, outgrown
 from tests.scheduler.test_reserve import large_layers
 from tests.support.oracle import random_order
@@ -88,9 +88,9 @@ def test_what_grows_too_early_runs_behind_what_it_was_in_the_way_of() -> None:
     assert reserved_bytes(task, order) > growth.total_bytes
     failure = outgrown(task.live_ranges, order, growth, 16 * MIB)
     assert failure is not None
-    mended = repaired(task, task.measured(order), growth, 33 * MIB, LARGE)
+    mended = repaired(task, task.measured(order), growth, 33 * MIB, LARGE, ROOMS[-1])
     assert mended.order == order  # it may
-    mended = repaired(task, task.measured(ids(EARLY, "a b early big c late output")), growth, 0, LARGE)
+    mended = repaired(task, task.measured(ids(EARLY, "a b early big c late output")), growth, 0, LARGE, ROOMS[-1])
     assert outgrown(task.live_ranges, mended.order, growth, 0) is None
     assert reserved_bytes(task, mended.order) == growth.total_bytes
 
@@ -102,7 +102,7 @@ def test_on_a_small_device_what_is_in_the_way_moves() -> None:
     assert failure is not None
     assert EARLY.nodes[failure.node].name == "big"
     growth = Growth.of(task.live_ranges, EARLY.original_order)
-    mended = repaired(task, task.measured(order), growth, LARGE, 210 * MIB)
+    mended = repaired(task, task.measured(order), growth, LARGE, 210 * MIB, ROOMS[-1])
     assert names_of(EARLY, mended.order) == "a b big early c late output"
     assert mended.step_us == task.measured(order).step_us
 
@@ -111,7 +111,7 @@ def test_what_moves_with_another_moves_once() -> None:
     problem = line(("w", 64, ""), ("x", 1, ""), ("v", 16, "w x"), ("big", 128, ""), ("use", 1, "w v big"))
     task = task_of(problem, headroom="100%")
     growth = Growth.of(task.live_ranges, problem.original_order)
-    found = repaired(task, task.measured(problem.original_order), growth, LARGE, 140 * MIB)
+    found = repaired(task, task.measured(problem.original_order), growth, LARGE, 140 * MIB, ROOMS[-1])
     assert found.order != problem.original_order
     assert violation(problem, found.order) is None
 
@@ -122,7 +122,7 @@ def test_what_is_used_late_ends_before() -> None:
     growth = Growth.of(task.live_ranges, problem.original_order)
     order = ids(problem, "w big x use output")
     # without a deadline of its own, w either comes later or goes sooner: both leave the device to big
-    mended = repaired(task, task.measured(order), growth, LARGE, 140 * MIB)
+    mended = repaired(task, task.measured(order), growth, LARGE, 140 * MIB, ROOMS[-1])
     assert mended.order != order
     assert out_of_memory(task.live_ranges, mended.order, 140 * MIB) is None
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_had_is_left_alone() -> None:
         task = task_of(problem, headroom="100%")
         growth = Growth.of(task.live_ranges, problem.original_order)
         found = task.measured(problem.original_order)
-        assert repaired(task, found, growth, LARGE, 100 * MIB) is found
+        assert repaired(task, found, growth, LARGE, 100 * MIB, ROOMS[-1]) is found
 
 
 def test_of_two_rooms_the_one_that_keeps_the_step_short_is_made() -> None:
@@ -155,9 +155,12 @@ def test_of_two_rooms_the_one_that_keeps_the_step_short_is_made() -> None:
     task = task_of(problem, headroom="100%")
     growth = Growth.of(task.live_ranges, problem.original_order)
     found = task.measured(problem.original_order)
-    mended = repaired(task, found, growth, LARGE, 200 * MIB)
+    mended = repaired(task, found, growth, LARGE, 200 * MIB, ROOMS[-1])
     assert names_of(problem, mended.order) == "x launch big y wait use output"
     assert mended.step_us == found.step_us == 175.0
+    least_moved = repaired(task, found, growth, LARGE, 200 * MIB, ROOMS[0])
+    assert names_of(problem, least_moved.order) == "x launch y wait big use output"
+    assert least_moved.step_us == 265.0
 
 
 def test_a_repair_keeps_to_the_budget() -> None:
@@ -165,9 +168,9 @@ def test_a_repair_keeps_to_the_budget() -> None:
     growth = Growth.of(LiveRanges(problem), problem.original_order)
     for headroom, mended in (("100%", "big a early use output"), ("0", "a early use big output")):
         task = task_of(problem, headroom=headroom)  # with early, a would outlive big
-        found = repaired(task, task.measured(problem.original_order), growth, LARGE, 200 * MIB)
+        found = repaired(task, task.measured(problem.original_order), growth, LARGE, 200 * MIB, ROOMS[-1])
         assert found.order == problem.original_order
-        found = repaired(task, task.measured(problem.original_order), growth, LARGE, 140 * MIB)
+        found = repaired(task, task.measured(problem.original_order), growth, LARGE, 140 * MIB, ROOMS[-1])
         assert names_of(problem, found.order) == mended, headroom
 
 
@@ -199,7 +202,7 @@ def test_repairs_keep_rules_budget_and_launch_order(seed: int, preserve: Preserv
     growth = Growth.of(live_ranges, problem.original_order)
     capacity = requests_of(live_ranges, problem.original_order).smallest_capacity(PLAIN, growth.total_bytes)
     found = task.measured(order)
-    mended = repaired(task, found, growth, 0, capacity)
+    mended = repaired(task, found, growth, 0, capacity, ROOMS[-1])
     assert mended.order != found.order  # no random order is as good as the original one
     assert violation(problem, mended.order) is None
     assert mended.peak_bytes <= peak_bytes + headroom * MIB

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice, product, zip_longest
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
@@ -181,13 +181,22 @@ def _held(reserve: Reserve, reference: Reference, best: Candidate, breaks: Overd
         if not isinstance(found, Work) and found.order not in seen:
             seen.add(found.order)
             tried.append((reserve.overdraft(found.order), found))
-    for found, rooms in product(_nearest(reserve, tried, best)[: int(REPAIRS * effort)], ROOMS):
+    for found in _nearest(reserve, tried, best)[: int(REPAIRS * effort)]:
         if _shortest_held(tried) <= best.step_us * EQUAL:
             break
-        mended = reserve.repaired(found, rooms)
-        tried.append((reserve.overdraft(mended.order), mended))
+        tried += _repairs(reserve, found, best.step_us)
     broken, found = chosen(tried, best.step_us)
     return replace(found, work=work), broken
+
+
+def _repairs(reserve: Reserve, found: Candidate, best_us: float) -> Iterator[tuple[Overdraft, Candidate]]:
+    """A candidate mended by moving little; where that fits and takes longer, also by what keeps the step short."""
+    for rooms in ROOMS:
+        mended = reserve.repaired(found, rooms)
+        broken = reserve.overdraft(mended.order)
+        yield broken, mended
+        if broken != NOTHING or mended.step_us <= best_us * EQUAL:
+            break
 
 
 def chosen(tried: Sequence[tuple[Overdraft, Candidate]], best_us: float) -> tuple[Overdraft, Candidate]:

@@ -39,6 +39,8 @@ from tests.support.fx_graphs import (
 from tests.support.rewrite_graphs import by_name, described, refusal
 from tests.support.written import COLUMNS, ROWS, WRITES, at, distinct, put, zeros
 
+pytestmark = pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")  # said once per process
+
 GROUPS = {"0": Group(2, True)}
 
 

@@ -1,6 +1,6 @@
 """Split what is waited for most, so that its first part is there sooner: what is tried, judged by scheduling."""
 
-from itertools import product
+from itertools import islice, product
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.judge.replay import replay
@@ -31,10 +31,12 @@ def try_splitting(asked: Asked, found: Found, order: Order) -> None:
     if best is not None and best.problem is not None:
         start, rewrites = best.start, best.rewrites
         late = _late(best.problem, best.order, asked.problem)
+    draft = Draft(asked.problem, asked.problem.original_order)
     for parts, most in product(PARTS, MOST):
         if found.enough:
             return
-        splits = [Split(name, parts) for name in late if _may(asked, Split(name, parts))][:most]
+        wanted = (Split(name, parts) for name in late)
+        splits = list(islice((split for split in wanted if _may(asked, draft, split)), most))
         if splits:
             what = f"{len(splits)} that stall most in {parts} parts"
             found.see(tried(asked, what, (*rewrites, *splits), start, found.best_us, found.policies()))
@@ -52,12 +54,10 @@ def _late(scheduled: Problem, order: Order, problem: Problem) -> list[str]:
     return sorted(stall_us, key=lambda name: (-stall_us[name], name))
 
 
-def _may(asked: Asked, split: Split) -> bool:
+def _may(asked: Asked, draft: Draft, split: Split) -> bool:
     """Whether a collective may be cut into equal parts of whole elements."""
-    problem = asked.problem
     if asked.alike is not None and split.collective not in asked.alike:
         return False
-    draft = Draft(problem, problem.original_order)
     try:
         one = member(draft, split.collective)
     except RewriteError:

@@ -23,15 +23,12 @@ from overlap_sched.transform.apply import apply
 from overlap_sched.transform.in_place import COPYING, in_place_op, places
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Form, InPlace, Recompute, Regather, Rewrite
+from tests.fx.rewrites.test_results import check_results
 from tests.support.fx_graphs import (
     ATEN,
     C10D,
-    TIMINGS,
     gather,
-    outcome,
     random_order,
-    reordered,
-    same,
     scatter,
     trace,
     wait,
@@ -75,15 +72,6 @@ def agree(gm: fx.GraphModule, rewrites: list[Rewrite]) -> None:
     assert have == want
 
 
-def check_results(before: fx.GraphModule, after: fx.GraphModule, seed: int, orders: int = 3) -> None:
-    """In its own order, and in others that the lifted graph allows: bit by bit."""
-    rng = random.Random(seed)
-    want = [outcome(before, timing) for timing in TIMINGS]
-    for gm in (after, *(reordered(after, rng) for _ in range(orders))):
-        for timing, expected in zip(TIMINGS, want, strict=True):
-            assert same(outcome(gm, timing), expected), timing
-
-
 def legal(gm: fx.GraphModule) -> list[InPlace]:
     allowed = legal_in(lift(gm, groups=GROUPS))
     return [one for one in places(problem_of(gm)) if allowed(one)]
@@ -113,7 +101,7 @@ def test_both_halves_agree_and_bits_stay(op: str) -> None:
     agree(gm, [one])
     (node,) = (n for n in gm.graph.nodes if n.name == one.node)
     assert traits_of(node.target).op == in_place_op(op)
-    check_results(original, gm, 0)
+    check_results(original, gm, 0, orders=3)
 
 
 def test_each_operator_has_an_in_place_one() -> None:
@@ -137,7 +125,7 @@ def test_one_after_the_other_over_the_same_zeros() -> None:
     agree(gm, list(wanted))
     problem = problem_of(gm)
     assert sum(bool(node.alloc) and node.op.startswith("aten.index_put") for node in problem.nodes) == 0
-    check_results(original, gm, 1)
+    check_results(original, gm, 1, orders=3)
     said = refusal(trace(chain, (4, COLUMNS), (4, COLUMNS)), wanted[::-1])
     assert said == "'index_put' makes no storage of its own, or several: it cannot be written over."
 
@@ -162,7 +150,7 @@ def test_zeros_of_several_are_written_over_once() -> None:
         both = [InPlace(one, "mul"), InPlace(other, "mul")]
         assert refusal(gm, list(both)) == "something else writes to 'mul': it can be written over once."
         agree(gm, both[:1])
-        check_results(original, gm, 3)
+        check_results(original, gm, 3, orders=3)
 
 
 def test_what_is_written_to_afterwards_is_written_in_place_too() -> None:
@@ -441,7 +429,7 @@ def test_random_graphs(steps: list[tuple[str, int, int]], seed: int) -> None:
             chosen.append(one)
     problem = apply(problem_of(gm), chosen, Prices(Roofline()), alike_of(gm))
     agree(gm, chosen)
-    check_results(original, gm, seed)
+    check_results(original, gm, seed, orders=3)
     ordered = trace(lambda *xs: program(steps, *xs), (4, COLUMNS))
     prepare(ordered, chosen, problem.names(random_order(problem, rng))).commit()
     check_results(original, ordered, seed, orders=0)

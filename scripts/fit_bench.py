@@ -42,6 +42,7 @@ from llama_repro.workloads.points import Point, point
 from llama_repro.workloads.ramp import Ramped
 from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, row
 from llama_repro.workloads.search import search_rows, search_table
+from llama_repro.workloads.solved import SolvedRow, solved_rows, solved_table
 from llama_repro.workloads.tables import fit_table
 from llama_repro.workloads.trace import copy_of, joint_graph, step_lifted, with_updates
 from overlap_sched.cost import CostModel, Roofline
@@ -78,14 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _merges(options, arguments)
     if options.search:
         return _search(options, arguments)
+    if options.solver:
+        return _solver(options, arguments)
     broken = [w.name for w in WORKLOADS if _weights(w) != w.weights]
     rows: list[FitRow] = []
     for case in _distributed(options) if options.distributed else _workloads(options):
         for made in _rows(case, options):
             print(f"{made.graph}: {made.by}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
             rows.append(made)
+            _record(options, arguments, rows=[asdict(made) for made in rows])
     print(fit_table(rows))
-    _record(options, arguments, rows=[asdict(made) for made in rows])
     for name in broken:
         print(f"BROKEN: {name} has not the weights that it should have", file=sys.stderr)
     return 1 if broken else 0
@@ -114,9 +117,31 @@ def _search(options: argparse.Namespace, arguments: Sequence[str] | None) -> int
     for made in search_rows(options.search, options.effort):
         print(made, file=sys.stderr, flush=True)
         rows.append(made)
+        _record(options, arguments, rows=[asdict(made) for made in rows])
     print(search_table(rows))
-    _record(options, arguments, rows=[asdict(made) for made in rows])
     return 0
+
+
+def _solver(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
+    rows: list[FitRow] = []
+    budgets: list[SolvedRow] = []
+    for case in _workloads(options):
+        solved: list[Solved] = []
+        made = partial(row, case.problem.name, len(case.problem.nodes), original=case.original)
+        one = made("", found=lambda case=case, solved=solved: _solved(case, options.solver, solved))
+        ended = ", ".join(f"{100 * one.share:.0f}" for one in solved if one.proven)
+        rows.append(replace(one, by=f"Checkmate's program, {BLOCKS} blocks (proven at {ended or 'none'} %)"))
+        budgets += solved_rows(case.problem.name, case.original, solved)
+        print(solved_table(budgets), file=sys.stderr, flush=True)
+        _record(options, arguments, rows=[asdict(made) for made in rows], budgets=[asdict(made) for made in budgets])
+    print(f"{fit_table(rows)}\n\n{solved_table(budgets)}")
+    return 0
+
+
+def _solved(case: Case, work: float, solved: list[Solved]) -> list[Point]:
+    """Points; ``solved`` gets what the solver says at each budget."""
+    solved.extend(by_solver(case.problem, work))
+    return [one.point for one in solved if one.point is not None]
 
 
 def _weights(workload: Workload) -> int:
@@ -180,24 +205,9 @@ def _rows(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
                 )
             ]
         )
-    if options.solver:
-        return iter([_solved(case, options.solver)])
     if options.ours:
         return iter([made(f"ours{more}", case.original, lambda: _ours(case, KINDS, options))])
     return _ablation(case, options) if options.ablation else _ways(case, options)
-
-
-def _solved(case: Case, work: float) -> FitRow:
-    """The row of Checkmate's program, which says at which budgets it was solved to the end."""
-    solved: list[Solved] = []
-
-    def points() -> Iterator[Point]:
-        solved.extend(by_solver(case.problem, work))
-        return (one.point for one in solved if one.point is not None)
-
-    made = row(case.problem.name, len(case.problem.nodes), "", case.original, points)
-    ended = ", ".join(f"{100 * one.share:.0f}" for one in solved if one.proven)
-    return replace(made, by=f"Checkmate's program, {BLOCKS} blocks (proven at {ended or 'none'} %)")
 
 
 def _ablation(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What torch's caching allocator needs for our order of a graph, beside what it needs for the original one.
 
-    scripts/reserved.py                          graphs that nothing was tuned on, both networks, both kinds of segments
+    scripts/reserved.py                          graphs beside those of the benchmark, both networks, both kinds
     scripts/reserved.py scripts/instances/*      problem files
     scripts/reserved.py --allocator plain --comm-scale 1 --markdown
 
@@ -31,8 +31,8 @@ from overlap_sched.problem.file import read_problem
 from overlap_sched.report.progress import progress
 from overlap_sched.report.units import change, duration, size
 from overlap_sched.scheduler.candidate import Task
+from overlap_sched.scheduler.needs import NOTHING, Reserve
 from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.reserve import NOTHING, Reserve
 
 HEADINGS = (
     *("graph, network", "segments", "step without", "step", "live peak", "", "reserved", "", "runs in", "", "retries"),

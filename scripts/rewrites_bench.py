@@ -77,12 +77,10 @@ def _row(row: str, problem: Problem, prices: Prices, options: argparse.Namespace
         rows = [(text, cast(tuple[RewriteKind, ...], tuple(text.split(","))), FORMS) for text in options.kinds]
     if options.copied:
         rows.append(("bucket, copied only", ("bucket",), ("copied",)))
-    for at, (what, kinds, forms) in enumerate([] if options.no_plans else rows):
+    for what, kinds, forms in [] if options.no_plans else [("none", (), FORMS), *rows]:
         began = time.process_time()
         found = plan(problem, prices, _options(kinds, options), forms=forms)
         seconds = time.process_time() - began
-        if not at:
-            _ours(row, "none", found.without, problem, found.without.schedule_s)
         _ours(row, what, found.schedule, problem, seconds)
     if options.torch or options.torchtitan:
         _rivals(row, problem, prices, options)

@@ -1,4 +1,4 @@
-"""Graphs that nothing was tuned on: other widths, depths, ranks and splits than those of the benchmark."""
+"""Graphs beside those of the benchmark: other widths, depths, ranks and splits."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -32,11 +32,13 @@ class Solved(NamedTuple):
         share: The budget, as a part of the original peak.
         point: By our judge; ``None``: nothing.
         proven: Whether no other recomputation of whole blocks is faster; or, without a point, that none fits.
+        again_us: The least time that is proven to run again, of whole blocks.
     """
 
     share: float
     point: Point | None
     proven: bool
+    again_us: float
 
 
 def reordered(problem: Problem) -> Iterator[Point]:
@@ -74,7 +76,7 @@ def by_solver(problem: Problem, work: float, most: int = BLOCKS) -> Iterator[Sol
         found = program.solved(int(share * original_bytes), work, runs)
         runs = found.runs or runs
         made = None if found.runs is None else point(repeated(problem, program.run_of(found.runs)))
-        yield Solved(share, made, found.proven)
+        yield Solved(share, made, found.proven, found.again_us)
 
 
 BASELINES: Mapping[str, Callable[[Problem], Iterator[Point]]] = {"our order alone": reordered, "DTR": rematerialized}

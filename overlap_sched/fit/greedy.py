@@ -3,24 +3,24 @@
 A covering problem (places above the limit are covered by gaps of values), and its standard greedy: the best of what is
 left by (bytes above the limit taken away, summed over places) / (microseconds it costs). Lazily: what is chosen makes
 others worth less, so that a value is only looked at again when it comes first (Minoux, "Accelerated greedy algorithms
-for maximizing submodular set functions", 1978). Costs can fall, too, where values share what runs again: so there are
-rounds, each with all values anew.
+for maximizing submodular set functions", 1978); where all get worse together, the best of a few is enough. Costs can
+fall, too, where values share what runs again: so there are rounds, each with all values anew.
 """
 
-import heapq
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
+from overlap_sched.fit.above import AboveHigh
+from overlap_sched.fit.choices import Choice, Gap, Queue, chosen_for, until_of
 from overlap_sched.fit.link_time import LinkTime
 from overlap_sched.fit.remake import FREE, Price, Remake, place
 from overlap_sched.fit.state import Again, LiveState, Part, Reload, User
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Position
-from overlap_sched.problem.node import StorageId
 
 ROUNDS = 6
 """Of all values anew."""
@@ -30,37 +30,6 @@ SMALLEST = 1e-5
 """A value of less than this part of the limit is not worth a choice."""
 LONGER = 0.1
 """Of what a choice takes away, what a longer life of one input may give back before that rather is made again."""
-LITTLE = 8
-"""What is not high counts this part of its bytes."""
-LEAST_US = 0.5
-"""No choice costs less."""
-
-
-class Gap(NamedTuple):
-    """Between two users of a storage's part."""
-
-    storage: StorageId
-    part: Part
-    after: User
-    until: Position
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One way not to keep a value through a gap.
-
-    Attributes:
-        gap: It. score: bytes above the limit taken away per microsecond.
-        copy: Runs again already, for another value of the same maker; ``None``: not that way.
-        slots: Of copies to the host and back, and the places between which it is gone.
-        spare: See :class:`Remake`.
-    """
-
-    gap: Gap
-    score: float
-    copy: Again | None = None
-    slots: tuple[float, float, Position, Position] | None = None
-    spare: int = 0
 
 
 class Greedy:
@@ -92,8 +61,9 @@ class Greedy:
         self.state, self.link, self.kinds, self.host_weight = state, link, kinds, host_weight
         self.host_limit_bytes, self.high = host_limit_bytes, high
         self.host = np.zeros(len(state.problem.nodes), dtype=np.int64)
-        self.at_us = np.array(replay(state.problem, state.problem.original_order).at_us)
+        self.at_us = replay(state.problem, state.problem.original_order).at_us
         self.chosen = self.looked = 0
+        self._above: AboveHigh | None = None
 
     @property
     def smallest(self) -> float:
@@ -102,8 +72,15 @@ class Greedy:
 
     def lowered(self, limit_bytes: int) -> bool:
         """Choose on from where things are, to a lower limit; whether the state fits now."""
-        self.state.limit_bytes = limit_bytes
+        self.state.limit_bytes, self._above = limit_bytes, None
         return self.run()
+
+    @property
+    def above(self) -> AboveHigh:
+        """Places above the limit, as things are."""
+        if self._above is None:
+            self._above = AboveHigh(self.state.excess, self.high)
+        return self._above
 
     def run(self) -> bool:
         """Choose; whether the state fits now."""
@@ -112,6 +89,7 @@ class Greedy:
                 break
         if self.state.fits:
             self._take_back()
+        self._above = None
         return self.state.fits
 
     def _take_back(self) -> None:
@@ -128,40 +106,42 @@ class Greedy:
                 copy.parts = {}
 
     def _round(self) -> int:
-        heap: list[tuple[float, int, Choice]] = []
+        queue, chosen = Queue(len(self.state.problem.nodes)), 0
         for k, gap in enumerate(self._gaps()):
             choice = self._choice(gap)
             if choice is not None:
-                heap.append((-choice.score, k, choice))
-        heapq.heapify(heap)
-        chosen = 0
-        while heap and not self.state.fits:
-            _, k, old = heapq.heappop(heap)
+                queue.push(k, choice, choice.score)
+        while len(queue) and self.above.all.most:
+            ready = queue.take()
+            if ready is not None:
+                chosen += self._do(ready)
+                continue
+            k, old = queue.pop()
             gap = old.gap
-            choice = self._choice(gap) if gap.part.users and gap.after in gap.part.users[:-1] else None
-            if choice is None:
+            if not gap.part.users or gap.after not in gap.part.users[:-1]:
                 continue
-            if heap and choice.score < -heap[0][0] * (1 - 1e-9):
-                heapq.heappush(heap, (-choice.score, k, choice))
+            most = self._most(old)
+            if queue.is_behind(most):  # at what it cost before: its price need not be looked at
+                queue.push(k, old, most)
                 continue
-            if self._do(choice):
-                chosen += 1
+            choice = self._choice(gap)
+            if choice is not None:
+                queue.priced(k, choice)
         self.chosen += chosen
         return chosen
 
     def _gaps(self) -> Iterator[Gap]:
         """Gaps of storages that may be cut, where something is above the limit."""
-        state, smallest = self.state, self.smallest
-        before = np.concatenate([[0], np.cumsum(state.excess > 0)]).tolist()
+        state, smallest, above = self.state, self.smallest, self.above.all
         for s, parts in enumerate(state.parts):
             if state.fixed[s] or state.size[s] < smallest:
                 continue
             for part in list(parts):
-                if not before[part.end + 1] - before[part.begin]:
+                if not above.any(part.begin, part.end + 1):
                     continue
                 for user, following in zip(part.users, part.users[1:], strict=False):
                     begin, end = user.last, following.at
-                    if end - begin >= SHORTEST and before[end] - before[begin + 1] and self._legal(part, following):
+                    if end - begin >= SHORTEST and above.any(begin + 1, end) and self._legal(part, following):
                         yield Gap(s, part, user, end)
 
     def _legal(self, part: Part, following: User) -> bool:
@@ -176,11 +156,11 @@ class Greedy:
     def _choice(self, gap: Gap) -> Choice | None:
         """The better way through a gap, as things are; ``None``: there is none, or it takes nothing away."""
         state, s = self.state, gap.storage
-        until = next(user.at for user in gap.part.users[gap.part.users.index(gap.after) + 1 :])
+        until = until_of(gap)
         gap = gap._replace(until=until)
         self.looked += 1
         begin = gap.after.last + 1
-        taken = self._taken(begin, until, state.size[s])
+        taken = self.above.taken(begin, until, state.size[s])
         if taken <= 0:
             return None
         best: Choice | None = None
@@ -194,19 +174,15 @@ class Greedy:
             if price is not None:
                 price = price._replace(excess=price.excess + self._beside(until, price.peak - state.size[s]))
             if price is not None and taken > price.excess:
-                score = _score(taken, price)
-                if best is None or score >= best.score:
-                    best = Choice(gap, score, copy, None, spare)
+                again = replace(chosen_for(gap, taken, price), copy=copy, spare=spare)
+                if best is None or again.score >= best.score:
+                    best = again
         return best
 
-    def _taken(self, begin: Position, end: Position, nbytes: int) -> int:
-        """What so many bytes less from one place to before another take away, in bytes above the limit times places."""
-        state = self.state
-        there = np.maximum(state.profile[begin:end] + state.beside[begin:end] - state.limit_bytes, 0)
-        if not self.high:
-            return int(np.minimum(there, nbytes).sum())
-        above = np.maximum(there - int(self.high * int(state.excess.max())), 0)
-        return int(np.minimum(above, nbytes).sum()) or int(np.minimum(there, nbytes).sum()) // LITTLE
+    def _most(self, old: Choice) -> float:
+        """The score of a choice at the price that it had."""
+        gap = old.gap
+        return self.above.taken(gap.after.last + 1, until_of(gap), self.state.size[gap.storage]) / old.us
 
     def _beside(self, at: Position, nbytes: int) -> int:
         """What copies that need so many bytes before a place add above the limit there."""
@@ -230,25 +206,25 @@ class Greedy:
         if len(maker.alloc) != 1 or (maker.kind is Kind.COLLECTIVE and len(waits) != 1):
             return None
         nbytes = state.size[s]
-        slots = link.slots(nbytes, float(self.at_us[begin]), float(self.at_us[gap.until]))
+        slots = link.slots(nbytes, self.at_us[begin], self.at_us[gap.until])
         if slots is None:
             return None
         us = link.link.copy_us(nbytes)
-        gone = int(np.searchsorted(self.at_us, slots[0] + us, side="left"))
-        back = int(np.searchsorted(self.at_us, slots[1], side="right")) - 1
+        gone = bisect_left(self.at_us, slots[0] + us)
+        back = bisect_right(self.at_us, slots[1]) - 1
         if gone + 1 >= back or back > gap.until:
             return None
         if self.host_limit_bytes is not None:
             there = self.host[begin : gap.until + 1]
             if int(there.max()) + nbytes > self.host_limit_bytes:
                 return None
-        taken = self._taken(gone + 1, back, nbytes)
+        taken = self.above.taken(gone + 1, back, nbytes)
         if taken <= 0:
             return None
-        return Choice(gap, _score(taken, Price(self.host_weight * us, 0)), None, (*slots, gone, back))
+        return replace(chosen_for(gap, taken, Price(self.host_weight * us, 0)), slots=(*slots, gone, back))
 
     def _do(self, choice: Choice) -> bool:
-        gap, state = choice.gap, self.state
+        gap, state, self._above = choice.gap, self.state, None
         s, part = gap.storage, gap.part
         if choice.slots is not None:
             out_us, in_us, gone, back = choice.slots
@@ -272,7 +248,3 @@ class Greedy:
         copy = place(state, v, gap.until)
         rest.source, copy.parts[s] = copy, rest
         return True
-
-
-def _score(taken: int, price: Price) -> float:
-    return (taken - price.excess) / max(price.us, LEAST_US)

@@ -99,7 +99,7 @@ class Planner:
     def __init__(
         self,
         asked: Asked,
-        before: Sequence[Rewrite] = (),
+        begin: FitPoint | None = None,
         tell: Callable[[str], None] = lambda text: None,
         known: "Planner | None" = None,
     ):
@@ -107,20 +107,18 @@ class Planner:
 
         Args:
             asked: What is asked for.
-            before: Rewrites that every plan begins with.
+            begin: What every plan begins with, of :func:`begun_with`; ``None``: the graph as it is.
             tell: Hears what is being done.
             known: Another planner for the same, whose plans count, too.
-
-        Raises:
-            RewriteError: What every plan begins with cannot be done.
         """
-        self.asked, self.before, self.tell = asked, tuple(before), tell
-        self.problem = apply(asked.problem, before, asked.prices) if before else asked.problem
+        begin = begun_with(asked, ()) if begin is None else begin
+        self.asked, self.before, self.tell = asked, begin.rewrites, tell
+        self.problem = begin.problem
         self.rerun = None if asked.rerun is None else _with_parts(asked.rerun, self.before)
         self.options = replace(asked.options, rewrites=(), allocator="none", memory_model=asked.problem.memory_model)
         self.points: list[FitPoint] = [] if known is None else known.points
         self.tried = 0
-        self.original = self.keep(point(self.before, self.problem, self.problem.original_order))
+        self.original = self.keep(begin)
         parts = any(isinstance(one, Fission) for one in self.before)
         self._laid_out = parts and not self.problem.collectives
         if not self._laid_out:
@@ -142,16 +140,19 @@ class Planner:
         fitting = [found for found in self.points if found.peak_bytes <= limit_bytes]
         return min(fitting, key=lambda found: (found.step_us, found.peak_bytes), default=None)
 
-    def at(self, limit_bytes: int, enough_us: float = 0.0) -> FitPoint | None:
+    def at(
+        self, limit_bytes: int, enough_us: float = 0.0, otherwise: Callable[[], None] = lambda: None
+    ) -> FitPoint | None:
         """Look for plans within a limit; the shortest known then. The graph as it is comes first, within the limit.
 
         Args:
             limit_bytes: It.
             enough_us: Where a plan is as short as this, no other one is looked for.
+            otherwise: Done where the original order gives no plan, before other orders are tried.
         """
         self._unrewritten(limit_bytes)
         best: _Ran | None = None
-        for ran in self._plans(limit_bytes):
+        for ran in self._plans(limit_bytes, otherwise):
             self.tell(FOUND)
             if best is None or ran.run.step_us < best.run.step_us:
                 best = ran
@@ -163,10 +164,11 @@ class Planner:
             self.keep(point(best.rewrites, best.problem, phases(task, start, task.measured(start)).order))
         return self.within(limit_bytes)
 
-    def _plans(self, limit_bytes: int) -> Iterator["_Ran"]:
+    def _plans(self, limit_bytes: int, otherwise: Callable[[], None]) -> Iterator["_Ran"]:
         """Plans within the limit, from each start by each recipe; of large graphs from one start alone."""
+        some = False
         for order in self._starts():
-            problem, some = relabelled(self.problem, order), False
+            problem = relabelled(self.problem, order)
             for greedy in self._recipes(problem, limit_bytes):
                 for aim in self._aims():
                     found = self._chosen(greedy, limit_bytes, int(limit_bytes * aim))
@@ -177,7 +179,9 @@ class Planner:
                     self.tried += 1
                     self.keep(point(rewrites, rewritten, run.order))
                     yield _Ran(rewrites, rewritten, run)
-            if some and len(self.problem.nodes) > LARGE:
+            if not some:
+                otherwise()
+            elif len(self.problem.nodes) > LARGE:
                 break
 
     def _unrewritten(self, limit_bytes: int) -> None:
@@ -258,6 +262,16 @@ class Planner:
                 kept.append(found)
         self.points = kept
         return new
+
+
+def begun_with(asked: Asked, rewrites: Sequence[Rewrite]) -> FitPoint:
+    """Rewrites alone, in the order in which they leave the graph.
+
+    Raises:
+        RewriteError: They cannot be done.
+    """
+    problem = apply(asked.problem, rewrites, asked.prices) if rewrites else asked.problem
+    return point(tuple(rewrites), problem, problem.original_order)
 
 
 def _with_parts(rerun: frozenset[str], before: Sequence[Rewrite]) -> frozenset[str]:

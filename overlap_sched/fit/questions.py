@@ -4,10 +4,10 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
-from overlap_sched.fit.answer import Fit
-from overlap_sched.fit.in_parts import begun, effects
+from overlap_sched.fit.answer import Fit, FitPoint
+from overlap_sched.fit.in_parts import Ways, effects
 from overlap_sched.fit.limit import Limit
-from overlap_sched.fit.planner import Asked, Planner
+from overlap_sched.fit.planner import Asked, Planner, begun_with
 from overlap_sched.fit.reserved import held_best
 from overlap_sched.options import Options, size_bytes
 from overlap_sched.problem import Problem
@@ -19,6 +19,8 @@ KINDS = ("recompute", "offload")
 """What may be done to values."""
 HALVINGS = 7
 """Of the range between the lowest peak that could be and the one that is enough."""
+HALVED_NODES = 175_000
+"""Of larger graphs fewer halvings are tried, one at least: so that so many nodes are planned for."""
 MISSES = 3
 """So often in a row nothing is found below the middle, until that is all."""
 CLOSE = 0.995
@@ -75,24 +77,13 @@ def fit(
     _check_model(problem)
     wanted = options or Options()
     asked = _asked(problem, prices, wanted, kinds, rerun, host_limit_bytes, effort)
-    planner = Planner(asked, (), tell)
+    planner = Planner(asked, None, tell)
     limit_us = None if max_slowdown is None else planner.without.step_us * (1 + max_slowdown)
     limit_bytes = None if memory_limit is None else size_bytes(memory_limit, planner.original.peak_bytes)
     limit = Limit(limit_bytes, limit_us)
-    fell_back = None
+    ways, fell_back = Ways(asked, fissions, limit), None
     try:
-        begins, plain = begun(planner, fissions), planner
-        if limit.us is None:
-            _answer(plain, limit)
-        for one in begins.promising(planner.points, limit):
-            planner = _with(planner, (one,), limit)
-        if limit.us is not None:  # what is in parts is quickly found, and leaves less to look for
-            plain.points, plain.tried = planner.points, planner.tried
-            _answer(plain, limit)
-            planner.points, planner.tried = plain.points, plain.tried
-        for more in extra:
-            several = more if isinstance(more, tuple) else (more,)
-            planner = _with(planner, (*planner.before, *several), limit)
+        planner = _searched(planner, ways, extra)
     except Exception as error:  # what fails here must not take the training job with it
         fell_back = f"{type(error).__name__}: {error}"
         if wanted.strict:
@@ -101,6 +92,9 @@ def fit(
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
         planner.points = [planner.without]
     best, held = held_best(planner.points, limit, wanted)
+    if held.over_bytes and ways.left and fell_back is None:  # slower, and perhaps without holes
+        ways.make(planner, all_=True)
+        best, held = held_best(planner.points, limit, wanted)
     return Fit(
         best=best,
         original=planner.original,
@@ -111,7 +105,7 @@ def fit(
         tried=planner.tried,
         fell_back=fell_back,
         held=held,
-        effects=effects(asked, best),
+        effects=effects(asked, planner.original, best, {plan.rewrites: plan for plan in ways.found}),
     )
 
 
@@ -135,7 +129,7 @@ def fit_frontier(
     _check(0, None, kinds, host_limit_bytes, effort)
     _check_model(problem)
     asked = _asked(problem, prices, options or Options(), kinds, rerun, host_limit_bytes, effort)
-    planner = Planner(asked, (), tell)
+    planner = Planner(asked, None, tell)
     limits = [int(share * planner.original.peak_bytes) for share in shares]
     for limit in limits:
         planner.at(limit)
@@ -168,6 +162,28 @@ def _asked(
     return Asked(problem, prices, options, ordered, known, host_limit_bytes, effort)
 
 
+def _searched(planner: Planner, ways: Ways, extra: Sequence[Rewrite | tuple[Rewrite, ...]]) -> Planner:
+    """The planner that has the answer; its plans are those of all."""
+    limit, plain = ways.limit, planner
+    if limit.bytes is not None:
+        plain.at(limit.bytes, otherwise=lambda: ways.make(plain))
+    ways.make(planner)
+    for begin in ways.promising(planner.points):
+        planner = _with(planner, begin, limit)
+    if limit.us is not None:  # what is in parts is quickly found, and leaves less to look for
+        plain.points, plain.tried = planner.points, planner.tried
+        _answer(plain, limit)
+        planner.points, planner.tried = plain.points, plain.tried
+    for more in extra:
+        several = more if isinstance(more, tuple) else (more,)
+        try:
+            begin = begun_with(planner.asked, (*planner.before, *several))
+        except RewriteError:
+            continue
+        planner = _with(planner, begin, limit)
+    return planner
+
+
 def _answer(planner: Planner, limit: Limit) -> None:
     if limit.bytes is not None:
         planner.at(limit.bytes)
@@ -175,7 +191,7 @@ def _answer(planner: Planner, limit: Limit) -> None:
     assert limit.us is not None
     low = sum(storage.bytes for storage in planner.problem.storages if storage.pinned)
     enough, missed = limit.best(planner.points).peak_bytes, 0
-    for _ in range(HALVINGS):
+    for _ in range(max(1, min(HALVINGS, HALVED_NODES // len(planner.problem.nodes)))):
         middle = (low + enough) // 2
         planner.at(middle, limit.us)
         reached = limit.best(planner.points).peak_bytes
@@ -187,12 +203,9 @@ def _answer(planner: Planner, limit: Limit) -> None:
             break
 
 
-def _with(planner: Planner, before: tuple[Rewrite, ...], limit: Limit) -> Planner:
+def _with(planner: Planner, begin: FitPoint, limit: Limit) -> Planner:
     """The planner with other rewrites to begin with, where the answer is better with them; all plans of both."""
-    try:
-        other = Planner(planner.asked, before, planner.tell, planner)
-    except RewriteError:
-        return planner
+    other = Planner(planner.asked, begin, planner.tell, planner)
     old = limit.best(planner.points)
     _answer(other, limit)
     winner = other if limit.key(limit.best(other.points)) < limit.key(old) else planner

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Kind, Node, Problem
 
 
 class LiveRange(NamedTuple):
@@ -21,6 +21,19 @@ class LiveRange(NamedTuple):
     bytes: int
     first: int
     last: int
+
+
+class Step(NamedTuple):
+    """Storages of one node, as an allocator meets them.
+
+    Attributes:
+        makes: What it brings to life; nothing of an input, which is there from the start.
+        uses: What it uses that goes once its last user is done. drops: what it makes and nobody uses.
+    """
+
+    makes: tuple[int, ...]
+    uses: tuple[int, ...]
+    drops: tuple[int, ...]
 
 
 class LiveRanges:
@@ -66,6 +79,33 @@ class LiveRanges:
         """Per node id, what it uses that goes when its last user is done: (storage, bytes)."""
         size = self.freed_size
         return [[(s, size[s]) for s in node.use if size[s]] for node in self.problem.nodes]
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """Per node id."""
+        return list(map(self._step, self.problem.nodes))
+
+    def _step(self, node: Node) -> Step:
+        storages, users = self.problem.storages, self.users
+        uses = tuple([s for s in node.use if not storages[s].pinned])
+        if node.kind is Kind.INPUT:
+            return Step((), uses, ())
+        drops = () if node.kind is Kind.OUTPUT else tuple([s for s in node.alloc if not users[s]])
+        return Step(node.alloc, uses, drops)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Per storage, bytes."""
+        return tuple([storage.bytes for storage in self.problem.storages])
+
+    @cached_property
+    def given(self) -> tuple[int, ...]:
+        """Storages that are there from the start."""
+        return tuple([s for node in self.problem.nodes if node.kind is Kind.INPUT for s in node.alloc])
+
+    def uses_left(self) -> list[int]:
+        """Per storage, how many nodes use it; a new list."""
+        return [len(users) for users in self.users]
 
     def _arrays(self) -> None:
         nodes, storages = self.problem.nodes, self.problem.storages

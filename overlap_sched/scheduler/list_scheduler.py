@@ -7,7 +7,8 @@
         run v                                       State.run      clock, streams and memory advance
 
 A rule proposes the most urgent node of its set; memory (:mod:`overlap_sched.scheduler.admission`) admits it, or blocks
-it until its obstacle is gone. The first open node of the reference order is always admitted: the loop never gets stuck.
+it until its obstacle is gone. The first open node of the reference order is always admitted, and what a gate holds back
+is let go where nothing else can run: the loop never gets stuck.
 The sets are in :mod:`overlap_sched.scheduler.ready_list`, their keys in :mod:`overlap_sched.scheduler.priority`.
 """
 
@@ -35,6 +36,9 @@ _LOOK = 4
 _MOST = 0.5
 """A collective is launched beside another if this part of its time falls beside it."""
 
+_ROUNDING = 1e-12
+"""Relative: the same times, summed up in another order, differ by less."""
+
 
 def list_schedule(
     reference: Reference,
@@ -60,11 +64,11 @@ def list_schedule(
         What it made, within the budget by construction; of a run that was given up only what it took.
     """
     state = State(reference, limit, reference.priorities(policy.prepares), pairs, gate, times)
-    rules = Rules(state, policy)
+    rules, given_up_us = Rules(state, policy), beat_us * (1 + _ROUNDING)
     while len(state.order) < len(reference.order):
         v, reason = rules.choose()
         state.run(v, reason)
-        if max(state.earliest_end_us(), state.streams.least_end_us) > beat_us:
+        if state.least_end_us() > given_up_us:
             return state.work()
     return Candidate(
         order=tuple(state.order),
@@ -114,7 +118,7 @@ class State:
 
     def may_run(self, v: NodeId) -> bool:
         """Does the budget admit v? Else it is blocked."""
-        if self._gate is not None and self.memory.position[v] != self.memory.first and not self._gate.admits(v):
+        if self._gate is not None and not self._gate.admits(v, self.memory.position[v] != self.memory.first):
             self.ready.remove(v)
             return False
         if self.memory.admits(v):
@@ -152,9 +156,21 @@ class State:
             if self._open_before[w] == 0:
                 self._add(w)
 
+    def give_way(self) -> None:
+        """Nothing else can run: neither may a gate hold anything back."""
+        if self._gate is not None:
+            for w in self._gate.give_way():
+                self._add(w)
+
     def earliest_end_us(self) -> float:
         """When the step ends at the earliest: the clock, and the compute that is left."""
         return self.clock_us + self.priorities.total_us - self.computed_us
+
+    def least_end_us(self) -> float:
+        """No sooner: by compute, by streams, by the longest path from what is ready."""
+        paths = self.ready.paths
+        path_us = self.clock_us - paths[0].minus_bottom_level_us if paths else 0.0
+        return max(self.earliest_end_us(), self.streams.least_end_us, path_us)
 
     def work(self) -> Work:
         """What it took so far."""
@@ -212,7 +228,12 @@ class Rules:
         if v is not None:
             return v, "no stall"
         # 5. all that is left are launches that would delay each other: the first in the reference order
-        return self._first_launch(), "no stall"
+        v = self._first_launch()
+        if v is not None:
+            return v, "no stall"
+        # 6. all that is left is held back for a better place in memory
+        self._state.give_way()
+        return self.choose()
 
     def _costs_nothing(self) -> NodeId | None:
         while self._ready.free:
@@ -302,8 +323,9 @@ class Rules:
                 return key.node
         return None
 
-    def _first_launch(self) -> int:
-        while True:
-            first: LaunchKey = min(queue[0] for queue in self._ready.launches.values() if queue)
-            if self._state.may_run(first.node):  # the first open node of the reference order always may
+    def _first_launch(self) -> NodeId | None:
+        while queues := [queue for queue in self._ready.launches.values() if queue]:
+            first: LaunchKey = min(queue[0] for queue in queues)
+            if self._state.may_run(first.node):  # memory always admits the first open node of the reference order
                 return first.node
+        return None

@@ -17,8 +17,9 @@ Where anything goes wrong on the way: the original order, and why.
 
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.validate import Measured, broken_promise, measure, violation
@@ -28,9 +29,10 @@ from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.fill_tail import fill_tail
+from overlap_sched.scheduler.needs import NOTHING, Reserve
 from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import Reserve, within_reserve
+from overlap_sched.scheduler.reserve import ROUNDS, within_reserve
 from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 from overlap_sched.scheduler.shift import shift
 
@@ -50,14 +52,71 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
         MemoryModelError: The problem is in another memory model than ``options.memory_model``.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
-    began = time.perf_counter()
     options = options or Options()
     _check_memory_model(problem, options)
-    before = after = measure(problem, problem.original_order)
+    before = measure(problem, problem.original_order)
+    return _judged(problem, options, before, lambda original: _best_order(problem, options, original))
+
+
+class Unfitted:
+    """A problem scheduled for live bytes alone; fitted to its allocator once that is asked for.
+
+    Attributes:
+        options: What was asked for.
+        live: As by ``allocator="none"``: what can be held is nearly always at least as long.
+    """
+
+    def __init__(self, problem: Problem, options: Options) -> None:
+        """Raises what :func:`schedule` raises."""
+        _check_memory_model(problem, options)
+        self.options, self._problem, self._found = options, problem, list[_Found]()
+        self._before = measure(problem, problem.original_order)
+        self.live = _judged(problem, replace(options, allocator="none"), self._before, self._for_live_bytes)
+
+    @cached_property
+    def fitted(self) -> Schedule:
+        """What :func:`schedule` makes; nothing of :attr:`live` is made again."""
+        return self._fitted(ROUNDS)
+
+    @cached_property
+    def unsettled(self) -> Schedule:
+        """The same, but not settled (see :mod:`overlap_sched.scheduler.reserve`): for comparisons without settling."""
+        return self._fitted(0)
+
+    @cached_property
+    def fits(self) -> bool:
+        """Can the order for live bytes be held as it is? Then it is the fitted one."""
+        return self.reserve is None or self.reserve.overdraft(self.live.order) == NOTHING
+
+    @cached_property
+    def reserve(self) -> Reserve | None:
+        """What the original order needs of the allocator; ``None``: live bytes alone count."""
+        settings = kept_allocator(self.options)
+        if settings is None:
+            return None
+        return Reserve.of(Task(self._problem, self.options, self.live.base_bytes), settings)
+
+    def _for_live_bytes(self, original: Candidate) -> tuple[Candidate, int]:
+        self._found.append(_for_live_bytes(self._problem, self.options, original))
+        return self._found[0].chosen(None)
+
+    def _fitted(self, rounds: int) -> Schedule:
+        if kept_allocator(self.options) is None or self.live.fell_back is not None:
+            return replace(self.live, options=self.options)
+        made = _judged(self._problem, self.options, self._before, lambda _: self._found[0].chosen(self.reserve, rounds))
+        return replace(made, schedule_s=self.live.schedule_s + made.schedule_s)
+
+
+def _judged(
+    problem: Problem, options: Options, before: Measured, find: Callable[[Candidate], tuple[Candidate, int]]
+) -> Schedule:
+    """What was found from the original order, once the judges have looked at it, or the original order."""
+    began = time.perf_counter()
+    after = before
     original = Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
     best, base_bytes, fell_back = original, original.peak_bytes, None
     try:
-        best, base_bytes = _best_order(problem, options, original)
+        best, base_bytes = find(original)
         after, fell_back = _verified(problem, options, before, best, base_bytes)
     except Exception as error:  # a scheduler that fails must not take the training job with it
         fell_back = f"the scheduler failed: {type(error).__name__}: {error}"
@@ -67,7 +126,7 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
         message = f"overlap_sched keeps the original order of {problem.name!r}: {fell_back}"
         if options.strict:
             raise VerificationError(message)
-        warnings.warn(message, OverlapSchedWarning, stacklevel=2)
+        warnings.warn(message, OverlapSchedWarning, stacklevel=3)
         best, after, base_bytes = replace(original, work=best.work), before, original.peak_bytes
     return Schedule(
         problem=problem,
@@ -84,22 +143,46 @@ def schedule(problem: Problem, options: Options | None = None) -> Schedule:
     )
 
 
+@dataclass(frozen=True)
+class _Found:
+    """The best order for live bytes.
+
+    Attributes:
+        asked: What was asked for. base: the order that its runs started from. original: the original order.
+        best: By (step, peak), whatever the allocator makes of it.
+    """
+
+    asked: Task
+    base: Order
+    original: Candidate
+    best: Candidate
+
+    def chosen(self, reserve: Reserve | None, rounds: int = ROUNDS) -> tuple[Candidate, int]:
+        """This, or one near it that the allocator can hold; and the peak that headroom is counted from."""
+        best, asked = self.best, self.asked
+        if reserve is not None and best.order != self.original.order:
+            best = within_reserve(reserve, Reference(asked.problem, self.base, asked.live_ranges), best, rounds)
+        kept = best.order == self.original.order and not asked.within_budget(best.order)
+        return best, self.original.peak_bytes if kept else asked.base_bytes
+
+
 def _best_order(problem: Problem, options: Options, original: Candidate) -> tuple[Candidate, int]:
-    """The best order by (step, peak), and the peak that headroom is counted from."""
+    """The best order that can be held, and the peak that headroom is counted from."""
+    found, settings = _for_live_bytes(problem, options, original), kept_allocator(options)
+    moved = found.best.order != original.order
+    return found.chosen(Reserve.of(found.asked, settings) if moved and settings is not None else None)
+
+
+def _for_live_bytes(problem: Problem, options: Options, original: Candidate) -> _Found:
     tasks = _tasks(problem, options, original)
     asked, first = tasks[0]
     best, work = original, NO_WORK
     for task, base in tasks:
-        for found in _found(task, base, original):
+        for found in _phased(task, base, original):
             work = work.plus(found.work)
             if found.beats(best):
                 best = found
-    if best.order != original.order and (settings := kept_allocator(options)) is not None:
-        reference = Reference(problem, first, asked.live_ranges)
-        best = within_reserve(Reserve.of(asked, settings), reference, replace(best, work=work))
-        work = best.work
-    kept = best.order == original.order and not asked.within_budget(best.order)
-    return replace(best, work=work), original.peak_bytes if kept else asked.base_bytes
+    return _Found(asked, first, original, replace(best, work=work))
 
 
 def _tasks(problem: Problem, options: Options, original: Candidate) -> list[tuple[Task, Order]]:
@@ -116,7 +199,7 @@ def _tasks(problem: Problem, options: Options, original: Candidate) -> list[tupl
     return [(asked, plan.order), (replace(default, options=same_budget), original.order)]
 
 
-def _found(task: Task, base: Order, original: Candidate) -> Iterator[Candidate]:
+def _phased(task: Task, base: Order, original: Candidate) -> Iterator[Candidate]:
     """The best order from one base; under contention also that made as if there were none: both are greedy."""
     yield phases(task, base, original)
     if task.problem.contention:

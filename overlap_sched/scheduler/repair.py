@@ -12,12 +12,13 @@ What keeps the step short need not be what fits in the end: the room that moves 
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId
+from overlap_sched.problem.allocator_settings import NO_LIMIT
 from overlap_sched.problem.precedence import neighbours
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.room import Failure, Growth, cheapest_room, out_of_memory, outgrown
@@ -26,6 +27,8 @@ MOST_REPAIRS = 15
 """Of one order, for one way to fail."""
 ROOMS = (1, 8)
 """So many rooms are compared for one request: the one that moves the least compute, or the best of some."""
+MOST_IN_VAIN = 3
+"""Rooms in a row by which nothing less is lacking: the same may be lacking in several places."""
 _MOST_REFUSED = 8
 """More rooms are not tried for one request: the budget refused what they move, or they make the step longer."""
 _MOST_MOVED = 12
@@ -73,6 +76,40 @@ def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, cap
     return found if tuple(order) == found.order else task.remeasured(found, tuple(order))
 
 
+def lacking_less(
+    task: Task,
+    found: Candidate,
+    failures: Callable[[Sequence[NodeId]], Iterator[Failure]],
+    lacking: Callable[[Sequence[NodeId], int], int],
+    most_us: float,
+) -> Candidate:
+    """The candidate with room made where that lowers what it lacks, until nothing is lacking or no room does.
+
+    Args:
+        task: What is asked for; the budget is kept.
+        found: A valid order within the budget.
+        failures: Of an order: where it fails, in every way that counts.
+        lacking: Of an order, in bytes; of what lacks more than so many, some figure above it.
+        most_us: No step becomes longer.
+    """
+    mend, order = _Repair(task, ROOMS[-1]), list(found.order)
+    least, kept, in_vain = lacking(order, NO_LIMIT), order, 0
+    while least and in_vain <= MOST_IN_VAIN:
+        best: tuple[bool, float, int, list[NodeId], list[Moved]] | None = None
+        for failure in failures(order):
+            for mended, moved in islice(mend.with_room(order, failure), ROOMS[-1]):
+                count = lacking(mended, least)
+                step_us = mend.step_us(mended) if count <= least else math.inf
+                if step_us <= most_us and (best is None or (count == least, step_us, count) < best[:3]):
+                    best = count == least, step_us, count, mended, moved
+        if best is None:
+            break
+        as_much, _, least, order, moved = best
+        mend.note(moved)
+        kept, in_vain = (kept, in_vain + 1) if as_much else (order, 0)
+    return found if tuple(kept) == found.order else task.remeasured(found, tuple(kept))
+
+
 class _Repair:
     """The repairs of one order: which storages were moved, which way, and how often."""
 
@@ -80,6 +117,7 @@ class _Repair:
         self._rooms = rooms
         self._task, self._nodes, self._storages = task, task.problem.nodes, task.problem.storages
         self._before, self._after = neighbours(task.problem, task.pairs)
+        self._outputs = frozenset(v for v, node in enumerate(self._nodes) if node.kind is Kind.OUTPUT)
         self._moved: dict[Moved, int] = {}
         self._refused: set[tuple[int, bool, NodeId]] = set()
 
@@ -95,21 +133,26 @@ class _Repair:
 
     def _mended(self, order: list[NodeId], failure: Failure) -> list[NodeId] | None:
         """The order with the room for what fails that makes the step shortest; None: there is none."""
-        least_us = self._step_us(order) * (1 + SAME_STEP)
+        compared = self._rooms > 1
+        least_us = self.step_us(order) * (1 + SAME_STEP) if compared else math.inf
         best: tuple[float, list[NodeId], list[Moved]] | None = None
-        for mended, moved in islice(self._with_room(order, failure), self._rooms):
-            step_us = self._step_us(mended)
+        for mended, moved in islice(self.with_room(order, failure), self._rooms):
+            step_us = self.step_us(mended) if compared else 0.0
             if best is None or step_us < best[0]:
                 best = step_us, mended, moved
             if step_us <= least_us:
                 break
         if best is None:
             return None
-        for key in best[2]:
-            self._moved[key] = self._moved.get(key, 0) + 1
+        self.note(best[2])
         return best[1]
 
-    def _with_room(self, order: list[NodeId], failure: Failure) -> Iterator[tuple[list[NodeId], list[Moved]]]:
+    def note(self, moved: Iterable[Moved]) -> None:
+        """These were moved: to move them once more costs more."""
+        for key in moved:
+            self._moved[key] = self._moved.get(key, 0) + 1
+
+    def with_room(self, order: list[NodeId], failure: Failure) -> Iterator[tuple[list[NodeId], list[Moved]]]:
         """Orders with room that the budget admits, the cheapest first, each without the dearest of the one before."""
         failing, position = failure.node, _positions(order)
         ways: dict[int, Way] = {}
@@ -150,7 +193,8 @@ class _Repair:
             return order, None
         return mended, way
 
-    def _step_us(self, order: Sequence[NodeId]) -> float:
+    def step_us(self, order: Sequence[NodeId]) -> float:
+        """Of an order."""
         return replay(self._task.problem, order).step_us
 
     def _way(self, s: int, failing: NodeId, position: Sequence[int], tried: Collection[Moved]) -> Way:
@@ -161,35 +205,30 @@ class _Repair:
         ways = [NO_WAY]
         maker = self._task.problem.allocator[s]
         if self._nodes[maker].kind is not Kind.INPUT and position[maker] < at:  # not moved with another one already
-            ways.append(
-                self._priced(s, True, failing, self._moving([maker], self._after, failing, lambda v: position[v] < at))
-            )
+            ways.append(self._priced(s, True, failing, self._moving([maker], True, failing, position)))
         still = [v for v in users if position[v] > at]
-        ways.append(
-            self._priced(s, False, failing, self._moving(still, self._before, failing, lambda v: position[v] > at))
-        )
+        ways.append(self._priced(s, False, failing, self._moving(still, False, failing, position)))
         return min((way for way in ways if (s, way.later) not in tried or way is NO_WAY), key=lambda way: way.cost_us)
 
-    def _moving(
-        self,
-        nodes: list[NodeId],
-        following: Sequence[Sequence[NodeId]],
-        failing: NodeId,
-        moves: Callable[[NodeId], bool],
-    ) -> frozenset[NodeId]:
-        """The nodes, and all that must move with them past the failing one; empty: they cannot."""
+    def _moving(self, nodes: list[NodeId], later: bool, failing: NodeId, position: Sequence[int]) -> frozenset[NodeId]:
+        """The nodes, and all that must move with them past the failing one; empty: they cannot, as no output can."""
+        following, outputs, at = self._after if later else self._before, self._outputs, position[failing]
+        if not outputs.isdisjoint(nodes):
+            return frozenset()
         reached, open_ = set(nodes), list(nodes)
         while open_:
             for w in following[open_.pop()]:
                 if w == failing or len(reached) > _MOST_MOVED:
                     return frozenset()
-                if w not in reached and moves(w):
+                if w not in reached and (position[w] < at if later else position[w] > at):
+                    if w in outputs:
+                        return frozenset()
                     reached.add(w)
                     open_.append(w)
         return frozenset(reached)
 
     def _priced(self, s: int, later: bool, failing: NodeId, nodes: frozenset[NodeId]) -> Way:
-        if not nodes or (s, later, failing) in self._refused or any(self._nodes[v].kind is Kind.OUTPUT for v in nodes):
+        if not nodes or (s, later, failing) in self._refused:
             return NO_WAY
         cost_us = 1.0 + sum(self._nodes[v].time_us for v in nodes if self._nodes[v].kind is not Kind.WAIT)
         return Way(cost_us * _AGAIN ** self._moved.get((s, later), 0), later, nodes)

@@ -10,34 +10,29 @@ once (:mod:`overlap_sched.peak_memory.allocator.reserved`); the order found must
 each plus the headroom; and plus two segments where the original reserves less than 1 GiB: single ones decide there.
 Where it does not: the same order without its shift; then runs beside an allocator that admits no more than the original
 reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended where they fail
-(:mod:`overlap_sched.scheduler.repair`); the shortest that can be held; then shifts that go less far. Where nothing can
-be held, what breaks least of this within one percent of the step; within two, where all of those run out of memory.
+(:mod:`overlap_sched.scheduler.repair`). Where none of these can be held: runs that look where results land, and orders
+like those that come nearest (:mod:`overlap_sched.scheduler.settle`). The shortest that can be held; then shifts that go
+less far. Where nothing can be held, what breaks least of this within one percent of the step; within two, where all of
+those run out of memory.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from itertools import islice, zip_longest
-from typing import NamedTuple
 
-from overlap_sched.options import headroom_bytes
-from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.problem import Order
-from overlap_sched.problem.allocator_settings import MIB, AllocatorSettings
-from overlap_sched.scheduler.allocator_gate import AllocatorGate
-from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
+from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.repair import ROOMS, repaired
+from overlap_sched.scheduler.repair import ROOMS, lacking_less
 from overlap_sched.scheduler.result import Work
-from overlap_sched.scheduler.room import Growth
+from overlap_sched.scheduler.settle import Settling, distinct
 from overlap_sched.scheduler.shift import shift
 
-MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
-"""As above; parts of what the original order needs."""
 EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
 more runs are tried. Within the third, one is taken that needs less, though too much; within the last, one that fits, or
@@ -46,13 +41,13 @@ MENDED = 1.03
 """Orders whose step is within this part of the best are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5
 """Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
-SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
-"""What reserves less than the first may reserve the second more."""
+MENDABLE = 0.2
+"""What lacks more of what the original order reserves is neither settled nor mended: that does not come to an end."""
+CAREFUL, ROUNDS, WIDTH, REPAIRED = 1, 2, 3, 3
+"""Where nothing can be held: careful policies per unit of effort; rounds of settling, orders looked at in each, and
+orders that are mended behind them."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
-SPARE = 0.01
-"""A run may make the allocator grow ahead of the original order by so much of what that reserves."""
-
 _NEAREST = ((0.0, NEAR), (-0.2, NEXT), (0.12, FAR))
 """Slack and window."""
 POLICIES = (
@@ -65,96 +60,19 @@ POLICIES = (
 """Near the reference order in one way or another: that is what fragments least."""
 
 
-class Overdraft(NamedTuple):
-    """What an order breaks, worst first; all zero: nothing.
-
-    ``over_bytes``: what it reserves, or the capacity that it needs, above what it may; the larger of the two.
-    """
-
-    out_of_memory: bool
-    retries: int
-    over_bytes: int
-
-
-NOTHING = Overdraft(False, 0, 0)
-
-
-@dataclass(frozen=True)
-class Reserve:
-    """What the original order needs of the allocator.
-
-    Attributes:
-        task: Whose orders are looked at. settings: Of the allocator.
-        reserved_bytes: Reserved without a limit. capacity_bytes: the smallest that suffices. spare_bytes: on top.
-    """
-
-    task: Task
-    settings: AllocatorSettings
-    reserved_bytes: int
-    capacity_bytes: int
-    spare_bytes: int
-
-    @classmethod
-    def of(cls, task: Task, settings: AllocatorSettings) -> "Reserve":
-        """Of a task's original order."""
-        requests = requests_of(task.live_ranges, task.problem.original_order)
-        reserved = requests.replayed(settings).peak_reserved_bytes
-        spare_bytes = headroom_bytes(task.options.headroom, task.base_bytes)
-        spare_bytes += SEGMENTS_BYTES if reserved < SMALL_BYTES else 0
-        return cls(task, settings, reserved, requests.smallest_capacity(settings, reserved), spare_bytes)
-
-    def rewritten(self, task: Task) -> "Reserve":
-        """For orders of what the problem has become: they may need what the problem as it was needs."""
-        return replace(self, task=task)
-
-    def overdraft(self, order: Order) -> Overdraft:
-        """What a valid order breaks."""
-        requests = requests_of(self.task.live_ranges, order)
-        reserved = requests.replayed(self.settings).peak_reserved_bytes
-        over_bytes = max(reserved - int(self.reserved_bytes * MOST_RESERVED) - self.spare_bytes, 0)
-        retries = requests.retries(self.reserved_bytes + self.spare_bytes, self.settings)
-        if not requests.fits(self.most_capacity, self.settings):
-            needed = requests.smallest_capacity(self.settings, reserved)
-            over_bytes = max(over_bytes, needed - self.most_capacity, 1)
-        return Overdraft(retries is None, max((retries or 0) - MOST_RETRIES, 0), over_bytes)
-
-    @property
-    def most_capacity(self) -> int:
-        """Bytes of the device on which an order must run."""
-        return int(self.capacity_bytes * MOST_CAPACITY) + self.spare_bytes
-
-    @cached_property
-    def growth(self) -> Growth:
-        """How the original order makes plain segments grow."""
-        return Growth.of(self.task.live_ranges, self.task.problem.original_order)
-
-    def gates(self) -> tuple[AllocatorGate, AllocatorGate]:
-        """For two runs: what the allocator may reserve rises as in the original order; or is there from the start."""
-        live_ranges, growth = self.task.live_ranges, self.growth
-        spare_bytes = int(growth.total_bytes * SPARE) + self.spare_bytes
-        return (
-            AllocatorGate(live_ranges, growth.inputs_bytes + spare_bytes, growth.by_node),
-            AllocatorGate(live_ranges, growth.total_bytes + self.spare_bytes, {}),
-        )
-
-    def repaired(self, found: Candidate, rooms: int) -> Candidate:
-        """The candidate mended where it breaks something, as far as that can be had, by so many rooms for a request."""
-        spare_bytes = int(self.growth.total_bytes * (MOST_RESERVED - 1)) + self.spare_bytes
-        return repaired(self.task, found, self.growth, spare_bytes, self.most_capacity, rooms)
-
-
-def within_reserve(reserve: Reserve, reference: Reference, best: Candidate) -> Candidate:
+def within_reserve(reserve: Reserve, reference: Reference, best: Candidate, rounds: int = ROUNDS) -> Candidate:
     """The phase: the best order, or one near it that an allocator can hold.
 
     Args:
         reserve: What the order may need.
         reference: The order that runs start from.
         best: The best order behind all other phases.
+        rounds: Of settling, where nothing else holds; 0: none, which takes half as long there or less.
     """
     breaks = reserve.overdraft(best.order)
     if breaks == NOTHING:
         return best
-    held, broken = _held(reserve, reference, best, breaks)
+    held, broken = _held(reserve, reference, best, breaks, rounds)
     limit = reserve.task.limit_after(best)
     for farthest in SHIFTS:
         moved = shift(reserve.task, held, limit, farthest)
@@ -165,26 +83,37 @@ def within_reserve(reserve: Reserve, reference: Reference, best: Candidate) -> C
     return held
 
 
-def _held(reserve: Reserve, reference: Reference, best: Candidate, breaks: Overdraft) -> tuple[Candidate, Overdraft]:
+def _held(
+    reserve: Reserve, reference: Reference, best: Candidate, breaks: Overdraft, rounds: int
+) -> tuple[Candidate, Overdraft]:
     """The shortest order that breaks nothing; where there is none, the one near the best that breaks least."""
     task, work = reserve.task, best.work
     tried, seen = [(breaks, best)], {best.order}
     if best.unshifted is not None and best.unshifted not in seen:
         tried.append((reserve.overdraft(best.unshifted), task.remeasured(best, best.unshifted)))
         seen.add(best.unshifted)
-    effort = task.options.effort
+    effort, original_us = task.options.effort, task.measured(task.problem.original_order).step_us
     for run in islice(_runs(reserve, reference), RUNS * effort):
-        if _shortest_held(tried) <= best.step_us * CLOSE:
+        held_us = _shortest_held(tried)
+        if held_us <= best.step_us * CLOSE:
             break
-        found = run()
+        found = run(beat_us=min(original_us, best.step_us * MENDED, held_us))  # what is longer is never chosen
         work = work.plus(found if isinstance(found, Work) else found.work)
         if not isinstance(found, Work) and found.order not in seen:
             seen.add(found.order)
             tried.append((reserve.overdraft(found.order), found))
+    made = list(tried)
     for found in _nearest(reserve, tried, best)[: int(REPAIRS * effort)]:
         if _shortest_held(tried) <= best.step_us * EQUAL:
             break
         tried += _repairs(reserve, found, best.step_us)
+    if rounds and _shortest_held(tried) > best.step_us * HELD:
+        for run in _careful_runs(reserve, reference, best.step_us * HELD):
+            found = run()
+            work = work.plus(found if isinstance(found, Work) else found.work)
+            if not isinstance(found, Work):
+                made.append((reserve.overdraft(found.order), found))
+        tried += [*made, *_settled(reserve, made, best, rounds)]
     broken, found = chosen(tried, best.step_us)
     return replace(found, work=work), broken
 
@@ -197,6 +126,22 @@ def _repairs(reserve: Reserve, found: Candidate, best_us: float) -> Iterator[tup
         yield broken, mended
         if broken != NOTHING or mended.step_us <= best_us * EQUAL:
             break
+
+
+def _settled(
+    reserve: Reserve, tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate, rounds: int
+) -> Iterator[tuple[Overdraft, Candidate]]:
+    """Orders like those that were tried, in which results land better; where that is not enough, mended."""
+    task, devices, settings = reserve.task, reserve.devices, reserve.settings
+    most_us, most_bytes = best.step_us * HELD, MENDABLE * reserve.reserved_bytes
+    near = [found for broken, found in tried if found.step_us <= most_us and broken.over_bytes <= most_bytes]
+    settling = Settling(task, devices, settings, most_us)
+    for lacking, found in distinct(settling.settled(near, rounds, WIDTH))[:REPAIRED]:
+        yield reserve.overdraft(found.order), found
+        if lacking == 0:
+            break
+        mended = lacking_less(task, found, reserve.failures, settling.lacking, most_us)
+        yield reserve.overdraft(mended.order), mended
 
 
 def chosen(tried: Sequence[tuple[Overdraft, Candidate]], best_us: float) -> tuple[Overdraft, Candidate]:
@@ -217,7 +162,7 @@ def _shortest_held(tried: Sequence[tuple[Overdraft, Candidate]]) -> float:
 
 
 def _nearest(reserve: Reserve, tried: Sequence[tuple[Overdraft, Candidate]], best: Candidate) -> list[Candidate]:
-    """What is worth mending: shorter than what can be held already, and not far from the best.
+    """What is worth mending: shorter than what can be held already, not far from the best, lacking not too much.
 
     First what breaks least, to a hundredth of what may be reserved; of those, the shortest, to a thousandth.
     """
@@ -228,19 +173,32 @@ def _nearest(reserve: Reserve, tried: Sequence[tuple[Overdraft, Candidate]], bes
         thousandths = int(1000 * found.step_us / best.step_us)
         return broken.out_of_memory, broken.retries, hundredths, thousandths, broken.over_bytes
 
-    most_us = min(best.step_us * MENDED, _shortest_held(tried))
-    worth = [pair for pair in tried if pair[0] != NOTHING and pair[1].step_us < most_us]
+    most_us, most_bytes = min(best.step_us * MENDED, _shortest_held(tried)), MENDABLE * reserve.reserved_bytes
+    worth = [
+        pair for pair in tried if pair[0] != NOTHING and pair[1].step_us < most_us and pair[0].over_bytes <= most_bytes
+    ]
     return [found for _, found in sorted(worth, key=key)]
 
 
-def _runs(reserve: Reserve, reference: Reference) -> Iterator[Callable[[], Candidate | Work]]:
-    """Runs beside an allocator, policy by policy."""
+def _runs(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., Candidate | Work]]:
+    """Runs beside an allocator, policy by policy; they are told what step is to be beaten."""
     task = reserve.task
-    compute_us, stream_us = busy_us(task.problem)
-    original_us = task.measured(task.problem.original_order).step_us
-    for policy in POLICIES if compute_us >= stream_us else _in_turn(NETWORK_BINDS, POLICIES):
+    for policy in _policies(reserve):
         for gate in reserve.gates():
-            yield partial(list_schedule, reference, task.limit, policy, task.pairs, original_us, gate)
+            yield partial(list_schedule, reference, task.limit, policy, task.pairs, gate=gate)
+
+
+def _careful_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[Callable[[], Candidate | Work]]:
+    """Runs that look where results land, of the first policies; given up where a step is too long."""
+    task = reserve.task
+    for policy in islice(_policies(reserve), CAREFUL * task.options.effort):
+        for gate in reserve.careful_gates(reference):
+            yield partial(list_schedule, reference, task.limit, policy, task.pairs, most_us, gate)
+
+
+def _policies(reserve: Reserve) -> Iterator[Policy]:
+    compute_us, stream_us = busy_us(reserve.task.problem)
+    yield from POLICIES if compute_us >= stream_us else _in_turn(NETWORK_BINDS, POLICIES)
 
 
 def _in_turn(first: Sequence[Policy], second: Sequence[Policy]) -> Iterator[Policy]:

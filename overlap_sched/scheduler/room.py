@@ -22,8 +22,10 @@ from overlap_sched.peak_memory.allocator.caching import (
     rounded,
 )
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
+from overlap_sched.peak_memory.allocator.shortage import Device
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId
+from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings
 
 
 @dataclass(frozen=True)
@@ -76,25 +78,26 @@ def outgrown(live_ranges: LiveRanges, order: Sequence[NodeId], growth: Growth, s
 
     Growth is counted as it goes, not at the end: what grows too early is in the way of what must grow later.
     """
-    run = AllocatorRun(live_ranges, _KeepsAll())
+    run = AllocatorRun(live_ranges, CachingAllocator())
+    run.allocator.most_retries = 0
     run.allocator.capacity = run.allocator.reserved_bytes + spare_bytes
     return _failure(run, order, growth.by_node, gives_back=False)
 
 
 def out_of_memory(live_ranges: LiveRanges, order: Sequence[NodeId], capacity: int) -> Failure | None:
     """Where an order runs out of memory on a device of so many bytes; None: nowhere."""
+    return failing(live_ranges, order, Device(capacity), PLAIN)
+
+
+def failing(
+    live_ranges: LiveRanges, order: Sequence[NodeId], device: Device, settings: AllocatorSettings
+) -> Failure | None:
+    """Where an order does not run on a device; None: nowhere."""
     try:
-        run = AllocatorRun(live_ranges, CachingAllocator(capacity=capacity))
+        run = AllocatorRun(live_ranges, device.allocator(settings))
     except OutOfDeviceMemoryError:
         return None  # the inputs alone do not fit: no order does
-    return _failure(run, order, {}, gives_back=True)
-
-
-class _KeepsAll(CachingAllocator):
-    """Gives nothing back: its capacity is a limit on what it may reserve."""
-
-    def _release(self) -> None:
-        pass
+    return _failure(run, order, {}, gives_back=device.most_retries > 0)
 
 
 def _failure(run: AllocatorRun, order: Sequence[NodeId], grows: dict[NodeId, int], gives_back: bool) -> Failure | None:

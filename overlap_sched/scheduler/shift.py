@@ -30,6 +30,9 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 _FARTHEST = 2_000
 """A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
 
+_MANY = 20
+"""Of more users than this the last is found by vector operations."""
+
 
 def shift(task: Task, best: Candidate, limit: npt.NDArray[np.int64], farthest: int = _FARTHEST) -> Candidate:
     """The phase: the candidate shifted within a limit in bytes; as it was where contention makes that longer."""
@@ -109,6 +112,7 @@ class _Line:
         self._limit = limit if limit.ndim else np.full(len(order), int(limit), dtype=np.int64)
         self._users, self._takes, self._keeps = live_ranges.users, live_ranges.alloc_bytes, live_ranges.kept_bytes
         self._inputs_bytes, self._dying = live_ranges.input_bytes, live_ranges.dying
+        self._many: dict[int, npt.NDArray[np.int64]] = {}  # users of storages that have many
         self._during = live_ranges.profile(order)  # live while the node at a position runs
         takes = np.array(live_ranges.alloc_bytes, dtype=np.int64)[self.order]
         self._between = np.append(self._during[1:] - takes[1:], live_ranges.end_bytes)  # live once it has run
@@ -174,10 +178,21 @@ class _Line:
         during = np.full(end - begin, -self._keeps[v], dtype=np.int64)
         between = during.copy()
         for s, size in self._dying[v]:
-            other = max((self.position[u] for u in self._users[s] if u != v), default=-1)
+            other = self._last_other(v, s)
             during[max(other + 1 - begin, 0) :] += size
             between[max(other - begin, 0) :] += size
         return during, between
+
+    def _last_other(self, v: int, s: int) -> int:
+        """The last position at which another node uses a storage; -1: none does."""
+        users = self._users[s]
+        if len(users) <= _MANY:
+            return max([int(self.position[u]) for u in users if u != v], default=-1)
+        if s not in self._many:
+            self._many[s] = np.array(users, dtype=np.int64)
+        positions = self.position[self._many[s]]
+        positions[self._many[s] == v] = -1
+        return int(positions.max())
 
     def _before(self, at: int) -> int:
         """What is live before the node at a place runs."""

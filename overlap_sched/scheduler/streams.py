@@ -13,6 +13,7 @@ So before v is launched: is there a collective u of its group with a longer path
 while v is on the stream, and would be late behind it, by more than v would be behind u?
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
@@ -25,8 +26,9 @@ from overlap_sched.scheduler.shared_streams import SharedStreams
 
 _LOOK = 4
 """How many of the next collectives of its group are looked at before a launch."""
-_FAR = 40
-"""A collective with more than so many open nodes before it is far from ready."""
+_FAR, _FARTHER = 40, 160
+"""A collective with more open nodes before it than the first is far from ready; they are counted up to the second, as
+it is far then until the difference has run."""
 
 
 class StreamTimes(Protocol):
@@ -67,7 +69,8 @@ class Streams:
 
     Attributes:
         contended: Do collectives slow compute, and are there several links?
-        least_end_us: No stream is done before; 0 where collectives do not go one by one at their own times.
+        least_end_us: The step ends no sooner, by all of a stream and what comes behind it; 0 where collectives do not
+            go one by one at their own times.
         looked: Nodes visited by :meth:`delays_more_urgent`: the work done, for tests and benchmarks.
     """
 
@@ -85,19 +88,26 @@ class Streams:
         self._elsewhere = _elsewhere(problem)
         self.contended = any(self._elsewhere.values())
         self._left_us = dict.fromkeys(problem.groups, 0.0)  # per group, the time of what has not been launched
+        self._behind_us = dict.fromkeys(problem.groups, math.inf)  # per group, no less comes behind any of it
         for v in problem.collectives:
-            self._left_us[problem.nodes[v].group or ""] += problem.nodes[v].time_us
+            group, behind = problem.nodes[v].group or "", [self._level_us[w] for w in problem.waits.get(v, ())]
+            self._left_us[group] += problem.nodes[v].time_us
+            self._behind_us[group] = min(self._behind_us[group], max(behind, default=0.0))
         # per group, what has not been launched, by latest start; a linked list, so that its front is always near
+        self._far_until: dict[NodeId, int] = {}  # per collective that is far from ready: until so many nodes have run
+        self._steps = 0
         self._to_launch = {group: OrderedDict.fromkeys(ids) for group, ids in priorities.by_latest_start.items()}
 
     def launch(self, v: NodeId, clock_us: float) -> None:
         """Collective v is launched now."""
         group = self._nodes[v].group or ""
+        self._steps += 1
         self._times.launch(v, clock_us)
         self._left_us[group] -= self._nodes[v].time_us
         del self._to_launch[self._nodes[v].group][v]
         if self._one_by_one:
-            self.least_end_us = max(self.least_end_us, self._times.free_us(group) + self._left_us[group])
+            end_us = self._times.free_us(group) + self._left_us[group] + self._behind_us[group]
+            self.least_end_us = max(self.least_end_us, end_us)
 
     def start_us(self, v: NodeId, clock_us: float) -> float:
         """When v would start if it were launched now."""
@@ -114,11 +124,13 @@ class Streams:
 
     def compute(self, time_us: float, clock_us: float) -> float:
         """The clock after compute that takes so long alone."""
+        self._steps += 1
         return self._times.compute(time_us, clock_us)
 
     def wait(self, v: NodeId, clock_us: float) -> float:
         """The clock after wait v."""
         collective = self._nodes[v].collective
+        self._steps += 1
         return clock_us if collective is None else self._times.wait(collective, clock_us)
 
     def end_us(self, clock_us: float) -> float:
@@ -170,14 +182,17 @@ class Streams:
         Nodes come in the original order within each other's dependencies, so one sweep by id is a longest path.
         """
         nodes, has_run = self._nodes, self._has_run
+        if self._far_until.get(v, 0) > self._steps:
+            return math.inf
         found, todo = {v}, [v]
-        while todo:
+        while todo and len(found) <= _FARTHER:
             for u in self._before[todo.pop()]:
                 if not has_run[u] and u not in found:
                     found.add(u)
                     todo.append(u)
-            if len(found) > _FAR:
-                return float("inf")
+        if len(found) > _FAR:
+            self._far_until[v] = self._steps + len(found) - _FAR
+            return math.inf
         self.looked += len(found)
         done: dict[int, float] = {}
         for u in sorted(found):

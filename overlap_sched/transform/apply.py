@@ -24,7 +24,7 @@ from overlap_sched.transform.merged import merged
 from overlap_sched.transform.offload import offloaded
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import recomputed
-from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split
+from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
 from overlap_sched.transform.split import split
 
 NOT_KNOWN: Alike = {}
@@ -78,6 +78,6 @@ def apply(
                 recomputed(draft, rewrite)
             case Offload():
                 offloaded(draft, rewrite, prices.host)
-            case _:
+            case Stream():
                 streamed(draft, rewrite)
     return draft.finished()

@@ -4,7 +4,7 @@ Ids of a draft are its own: those of the problem, then those of new nodes as the
 into an order again, and numbered by it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from overlap_sched.errors import RewriteError
@@ -167,20 +167,16 @@ class Draft:
             RewriteError: Nodes that were merged need each other: there is no order.
         """
         order = self.order()
-        new_id = {v: k for k, v in enumerate(order)}
-        kept = sorted({s for v in order for s in self.node(v).alloc})
-        new_storage = {s: k for k, s in enumerate(kept)}
+        new_id = dict(zip(order, range(len(order)), strict=True))
+        there = list(map(self.node, order))
+        kept = sorted([s for node in there for s in node.alloc])
+        new_storage = dict(zip(kept, range(len(kept)), strict=True))
         nodes = []
-        for v in order:
-            node = self.node(v)
-            nodes.append(
-                node._replace(
-                    deps=tuple(sorted([new_id[u] for u in node.deps])),
-                    alloc=tuple([new_storage[s] for s in node.alloc]),
-                    use=tuple([new_storage[s] for s in node.use]),
-                    collective=None if node.collective is None else new_id[node.collective],
-                )
-            )
+        for name, kind, deps, alloc, use, time_us, op, group, collective, flops, nbytes in there:
+            deps = tuple(sorted([new_id[u] for u in deps]))
+            alloc, use = tuple([new_storage[s] for s in alloc]), tuple([new_storage[s] for s in use])
+            waited = None if collective is None else new_id[collective]
+            nodes.append(Node(name, kind, deps, alloc, use, time_us, op, group, waited, flops, nbytes))
         used = {node.group for node in nodes if node.group is not None}
         groups = {group: facts for group, facts in self.groups.items() if group in used}
         links = {group: link for group, link in self._links.items() if group in groups}
@@ -205,6 +201,10 @@ class Draft:
         state = bytearray(len(nodes))  # 1: being visited, 2: in the order
         order: list[NodeId] = []
         for start in places:
+            if self._in_place(start, maker, state):
+                state[start] = 2
+                order.append(start)
+                continue
             stack = [start]
             while stack:
                 v = stack[-1]
@@ -228,6 +228,19 @@ class Draft:
                     raise RewriteError(self._in_a_ring(v, ring[0]))
                 stack.extend(sorted(missing, key=lambda u: (at[u], u), reverse=True))
         return order
+
+    def _in_place(self, v: NodeId, maker: Mapping[StorageId, NodeId], state: bytearray) -> bool:
+        """Is a node of the problem not in the order yet, and all that it needs? So it is of nearly all nodes."""
+        if state[v] or v >= len(self.problem.nodes):
+            return False
+        node = self.node(v)
+        for u in node.deps:
+            if state[u] != 2:
+                return False
+        for s in node.use:
+            if state[maker[s]] != 2 and maker[s] != v:
+                return False
+        return node.collective is None or state[node.collective] == 2
 
     def _taken_out_of(self, v: NodeId) -> list[NodeId]:
         """Views that need a new launch alone: each holds all its results, so they come at once behind it."""

@@ -10,9 +10,7 @@ allocated as the whole was.
 """
 
 from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
 
-from overlap_sched.cost.model import Compute
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
 from overlap_sched.problem.node import LAUNCH, StorageId
@@ -20,10 +18,11 @@ from overlap_sched.transform.bucket import CAT, CLONE, SLICE, VIEW
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.members import launched
+from overlap_sched.transform.part_times import ADD, PartTimes
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.stages import places
 
-ADD, PERMUTE = "aten.add.Tensor", "aten.permute.default"
+PERMUTE = "aten.permute.default"
 Entered = dict[StorageId, tuple[StorageId, ...]]
 """Per storage of what enters in part, what a part holds in its place: itself, where it takes a view."""
 _KINDS = (Kind.COMPUTE, Kind.COLLECTIVE, Kind.WAIT)
@@ -53,6 +52,7 @@ class _Fissioning:
         self.entered: dict[tuple[NodeId, int], Entered] = {}
         self.sliced: dict[NodeId, Slice] = {draft.find(one.value): one for one in fission.slices}
         self.full = {s for name, k in fission.full for s in draft.node(draft.find(name)).alloc[k : k + 1]}
+        self.times = PartTimes(prices, fission.parts, self.full)
         self.left: set[StorageId] = set()
         self.of_host = {v: u for v in self.ids if (u := _host_node(draft, v)) is not None}
         gone = {*self.inside, *self.of_host.values()} - self.stay
@@ -109,12 +109,12 @@ class _Fissioning:
         use = _unique(t for s in node.use for t in ((own[s],) if s in own else entered.get(s, (s,))))
         if node.kind is Kind.COLLECTIVE:
             return self._collective(node, name, (deps, alloc, use), at)
-        flops = node.flops // self.fission.parts
-        nbytes = self._bytes(node, (own.keys() | entered.keys()) - self.full)
         made = node._replace(name=name, deps=_unique(deps), alloc=tuple(alloc), use=use)
         if node.kind is Kind.WAIT:
             return self._wait(v, made, p, at)
-        return self.draft.add(made._replace(time_us=self._us(node, flops, nbytes), flops=flops, bytes=nbytes), at)
+        nbytes = self.times.bytes(node, self.draft.storages, [s for s in node.use if s in own or s in entered])
+        us = self.times.us(node, nbytes)
+        return self.draft.add(made._replace(time_us=us, flops=self.times.flops(node), bytes=nbytes), at)
 
     def _collective(self, node: Node, name: str, what: tuple[list[int], list[int], tuple[int, ...]], at: float) -> int:
         deps, alloc, use = what
@@ -133,21 +133,6 @@ class _Fissioning:
             finished = Node(f"{made.name}.{finish.op}", Kind.COMPUTE, deps, time_us=finish.time_us, op=finish.op)
             deps = (*deps, self.draft.add(finished, at))
         return self.draft.add(made._replace(deps=deps, collective=self.copies[launch][p]), at)
-
-    def _bytes(self, node: Node, cut: AbstractSet[StorageId]) -> int:
-        """What a part moves: 1/n of what is cut; all of what goes in or comes out whole."""
-        whole = sum(self.draft.storages[s].bytes for s in node.use if s not in cut)
-        whole += sum(self.draft.storages[s].bytes for s in node.alloc if s in self.full)
-        if whole > node.bytes:  # of a table, only some rows are read
-            whole = 0
-        return whole + -(-(node.bytes - whole) // self.fission.parts)
-
-    def _us(self, node: Node, flops: int, nbytes: int) -> float:
-        model = self.prices.model
-        whole = model.compute_us(Compute(node.op, node.flops, node.bytes))
-        if not whole:
-            return node.time_us / self.fission.parts
-        return node.time_us * model.compute_us(Compute(node.op, flops, nbytes)) / whole
 
     def _storages(self, v: NodeId) -> tuple[StorageId, ...]:
         """The storage of a value from outside; none where it is not counted."""

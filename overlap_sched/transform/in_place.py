@@ -19,6 +19,7 @@ from overlap_sched.cost.model import Compute
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId, Problem
 from overlap_sched.problem.node import LAUNCH, StorageId
+from overlap_sched.problem.reached import reached
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import is_view, writes
@@ -89,6 +90,10 @@ def _check_others(draft: Draft, v: NodeId, over: NodeId, s: StorageId, others: I
     """Whether all others that look at a storage can come before the node that is to write over it."""
     name, given = draft.node(v).name, draft.node(over).name
     behind: set[NodeId] | None = None
+
+    def behind_it(u: NodeId) -> Iterable[NodeId]:
+        return (*draft.after(u), *(w for s in draft.node(u).alloc for w in draft.users(s)))
+
     for w in others:
         other = draft.node(w)
         if other.kind is Kind.OUTPUT:
@@ -99,21 +104,9 @@ def _check_others(draft: Draft, v: NodeId, over: NodeId, s: StorageId, others: I
             raise RewriteError(f"a collective that reads {given!r} is not waited for: it must stay as it is.")
         if w in draft.node(v).deps and is_view(other):
             raise RewriteError(f"{name!r} also takes {given!r} through {other.name!r}: it would read what it writes.")
-        behind = _behind(draft, v) if behind is None else behind
+        behind = reached([v], behind_it) if behind is None else behind
         if w in behind:
             raise RewriteError(f"{other.name!r} takes {given!r} and comes after {name!r}, which would have changed it.")
-
-
-def _behind(draft: Draft, v: NodeId) -> set[NodeId]:
-    """All that needs a node."""
-    found, todo = set[NodeId](), [v]
-    while todo:
-        u = todo.pop()
-        for w in (*draft.after(u), *(w for s in draft.node(u).alloc for w in draft.users(s))):
-            if w not in found:
-                found.add(w)
-                todo.append(w)
-    return found
 
 
 def _in_place(node: Node, whole_bytes: int, prices: Prices) -> tuple[int, float]:

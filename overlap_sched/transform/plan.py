@@ -3,27 +3,31 @@
     found = plan(problem, prices, Options(rewrites=("bucket",)))
     found.schedule.scheduled.step_us <= found.without.scheduled.step_us     always
 
-The budget is that of the graph as it was. A plan whose judges find anything wrong is none: the graph stays, in its best
-order.
+The budget is that of the graph as it was. To fit an order to the allocator takes longer than to find it, so one is
+fitted, not two: the rewritten one. Where that fits and is shorter than the best order for live bytes without rewrites,
+it has won: what can be held of that one is hardly ever shorter. Else that one is fitted, too, and they are compared. A
+plan whose judges find anything wrong is none: the graph stays, in its best order.
 """
 
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
-from overlap_sched.options import Options, kept_allocator
-from overlap_sched.problem import Problem
+from overlap_sched.options import Options
+from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.collector import no_collection
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.pipeline import phases, schedule
+from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
+from overlap_sched.scheduler.pipeline import Unfitted, phases, schedule
 from overlap_sched.scheduler.portfolio import close_enough
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import Overdraft, Reserve, within_reserve
+from overlap_sched.scheduler.reserve import within_reserve
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.in_place import saved_us
@@ -51,7 +55,9 @@ class Plan:
     Attributes:
         rewrites: What is done, in this order; none: the graph stays.
         schedule: Of the rewritten problem; its ``original`` figures are those of the graph as it was.
-        without: The best order without rewrites.
+        without: The best order without rewrites that it was compared with. Where nothing is rewritten: ``schedule``.
+            Else, as ``without.options.allocator`` says: for live bytes alone, where the plan is no longer than that
+            and keeps to the allocator; or the one that the allocator can hold.
         records: Per rewrite, what it bought and costs.
         trials: All that was tried, in this order.
         plan_s: Seconds that it took beyond ``without`` (for people; nothing depends on it).
@@ -67,13 +73,13 @@ class Plan:
     fell_back: str | None = None
 
 
+@no_collection()
 def plan(
     problem: Problem,
     prices: Prices,
     options: Options,
     alike: Alike | None = None,
     forms: Sequence[Form] = FORMS,
-    trials: Sequence[Trial] | None = None,
     legal: Legal = always,
 ) -> Plan:
     """Choose rewrites and an order.
@@ -85,102 +91,190 @@ def plan(
         alike: Per collective that may be bucketed, what members must share besides operator and group; ``None``: not
             known, all may.
         forms: Of buckets, the one preferred first. Where a backend has no coalesced collectives: ``("copied",)``.
-        trials: Of :func:`tried_ahead`; ``None``: what pays is tried now.
         legal: Whether a gather may be kept or done again, or a collective split, where a graph knows more than the
             problem.
 
     Raises:
         OptionsError: No form. VerificationError: with ``strict=True``, where a plan is not what it was thought to be.
     """
-    if not forms:
-        raise OptionsError("forms is empty: buckets are coalesced, copied, or both.")
-    without, wanted = schedule(problem, replace(options, rewrites=())), wanted_of(options, forms)
-    began, made, broken = time.perf_counter(), Plan((), without, without), None
-    try:
-        with no_collection():
-            if trials is None:
-                trials = _searched(without, wanted, prices, alike, legal)
-            made = _best(without, trials, prices, options, alike) if trials else made
-            broken = _broken(made) if made.rewrites else None
-    except Exception as error:  # what fails here must not take the training job with it
-        broken = f"choosing rewrites failed: {type(error).__name__}: {error}"
-        if options.strict:
-            raise VerificationError(broken) from error
-    if broken is not None:
-        message = f"overlap_sched rewrites nothing in {problem.name!r}: {broken}"
-        if options.strict:
-            raise VerificationError(message)
-        warnings.warn(message, OverlapSchedWarning, stacklevel=2)
-        made = Plan((), without, without, trials=made.trials, fell_back=broken)
-    return replace(made, plan_s=time.perf_counter() - began)
+    looked_for, as_it_was = _Search.of(problem, prices, options, alike, forms, legal), replace(options, rewrites=())
+    if not looked_for.gain_us:
+        without = schedule(problem, as_it_was)
+        return Plan((), without, without)
+    unfitted = Unfitted(problem, as_it_was)
+    made = _rewritten(unfitted, looked_for)
+    return made if made.rewrites else replace(made, schedule=unfitted.fitted, without=unfitted.fitted)
 
 
-def tried_ahead(
+@no_collection()
+def plan_of_rewrites(
     problem: Problem,
     prices: Prices,
     options: Options,
     alike: Alike | None = None,
     forms: Sequence[Form] = FORMS,
     legal: Legal = always,
-) -> Sequence[Trial]:
-    """What :func:`plan` would try, for who wants no order but that of a rewritten graph; nothing where none is shorter.
+) -> Plan | None:
+    """The same for who wants no order but that of a rewritten graph; ``None``: nothing is rewritten.
 
-    First what bounds the gain, which is linear; then from the best order for live bytes: no order is fitted to the
-    allocator where nothing would come of it.
+    First what bounds the gain, which is linear. No order is fitted to the allocator where nothing would come of it.
     """
-    wanted = wanted_of(options, forms)
-    if not most_gain_us(problem, prices, alike, wanted):
-        return ()
-    with no_collection():
-        live = schedule(problem, replace(options, rewrites=(), allocator="none"))
-        trials = _searched(live, wanted, prices, alike, legal)
-    return trials if any(trial.problem is not None for trial in trials) else ()
+    looked_for = _Search.of(problem, prices, options, alike, forms, legal)
+    if not looked_for.gain_us:
+        return None
+    made = _rewritten(Unfitted(problem, replace(options, rewrites=())), looked_for)
+    return made if made.rewrites else None
 
 
-def _searched(without: Schedule, wanted: Wanted, prices: Prices, alike: Alike | None, legal: Legal) -> Sequence[Trial]:
+@dataclass(frozen=True)
+class _Search:
+    """What is looked for: what may be tried, the most that it can gain, and as in :func:`plan`."""
+
+    wanted: Wanted
+    gain_us: float
+    prices: Prices
+    alike: Alike | None
+    legal: Legal
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        prices: Prices,
+        options: Options,
+        alike: Alike | None,
+        forms: Sequence[Form],
+        legal: Legal,
+    ) -> "_Search":
+        if not forms:
+            raise OptionsError("forms is empty: buckets are coalesced, copied, or both.")
+        wanted = wanted_of(options, forms)
+        return cls(wanted, most_gain_us(problem, prices, alike, wanted), prices, alike, legal)
+
+
+def _rewritten(unfitted: Unfitted, looked_for: _Search) -> Plan:
+    """The best plan; without rewrites its schedule is for live bytes alone."""
+    live, options, began = unfitted.live, unfitted.options, time.perf_counter()
+    made, broken = Plan((), live, live), None
+    try:
+        trials = _searched(live, looked_for)
+        made = _best(unfitted, trials, looked_for)
+        broken = _broken(made) if made.rewrites else None
+    except Exception as error:  # what fails here must not take the training job with it
+        broken = f"choosing rewrites failed: {type(error).__name__}: {error}"
+        if options.strict:
+            raise VerificationError(broken) from error
+    if broken is not None:
+        message = f"overlap_sched rewrites nothing in {live.problem.name!r}: {broken}"
+        if options.strict:
+            raise VerificationError(message)
+        warnings.warn(message, OverlapSchedWarning, stacklevel=4)
+        made = Plan((), live, live, trials=made.trials, fell_back=broken)
+    return replace(made, plan_s=time.perf_counter() - began)
+
+
+def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
     """What was tried; nothing where the order is as good as any, or nothing can be gained."""
     problem, step_us = without.problem, without.scheduled.step_us
+    wanted, prices = looked_for.wanted, looked_for.prices
     compute_us = sum(problem.compute_us) - (saved_us(problem, prices) if wanted.in_place else 0.0)
-    gain_us = min(most_gain_us(problem, prices, alike, wanted), step_us - compute_us)
+    gain_us = min(looked_for.gain_us, step_us - compute_us)
     enough_us = compute_us * close_enough(Task(problem, without.options, without.base_bytes))
     if step_us <= enough_us or gain_us <= 0:  # as near to all compute as is asked for
         return ()
-    asked = Asked(problem, prices, alike, without.budget_bytes, wanted.ops, legal)
+    asked = Asked(problem, prices, looked_for.alike, without.budget_bytes, wanted.ops, looked_for.legal)
     return search(asked, wanted, without.order, step_us, enough_us, most_runs(problem, gain_us)).trials
 
 
-def _best(without: Schedule, trials: Sequence[Trial], prices: Prices, options: Options, alike: Alike | None) -> Plan:
+def _best(unfitted: Unfitted, trials: Sequence[Trial], looked_for: _Search) -> Plan:
     """The shortest trial that the allocator holds as well as the best order without rewrites, or that is worth it."""
-    settings, seen = kept_allocator(without.options), list(trials)
-    task = Task(without.problem, without.options, without.base_bytes)
-    reserve = None if settings is None else Reserve.of(task, settings)
-    most = None if reserve is None else reserve.overdraft(without.order)
+    live, seen = unfitted.live, list(trials)
     good = sorted((k for k, trial in enumerate(trials) if trial.problem is not None), key=lambda k: trials[k].step_us)
+    least: Overdraft | None = None  # what the trials so far lack before they are fitted
     for k in good[:HELD]:
-        done, found = _finished(without, trials[k], prices, alike, reserve)
-        if reserve is not None and most is not None:
-            breaks = reserve.rewritten(done).overdraft(found.order)
-            extra = max(breaks.over_bytes - most.over_bytes, 0) / reserve.reserved_bytes
-            gain = 1 - found.step_us / without.scheduled.step_us
-            if breaks > most and (extra > MOST_EXTRA or gain < WORTH * extra):
-                seen[k] = replace(seen[k], why_not=_not_held(breaks))
-                continue
-        if not found.step_us < without.scheduled.step_us:
-            seen[k] = replace(seen[k], why_not="no shorter once the allocator can hold it")
+        if _too_little(unfitted, trials[k], looked_for.wanted.least):
+            seen[k] = replace(seen[k], why_not="takes too little off the step to be fitted to the allocator")
             continue
-        return replace(_planned(without, done.problem, found, trials[k].rewrites), trials=tuple(seen))
-    return Plan((), without, without, trials=tuple(seen))
+        done = _finished(unfitted, trials[k], looked_for.prices, looked_for.alike)
+        lacks = done.overdraft
+        if lacks != NOTHING and least is not None and lacks >= least:
+            seen[k] = replace(seen[k], why_not=_not_held(lacks))
+            continue
+        least = lacks
+        found, breaks = done.fitted()
+        without, why_not = _compared(unfitted, found, breaks)
+        if not why_not:
+            made = _planned(without, done.task.problem, found, trials[k].rewrites)
+            return replace(made, schedule=replace(made.schedule, options=unfitted.options), trials=tuple(seen))
+        seen[k] = replace(seen[k], why_not=why_not)
+    return Plan((), live, live, trials=tuple(seen))
+
+
+def _too_little(unfitted: Unfitted, trial: Trial, least: float) -> bool:
+    """Must a trial be fitted, and takes less off the step than the scheduler cares for?"""
+    return not unfitted.fits and trial.step_us > unfitted.live.scheduled.step_us * (1 - least)
+
+
+def _compared(unfitted: Unfitted, found: Candidate, breaks: Overdraft) -> tuple[Schedule, str]:
+    """The order without rewrites that a plan is compared with, and why that one is better; ``""``: it is not.
+
+    With the one for live bytes alone where the plan would be better even if that could be held.
+    """
+    live = unfitted.live
+    if found.step_us < live.scheduled.step_us and _worth(unfitted, found, live, breaks, NOTHING):
+        return unfitted.fitted if unfitted.fits else live, ""
+    without, reserve = unfitted.unsettled, unfitted.reserve
+    most = NOTHING if reserve is None or breaks == NOTHING else reserve.overdraft(without.order)
+    if not _worth(unfitted, found, without, breaks, most):
+        return without, _not_held(breaks)
+    shorter = found.step_us < without.scheduled.step_us
+    return without, "" if shorter else "no shorter once the allocator can hold it"
+
+
+def _worth(unfitted: Unfitted, found: Candidate, without: Schedule, breaks: Overdraft, most: Overdraft) -> bool:
+    """Does a plan break no more than may be broken, or little for what it takes off the step?"""
+    if unfitted.reserve is None or breaks <= most:
+        return True
+    extra = max(breaks.over_bytes - most.over_bytes, 0) / unfitted.reserve.reserved_bytes
+    gain = 1 - found.step_us / without.scheduled.step_us
+    return extra <= MOST_EXTRA and gain >= WORTH * extra
 
 
 def _not_held(breaks: Overdraft) -> str:
     return f"the allocator needs {breaks.over_bytes:,} bytes more than it may: too much for what it takes off the step"
 
 
-def _finished(
-    without: Schedule, best: Trial, prices: Prices, alike: Alike | None, reserve: Reserve | None
-) -> tuple[Task, Candidate]:
-    """A trial with all that the scheduler does behind it, on the problem in its own order, within the same budget."""
+class _Finished(NamedTuple):
+    """A trial with all that the scheduler does behind it, on the problem in its own order, within the same budget.
+
+    Attributes:
+        task: Of the rewritten problem. begin: the order that runs of it start from.
+        found: The best for live bytes.
+        reserve: What its orders may need of the allocator; ``None``: live bytes alone count.
+    """
+
+    task: Task
+    begin: Order
+    found: Candidate
+    reserve: Reserve | None
+
+    @property
+    def overdraft(self) -> Overdraft:
+        """What the allocator lacks for it."""
+        return NOTHING if self.reserve is None else self.reserve.overdraft(self.found.order)
+
+    def fitted(self) -> tuple[Candidate, Overdraft]:
+        """It, or an order near it that can be held, not settled, and what is lacking even so."""
+        if self.reserve is None:
+            return self.found, NOTHING
+        task = self.task
+        held = within_reserve(self.reserve, Reference(task.problem, self.begin, task.live_ranges), self.found, 0)
+        return held, self.reserve.overdraft(held.order)
+
+
+def _finished(unfitted: Unfitted, best: Trial, prices: Prices, alike: Alike | None) -> _Finished:
     assert best.problem is not None
+    without, reserve = unfitted.live, unfitted.reserve
     problem = apply(without.problem, best.rewrites, prices, alike or NOT_KNOWN)
     ids = {node.name: v for v, node in enumerate(problem.nodes)}
     begin, order = (
@@ -190,9 +284,7 @@ def _finished(
     start = task.measured(order)
     better = phases(task, order, start)
     chosen = better if better.beats(start) and task.within_budget(better.order) else start
-    if reserve is not None:
-        chosen = within_reserve(reserve.rewritten(task), Reference(problem, begin, task.live_ranges), chosen)
-    return task, chosen
+    return _Finished(task, begin, chosen, None if reserve is None else reserve.rewritten(task))
 
 
 def _planned(without: Schedule, problem: Problem, chosen: Candidate, rewrites: tuple[Rewrite, ...]) -> Plan:

@@ -51,9 +51,10 @@ def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us
     if over is None:
         _try_both(asked, asked, wanted, found, order)
     else:
+        gains = found.best_us < step_us * (1 - wanted.least)
         _try_both(asked, over.asked, wanted, found, over.order)
         alone = Found(step_us, enough_us, found.runs_left)
-        if not found.enough:
+        if not (gains or found.enough):  # else only what comes before what is written could be in the way
             _try_both(asked, asked, wanted, alone, order)
             found.join(alone)
     if wanted.regathers and not found.enough:

@@ -9,9 +9,11 @@ import numpy as np
 from overlap_sched.errors import RewriteError
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.problem.reached import reached
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import COMPUTE_BINDS, LAST, NETWORK_BINDS, Policy
+from overlap_sched.scheduler.portfolio import simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import NO_WORK, Work
 from overlap_sched.transform.apply import NOT_KNOWN, apply
@@ -145,6 +147,10 @@ def _scheduled(
     policies: Sequence[Policy],
 ) -> Trial:
     reference = Reference(problem, begin, live_ranges)
+    priorities = reference.priorities(policies[0].prepares)
+    least_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    if least_us >= beat_us:
+        return replace(failed, why_not=f"no order of it takes less than {least_us:.0f} us", work=NO_WORK)
     best, by, work = None, list[Policy](), NO_WORK
     for policy in policies:
         run = _run(reference, policy, asked.budget_bytes, beat_us)
@@ -173,21 +179,10 @@ def primed(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -> Orde
     for v in problem.collectives:
         firsts.setdefault(problem.nodes[v].group, v)
     for v in firsts.values():
-        needed = _needed(problem, v)
+        needed = {v} | reached([v], problem.predecessors.__getitem__)
         if any(problem.nodes[u].kind is Kind.WAIT for u in needed):
             continue
         moved = (*(u for u in order if u in needed), *(u for u in order if u not in needed))
         if int(live_ranges.profile(moved).max()) <= budget_bytes:
             order = moved
     return order
-
-
-def _needed(problem: Problem, v: NodeId) -> set[NodeId]:
-    """v, and everything that must run before it."""
-    needed, todo = {v}, [v]
-    while todo:
-        for u in problem.predecessors[todo.pop()]:
-            if u not in needed:
-                needed.add(u)
-                todo.append(u)
-    return needed

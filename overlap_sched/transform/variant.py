@@ -27,7 +27,8 @@ class Graph:
     def __init__(self, asked: Asked, moved: frozenset[str]) -> None:
         self.asked, self.moved = asked, moved
         streams = [Stream(asked.problem.nodes[v].name) for v in asked.problem.collectives]
-        self.problem = apply(asked.problem, [one for one in streams if one.collective in moved], asked.prices)
+        streams = [one for one in streams if one.collective in moved]
+        self.problem = apply(asked.problem, streams, asked.prices) if streams else asked.problem
         self.keys = keys_of(self.problem, asked.alike, asked.ops)
         self.time_us: BatchTime = batch_time(self.problem, asked.prices)
         binding = self._busy_groups()

@@ -1,10 +1,17 @@
 """Slots on the link, chains of copies, and choices that are taken back, by hand."""
 
+import random
+
+import numpy as np
+import pytest
+
 from overlap_sched.cost import Roofline
 from overlap_sched.fit import fit
+from overlap_sched.fit.above import Above
+from overlap_sched.fit.choices import PATIENCE, PATIENT_NODES, Choice, Gap, Queue
 from overlap_sched.fit.greedy import Greedy
 from overlap_sched.fit.link_time import LinkTime
-from overlap_sched.fit.state import LiveState
+from overlap_sched.fit.state import LiveState, Part, User
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.prices import Prices
@@ -66,3 +73,54 @@ def test_a_choice_that_is_not_needed_any_more_is_taken_back() -> None:
     greedy.run()
     assert not any(copy.parts for copies in state.copies.values() for copy in copies)
     assert state.profile.tolist() == LiveState(problem, 10**12, None).profile.tolist()
+
+
+def layers(depth: int) -> Problem:
+    """Layers that are all alike, forward and backward: each saves a value for its gradient."""
+    node, kind = Node, Kind
+    nodes = [node("x", kind.INPUT, alloc=(0,))]
+    nodes += [node(f"f{k}", kind.COMPUTE, (k,), (1 + k,), (k,), 100.0, "aten.gelu") for k in range(depth)]
+    for k in reversed(range(depth)):
+        last, saved = len(nodes) - 1, 1 + k
+        given = (saved,) if k == depth - 1 else (saved, last)
+        nodes.append(
+            node(f"b{k}", kind.COMPUTE, tuple(sorted(given)), (last + 1,), tuple(sorted(given)), 100.0, "aten.mul")
+        )
+    nodes.append(node("output", kind.OUTPUT, (len(nodes) - 1,), (), (len(nodes) - 1,)))
+    return Problem("layers", tuple(nodes), tuple(Storage(MIB, s == 0) for s in range(2 * depth + 1)))
+
+
+@pytest.mark.parametrize(("bytes_per_s", "each"), [(2e10, 2), (5e9, 25)], ids=["free", "filled"])
+def test_few_values_are_priced_for_one_that_is_chosen(bytes_per_s: float, each: int) -> None:
+    """Layers tie: all get worse together, and are not all priced again. On a link that fills, prices rise, too."""
+    state = LiveState(layers(200), 60 * MIB, None)
+    greedy = Greedy(state, LinkTime(HostLink("link", bytes_per_s, 0.0), 0.0), None, ("recompute", "offload"), 0.05)
+    assert greedy.run()
+    assert greedy.chosen > 100
+    assert greedy.looked <= 200 + each * greedy.chosen
+
+
+def test_in_large_graphs_the_best_of_a_few_is_enough() -> None:
+    small, large = Queue(PATIENT_NODES), Queue(PATIENT_NODES + 1)
+    gap = Gap(0, Part(0, 9, []), User(0), 9)
+    for queue in (small, large):
+        queue.push(0, Choice(gap, 100.0, 1.0), 100.0)
+        for k in range(1, PATIENCE + 1):
+            assert queue.take() is None
+            queue.priced(k, Choice(gap, float(k), 1.0))
+    assert small.take() is None
+    best = large.take()
+    assert best is not None
+    assert best.score == PATIENCE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_taken_above_a_limit(seed: int) -> None:
+    """By prefix sums and by the places themselves."""
+    rng = random.Random(seed)
+    excess = np.array([rng.choice((0, 0, 3, 10, 50)) for _ in range(40)], dtype=np.int64)
+    above = Above(excess)
+    for _ in range(50):
+        begin, end, nbytes = rng.randrange(41), rng.randrange(41), rng.choice((1, 5, 20, 100))
+        assert above.taken(begin, end, nbytes) == sum(min(int(one), nbytes) for one in excess[begin:end])
+        assert above.any(begin, end) == bool((excess[begin:end] > 0).any())

@@ -228,7 +228,7 @@ def test_only_the_runtime_memory_model() -> None:
 
 
 def test_a_search_that_fails_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Planner, limit_bytes: int) -> None:
+    def fails(self: Planner, limit_bytes: int, **_: object) -> None:
         raise ValueError("no")
 
     monkeypatch.setattr(Planner, "at", fails)

@@ -1,20 +1,26 @@
 """Plans that begin with a fission: which are measured, which are searched any further, and what the allocator says."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from overlap_sched.cost import Roofline
-from overlap_sched.fit import Fit, fit
-from overlap_sched.fit.in_parts import begun
+from overlap_sched.fit import Fit, FitPoint, fit
+from overlap_sched.fit.in_parts import Ways
 from overlap_sched.fit.limit import Limit
-from overlap_sched.fit.planner import Asked, Planner, point
+from overlap_sched.fit.planner import FOUND, Asked, Planner, begun_with, point
 from overlap_sched.fit.reserved import held_best
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.report.words.fit import answer_line, costs
+from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut
 from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.part_times import fissioned_us
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Rewrite
 
 MIB = 2**20
 PRICES = Prices(Roofline())
@@ -52,8 +58,7 @@ WAYS = (in_parts(2), in_parts(4))
 
 def test_the_weight_is_updated_behind_all_parts() -> None:
     """It writes to what ``a`` has read, of which it takes nothing."""
-    planner = Planner(Asked(wide(), PRICES, Options(), (), None, None, 0), WAYS[:1])
-    nodes = planner.problem.nodes
+    nodes = apply(wide(), WAYS[:1], PRICES).nodes
     (update,) = (node for node in nodes if node.name == "add")
     assert {nodes[u].name for u in update.deps} >= {WAYS[0].part("a", 0), WAYS[0].part("a", 1)}
 
@@ -88,22 +93,74 @@ def test_what_cannot_be_done_is_left_out() -> None:
 
 def test_behind_which_fissions_others_are_searched() -> None:
     """Not behind what fits as it is, nor behind what is slower than what is found."""
-    planner = Planner(Asked(wide(), PRICES, Options(), (), None, None, 2))
-    ways = begun(planner, WAYS)
-    two, four = (plan for _, plan in ways.found)
+    wanted = Asked(wide(), PRICES, Options(), (), None, None, 2)
+    planner = Planner(wanted)
+
+    def promising(limit: Limit, *points: FitPoint, effort: int = 2) -> list[FitPoint]:
+        ways = Ways(replace(wanted, effort=effort), WAYS, limit)
+        ways.make(planner, all_=True)
+        return ways.promising(points)
+
+    two, four = (begun_with(wanted, (one,)) for one in WAYS)
     assert two.step_us < four.step_us
-    assert ways.promising([two], Limit(300 * MIB, None)) == []
-    assert ways.promising([planner.original], Limit(200 * MIB, None)) == [WAYS[0]]
-    assert ways.promising([planner.original], Limit(100 * MIB, None)) == [WAYS[0], WAYS[1]]
-    assert ways.promising([four], Limit(200 * MIB, None)) == [WAYS[0]]
-    assert ways.promising([planner.original], Limit(None, two.step_us)) == [WAYS[0]]
-    assert ways.promising([planner.original], Limit(None, four.step_us)) == [WAYS[1], WAYS[0]]
-    quick = Planner(Asked(wide(), PRICES, Options(), (), None, None, 0))
-    assert begun(quick, WAYS).promising([quick.original], Limit(100 * MIB, None)) == []
+    assert promising(Limit(300 * MIB, None), two) == []
+    assert promising(Limit(200 * MIB, None), planner.original) == [two]
+    assert promising(Limit(100 * MIB, None), planner.original) == [two, four]
+    assert promising(Limit(200 * MIB, None), four) == [two]
+    assert promising(Limit(None, two.step_us), planner.original) == [two]
+    assert promising(Limit(None, four.step_us), planner.original) == [four, two]
+    assert promising(Limit(100 * MIB, None), planner.original, effort=0) == []
+
+
+def test_what_cannot_answer_is_not_made() -> None:
+    """Two parts are slower than the whole, four slower than two: so nothing is made that is slower than what fits."""
+
+    def made(limit: Limit) -> tuple[list[tuple[Rewrite, ...]], tuple[Fission, ...]]:
+        wanted = Asked(wide(), PRICES, Options(), (), None, None, 2)
+        ways = Ways(wanted, WAYS[::-1], limit)
+        ways.make(Planner(wanted))
+        return [plan.rewrites for plan in ways.found], ways.left
+
+    whole, two, four = 514, 266, 139
+    step_us = sum(apply(wide(), WAYS[:1], PRICES).compute_us)
+    assert made(Limit(whole * MIB, None)) == ([], WAYS)
+    assert made(Limit(two * MIB, None)) == ([WAYS[:1]], WAYS[1:])
+    assert made(Limit(four * MIB, None)) == ([WAYS[:1], WAYS[1:]], ())
+    assert made(Limit(None, step_us)) == ([WAYS[:1]], WAYS[1:])
+
+
+def test_how_much_is_made_until_the_first_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs no fission makes none; what needs four parts makes two and four, and nothing else."""
+    many = (*WAYS, in_parts(8), in_parts(16))
+    sizes: list[int] = []
+    first: list[int] = []
+
+    def counted(problem: Problem, rewrites: Sequence[Rewrite], prices: Prices) -> Problem:
+        found = apply(problem, rewrites, prices)
+        sizes.append(max([one.parts for one in rewrites if isinstance(one, Fission)], default=1))
+        return found
+
+    def tell(text: str) -> None:
+        if text == FOUND and not first:
+            first.extend(sizes)
+
+    monkeypatch.setattr("overlap_sched.fit.planner.apply", counted)
+    fit(wide(), PRICES, memory_limit=600 * MIB, fissions=many, kinds=())
+    assert max(sizes, default=1) == 1
+    fit(wide(), PRICES, memory_limit=200 * MIB, fissions=many, kinds=(), tell=tell)
+    assert [parts for parts in first if parts > 1] == [2, 4]
+    assert max(sizes) == 4
+
+
+@pytest.mark.parametrize("ways", [WAYS, (in_parts(8), in_parts(16))])
+def test_what_parts_take_is_known_before_they_are_made(ways: Sequence[Fission]) -> None:
+    for one in ways:
+        assert fissioned_us(wide(), one, PRICES) == pytest.approx(sum(apply(wide(), [one], PRICES).compute_us))
 
 
 def test_parts_may_run_again_where_the_whole_may() -> None:
-    planner = Planner(Asked(wide(), PRICES, Options(), ("recompute",), frozenset({"b"}), None, 0), WAYS[:1])
+    wanted = Asked(wide(), PRICES, Options(), ("recompute",), frozenset({"b"}), None, 0)
+    planner = Planner(wanted, begun_with(wanted, WAYS[:1]))
     assert planner.rerun == {"b", WAYS[0].part("b", 0), WAYS[0].part("b", 1)}
 
 

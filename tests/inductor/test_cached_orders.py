@@ -12,6 +12,7 @@ from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.inductor import agree, cached_orders, private
 from overlap_sched.inductor.cached_orders import CachedOrder, may_load, may_save, order_in, order_of
 from overlap_sched.inductor.settings import Settings
+from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
 MINE = Digest("p", "s", "o", "c", "r", "key", launches="l", name="backward 0/0", nodes=7)
@@ -169,11 +170,15 @@ HEALING = ["options, odd", "options, odd again", "healing", "healing again", "he
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Two jobs, one after the other: what each rank found in each step."""
-    folder: Path = tmp_path_factory.mktemp("cached")
-    found: Found = [{} for _ in range(RANKS)]
     jobs = {"first": ["torch alone", "first", "buckets"], "second": [*SECOND, *HEALING, *BUCKETS[1:]]}
-    for job, steps in jobs.items():
-        run_ranks("tests.support.inductor.cached_runs", folder, job, *steps, ranks=RANKS, limit_s=400)
+
+    def run(folder: Path) -> None:
+        for job, steps in jobs.items():
+            run_ranks("tests.support.inductor.cached_runs", folder, job, *steps, ranks=RANKS, limit_s=400)
+
+    folder = filled_once(tmp_path_factory, "cached", run)
+    found: Found = [{} for _ in range(RANKS)]
+    for job in jobs:
         for rank in range(RANKS):
             found[rank] |= torch.load(folder / f"{job}{rank}.pt")
     return found

@@ -11,10 +11,12 @@ How many there are and what came of them was last noted in ``docs/guarantees.md`
 import json
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
 RUNS = int(os.environ.get("FAULT_RUNS", "40"))
@@ -26,8 +28,12 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Each fault, and what came of it on each rank."""
-    folder = tmp_path_factory.mktemp("faults")
-    run_ranks("tests.support.inductor.fault_runs", RUNS, folder, ranks=RANKS, limit_s=120 + 5 * (RUNS or 1000))
+
+    def run(folder: Path) -> None:
+        limit_s = 120 + 5 * (RUNS or 1000)
+        run_ranks("tests.support.inductor.fault_runs", RUNS, folder, ranks=RANKS, limit_s=limit_s)
+
+    folder = filled_once(tmp_path_factory, "faults", run)
     ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     assert ranks[0]["there are"] == ranks[1]["there are"]
     print(f"faults there are: {ranks[0]['there are']}; run: {len(ranks[0]['done'])}")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -12,8 +13,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("cuts")
-    run_ranks("tests.support.joint_ranks", folder, ranks=2)
+    folder = filled_once(
+        tmp_path_factory, "cuts", lambda folder: run_ranks("tests.support.joint_ranks", folder, ranks=2)
+    )
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 

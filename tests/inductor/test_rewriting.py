@@ -139,17 +139,17 @@ def test_graphs_that_do_not_communicate_ask_nobody() -> None:
 
 
 def test_graphs_without_anything_to_rewrite_ask_nobody() -> None:
-    """Two gathers at least, over a backend that coalesces them: known by the launches, before anything is lifted."""
+    """Two gathers in one group at least: known by the launches, before anything is lifted."""
     choose = mock.Mock(return_value=Choice())
     others, shown = asked(Agreement(True, Verdict(True)))
     default, buckets = Settings(stage="backend"), Settings(Options(rewrites=("bucket",)), stage="backend")
     with others:
         with mock.patch.object(backends, "over_gloo", return_value=True):
-            rewrite_fx(GRAPHS["whole"](), default, choose)
+            coalescing = replace(default, options=Options(rewrites=("coalesce_gathers",)))
+            rewrite_fx(GRAPHS["whole"](), coalescing, choose)  # which gloo cannot do
             assert (shown, choose.call_count) == ([], 0)
+            rewrite_fx(GRAPHS["whole"](), default, choose)
             rewrite_fx(GRAPHS["whole"](), buckets, choose)
-            assert (len(shown), choose.call_count) == (1, 1)
-            rewrite_fx(GRAPHS["cast"](), default, choose)  # gathers one shard twice, behind a cast each time
         assert (len(shown), choose.call_count) == (2, 2)
         gm = GRAPHS["whole"]()
         gathers = [node for node in launches_in(gm.graph.nodes) if "all_gather" in node.name]
@@ -298,11 +298,10 @@ def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:
     for cluster in (None, "dgx-h100"):
         settings = Settings(ROOMY, stage="backend", ranks_per_node=2, cluster=cluster)
         lifted = lift(GRAPHS["whole"]().graph, **settings.costs)
-        with mock.patch.object(planning, "plan") as plan, mock.patch.object(planning, "tried_ahead") as ahead:
-            plan.return_value.rewrites = ()
+        with mock.patch.object(planning, "plan_of_rewrites", return_value=None) as plan:
             assert choosing.planned(lifted, settings, {}) == Choice()
-        prices = plan.call_args.args[1]
-        assert ahead.call_args.args[:2] == (lifted.problem, prices)
+        problem, prices = plan.call_args.args[:2]
+        assert problem is lifted.problem
         assert prices.model is lifted.model
         assert isinstance(prices.model, Roofline) == (cluster is None)
 
@@ -390,6 +389,19 @@ def test_what_is_gathered_twice_is_kept_on_real_ranks(tmp_path: Path) -> None:
         alone, ours, rewrites = torch.load(tmp_path / f"rank{rank}.pt")
         assert all(map(torch.equal, alone, ours))
         assert rewrites == ["Keep(first='all_gather_into_tensor', again='all_gather_into_tensor_4')"]
+
+
+@pytest.mark.slow
+def test_ranks_that_cast_otherwise_leave_the_graph_and_wait_for_nobody(tmp_path: Path) -> None:
+    """One rank gathers the same twice and the other does not: both ask about rewrites, then about the order."""
+    run_ranks("tests.support.inductor.unlike_ranks", tmp_path, ranks=2)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    for way in ranks[0]:
+        for alone, ours, rewrites, reasons in (found[way] for found in ranks):
+            assert all(map(torch.equal, alone, ours))
+            assert rewrites == 0
+            assert len(reasons) == 2
+            assert all("the ranks differ in operators" in str(reason) for reason in reasons), reasons
 
 
 def compiled_step_of_nothing() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.inductor.models import FORWARD_GAINS
+from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -19,9 +20,17 @@ Found = list[dict[str, Any]]
 @pytest.fixture(scope="module", params=[2, 4], ids=["two ranks", "four ranks"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each rank found in each scene."""
-    folder: Path = tmp_path_factory.mktemp("scenes")
-    run_ranks("tests.support.inductor.scenes", folder, ranks=request.param)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(request.param)]
+    return scenes_of(request.param, tmp_path_factory)
+
+
+def scenes_of(ranks: int, factory: pytest.TempPathFactory, *scenes: str) -> Found:
+    """What each rank finds in these scenes; none named: in all."""
+
+    def run(folder: Path) -> None:
+        run_ranks("tests.support.inductor.scenes", folder, *scenes, ranks=ranks)
+
+    folder = filled_once(factory, f"scenes-{ranks}", run)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]
 
 
 SPLITS = ["experts", "experts, in generated code"]
@@ -76,9 +85,7 @@ UNEVEN = ["uneven", "uneven, in generated code"]
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Three ranks, which the rows of a DTensor seldom suit."""
-    folder: Path = tmp_path_factory.mktemp("three")
-    run_ranks("tests.support.inductor.scenes", folder, *UNEVEN, ranks=3)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(3)]
+    return scenes_of(3, tmp_path_factory, *UNEVEN)
 
 
 @pytest.mark.parametrize("scene", UNEVEN)

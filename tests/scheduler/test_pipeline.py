@@ -18,9 +18,10 @@ from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
-from overlap_sched.options import headroom_bytes
+from overlap_sched.options import Base, headroom_bytes
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem.file import read_problem
+from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.portfolio import lowest_peak
 from overlap_sched.scheduler.result import Work
 from tests.support.graphs import problems
@@ -275,6 +276,25 @@ def test_a_scheduler_that_returns_nonsense_never_wins(problem: Problem, draw: ob
     else:
         assert result.order == problem.original_order
         assert [warning.category for warning in caught] == [OverlapSchedWarning]
+
+
+@given(problems(models=("runtime",), max_steps=30), st.sampled_from(["original", "memory", "memory-peak"]))
+@settings(max_examples=30)
+def test_fitted_afterwards_is_what_schedule_makes(problem: Problem, base: Base) -> None:
+    for options in (Options(base=base, allocator="plain"), Options(base=base, allocator="none")):
+        afterwards, whole = Unfitted(problem, options), schedule(problem, options)
+        same = replace(afterwards.fitted, schedule_s=whole.schedule_s)
+        assert same == whole
+        assert afterwards.live.order == schedule(problem, replace(options, allocator="none")).order
+        assert not afterwards.fits or afterwards.live.order == whole.order == afterwards.unsettled.order
+
+
+def test_what_fails_while_it_is_fitted_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "within_reserve", _raise)
+    afterwards = Unfitted(EXAMPLE, Options(headroom="100%", allocator="plain"))
+    assert afterwards.live.order != EXAMPLE.original_order
+    with pytest.warns(OverlapSchedWarning, match="the scheduler failed: ZeroDivisionError: a bug"):
+        assert afterwards.fitted.order == EXAMPLE.original_order
 
 
 def test_same_order_under_another_hash_seed() -> None:

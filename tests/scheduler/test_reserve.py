@@ -23,9 +23,10 @@ from overlap_sched.scheduler.admission import CompletionProfile
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
+from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.policies import FAR, Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import NOTHING, Overdraft, Reserve, chosen
+from overlap_sched.scheduler.reserve import chosen
 from overlap_sched.scheduler.room import Growth
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,16 @@ def launches(problem: Problem, order: list[int]) -> dict[str | None, list[int]]:
         if problem.nodes[v].kind is Kind.COLLECTIVE:
             found.setdefault(problem.nodes[v].group, []).append(v)
     return found
+
+
+@given(problems(), st.integers(0, 99), st.integers(0, 12))
+def test_users_of_a_storage_are_counted_alike_few_or_many(problem: Problem, seed: int, room: int) -> None:
+    order, live_ranges = random_order(problem, seed), LiveRanges(problem)
+    limit = np.array(max(peak_by_definition(problem, order)) + room)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("overlap_sched.scheduler.shift._MANY", 0)
+        many = shifted(live_ranges, order, limit)
+    assert shifted(live_ranges, order, limit) == many
 
 
 @settings(max_examples=150)

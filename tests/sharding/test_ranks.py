@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -18,8 +19,11 @@ Seen = list[dict[str, Any]]
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each rank saw."""
-    folder: Path = tmp_path_factory.mktemp("compare")
-    run_ranks("tests.support.sharding.compare", folder, ranks=request.param, limit_s=600)
+
+    def train(folder: Path) -> None:
+        run_ranks("tests.support.sharding.compare", folder, ranks=request.param, limit_s=600)
+
+    folder = filled_once(tmp_path_factory, f"sharding-{request.param}", train)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(request.param)]
 
 

@@ -27,7 +27,7 @@ def test_emulated_collectives_are_not_traced() -> None:
 def test_fresh_traces_of_two_ranks(tmp_path: Path) -> None:
     """What ran is in our order, the graph that is written in its own: harder than without us."""
     folder = tmp_path / "traces"
-    run = ("--device", "cpu", "--steps", "2", "--scheduler", "overlap_sched", "--accumulate", "2")
+    run = ("--device", "cpu", "--steps", "2", "--scheduler", "overlap_sched", "--accumulate", "2", "--costs", "h100")
     trained(2, tmp_path / "out.json", *run, "--trace", str(folder))
     assert len(json.loads((tmp_path / "out.json").read_text())["losses"]) == 2  # those traced are not among them
     traces = read_traces([folder / "rank0.json.gz", folder / "rank1.json.gz"])

@@ -1,25 +1,31 @@
 """Rewrites chosen with the order: never slower, within the budget, the same every time; what is found by hand."""
 
+import importlib
 from dataclasses import replace
 from itertools import count
 
 import pytest
 from hypothesis import given, settings
 
-from overlap_sched import Group, Kind, Node, Options, Problem, Storage
+from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Order
-from overlap_sched.scheduler.reserve import NOTHING, Overdraft, Reserve
+from overlap_sched.report.words.rewrites import rewrites_figures, rewrites_text
+from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
+from overlap_sched.scheduler.reference import Reference
 from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.plan import plan
+from overlap_sched.transform.plan import plan, plan_of_rewrites
 from overlap_sched.transform.rewrites import Bucket, Stream
 from overlap_sched.transform.trial import Asked, Trial, again
+from overlap_sched.transform.wanted import wanted_of
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
 from tests.support.symbolic import meanings
 
+pipeline = importlib.import_module("overlap_sched.scheduler.pipeline")
 BOUND = sharded([[2, 2, 2]] * 4, compute_us=4.0)
 """Each of 24 collectives takes 12 us, 10 of them latency; compute takes 64."""
 ALL = Options(rewrites=("bucket", "stream"))
@@ -182,7 +188,8 @@ def test_the_best_is_scheduled_again_from_its_own_order() -> None:
     assert better.step_us == pytest.approx(step_by_definition(problem, list(better.order)))
     assert better.step_us < step_us
     worse = again(asked, replace(better, step_us=1.0))
-    assert (worse.problem, worse.order, worse.why_not) == (None, (), "no shorter")
+    assert (worse.problem, worse.order, worse.work.runs) == (None, (), 0)  # by a bound on all of its orders
+    assert worse.why_not.startswith("no order of it takes less than ")
     assert any(trial.what.endswith(", again from its own order") for trial in plan(BOUND, PRICES, ALL).trials)
 
 
@@ -208,7 +215,7 @@ def test_what_the_allocator_lacks_must_be_worth_it(
         asked.append(reserve.task.problem)
         return Overdraft(False, 0, over_bytes) if reserve.task.problem is not BOUND else NOTHING
 
-    monkeypatch.setattr(planning, "within_reserve", lambda reserve, reference, best: best)
+    monkeypatch.setattr(planning, "within_reserve", lambda reserve, reference, best, rounds: best)
     monkeypatch.setattr(Reserve, "overdraft", overdraft)
     monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 1_000_000, 1_000_000, 0))
     found = plan(BOUND, PRICES, wide)
@@ -217,6 +224,82 @@ def test_what_the_allocator_lacks_must_be_worth_it(
     refused = [trial.why_not for trial in found.trials if "allocator" in trial.why_not]
     lacks = f"the allocator needs {over_bytes:,} bytes more than it may: too much for what it takes off the step"
     assert refused == ([] if taken else [lacks] * planning.HELD)
+
+
+class Fits:
+    """Counts orders that are fitted to the allocator; nothing is moved. The order without rewrites lacks a megabyte."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lacking_bytes: int) -> None:
+        self.without = self.rewritten = self.settled = 0
+
+        def fitted(reserve: Reserve, reference: Reference, best: Candidate, rounds: int) -> Candidate:
+            self.without += reserve.task.problem is BOUND
+            self.rewritten += reserve.task.problem is not BOUND
+            self.settled += rounds > 0
+            return best
+
+        def overdraft(reserve: Reserve, order: Order) -> Overdraft:
+            return Overdraft(False, 0, 1_000_000 if reserve.task.problem is BOUND else lacking_bytes)
+
+        for module in (planning, pipeline):
+            monkeypatch.setattr(module, "within_reserve", fitted)
+        monkeypatch.setattr(Reserve, "overdraft", overdraft)
+        monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 100_000_000, 100_000_000, 0))
+
+
+@pytest.mark.parametrize(
+    ("lacking_bytes", "without", "rewritten", "taken"),
+    [
+        (0, 0, 1, True),
+        (4_000_000, 0, 1, True),  # little for what it takes off the step, even if the other order lacked nothing
+        (5_500_000, 1, 1, True),  # too much for that, but not beside what the other order lacks
+        (
+            50_000_000,
+            2,
+            1,
+            False,
+        ),  # the second trial lacks as much before it is fitted; what is used in the end is settled
+    ],
+)
+def test_one_order_is_fitted_where_one_is_enough(
+    lacking_bytes: int, without: int, rewritten: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits = Fits(monkeypatch, lacking_bytes)
+    found = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"))
+    assert (fits.without, fits.rewritten, bool(found.rewrites)) == (without, rewritten, taken)
+    assert fits.settled == (not taken)
+    assert found.schedule.options.allocator == "environment"
+    assert found.without.options.allocator == ("environment" if without else "none")
+    text = rewrites_text(found)
+    assert ("That is by live bytes alone" in text) is not bool(without)
+    assert rewrites_figures(found)["without_rewrites_for_live_bytes"] is not bool(without)
+    assert taken or found.schedule is found.without
+
+
+def test_what_takes_too_little_off_the_step_is_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = Fits(monkeypatch, 0)
+    monkeypatch.setattr(planning, "wanted_of", lambda *given: replace(wanted_of(*given), least=0.9))
+    monkeypatch.setattr(planning, "most_gain_us", lambda *given: 1000.0)
+    found = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"))
+    assert (fits.without, fits.rewritten, found.rewrites) == (1, 0, ())
+    assert "takes too little off the step to be fitted to the allocator" in [trial.why_not for trial in found.trials]
+    assert plan(BOUND, PRICES, replace(BUCKETS, headroom="100%", allocator="none")).rewrites  # which costs nothing
+
+
+def test_without_anything_to_rewrite_nothing_is_scheduled_that_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "Unfitted", None)
+    assert plan(BOUND, PRICES, Options(rewrites=())).schedule.order == schedule(BOUND).order
+    assert plan_of_rewrites(BOUND, PRICES, Options(rewrites=())) is None
+
+
+def test_a_plan_of_rewrites_alone_is_the_same_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = replace(BUCKETS, headroom="100%")
+    alone, whole = plan_of_rewrites(BOUND, PRICES, wide), plan(BOUND, PRICES, wide)
+    assert alone is not None
+    assert (alone.rewrites, alone.schedule.order) == (whole.rewrites, whole.schedule.order)
+    fits = Fits(monkeypatch, 0)
+    assert plan_of_rewrites(sharded([[1]] * 6, compute_us=5000.0), PRICES, wide) is None
+    assert fits.without + fits.rewritten == 0
 
 
 def test_without_an_allocator_live_bytes_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from llama_repro.workloads.models import WORKLOADS  # noqa: E402
 from llama_repro.workloads.points import Point  # noqa: E402
 from llama_repro.workloads.published import DTR, MAGIS  # noqa: E402
 from llama_repro.workloads.rows import frontier, published_rows, row  # noqa: E402
+from llama_repro.workloads.solved import solved_rows, solved_table  # noqa: E402
 from llama_repro.workloads.tables import fit_table  # noqa: E402
 from tests.support.modules import module_at  # noqa: E402
 from tests.support.steps import TINY  # noqa: E402
@@ -48,6 +49,22 @@ def test_the_table_says_what_does_not_fit_and_what_is_not_published() -> None:
         "|  | MAGIS, measured | +2.0 % |  | +3.9 % | 25.8 % | 12.9 % |  |",
     ]
     assert list(published_rows("another")) == []
+
+
+def test_what_the_solver_left_open_is_told() -> None:
+    original = Point(100, 1000.0)
+    found = [
+        baselines.Solved(0.8, Point(79, 1050.0), False, 20.0),
+        baselines.Solved(0.6, Point(60, 1100.0), True, 100.0),
+        baselines.Solved(0.5, None, False, 130.0),
+        baselines.Solved(0.4, None, True, 0.0),
+    ]
+    assert solved_table(solved_rows("step", original, found)).splitlines()[2:] == [
+        "| step | 80 % | +5.0 % | +2.0 % | not finished |",
+        "|  | 60 % | +10.0 % | +10.0 % | proven |",
+        "|  | 50 % | nothing | +13.0 % | not finished |",
+        "|  | 40 % | none fits |  | proven |",
+    ]
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from torch import fx
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.dimensions.call import Told, shape
 from overlap_sched.fx.dimensions.rules import rule_of, told
-from overlap_sched.fx.dimensions.storages import maker_of
 from overlap_sched.fx.dimensions.writes import shared, writes, written_outside
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
@@ -209,7 +208,7 @@ def _seen_outside(region: Region) -> set[fx.Node]:
         for one in several:
             if isinstance(region.gives.get(one), Routed) and any(user not in region.gives for user in one.users):
                 lost.add(node)
-        if writes(node) and shared(maker_of(node)[0], region.gives):
+        if writes(node) and shared(node, region.gives):
             lost.add(node)
         if written_outside(node, region.gives):
             lost.add(node)

@@ -5,14 +5,16 @@ runs in parts, too, and in the same order.
 """
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.fx.dimensions.storages import is_view
+from overlap_sched.fx.dimensions.storages import is_view, maker_of
+
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 def functional(target: Any) -> Any:
@@ -33,40 +35,40 @@ def writes(node: fx.Node) -> bool:
 
 
 def written_outside(maker: fx.Node, inside: Collection[fx.Node]) -> bool:
-    """Whether a call outside writes to the storage that a call has made: each part would have a storage of its own.
+    """Whether a call outside writes to a storage that a call has made: each part would have a storage of its own.
 
     Args:
         maker: The call.
         inside: Calls that run in parts.
     """
-    todo, seen = [maker], {maker}
-    while todo:
-        one = todo.pop()
-        for user in one.users:
-            if user not in inside and writes(user) and user.args[0] is one:
-                return True
-            if (is_view(user) or user.target is operator.getitem) and user not in seen:
-                seen.add(user)
-                todo.append(user)
-    return False
+    return any(user not in inside and writes(user) and user.args[0] is one for one, user in _takers(maker))
 
 
-def shared(maker: fx.Node, inside: Collection[fx.Node]) -> bool:
-    """Whether anyone outside sees the storage that a call has made.
+def shared(node: fx.Node, inside: Collection[fx.Node]) -> bool:
+    """Whether anyone outside sees the storage that a value is in.
+
+    Args:
+        node: Gives the value.
+        inside: Calls that run in parts.
+    """
+    maker, result = maker_of(node)
+    return maker not in inside or any(user not in inside for _, user in _takers(maker, result))
+
+
+def _takers(maker: fx.Node, result: int | None = None) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Who takes what a call has made, or what looks at that: pairs of what is taken, and who does.
 
     Args:
         maker: The call.
-        inside: Calls that run in parts.
+        result: Which of its allocations; ``None``: all.
     """
     todo, seen = [maker], {maker}
     while todo:
         one = todo.pop()
-        if one not in inside:
-            return True
         for user in one.users:
-            if user not in inside:
-                return True
-            if is_view(user) and user not in seen:
+            if user.target is operator.getitem and one is maker and result not in (None, maker_of(user)[1]):
+                continue
+            yield one, user
+            if user not in seen and (is_view(user) or user.target in (operator.getitem, _WAIT)):
                 seen.add(user)
                 todo.append(user)
-    return False

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.rewrites.draft import Draft, shares_storage
+from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.known import shares_storage
 from overlap_sched.fx.rewrites.recompute import copied
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, Site, check_same_value, site
 from overlap_sched.transform.rewrites import Keep, Regather
@@ -73,13 +74,6 @@ def _same(draft: Draft, one: fx.Node, other: fx.Node) -> bool:
             return False
         one, other = one.all_input_nodes[0], other.all_input_nodes[0]
     return True
-
-
-def origin(source: Any) -> Any:
-    """What a gather takes, looked at through casts."""
-    while isinstance(source, fx.Node) and _looked_through(source):
-        source = source.all_input_nodes[0]
-    return source
 
 
 def _looked_through(node: fx.Node) -> bool:

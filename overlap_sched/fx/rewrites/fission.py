@@ -50,7 +50,7 @@ class _Fissioning:
             for node, place in zip(self.nodes, where[p], strict=True):
                 self.copies[node].append(self._copy(node, p, place))
         self._tell_users({self.draft.find(leave.value): leave for leave in self.rewrite.leaves})
-        self.draft.in_parts(self.copies, self.stay)
+        self.draft.hazards.in_parts(self.copies, self.stay)
         for node in reversed(self.nodes):
             if node not in self.stay:
                 self.draft.remove(node, self.copies[node][0], self.copies[node][-1])

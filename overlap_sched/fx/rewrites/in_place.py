@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.problem.reached import reached
 from overlap_sched.transform.in_place import COPYING, what_is_written
 from overlap_sched.transform.rewrites import InPlace
 
@@ -100,7 +101,7 @@ def _others(draft: Draft, node: fx.Node, over: fx.Node) -> list[fx.Node]:
             )
     if draft.facts.left_in_flight(over):
         raise RewriteError(f"a collective that reads {over.name!r} is not waited for: it must stay as it is.")
-    behind = _behind(draft, node)
+    behind = reached([node], draft.users)
     for one in others:
         if one in behind:
             raise RewriteError(
@@ -113,14 +114,3 @@ def _flat(node: fx.Node) -> list[fx.Node]:
     taken: list[fx.Node] = []
     fx.node.map_arg((node.args, node.kwargs), taken.append)
     return taken
-
-
-def _behind(draft: Draft, node: fx.Node) -> set[fx.Node]:
-    """All that takes what a node gives, or what is made of it."""
-    found, todo = set[fx.Node](), [node]
-    while todo:
-        for user in draft.users(todo.pop()):
-            if user not in found:
-                found.add(user)
-                todo.append(user)
-    return found

@@ -28,7 +28,7 @@ def merge(draft: Draft, rewrite: Merge) -> None:
     members = [draft.find(name) for name in rewrite.members]
     for i, node in enumerate(members):
         _check_member(draft, rewrite, i, node)
-        if draft.facts.written(node) or draft.facts.by_address(node) or draft.has_hazard(node):
+        if draft.facts.written(node) or draft.facts.by_address(node) or draft.hazards.has(node):
             raise RewriteError(
                 f"{node.name!r} is written to, looked at by its address, or must come after what it does not take: it "
                 "stays a product of its own."

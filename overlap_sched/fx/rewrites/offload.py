@@ -12,7 +12,8 @@ from torch import fx
 from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError, TorchVersionError
-from overlap_sched.fx.rewrites.draft import Draft, shares_storage
+from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.known import shares_storage
 from overlap_sched.fx.rewrites.recompute import check_users, copied
 from overlap_sched.fx.rewrites.sites import WAIT
 from overlap_sched.transform.rewrites import Offload

@@ -6,14 +6,14 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.rewrites.again import check_keep, check_regather, origin
+from overlap_sched.fx.rewrites.again import check_keep, check_regather
 from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.in_place import check_in_place
 from overlap_sched.fx.rewrites.sites import LAUNCHES
 from overlap_sched.options import Options, on_devices
 from overlap_sched.transform.members import Alike
-from overlap_sched.transform.plan import Plan, plan, tried_ahead
+from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import InPlace, Keep, Regather, Rewrite
 from overlap_sched.transform.trial import Legal
@@ -21,7 +21,9 @@ from overlap_sched.transform.wanted import wanted_of
 
 
 def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
-    """Whether there may be anything to rewrite, by launches and what they take: the same on ranks that launch alike.
+    """Whether there may be anything to rewrite, by launches alone: the same on all ranks that launch alike.
+
+    What they take is not looked at: where one rank casts otherwise, it would not come where another asks for it.
 
     Args:
         launches: All nodes that communicate.
@@ -30,13 +32,13 @@ def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
     sites = [node for node in launches if node.target in LAUNCHES]
     wanted = wanted_of(options, forms_for(sites))
     mates = sum(LAUNCHES[node.target] in wanted.ops for node in sites) if wanted.forms else 0
-    return mates > 1 or (wanted.keeps and _twice(sites)) or (wanted.beyond_bound and bool(sites))
+    return mates > 1 or (wanted.keeps and _two_in_one_group(sites)) or (wanted.beyond_bound and bool(sites))
 
 
-def _twice(sites: Sequence[fx.Node]) -> bool:
-    """Whether two gathers may be of the same: in one group, of casts of one node."""
+def _two_in_one_group(sites: Sequence[fx.Node]) -> bool:
+    """Whether two gathers might be of the same."""
     gathers = [node for node in sites if LAUNCHES[node.target] == "all_gather_into_tensor"]
-    return len({(node.args[1:], origin(node.args[0])) for node in gathers}) < len(gathers)
+    return len({node.args[1:] for node in gathers}) < len(gathers)
 
 
 def legal_in(lifted: Lifted) -> Legal:
@@ -84,7 +86,4 @@ def plan_rewrites(lifted: Lifted, options: Options, alike: Alike) -> Plan | None
     """The same where nothing is wanted but a rewritten graph; ``None``: none is shorter, which is soon known."""
     problem, prices, options = lifted.problem, Prices(lifted.model), on_devices(options, lifted.devices)
     forms = forms_for(lifted.nodes[v] for v in problem.collectives)
-    legal = legal_in(lifted)
-    trials = tried_ahead(problem, prices, options, alike, forms, legal)
-    made = plan(problem, prices, options, alike, forms, trials, legal) if trials else None
-    return made if made is not None and made.rewrites else None
+    return plan_of_rewrites(problem, prices, options, alike, forms, legal_in(lifted))

@@ -29,7 +29,7 @@ private pools of CUDA graphs. Segments lie in the order in which they were made,
 that decides ties.
 """
 
-import bisect
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
@@ -44,13 +44,17 @@ class OutOfDeviceMemoryError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A range of addresses, in use or free; ``before`` and ``after`` are its neighbours in the segment."""
+    """A range of addresses, in use or free; ``before`` and ``after`` are its neighbours in the segment.
+
+    ``until``: whoever uses it may note here when that ends.
+    """
 
     address: int
     size: int
     small: bool
     free: bool = True
     mapped: bool = True
+    until: int = 0
     before: "Block | None" = None
     after: "Block | None" = None
 
@@ -62,11 +66,16 @@ class CachingAllocator:
         settings: How it is set up. capacity: bytes that the device has for it.
         reserved_bytes, allocated_bytes: Now. peak_reserved_bytes, peak_allocated_bytes: the most so far.
         segments: How many it has asked for. retries: how often cached memory was given back under pressure.
+        most_retries: It gives nothing back any more after so many.
+        lent_bytes: By how much it has raised its capacity itself, where that did not suffice: most_lent_bytes at most.
     """
 
     def __init__(self, settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> None:
         self.settings, self.capacity = settings, capacity
-        self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = 0
+        self._sizes: dict[int, int] = {}  # of requests seen so far, rounded
+        self._picky = settings.max_split_size_bytes < NO_LIMIT
+        self.most_retries, self.most_lent_bytes = NO_LIMIT, 0
+        self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = self.lent_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
         self._pools: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}  # free: (size, address, block)
         self._next_address = 0
@@ -79,9 +88,11 @@ class CachingAllocator:
         """
         if count == 0:
             return None
-        size = rounded(count, self.settings)
-        block = self._best_fit(size) or self._grown(size)
-        self._split(block, size)
+        size = self._rounded(count)
+        at, pool = self._place(size), self._pools[size <= SMALL_SIZE]
+        block = pool.pop(at)[2] if at >= 0 else self._grown(size)
+        if block.size > size:
+            self._split(block, size)
         block.free = False
         self.allocated_bytes += block.size
         if self.allocated_bytes > self.peak_allocated_bytes:
@@ -94,18 +105,26 @@ class CachingAllocator:
             return
         self.allocated_bytes -= block.size
         block.free = True
-        self._put(self._merged(block))
+        before, after = block.before, block.after
+        if (before is not None and before.free) or (after is not None and after.free):
+            block = self._merged(block)
+        self._put(block)
 
     def growth_bytes(self, count: int) -> int:
         """What a request for so many bytes would reserve more, as things stand; changes nothing."""
         if count == 0:
             return 0
-        size = rounded(count, self.settings)
-        block = self._best_fit(size)
-        if block is None:
-            return self._growth(size)
-        self._put(block)
-        return 0
+        return self.segment_bytes(count) if self._place(self._rounded(count)) < 0 else 0
+
+    def would_take(self, count: int) -> Block | None:
+        """The free block that a request for so many bytes would get; none: a new segment. Changes nothing."""
+        size = self._rounded(count)
+        at = self._place(size)
+        return self._pools[size <= SMALL_SIZE][at][2] if at >= 0 else None
+
+    def segment_bytes(self, count: int) -> int:
+        """A segment of its own for so many bytes."""
+        return self._growth(self._rounded(count))
 
     def shortfall_bytes(self, size: int) -> int:
         """How many bytes the capacity lacks for the segment of a request, rounded, that no free block serves."""
@@ -120,10 +139,17 @@ class CachingAllocator:
         pool = self._pools[False]
         return pool[-1][0] if pool else 0
 
-    def _best_fit(self, size: int) -> Block | None:
+    def _rounded(self, count: int) -> int:
+        size = self._sizes.get(count)
+        if size is None:
+            size = self._sizes[count] = rounded(count, self.settings)
+        return size
+
+    def _place(self, size: int) -> int:
+        """Where in its pool the free block is that a request gets; -1: there is none."""
         pool = self._pools[size <= SMALL_SIZE]
-        at = bisect.bisect_left(pool, (size, -1))
-        return None if at == len(pool) or self._oversized(pool[at][0], size) else pool.pop(at)[2]
+        at = bisect_left(pool, (size,))
+        return -1 if at == len(pool) or (self._picky and self._oversized(pool[at][0], size)) else at
 
     def _oversized(self, have: int, size: int) -> bool:
         """Is a block too large to be given for a request that it may not be split for?"""
@@ -135,13 +161,24 @@ class CachingAllocator:
         block = self._from_device(size)
         if block is None and self._released_one(size):
             block = self._from_device(size)
-        if block is None:
+        if block is None and self.retries < self.most_retries:
             self.retries += 1
             self._release()
             block = self._from_device(size)
-        if block is None:
-            raise OutOfDeviceMemoryError
+        while block is None:
+            self._lend(self._lacking_bytes(size))
+            block = self._from_device(size)
         return block
+
+    def _lend(self, count: int) -> None:
+        if self.lent_bytes + count > self.most_lent_bytes:
+            raise OutOfDeviceMemoryError
+        self.lent_bytes += count
+        self.capacity += count
+
+    def _lacking_bytes(self, size: int) -> int:
+        """What is lent for a request at once."""
+        return self.shortfall_bytes(size)
 
     def _growth(self, size: int) -> int:
         """The segment for a request that no free block serves."""
@@ -167,7 +204,7 @@ class CachingAllocator:
         if limit == NO_LIMIT:
             return False
         pool, wanted = self._pools[size <= SMALL_SIZE], max(size, limit)
-        at = bisect.bisect_left(pool, (wanted, -1))
+        at = bisect_left(pool, (wanted,))
         if at < len(pool):
             self._give_back(pool, at)
             return True
@@ -208,12 +245,12 @@ class CachingAllocator:
         self._put(rest)
 
     def _put(self, block: Block) -> None:
-        bisect.insort(self._pools[block.small], (block.size, block.address, block))
+        insort(self._pools[block.small], (block.size, block.address, block))
 
     def _take(self, block: Block) -> None:
         """Out of the free blocks."""
         pool = self._pools[block.small]
-        pool.pop(bisect.bisect_left(pool, (block.size, block.address)))
+        del pool[bisect_left(pool, (block.size, block.address))]
 
     def _merged(self, block: Block) -> Block:
         """The block, which is in no pool, joined with its free neighbours that are mapped as it is."""

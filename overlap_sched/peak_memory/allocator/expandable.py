@@ -29,14 +29,14 @@ class ExpandableAllocator(CachingAllocator):
             small: [(0, Block(0, _ADDRESSES, small, mapped=False))] for small in (True, False)
         }
 
-    def _best_fit(self, size: int) -> Block | None:
+    def _place(self, size: int) -> int:
         pool = self._pools[size <= SMALL_SIZE]
-        at = bisect.bisect_left(pool, (size, -1))
+        at = bisect.bisect_left(pool, (size,))
         if at == len(pool):
-            return None
+            return -1
         while at + 1 < len(pool) and _can_grow_to(pool[at + 1][2]) < _can_grow_to(pool[at][2]):
             at += 1
-        return None if self._oversized(pool[at][0], size) else pool.pop(at)[2]
+        return -1 if self._picky and self._oversized(pool[at][0], size) else at
 
     def _should_split(self, block: Block, size: int) -> bool:
         return block.size - size >= MIN_BLOCK
@@ -57,6 +57,9 @@ class ExpandableAllocator(CachingAllocator):
             block = mapped
         self._take(block)
         return block
+
+    def _lacking_bytes(self, size: int) -> int:
+        return self._page[size <= SMALL_SIZE]  # page by page: how many are mapped already depends on the place
 
     def _room(self, size: int) -> Block:
         """The lowest block from which on so many bytes are free or not mapped."""

@@ -7,7 +7,7 @@ from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator,
 from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Problem
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
 CAPACITY_STEP = 8 * MIB
@@ -66,55 +66,60 @@ class Requests:
         Raises:
             OutOfDeviceMemoryError: The capacity does not suffice.
         """
-        found = allocator(settings, capacity)
-        held: dict[int, Block | None] = {}
+        return self.through(allocator(settings, capacity))
+
+    def through(self, found: CachingAllocator) -> CachingAllocator:
+        """The allocator behind the order's end; it was new.
+
+        Raises:
+            OutOfDeviceMemoryError: What it has does not suffice.
+        """
         allocate, free, sizes = found.allocate, found.free, self.sizes
+        held: list[Block | None] = [None] * len(sizes)
         for event in self.events:
             if event >= 0:
                 held[event] = allocate(sizes[event])
             else:
-                free(held.pop(~event))
+                free(held[~event])
         return found
 
-    def smallest_capacity(self, settings: AllocatorSettings, enough: int) -> int:
+    def smallest_capacity(self, settings: AllocatorSettings, enough: int, too_small: int = -1) -> int:
         """The least in which the order runs, to :data:`CAPACITY_STEP`, by bisection: a lucky smaller one may exist.
 
         Args:
             settings: Of the allocator.
             enough: A capacity in which it runs: what it reserves without a limit.
+            too_small: One in which it is known not to run: nothing below is tried.
         """
         low, high = self.live_bytes, enough
         while high - low > CAPACITY_STEP:
             middle = (low + high) // 2
-            low, high = (low, middle) if self.fits(middle, settings) else (middle, high)
+            runs = middle > too_small and self.fits(middle, settings)
+            low, high = (low, middle) if runs else (middle, high)
         return high
 
 
 def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
     """What a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
-    problem = live_ranges.problem
-    nodes, storages = problem.nodes, problem.storages
-    left = [len(users) for users in live_ranges.users]
-    events = [s for node in nodes if node.kind is Kind.INPUT for s in node.alloc]
-    live = peak = sum(storages[s].bytes for s in events)
+    steps, sizes, left = live_ranges.steps, live_ranges.sizes, live_ranges.uses_left()
+    events, freed = list(live_ranges.given), live_ranges.freed_size
+    live = peak = live_ranges.input_bytes
     for v in order:
-        node = nodes[v]
-        kind = node.kind
-        if kind is not Kind.INPUT:
-            events += node.alloc
+        makes, uses, drops = steps[v]
+        if makes:
+            events += makes
             live += live_ranges.alloc_bytes[v]
-            peak = max(peak, live)
-        for s in node.use:
+            if live > peak:
+                peak = live
+        for s in uses:
             left[s] -= 1
-            if left[s] == 0 and not storages[s].pinned:
+            if not left[s]:
                 events.append(~s)
-                live -= storages[s].bytes
-        if kind is not Kind.INPUT and kind is not Kind.OUTPUT:
-            for s in node.alloc:
-                if not live_ranges.users[s]:
-                    events.append(~s)
-                    live -= storages[s].bytes
-    return Requests(tuple(events), tuple(storage.bytes for storage in storages), peak)
+                live -= freed[s]
+        for s in drops:
+            events.append(~s)
+            live -= sizes[s]
+    return Requests(tuple(events), sizes, peak)
 
 
 def replay_allocator(problem: Problem, order: Sequence[int], settings: AllocatorSettings = PLAIN) -> Reservation:

@@ -4,11 +4,11 @@
 faster at that.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import Kind, NodeId
+from overlap_sched.problem import NodeId
 
 
 class AllocatorRun:
@@ -19,16 +19,20 @@ class AllocatorRun:
         asked_bytes: What was asked for last: what does not fit, where something does not.
     """
 
-    def __init__(self, live_ranges: LiveRanges, allocator: CachingAllocator) -> None:
-        """Only the inputs are there."""
+    def __init__(self, live_ranges: LiveRanges, allocator: CachingAllocator, ends: Sequence[int] | None = None) -> None:
+        """Only the inputs are there.
+
+        Args:
+            live_ranges: Of the problem.
+            allocator: New.
+            ends: Per storage, when it ends: noted in its block.
+        """
+        self._ends = ends
         self.allocator = allocator
         self.held: dict[int, Block | None] = {}
         self.asked_bytes = 0
-        self._nodes, self._storages = live_ranges.problem.nodes, live_ranges.problem.storages
-        self._users, self._left = live_ranges.users, [len(users) for users in live_ranges.users]
-        for node in self._nodes:
-            if node.kind is Kind.INPUT:
-                self._allocate(node.alloc)
+        self._steps, self._sizes, self._left = live_ranges.steps, live_ranges.sizes, live_ranges.uses_left()
+        self._allocate(live_ranges.given)
 
     def step(self, v: NodeId) -> bool:
         """Run a node: what it makes is allocated, then what dies with it is freed. Was anything freed?
@@ -36,21 +40,22 @@ class AllocatorRun:
         Raises:
             OutOfDeviceMemoryError: Something does not fit.
         """
-        node, held = self._nodes[v], self.held
-        if node.kind is not Kind.INPUT:
-            self._allocate(node.alloc)
-        dead = []
-        for s in node.use:
-            self._left[s] -= 1
-            if self._left[s] == 0 and not self._storages[s].pinned:
+        makes, uses, drops = self._steps[v]
+        if makes:
+            self._allocate(makes)
+        left, dead = self._left, list[int]()
+        for s in uses:
+            left[s] -= 1
+            if not left[s]:
                 dead.append(s)
-        if node.kind is not Kind.INPUT and node.kind is not Kind.OUTPUT:
-            dead += [s for s in node.alloc if not self._users[s]]
+        dead += drops
         for s in dead:
-            self.allocator.free(held.pop(s))
+            self.allocator.free(self.held.pop(s))
         return bool(dead)
 
     def _allocate(self, made: Iterable[int]) -> None:
         for s in made:
-            self.asked_bytes = self._storages[s].bytes
-            self.held[s] = self.allocator.allocate(self.asked_bytes)
+            self.asked_bytes = self._sizes[s]
+            self.held[s] = block = self.allocator.allocate(self.asked_bytes)
+            if self._ends is not None and block is not None:
+                block.until = self._ends[s]

@@ -17,7 +17,8 @@ from overlap_sched.problem.allocator_settings import (
 )
 from overlap_sched.report.units import between, change, size
 from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.reserve import HELD, NOTHING, Reserve
+from overlap_sched.scheduler.needs import NOTHING, Reserve
+from overlap_sched.scheduler.reserve import HELD
 from overlap_sched.scheduler.result import Schedule
 
 _SET = "as set"

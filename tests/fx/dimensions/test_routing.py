@@ -125,7 +125,16 @@ def test_a_write_that_is_seen_outside_stays_whole() -> None:
         y[:, 1:].copy_(x.cumsum(0)[:, 1:])
         return [torch.tanh(y) * x]
 
-    for make, whole in ((seen, True), (own, False), (outside, True)):
+    def half_seen(x: Tensor) -> list[Tensor]:
+        one, other = torch.relu(x).split(3, 1)
+        z = torch.tanh(one.add_(1.0))
+        return [other, z]
+
+    def halves(x: Tensor) -> list[Tensor]:
+        one, other = torch.relu(x).split(3, 1)
+        return [torch.tanh(one.add_(1.0)) * torch.tanh(other)]
+
+    for make, whole in ((seen, True), (own, False), (outside, True), (half_seen, True), (halves, False)):
         gm = trace(make, (4, 6))
         region = region_from(gm.graph, {next(iter(gm.graph.nodes)): Cut(0, 1, 2)}, 2)
         write = next(node for node in gm.graph.nodes if writes(node))

@@ -7,7 +7,7 @@ from torch import Tensor, fx
 from llama_repro.workloads.models import Workload
 from llama_repro.workloads.trace import joint_graph, with_updates
 from overlap_sched.cost import Roofline
-from overlap_sched.fit.planner import Asked, Planner
+from overlap_sched.fit.planner import Asked, Planner, begun_with
 from overlap_sched.fx import lift
 from overlap_sched.fx.rewrites import prepare, rerunnable, rewrite_graph
 from overlap_sched.fx.rewrites.batches import batch_fissions
@@ -80,7 +80,7 @@ def test_values_of_parts_run_again_and_the_step_is_done_to_the_graph() -> None:
     lifted = lift(gm)
     (two,) = batch_fissions(lifted, (2,))
     asked = Asked(lifted.problem, Prices(lifted.model), Options(), ("recompute",), rerunnable(gm), None, 0)
-    planner = Planner(asked, (two,))
+    planner = Planner(asked, begun_with(asked, (two,)))
     found = planner.at(int(0.9 * planner.original.peak_bytes))
     assert found is not None
     first, *others = found.rewrites

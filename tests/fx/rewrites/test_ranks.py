@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from overlap_sched.fx.rewrites.exactness import keeps_bits
+from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 from tests.support.rewrite_ranks import DTYPES, REDUCTIONS
 
@@ -16,9 +17,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[dict[str, Any]]]:
-    folder: Path = tmp_path_factory.mktemp("rewrites")
     ranks: int = request.param
-    run_ranks("tests.support.rewrite_ranks", folder, ranks=ranks, limit_s=600)
+
+    def rewrite(folder: Path) -> None:
+        run_ranks("tests.support.rewrite_ranks", folder, ranks=ranks, limit_s=600)
+
+    folder = filled_once(tmp_path_factory, f"rewrites-{ranks}", rewrite)
     return ranks, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -1,0 +1,21 @@
+"""All that is reached from a few nodes, whatever nodes are: of a problem, of a draft, of an FX graph.
+
+>>> sorted(reached(["b"], {"a": "b", "b": "cd", "c": "d", "d": ""}.__getitem__))
+['c', 'd']
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+def reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """What follows on the first nodes, and on that, and so on; those themselves only where they follow on others."""
+    found, todo = set[Node](), list(start)
+    while todo:
+        for node in following(todo.pop()):
+            if node not in found:
+                found.add(node)
+                todo.append(node)
+    return found

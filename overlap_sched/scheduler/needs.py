@@ -1,0 +1,134 @@
+"""What the original order needs of the caching allocator, what another order breaks of it, and gates for runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from overlap_sched.options import headroom_bytes
+from overlap_sched.peak_memory.allocator.reserved import requests_of
+from overlap_sched.peak_memory.allocator.shortage import Device, shortage_bytes
+from overlap_sched.problem import Kind, NodeId, Order
+from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from overlap_sched.scheduler.allocator_gate import AllocatorGate, Care
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.repair import repaired
+from overlap_sched.scheduler.room import Failure, Growth, failing, outgrown
+
+MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
+"""See :mod:`overlap_sched.scheduler.reserve`; parts of what the original order needs."""
+SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
+"""What reserves less than the first may reserve the second more."""
+SPARE = 0.01
+"""A run may make the allocator grow ahead of the original order by so much of what that reserves."""
+
+CARES = (Care(1.01, 100, (Kind.COLLECTIVE,)), Care(6.0, 100, (Kind.COLLECTIVE, Kind.COMPUTE)))
+"""What careful runs hold back: launches that land badly at all; or whatever lands very badly."""
+
+
+class Overdraft(NamedTuple):
+    """What an order breaks, worst first; all zero: nothing.
+
+    ``over_bytes``: what it reserves, or lacks in the capacity in which it must run, above what it may; the larger.
+    """
+
+    out_of_memory: bool
+    retries: int
+    over_bytes: int
+
+
+NOTHING = Overdraft(False, 0, 0)
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """What the original order needs of the allocator.
+
+    Attributes:
+        task: Whose orders are looked at. settings: Of the allocator.
+        reserved_bytes: Reserved without a limit. capacity_bytes: the smallest that suffices. spare_bytes: on top.
+    """
+
+    task: Task
+    settings: AllocatorSettings
+    reserved_bytes: int
+    capacity_bytes: int
+    spare_bytes: int
+
+    @classmethod
+    def of(cls, task: Task, settings: AllocatorSettings) -> "Reserve":
+        """Of a task's original order."""
+        requests = requests_of(task.live_ranges, task.problem.original_order)
+        reserved = requests.replayed(settings).peak_reserved_bytes
+        spare_bytes = headroom_bytes(task.options.headroom, task.base_bytes)
+        spare_bytes += SEGMENTS_BYTES if reserved < SMALL_BYTES else 0
+        return cls(task, settings, reserved, requests.smallest_capacity(settings, reserved), spare_bytes)
+
+    def rewritten(self, task: Task) -> "Reserve":
+        """For orders of what the problem has become: they may need what the problem as it was needs."""
+        return replace(self, task=task)
+
+    def overdraft(self, order: Order) -> Overdraft:
+        """What a valid order breaks."""
+        requests = requests_of(self.task.live_ranges, order)
+        reserved = requests.replayed(self.settings).peak_reserved_bytes
+        smallest, original, largest = self.devices
+        strained = [device for device in (smallest, largest) if reserved > device.capacity]
+        over_bytes = max((shortage_bytes(requests, [device], self.settings) for device in strained), default=0)
+        retries = requests.retries(original.capacity, self.settings) if reserved > original.capacity else 0
+        return Overdraft(retries is None, max((retries or 0) - MOST_RETRIES, 0), over_bytes)
+
+    @property
+    def most_capacity(self) -> int:
+        """Bytes of the device on which an order must run."""
+        return int(self.capacity_bytes * MOST_CAPACITY) + self.spare_bytes
+
+    @cached_property
+    def growth(self) -> Growth:
+        """How the original order makes plain segments grow."""
+        return Growth.of(self.task.live_ranges, self.task.problem.original_order)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What an order must run on to break nothing."""
+        reserved = self.reserved_bytes
+        return (
+            Device(self.most_capacity),
+            Device(reserved + self.spare_bytes, MOST_RETRIES),
+            Device(int(reserved * MOST_RESERVED) + self.spare_bytes, 0),
+        )
+
+    def gates(self) -> tuple[AllocatorGate, AllocatorGate]:
+        """For two runs: what the allocator may reserve rises as in the original order; or is there from the start."""
+        live_ranges, growth = self.task.live_ranges, self.growth
+        spare_bytes = int(growth.total_bytes * SPARE) + self.spare_bytes
+        return (
+            AllocatorGate(live_ranges, growth.inputs_bytes + spare_bytes, growth.by_node),
+            AllocatorGate(live_ranges, growth.total_bytes + self.spare_bytes, {}),
+        )
+
+    def careful_gates(self, reference: Reference) -> Iterator[AllocatorGate]:
+        """For runs that look where results land, on the device on which the order must run."""
+        for care in CARES:
+            allocator = self.devices[0].allocator(PLAIN, NO_LIMIT)
+            limit_bytes = self.growth.total_bytes + self.spare_bytes
+            yield AllocatorGate(self.task.live_ranges, limit_bytes, {}, reference.order, care, allocator)
+
+    def failures(self, order: Sequence[NodeId]) -> Iterator[Failure]:
+        """Where an order fails: on each device, and where it first grows by more than it may in all."""
+        for device in self.devices:
+            failure = failing(self.task.live_ranges, order, device, self.settings)
+            if failure is not None:
+                yield failure
+        failure = outgrown(self.task.live_ranges, order, self.growth, self._spare_bytes)
+        if failure is not None:
+            yield failure
+
+    @property
+    def _spare_bytes(self) -> int:
+        return int(self.growth.total_bytes * (MOST_RESERVED - 1)) + self.spare_bytes
+
+    def repaired(self, found: Candidate, rooms: int) -> Candidate:
+        """The candidate mended where it breaks something, as far as that can be had, by so many rooms for a request."""
+        return repaired(self.task, found, self.growth, self._spare_bytes, self.most_capacity, rooms)

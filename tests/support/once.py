@@ -1,0 +1,25 @@
+"""What takes long is done once in a test run, not once in each of its processes."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+
+def filled_once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
+    """The folder of that name, filled by the first process of pytest-xdist that asks for it; all others wait and read.
+
+    Raises:
+        Exception: What ``fill`` raises. Whoever asks next starts it again.
+    """
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = shared / name, shared / f"{name}.done"
+    with FileLock(shared / f"{name}.lock"):
+        if not done.exists():
+            folder.mkdir(exist_ok=True)
+            fill(folder)
+            done.touch()
+    return folder

@@ -157,7 +157,7 @@ def _waited_for(call: _Call, round_key: str, passed_over: bool) -> Steps:
             yield from _decide_if_all_wait(call.ranks)
         while not (yield _has_verdict(round_key)):
             if (yield Step("pause", (short,))):
-                yield from _decide_at_the_limit(call, round_key, call.short_limit_s if short else call.limit_s)
+                yield from _decide_at_the_limit(call, round_key, short)
         yield Step("set", (f"at/{call.rank}", ""))
         yield Step("add", ("waiting", -1))
     return (yield from _verdict(round_key))
@@ -232,7 +232,8 @@ def _before_all(digests: Mapping[int, Digest], round_key: str) -> Generator[Step
     return (yield from _before(first, int(round_key.rsplit("/", 1)[1])))
 
 
-def _decide_at_the_limit(call: _Call, round_key: str, limit_s: float) -> Generator[Step, Any, None]:
+def _decide_at_the_limit(call: _Call, round_key: str, short: bool) -> Generator[Step, Any, None]:
+    waited_s = call.short_limit_s if short else call.limit_s
     digests, missing = {}, []
     for r in call.ranks:
         if (yield Step("check", ([f"{round_key}/{r}"],))):
@@ -243,14 +244,15 @@ def _decide_at_the_limit(call: _Call, round_key: str, limit_s: float) -> Generat
     if before is not None:
         verdict = as_before(before, missing)
     else:
-        verdict = absent(missing, digests, call.mine.name, limit_s) if missing else judge(digests)
+        name, limit_s = call.mine.name, call.limit_s
+        verdict = absent(missing, digests, name, waited_s, limit_s) if missing else judge(digests)
     if verdict.agreed and before is None:
         away = []
         for r in call.ranks:
             if (yield from _stands_at(r)) != round_key:
                 away.append(r)
         if away:  # they have shown a digest, and may never learn what comes of it
-            verdict = gone(away, digests, call.mine.name, limit_s)
+            verdict = gone(away, digests, call.mine.name, waited_s)
     written = yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
     if missing and written == verdict.to_json():
         yield Step("set", ("absent", ",".join(map(str, missing))))

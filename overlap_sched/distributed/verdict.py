@@ -100,10 +100,13 @@ def as_before(earlier: Verdict, missing: Sequence[int]) -> Verdict:
     return replace(earlier, missing=tuple(missing), as_before=True)
 
 
-def absent(missing: Sequence[int], digests: Mapping[int, Digest], name: str, limit_s: float) -> Verdict:
-    """The verdict when some ranks did not come within the limit (seconds), and others did."""
+def absent(
+    missing: Sequence[int], digests: Mapping[int, Digest], name: str, waited_s: float, limit_s: float
+) -> Verdict:
+    """The verdict when some ranks did not come within what was waited (seconds), and others did."""
+    less = f" (instead of {limit_s:g} s, as not all ranks came the last time)" if waited_s < limit_s else ""
     reason = (
-        f"{ranks_text(missing)} did not publish an order for graph {name!r} within {limit_s:g} s. "
+        f"{ranks_text(missing)} did not publish an order for graph {name!r} within {waited_s:g} s{less}. "
         "Such a rank died, compiles other graphs, is slower than that, or has compiled the graph already: see "
         "docs/agreement.md."
     )

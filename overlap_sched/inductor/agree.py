@@ -13,6 +13,7 @@ from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.launches import Launches, launch_digest
 from overlap_sched.inductor.reporting import several_ranks
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 
 
@@ -39,13 +40,13 @@ def asks(settings: Settings) -> bool:
     return settings.options.agreement != "none" and several_ranks()
 
 
-def shown(report: Report, problem: Problem | None, settings: Settings, key: str, launches: Launches | None) -> Digest:
+def shown(report: Report, problem: Problem | None, options: Options, key: str, launches: Launches | None) -> Digest:
     """What a rank shows to the others.
 
     Args:
         report: What it would do.
         problem: What was scheduled; ``None``: lifting failed.
-        settings: How it was scheduled.
+        options: As the user gave them, also where a part of them has been dealt with before.
         key: Which graph this is, see :func:`graph_key`.
         launches: The original ones; ``None``: not known.
     """
@@ -53,7 +54,7 @@ def shown(report: Report, problem: Problem | None, settings: Settings, key: str,
     if problem is None:
         return Digest.of_failure(str(report.reason), key, sequence, report.name)
     order = _order(report, problem)
-    return replace(digest_of(problem, settings.options, order), key=key, launches=sequence)
+    return replace(digest_of(problem, options, order), key=key, launches=sequence)
 
 
 def order_digest(report: Report, problem: Problem) -> str:

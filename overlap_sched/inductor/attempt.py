@@ -46,6 +46,10 @@ class Attempt:
     planned: Launches | None = None
     cached: CachedOrder | None = None
 
+    def __post_init__(self) -> None:
+        """Keeps the options as they were given, which ranks compare whatever has been dealt with before."""
+        self._given = self.settings.options
+
     def decided(self, plan: Callable[["Attempt"], Report]) -> Report:
         """Plan, then ask the other ranks: launches move only where they move alike on every rank.
 
@@ -87,7 +91,7 @@ class Attempt:
     def _shown(self, report: Report, key: str) -> tuple[Report, Digest]:
         """What the others are shown of a report; where even that fails they learn it, and do not wait for this rank."""
         try:
-            return report, shown(report, self.problem, self.settings, key, self.launches)
+            return report, shown(report, self.problem, self._given, key, self.launches)
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
             return replace(report, changed=False, reason=failure), Digest.of_failure(failure, key, name=report.name)

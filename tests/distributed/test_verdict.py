@@ -96,14 +96,17 @@ def test_what_somebody_can_mend() -> None:
 
 
 def test_who_is_missing() -> None:
-    verdict = absent([2], {0: A, 1: A}, "backward", 300.0)
+    verdict = absent([2], {0: A, 1: A}, "backward", 300.0, 300.0)
     assert verdict.missing == (2,)
     assert verdict.reason == (
         "rank 2 did not publish an order for graph 'backward' within 300 s. Such a rank died, compiles other "
         "graphs, is slower than that, or has compiled the graph already: see docs/agreement.md."
     )
     assert Verdict.from_json(verdict.to_json()) == verdict
-    assert str(absent([1, 2], {0: A}, "x", 30.0).reason).startswith("ranks 1-2 did not publish an order")
+    assert str(absent([1, 2], {0: A}, "x", 30.0, 300.0).reason).startswith(
+        "ranks 1-2 did not publish an order for graph 'x' within 30 s (instead of 300 s, as not all ranks came the "
+        "last time). Such"
+    )
 
 
 def test_thousands_of_ranks_stay_readable() -> None:

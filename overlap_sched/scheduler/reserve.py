@@ -93,9 +93,11 @@ def _held(
         tried.append((reserve.overdraft(best.unshifted), task.remeasured(best, best.unshifted)))
         seen.add(best.unshifted)
     effort, original_us = task.options.effort, task.measured(task.problem.original_order).step_us
+    held_us, in_vain = _shortest_held(tried), 0
     for run in islice(_runs(reserve, reference), RUNS * effort):
-        held_us = _shortest_held(tried)
-        if held_us <= best.step_us * CLOSE:
+        held_us, before_us = _shortest_held(tried), held_us
+        in_vain = 0 if held_us < before_us or held_us == math.inf else in_vain + 1
+        if held_us <= best.step_us * CLOSE or in_vain >= effort:
             break
         found = run(beat_us=min(original_us, best.step_us * MENDED, held_us))  # what is longer is never chosen
         work = work.plus(found if isinstance(found, Work) else found.work)

@@ -35,6 +35,8 @@ CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
 BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0]))
 """Of batches of what waits: caps in latencies, and the policy of the run."""
+NEARLY = 1.003
+"""A run in batches that is longer by more than this is not scheduled once more with its batches as buckets."""
 PARTS = 4
 """Parts of the step that may have caps of their own."""
 
@@ -126,9 +128,10 @@ class _Search:
         reference = Reference(urgent, base.order)
         for cap, policy in batches:
             streams = BatchingStreams(graph.problem, graph.keys, graph.time_us, cap)
-            run = list_schedule(reference, np.array(graph.asked.budget_bytes, dtype=np.int64), policy, times=streams)
+            budget = np.array(graph.asked.budget_bytes, dtype=np.int64)
+            run = list_schedule(reference, budget, policy, beat_us=self.found.best_us * NEARLY, times=streams)
             self.found.runs_left -= 1
-            if isinstance(run, Candidate):
+            if isinstance(run, Candidate) and run.step_us < self.found.best_us * NEARLY:
                 groups = [batch.members for batch in streams.batches if batch.key is not None]
                 if self._try(f"what waits goes together, up to {cap} latencies", groups, run.order):
                     best = (cap, policy)

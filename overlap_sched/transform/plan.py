@@ -178,12 +178,15 @@ def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
     problem, step_us = without.problem, without.scheduled.step_us
     wanted, prices = looked_for.wanted, looked_for.prices
     compute_us = sum(problem.compute_us) - (saved_us(problem, prices) if wanted.in_place else 0.0)
-    gain_us = min(looked_for.gain_us, step_us - compute_us)
     enough_us = compute_us * close_enough(Task(problem, without.options, without.base_bytes))
-    if step_us <= enough_us or gain_us <= 0:  # as near to all compute as is asked for
+    if step_us <= enough_us:  # as near to all compute as is asked for
         return ()
+
+    def runs_paid(best_us: float) -> int:
+        return most_runs(problem, min(looked_for.gain_us, best_us - compute_us))
+
     asked = Asked(problem, prices, looked_for.alike, without.budget_bytes, wanted.ops, looked_for.legal)
-    return search(asked, wanted, without.order, step_us, enough_us, most_runs(problem, gain_us)).trials
+    return search(asked, wanted, without.order, step_us, enough_us, runs_paid).trials
 
 
 def _best(unfitted: Unfitted, trials: Sequence[Trial], looked_for: _Search) -> Plan:

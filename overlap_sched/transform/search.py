@@ -21,7 +21,7 @@ How much is tried is counted, never timed: every rank comes to the same plan.
 from overlap_sched.problem import Order
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.transform.choose import try_buckets
-from overlap_sched.transform.found import Found
+from overlap_sched.transform.found import Found, RunsPaid
 from overlap_sched.transform.hold import try_gathering_again, try_keeping
 from overlap_sched.transform.keys import batch_time, keys_of, without_latency
 from overlap_sched.transform.over import try_in_place
@@ -35,7 +35,7 @@ AGAIN, POLICIES_AGAIN = 3, POLICIES[2:]
 those that the phases run from that order in any case."""
 
 
-def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us: float, most_runs: int) -> Found:
+def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us: float, runs_paid: RunsPaid) -> Found:
     """Try what may pay.
 
     Args:
@@ -44,16 +44,17 @@ def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us
         order: The best without rewrites.
         step_us: Its step.
         enough_us: Once a step is as short as this, nothing more is tried.
-        most_runs: Nor after so many runs of the scheduler, give or take those of the last try.
+        runs_paid: How many runs of the scheduler pay for what a step can still become shorter by: no more, give or take
+            those of the last try.
     """
-    found = Found(step_us, enough_us, most_runs)
+    found = Found(step_us, enough_us, runs_paid)
     over = try_in_place(asked, found, order) if wanted.in_place else None
     if over is None:
         _try_both(asked, asked, wanted, found, order)
     else:
         gains = found.best_us < step_us * (1 - wanted.least)
         _try_both(asked, over.asked, wanted, found, over.order)
-        alone = Found(step_us, enough_us, found.runs_left)
+        alone = found.without_best(step_us)
         if not (gains or found.enough):  # else only what comes before what is written could be in the way
             _try_both(asked, asked, wanted, alone, order)
             found.join(alone)
@@ -97,7 +98,7 @@ def _try_buckets_alone(asked: Asked, wanted: Wanted, found: Found, step_us: floa
     keys = keys_of(asked.problem, asked.alike, asked.ops)
     free = without_latency(asked.problem, keys, batch_time(asked.problem, asked.prices))
     if wanted.streams or max(busy_us(free)) < found.best_us:
-        alone = Found(step_us, found.enough_us, found.runs_left)
+        alone = found.without_best(step_us)
         try_buckets(asked, wanted, alone)
         found.join(alone)
 

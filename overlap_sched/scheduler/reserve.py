@@ -10,10 +10,11 @@ once (:mod:`overlap_sched.peak_memory.allocator.reserved`); the order found must
 each plus the headroom; and plus two segments where the original reserves less than 1 GiB: single ones decide there.
 Where it does not: the same order without its shift; then runs beside an allocator that admits no more than the original
 reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended where they fail
-(:mod:`overlap_sched.scheduler.repair`). Where none of these can be held: runs that look where results land, and orders
-like those that come nearest (:mod:`overlap_sched.scheduler.settle`). The shortest that can be held; then shifts that go
-less far. Where nothing can be held, what breaks least of this within one percent of the step; within two, where all of
-those run out of memory.
+(:mod:`overlap_sched.scheduler.repair`). Where none of these can be held: runs within tighter budgets, between what is
+live in the original order at each place and its peak, as less that is in flight leaves fewer holes; then runs that look
+where results land, and orders like those that come nearest (:mod:`overlap_sched.scheduler.settle`). The shortest that
+can be held; then shifts that go less far. Where nothing can be held, what breaks least of this within one percent of
+the step; within three, where all of those run out of memory.
 """
 
 import math
@@ -21,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, zip_longest
+
+import numpy as np
 
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
@@ -33,7 +36,7 @@ from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.settle import Settling, distinct
 from overlap_sched.scheduler.shift import shift
 
-EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
+EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.03
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
 more runs are tried. Within the third, one is taken that needs less, though too much; within the last, one that fits, or
 at least does not run out of memory where all others do."""
@@ -43,6 +46,9 @@ RUNS, REPAIRS = 3, 0.5
 """Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
 MENDABLE = 0.2
 """What lacks more of what the original order reserves is neither settled nor mended: that does not come to an end."""
+TIGHT, TIGHTER, MENDED_THERE = (0.7, 0.5, 0.4, 0.3, 0.25, 0.2), 3, 2
+"""Where nothing can be held: tighter budgets, as parts of the way from what is live in the original order at each place
+to its peak, policies that are run within each, and orders that are mended then."""
 CAREFUL, ROUNDS, WIDTH, REPAIRED = 1, 2, 3, 3
 """Where nothing can be held: careful policies per unit of effort; rounds of settling, orders looked at in each, and
 orders that are mended behind them."""
@@ -109,6 +115,15 @@ def _held(
         if _shortest_held(tried) <= best.step_us * EQUAL:
             break
         tried += _repairs(reserve, found, best.step_us)
+    if _shortest_held(tried) > best.step_us * HELD:
+        for found in _tighter_runs(reserve, reference, best.step_us * HELD):
+            work = work.plus(found if isinstance(found, Work) else found.work)
+            if not isinstance(found, Work) and found.order not in seen:
+                seen.add(found.order)
+                made.append((reserve.overdraft(found.order), found))
+        tried += made
+        for found in _nearest(reserve, made, best)[:MENDED_THERE]:
+            tried += _repairs(reserve, found, best.step_us)
     if rounds and _shortest_held(tried) > best.step_us * HELD:
         for run in _careful_runs(reserve, reference, best.step_us * HELD):
             found = run()
@@ -188,6 +203,21 @@ def _runs(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., Cand
     for policy in _policies(reserve):
         for gate in reserve.gates():
             yield partial(list_schedule, reference, task.limit, policy, task.pairs, gate=gate)
+
+
+def _tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[Candidate | Work]:
+    """Runs within tighter and tighter budgets, until all of one are given up, as the step becomes too long."""
+    task = reserve.task
+    live = np.minimum(task.live_ranges.profile(reference.order), task.limit)
+    for part in TIGHT:
+        limit = (live + part * (task.limit - live)).astype(np.int64)
+        runs = [
+            list_schedule(reference, limit, policy, task.pairs, most_us)
+            for policy in islice(_policies(reserve), TIGHTER)
+        ]
+        yield from runs
+        if all(isinstance(run, Work) for run in runs):
+            return
 
 
 def _careful_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[Callable[[], Candidate | Work]]:

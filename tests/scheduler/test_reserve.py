@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,8 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.policies import FAR, Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import chosen
+from overlap_sched.scheduler.reserve import TIGHT, TIGHTER, _tighter_runs, chosen
+from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.room import Growth
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems
@@ -135,16 +137,39 @@ def test_what_an_order_breaks_is_compared_worst_first() -> None:
 @pytest.mark.parametrize(
     ("tried", "taken"),
     [
-        ({100.0: (False, 1, 9), 101.9: (False, 0, 0)}, 101.9),  # what fits, up to two percent
-        ({100.0: (False, 1, 9), 102.1: (False, 0, 0)}, 100.0),
+        ({100.0: (False, 1, 9), 102.9: (False, 0, 0)}, 102.9),  # what fits, up to three percent
+        ({100.0: (False, 1, 9), 103.1: (False, 0, 0)}, 100.0),
         ({100.0: (False, 1, 9), 100.9: (False, 0, 5), 101.5: (False, 0, 1)}, 100.9),  # else what breaks less, up to one
-        ({100.0: (True, 0, 9), 100.9: (True, 0, 5), 101.9: (False, 3, 7)}, 101.9),  # or does not run out of memory: two
-        ({100.0: (True, 0, 9), 100.9: (True, 0, 5), 102.1: (False, 3, 7)}, 100.9),
+        (
+            {100.0: (True, 0, 9), 100.9: (True, 0, 5), 102.9: (False, 3, 7)},
+            102.9,
+        ),  # or does not run out of memory: three
+        ({100.0: (True, 0, 9), 100.9: (True, 0, 5), 103.1: (False, 3, 7)}, 100.9),
     ],
 )
 def test_which_of_the_orders_that_were_tried_is_taken(tried: dict[float, Any], taken: float) -> None:
     pairs = [(Overdraft(*breaks), Candidate((), step_us, 0)) for step_us, breaks in tried.items()]
     assert chosen(pairs, 100.0)[1].step_us == taken
+
+
+def test_tighter_budgets_lie_between_what_the_original_order_has_live_and_its_peak() -> None:
+    task = task_of(large_layers(8, 64))
+    reference = Reference(task.problem, task.problem.original_order, task.live_ranges)
+    own, peak = task.live_ranges.profile(reference.order), int(task.limit)
+    runs = list(_tighter_runs(Reserve.of(task, PLAIN), reference, math.inf))
+    assert len(runs) == len(TIGHT) * TIGHTER
+    for k, run in enumerate(runs):
+        assert isinstance(run, Candidate)
+        room = TIGHT[k // TIGHTER] * (peak - own)
+        assert (task.live_ranges.profile(run.order) <= own + room).all()
+    assert len({run.order for run in runs if isinstance(run, Candidate)}) > 1
+
+
+def test_tighter_budgets_end_where_all_runs_within_one_take_too_long() -> None:
+    task = task_of(large_layers(8, 64))
+    reference = Reference(task.problem, task.problem.original_order, task.live_ranges)
+    runs = list(_tighter_runs(Reserve.of(task, PLAIN), reference, 1.0))
+    assert [type(run) for run in runs] == [Work] * TIGHTER
 
 
 def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:

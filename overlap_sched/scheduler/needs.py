@@ -76,6 +76,8 @@ class Reserve:
         smallest, original, largest = self.devices
         strained = [device for device in (smallest, largest) if reserved > device.capacity]
         over_bytes = max((shortage_bytes(requests, [device], self.settings) for device in strained), default=0)
+        if smallest in strained and not over_bytes:  # more memory may be worse: it must not run there by luck alone
+            over_bytes = max(requests.smallest_capacity(self.settings, reserved) - smallest.capacity, 0)
         retries = requests.retries(original.capacity, self.settings) if reserved > original.capacity else 0
         return Overdraft(retries is None, max((retries or 0) - MOST_RETRIES, 0), over_bytes)
 

@@ -10,11 +10,12 @@ once (:mod:`overlap_sched.peak_memory.allocator.reserved`); the order found must
 each plus the headroom; and plus two segments where the original reserves less than 1 GiB: single ones decide there.
 Where it does not: the same order without its shift; then runs beside an allocator that admits no more than the original
 reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended where they fail
-(:mod:`overlap_sched.scheduler.repair`). Where none of these can be held: runs within tighter budgets, between what is
-live in the original order at each place and its peak, as less that is in flight leaves fewer holes; then runs that look
-where results land, and orders like those that come nearest (:mod:`overlap_sched.scheduler.settle`). The shortest that
-can be held; then shifts that go less far. Where nothing can be held, what breaks least of this within one percent of
-the step; within three, where all of those run out of memory.
+(:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within one percent of the step: runs within
+tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight leaves
+fewer holes. Where none can be held within three: runs that look where results land, and orders like those that come
+nearest (:mod:`overlap_sched.scheduler.settle`). The shortest that can be held; then shifts that go less far. Where
+nothing can be held, what breaks least of this within one percent of the step; within three, where all of those run out
+of memory.
 """
 
 import math
@@ -38,8 +39,9 @@ from overlap_sched.scheduler.shift import shift
 
 EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.03
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
-more runs are tried. Within the third, one is taken that needs less, though too much; within the last, one that fits, or
-at least does not run out of memory where all others do."""
+more runs are tried; within the third, none within tighter budgets; within the last, none is settled. Within the third,
+one is taken that needs less, though too much; within the last, one that fits, or at least does not run out of memory
+where all others do."""
 MENDED = 1.03
 """Orders whose step is within this part of the best are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5
@@ -47,8 +49,8 @@ RUNS, REPAIRS = 3, 0.5
 MENDABLE = 0.2
 """What lacks more of what the original order reserves is neither settled nor mended: that does not come to an end."""
 TIGHT, TIGHTER, MENDED_THERE = (0.7, 0.5, 0.4, 0.3, 0.25, 0.2), 3, 2
-"""Where nothing can be held: tighter budgets, as parts of the way from what is live in the original order at each place
-to its peak, policies that are run within each, and orders that are mended then."""
+"""Tighter budgets, as parts of the way from what is live in the original order at each place to its peak; policies that
+are run within each, and orders that are mended then."""
 CAREFUL, ROUNDS, WIDTH, REPAIRED = 1, 2, 3, 3
 """Where nothing can be held: careful policies per unit of effort; rounds of settling, orders looked at in each, and
 orders that are mended behind them."""
@@ -115,7 +117,7 @@ def _held(
         if _shortest_held(tried) <= best.step_us * EQUAL:
             break
         tried += _repairs(reserve, found, best.step_us)
-    if _shortest_held(tried) > best.step_us * HELD:
+    if _shortest_held(tried) > best.step_us * NEARLY:
         for found in _tighter_runs(reserve, reference, best.step_us * HELD):
             work = work.plus(found if isinstance(found, Work) else found.work)
             if not isinstance(found, Work) and found.order not in seen:

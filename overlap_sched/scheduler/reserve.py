@@ -13,9 +13,8 @@ reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of th
 (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step: runs within
 tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight leaves
 fewer holes; then runs that look where results land, and orders like those that come nearest
-(:mod:`overlap_sched.scheduler.settle`). The shortest that can be held, within three percent; then shifts that go less
-far. Where nothing can be held, what breaks least of this within one percent of the step; within three, where all of
-those run out of memory.
+(:mod:`overlap_sched.scheduler.settle`). The shortest that can be held; then shifts that go less far. Where nothing can
+be held, what breaks least of this within one percent of the step; within two, where all of those run out of memory.
 """
 
 import math
@@ -37,11 +36,10 @@ from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.settle import Settling, distinct
 from overlap_sched.scheduler.shift import shift
 
-EQUAL, CLOSE, NEARLY, ENOUGH, HELD = 1.001, 1.005, 1.01, 1.02, 1.03
+EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
-more runs are tried. Within the third, one is taken that needs less, though too much. Where an order can be held within
-the fourth, tighter budgets and settling are not tried. Within the last, one is taken that fits, or at least does not
-run out of memory where all others do."""
+more runs are tried. Within the third, one is taken that needs less, though too much; within the last, one that fits, or
+at least does not run out of memory where all others do: then neither tighter budgets nor settling are tried."""
 MENDED = 1.03
 """Orders whose step is within this part of the best are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5
@@ -117,7 +115,7 @@ def _held(
         if _shortest_held(tried) <= best.step_us * EQUAL:
             break
         tried += _repairs(reserve, found, best.step_us)
-    if _shortest_held(tried) > best.step_us * ENOUGH:
+    if _shortest_held(tried) > best.step_us * HELD:
         for found in _tighter_runs(reserve, reference, best.step_us * HELD):
             work = work.plus(found if isinstance(found, Work) else found.work)
             if not isinstance(found, Work) and found.order not in seen:
@@ -126,7 +124,7 @@ def _held(
         tried += made
         for found in _nearest(reserve, made, best)[:MENDED_THERE]:
             tried += _repairs(reserve, found, best.step_us)
-    if rounds and _shortest_held(tried) > best.step_us * ENOUGH:
+    if rounds and _shortest_held(tried) > best.step_us * HELD:
         for run in _careful_runs(reserve, reference, best.step_us * HELD):
             found = run()
             work = work.plus(found if isinstance(found, Work) else found.work)

@@ -27,7 +27,8 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.policies import FAR, Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import TIGHT, TIGHTER, _tighter_runs, chosen
+from overlap_sched.scheduler.reserve import chosen
+from overlap_sched.scheduler.reserve_runs import TIGHT, TIGHTER, tighter_runs
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.room import Growth
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
@@ -153,7 +154,7 @@ def test_tighter_budgets_lie_between_what_the_original_order_has_live_and_its_pe
     task = task_of(large_layers(8, 64))
     reference = Reference(task.problem, task.problem.original_order, task.live_ranges)
     own, peak = task.live_ranges.profile(reference.order), int(task.limit)
-    runs = list(_tighter_runs(Reserve.of(task, PLAIN), reference, math.inf))
+    runs = list(tighter_runs(Reserve.of(task, PLAIN), reference, math.inf))
     assert len(runs) == len(TIGHT) * TIGHTER
     for k, run in enumerate(runs):
         assert isinstance(run, Candidate)
@@ -165,7 +166,7 @@ def test_tighter_budgets_lie_between_what_the_original_order_has_live_and_its_pe
 def test_tighter_budgets_end_where_all_runs_within_one_take_too_long() -> None:
     task = task_of(large_layers(8, 64))
     reference = Reference(task.problem, task.problem.original_order, task.live_ranges)
-    runs = list(_tighter_runs(Reserve.of(task, PLAIN), reference, 1.0))
+    runs = list(tighter_runs(Reserve.of(task, PLAIN), reference, 1.0))
     assert [type(run) for run in runs] == [Work] * TIGHTER
 
 

@@ -20,6 +20,7 @@ from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
 from overlap_sched.inductor.launches import Launches
 from overlap_sched.inductor.reporting import GraphReport, record, warn
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 
 
@@ -29,6 +30,8 @@ class Attempt:
 
     Attributes:
         settings: How to schedule.
+        given: The options as they were given, which ranks compare, where a part of them has been dealt with before;
+            ``None``: those of ``settings`` are.
         name: The graph's.
         key: Under which the ranks meet, see :func:`overlap_sched.inductor.agree.graph_key`; ``None``: not yet known, or
             there is nothing to agree on.
@@ -39,16 +42,13 @@ class Attempt:
     """
 
     settings: Settings
+    given: Options | None = None
     name: str = "a graph"
     key: str | None = None
     problem: Problem | None = None
     launches: Launches | None = None
     planned: Launches | None = None
     cached: CachedOrder | None = None
-
-    def __post_init__(self) -> None:
-        """Keeps the options as they were given, which ranks compare whatever has been dealt with before."""
-        self._given = self.settings.options
 
     def decided(self, plan: Callable[["Attempt"], Report]) -> Report:
         """Plan, then ask the other ranks: launches move only where they move alike on every rank.
@@ -91,7 +91,7 @@ class Attempt:
     def _shown(self, report: Report, key: str) -> tuple[Report, Digest]:
         """What the others are shown of a report; where even that fails they learn it, and do not wait for this rank."""
         try:
-            return report, shown(report, self.problem, self._given, key, self.launches)
+            return report, shown(report, self.problem, self.given or self.settings.options, key, self.launches)
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
             return replace(report, changed=False, reason=failure), Digest.of_failure(failure, key, name=report.name)

@@ -54,6 +54,7 @@ def _plan(
     gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt, kind: str | None, rewritten: bool
 ) -> Report:
     """What this rank would do by itself."""
+    attempt.given = attempt.given or attempt.settings.options
     settings = attempt.settings = _without_rewrites(attempt.settings, rewritten)
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if list(graph.nodes) != before:  # planned already, in another way

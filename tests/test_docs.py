@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +18,7 @@ from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.problem import Kind
 from tests.cli.test_dump import DUMP
+from tests.support.ranks import free_port
 
 ROOT = Path(__file__).parents[1]
 READERS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -229,10 +229,7 @@ def test_the_workflow_of_what_changed_finds_regressions(comm_scale: float, exit_
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_tutorials_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     cache_folder = str(tmp_path / "cache")  # on a cache hit no pass is called
     printed = run(name, tmp_path, **rank, TORCHINDUCTOR_CACHE_DIR=cache_folder)
     if name == "tutorial_training.md":

@@ -1,29 +1,36 @@
 """Start a program on several ranks, as torchrun does, and wait for it: a hang is an error, not a wait."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
+PORTS = range(15_000, 30_000)
+"""Below those that the system gives to connections (from 32,768 on, on Linux): none of these takes one meanwhile."""
+GRACE_S = 10.0
+"""Once a rank has failed, the others have so long (seconds) to say what they say of it."""
 
 
 def run_ranks(module: str, *arguments: object, ranks: int, limit_s: float = 240, **environment: str) -> str:
     """Run ``python -m module arguments`` on each rank; what they said, one after the other.
 
     Raises:
-        AssertionError: A rank ended with an error.
-        subprocess.TimeoutExpired: Not all have ended within the limit (seconds); all are killed.
+        AssertionError: A rank ended with an error, or not all have ended within the limit (seconds); all are killed.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    where = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": "1",
+    }
     # into files: a rank that says much would stand still at a full pipe, and all others with it
     with ExitStack() as opened:
         outputs = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
@@ -44,15 +51,37 @@ def _run(
         for rank, output in enumerate(outputs)
     ]
     try:
-        for process in processes:
-            process.wait(limit_s)
+        _wait(processes, limit_s)
+        late = [rank for rank, process in enumerate(processes) if process.poll() is None]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-        said = [_read(output) for output in outputs]
-    assert not any(process.returncode for process in processes), "\n".join(said)
-    return "\n".join(said)
+    said = "\n".join(map(_read, outputs))
+    assert not late, f"ranks {late} have not ended within {limit_s:g} s, or after another had failed:\n{said}"
+    assert not any(process.returncode for process in processes), said
+    return said
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
+    """For all to end; not much longer where one has failed."""
+    ends_s, failed = time.monotonic() + limit_s, False
+    while None in (codes := [process.poll() for process in processes]) and time.monotonic() < ends_s:
+        if not failed and any(codes):
+            ends_s, failed = min(ends_s, time.monotonic() + GRACE_S), True
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port at which nobody listens."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("a hundred ports are taken")
 
 
 def _read(output: IO[str]) -> str:

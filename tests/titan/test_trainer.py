@@ -71,14 +71,14 @@ def check_better(plain: Ranks, ours: Ranks) -> None:
 
 
 def check_experts_in_parts(whole: Ranks, parts: Ranks) -> None:
-    """Every exchange once per part; the first loss to the last bit, then weights have been updated by sums of parts."""
+    """Every exchange once per part; the first loss to rounding, then weights have been updated by sums of parts."""
     for before, after in zip(whole, parts, strict=True):
         assert after["warned"] == []
         assert after["order"] == parts[0]["order"]
         exchanges = [sum("all_to_all_single" in name for name in rank["order"]) for rank in (before, after)]
         assert exchanges[1] == 2 * exchanges[0] > 0
         was, now = ([[float.fromhex(one) for one in step] for step in rank["losses"]] for rank in (before, after))
-        assert now[0][:2] == was[0][:2]
+        assert now[0][:2] == pytest.approx(was[0][:2], rel=1e-6)  # products of fewer rows round otherwise on some CPUs
         for want, got in zip(was, now, strict=True):
             assert got == pytest.approx(want, rel=1e-5)
 

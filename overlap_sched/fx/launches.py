@@ -17,10 +17,7 @@ from collections.abc import Mapping, Sequence
 from overlap_sched.cost import Collective, CostModel
 from overlap_sched.cost.model import FinishingModel, LaunchingModel
 from overlap_sched.problem import Group, Kind, Node
-from overlap_sched.problem.node import LAUNCH
-
-FINISH = "finish"
-"""Operator of finish nodes."""
+from overlap_sched.problem.node import FINISH, LAUNCH
 
 
 def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, float]:

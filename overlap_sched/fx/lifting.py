@@ -17,7 +17,7 @@ from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_facts, groups_of
 from overlap_sched.fx.inputs import Which, kept_inputs
-from overlap_sched.fx.launches import FINISH, launch_times, with_launches
+from overlap_sched.fx.launches import launch_times, with_launches
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
@@ -25,7 +25,7 @@ from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
-from overlap_sched.problem.node import LAUNCH
+from overlap_sched.problem.node import OF_HOST
 from overlap_sched.transform.host import OUT
 
 HOST = {OUT: Group(1, True)}
@@ -138,8 +138,7 @@ def lift(
     _count(reading, after)
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
     priced = zip(nodes, stands_for, strict=True)
-    of_host = (LAUNCH, FINISH)
-    prices = tuple([costs.prices[v] if node.op not in of_host else Price(node.time_us, "table") for node, v in priced])
+    prices = tuple([costs.prices[v] if node.op not in OF_HOST else Price(node.time_us, "table") for node, v in priced])
     fx_nodes = tuple([reading.nodes[v] for v in stands_for])
     return Lifted(problem, fx_nodes, told, prices, placements, frozenset(reading.storages.device), model)
 

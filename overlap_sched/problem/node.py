@@ -30,6 +30,11 @@ class Kind(StrEnum):
 LAUNCH = "launch"
 """Operator of *launch nodes*: compute in front of a collective that stands for what launching it takes of the compute
 stream. Its name is the collective's with ``.launch`` behind it."""
+FINISH = "finish"
+"""Operator of *finish nodes*: the same in front of a wait, for what it takes where its collective has long been done.
+Its name is the wait's with ``.finish`` behind it."""
+OF_HOST = (LAUNCH, FINISH)
+"""Both: they hold nothing, and go and come with what they stand for."""
 
 TIMED = (Kind.COMPUTE, Kind.COLLECTIVE)
 """Kinds of nodes that take time."""

@@ -4,7 +4,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
 from overlap_sched.transform.bucket import WAIT
 from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.members import Member, launched, member
+from overlap_sched.transform.members import Member, awaited, launched, member, replaced
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import again, is_view, moved
 from overlap_sched.transform.rewrites import Keep, Regather, Stream, second_group
@@ -20,14 +20,7 @@ def kept(draft: Draft, keep: Keep) -> None:
     first, again = _gather(draft, keep.first), _gather(draft, keep.again)
     if first.v == again.v or given(draft, first) != given(draft, again):
         raise RewriteError(f"{keep.first!r} and {keep.again!r} do not gather the same input in the same group.")
-    wait = first.waits[0]
-    for w in again.waits:
-        draft.redirect(w, wait)
-        draft.remove(w)
-    draft.redirect(again.v, wait)
-    draft.remove(again.v)
-    if again.launch is not None:
-        draft.remove(again.launch)
+    replaced(draft, again, first.waits[0])
     if again.gives is not None and first.gives is not None:
         draft.rehouse(again.gives, first.gives)
     for u in again.inputs:
@@ -71,11 +64,12 @@ def gathered_again(draft: Draft, wanted: Regather, prices: Prices) -> None:
     at = min(draft.at[u] for u in users)
     house = {} if one.gives is None else {one.gives: draft.storage(draft.storages[one.gives].bytes)}
     fresh = tuple(house.values())
-    host_us = prices.launch_us(node.op, node.bytes, draft.groups[group])
-    deps = launched(draft, name, one.inputs, host_us, at)
+    work = node.op, node.bytes, draft.groups[group]
+    deps = launched(draft, name, one.inputs, prices.launch_us(*work), at)
     launch = draft.add(node._replace(name=name, deps=deps, alloc=fresh), at)
     use = tuple(dict.fromkeys((*one.takes, *fresh)))
-    wait = draft.add(Node(f"{name}_wait", Kind.WAIT, (launch,), (), use, op=WAIT, collective=launch), at)
+    ended = Node(f"{name}_wait", Kind.WAIT, (launch,), (), use, op=WAIT, collective=launch)
+    wait = awaited(draft, ended, prices.finish_us(*work), at)
     new = dict.fromkeys(one.waits, wait)
     for v in views:
         new[v] = again(draft, v, wanted.new_name(draft.node(v).name), new, house, at)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from overlap_sched.problem import Kind, Node, NodeId
 from overlap_sched.problem.node import StorageId
 from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.members import Alike, Member, check_alike, launched, member, replaced
+from overlap_sched.transform.members import Alike, Member, awaited, check_alike, launched, member, replaced
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket
 
@@ -64,7 +64,7 @@ def _coalesced(draft: Draft, name: str, members: Sequence[Member], prices: Price
         place = min(draft.at[w] for w in one.waits)
         get = draft.add(Node(f"{name}_get_{i}", Kind.COMPUTE, (launch,), (), gives, op=GETITEM), place)
         wait = Node(f"{name}_out_{i}", Kind.WAIT, (get,), (), _unique((*takes, *given)), op=WAIT, collective=launch)
-        outs.append(draft.add(wait, place))
+        outs.append(awaited(draft, wait, _finish_us(draft, launch, prices), place))
     return outs
 
 
@@ -90,7 +90,7 @@ def _copied(draft: Draft, name: str, members: Sequence[Member], prices: Prices) 
     launch = _launch(draft, name, op, members, prices, ((source,), packed, result, at))
     first = min(draft.at[w] for one in members for w in one.waits)
     ended = Node(f"{name}_wait", Kind.WAIT, (launch,), (), (*packed, *result), op=WAIT, collective=launch)
-    wait = draft.add(ended, first)
+    wait = awaited(draft, ended, _finish_us(draft, launch, prices), first)
     unpack = _copied_out if "gather" in op else _parts
     return unpack(draft, name, members, prices, (wait, result))
 
@@ -143,6 +143,11 @@ def _launch(
     deps = launched(draft, name, deps, prices.launch_us(op, nbytes, facts), at)
     us = prices.collective_us(op, nbytes, facts)
     return draft.add(Node(name, Kind.COLLECTIVE, deps, gives, takes, us, op, group, bytes=nbytes), at)
+
+
+def _finish_us(draft: Draft, launch: NodeId, prices: Prices) -> float:
+    node = draft.node(launch)
+    return prices.finish_us(node.op, node.bytes, draft.groups[node.group or ""])
 
 
 def _unique(ids: Iterable[int]) -> tuple[int, ...]:

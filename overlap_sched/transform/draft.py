@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Group, Kind, Node, NodeId, Problem, Storage
-from overlap_sched.problem.node import LAUNCH, StorageId
+from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST, StorageId
 
 
 class Draft:
@@ -141,12 +141,19 @@ class Draft:
 
     def launch_node(self, v: NodeId) -> NodeId | None:
         """The node that stands for what launching a collective takes of the compute stream, where there is one."""
-        launch = self._ids.get(f"{self.node(v).name}.{LAUNCH}")
-        return launch if launch is not None and launch in self.node(v).deps else None
+        return self._of_host(v, LAUNCH)
+
+    def finish_node(self, v: NodeId) -> NodeId | None:
+        """The node that stands for what a wait takes of it when its collective is done, where there is one."""
+        return self._of_host(v, FINISH)
 
     def waits(self, v: NodeId) -> list[NodeId]:
         """Of a collective, its waits."""
         return [w for w in self._after[v] if self.node(w).collective == v]
+
+    def _of_host(self, v: NodeId, op: str) -> NodeId | None:
+        before = self._ids.get(f"{self.node(v).name}.{op}")
+        return before if before is not None and before in self.node(v).deps else None
 
     def _change(self, v: NodeId, node: Node) -> None:
         old = self.node(v)
@@ -246,7 +253,8 @@ class Draft:
         """Views that need a new launch alone: each holds all its results, so they come at once behind it."""
         if v < len(self.problem.nodes) or self.node(v).kind is not Kind.COLLECTIVE:
             return []
-        return [w for w in self._after[v] if self.node(w).kind is Kind.COMPUTE and self.node(w).deps == (v,)]
+        after = [(w, self.node(w)) for w in self._after[v]]
+        return [w for w, node in after if node.kind is Kind.COMPUTE and node.deps == (v,) and node.op not in OF_HOST]
 
     def _in_a_ring(self, v: NodeId, u: NodeId) -> str:
         return (

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from overlap_sched.cost.model import Compute
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId, Problem
-from overlap_sched.problem.node import LAUNCH, StorageId
+from overlap_sched.problem.node import OF_HOST, StorageId
 from overlap_sched.problem.reached import reached
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.prices import Prices
@@ -71,7 +71,7 @@ def _storages(draft: Draft, v: NodeId, over: NodeId) -> tuple[StorageId, Storage
     node, given = draft.node(v), draft.node(over)
     if node.kind is not Kind.COMPUTE or node.op not in COPYING:
         raise RewriteError(what_is_written(node.name, node.op or node.kind.value))
-    if given.kind is not Kind.COMPUTE or given.op == LAUNCH or len(given.alloc) != 1:
+    if given.kind is not Kind.COMPUTE or given.op in OF_HOST or len(given.alloc) != 1:
         raise RewriteError(f"{given.name!r} makes no storage of its own, or several: it cannot be written over.")
     if over not in node.deps or given.alloc[0] not in node.use:
         raise RewriteError(f"{node.name!r} does not take {given.name!r}.")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
-from overlap_sched.problem.node import LAUNCH, StorageId
+from overlap_sched.problem.node import FINISH, LAUNCH, StorageId
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.rewrites import BUCKETED
 
@@ -25,6 +25,7 @@ class Member(NamedTuple):
         gives: The storage of its result; ``None`` where it is not counted.
         waits: Draft ids.
         launch: Draft id of its launch node; ``None``: it has none.
+        finishes: Draft ids of the finish nodes of its waits.
         ranks: Of its group.
     """
 
@@ -34,6 +35,7 @@ class Member(NamedTuple):
     gives: StorageId | None
     waits: tuple[NodeId, ...]
     launch: NodeId | None
+    finishes: tuple[NodeId, ...]
     ranks: int
 
     @property
@@ -64,7 +66,8 @@ def member(draft: Draft, name: str) -> Member:
         what = node.op or node.kind.value
         raise RewriteError(f"{name!r} is {what!r}: what can be rewritten is {', '.join(BUCKETED)}.")
     waits = tuple(draft.waits(v))
-    others = [w for w in draft.after(v) if w not in waits and draft.node(w).kind is not Kind.OUTPUT]
+    finishes = tuple(u for w in waits if (u := draft.finish_node(w)) is not None)
+    others = [w for w in draft.after(v) if w not in (*waits, *finishes) and draft.node(w).kind is not Kind.OUTPUT]
     if not waits or len(node.alloc) > 1:
         raise RewriteError(
             f"{name!r} has {len(waits)} waits and {len(node.alloc)} results: it needs a wait and one result."
@@ -76,7 +79,7 @@ def member(draft: Draft, name: str) -> Member:
     launch = draft.launch_node(v)
     gives = node.alloc[0] if node.alloc else None
     assert node.group is not None
-    return Member(node, v, node.use, gives, waits, launch, draft.groups[node.group].size)
+    return Member(node, v, node.use, gives, waits, launch, finishes, draft.groups[node.group].size)
 
 
 def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
@@ -108,11 +111,21 @@ def launched(draft: Draft, name: str, deps: Sequence[NodeId], time_us: float, at
     return (*deps, draft.add(launch, at))
 
 
+def awaited(draft: Draft, wait: Node, time_us: float, at: float) -> NodeId:
+    """A new wait, behind a finish node of its own where it takes time of the compute stream."""
+    if time_us:
+        finish = Node(f"{wait.name}.{FINISH}", Kind.COMPUTE, wait.deps, time_us=time_us, op=FINISH)
+        wait = wait._replace(deps=(*wait.deps, draft.add(finish, at)))
+    return draft.add(wait, at)
+
+
 def replaced(draft: Draft, one: Member, out: NodeId) -> None:
-    """Users of a collective's waits use ``out``; it, its waits and its launch node go."""
+    """Users of a collective's waits use ``out``; it, its waits, and what stands for the host's work with them go."""
     for w in one.waits:
         draft.redirect(w, out)
         draft.remove(w)
+    for u in one.finishes:
+        draft.remove(u)
     draft.redirect(one.v, out)  # an output, which comes after everything
     draft.remove(one.v)
     if one.launch is not None:

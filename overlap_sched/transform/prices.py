@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from overlap_sched.analysis.whatif import placed_on
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.model import Collective, Compute, CostModel, LaunchingModel
+from overlap_sched.cost.model import Collective, Compute, CostModel, FinishingModel, LaunchingModel
 from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.transform.host import PCIE_5, HostLink
 
@@ -35,6 +35,10 @@ class Prices:
     def launch_us(self, op: str, nbytes: int, group: Group) -> float:
         """What launching takes of the compute stream; 0.0 where that is not known, or not of it."""
         return self.model.launch_us(Collective(op, nbytes, group)) if isinstance(self.model, LaunchingModel) else 0.0
+
+    def finish_us(self, op: str, nbytes: int, group: Group) -> float:
+        """What the wait for one that is done takes of it; 0.0 as for :meth:`launch_us`."""
+        return self.model.finish_us(Collective(op, nbytes, group)) if isinstance(self.model, FinishingModel) else 0.0
 
 
 def on_cluster(problem: Problem, cluster: Cluster, comm_scale: float = 1.0) -> tuple[Problem, Prices]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
-from overlap_sched.problem.node import LAUNCH, StorageId
+from overlap_sched.problem.node import OF_HOST, StorageId
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.rewrites import Recompute
 
@@ -45,7 +45,7 @@ def recomputed(draft: Draft, wanted: Recompute) -> None:
 
 def refusal(node: Node) -> str:
     """Why a node may never run again, as far as its name and kind tell; ``""``: nothing speaks against it."""
-    if node.kind is not Kind.COMPUTE or node.op == LAUNCH:
+    if node.kind is not Kind.COMPUTE or node.op in OF_HOST:
         return f"is {article(node.kind.value)}"
     if draws(node.op):
         return f"draws random numbers ({node.op})"
@@ -67,7 +67,7 @@ def writes(node: Node) -> bool:
     """Whether a compute node writes to what it is given: by its name, or because it takes time and makes nothing."""
     name = _name(node.op)
     in_place = (name.endswith("_") and not name.endswith("__")) or node.op.endswith(("out", "auto_functionalized"))
-    return node.kind is Kind.COMPUTE and node.op != LAUNCH and (in_place or (not node.alloc and node.time_us > 0))
+    return node.kind is Kind.COMPUTE and node.op not in OF_HOST and (in_place or (not node.alloc and node.time_us > 0))
 
 
 def _name(op: str) -> str:

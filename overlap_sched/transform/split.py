@@ -9,7 +9,7 @@ from overlap_sched.problem import Kind, Node, NodeId
 from overlap_sched.problem.node import StorageId
 from overlap_sched.transform.bucket import CAT, CLONE, SLICE, VIEW, WAIT
 from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.members import Member, launched, member, replaced
+from overlap_sched.transform.members import Member, awaited, launched, member, replaced
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Split
 
@@ -72,4 +72,5 @@ def _part(
         Node(f"{name}{p}", Kind.COLLECTIVE, deps, tuple(result), takes, us, node.op, group, bytes=nbytes), at
     )
     use = tuple(dict.fromkeys((*takes, *result)))
-    return draft.add(Node(f"{name}wait_{p}", Kind.WAIT, (launch,), (), use, op=WAIT, collective=launch), place), result
+    ended = Node(f"{name}wait_{p}", Kind.WAIT, (launch,), (), use, op=WAIT, collective=launch)
+    return awaited(draft, ended, prices.finish_us(node.op, nbytes, facts), place), result

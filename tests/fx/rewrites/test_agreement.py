@@ -6,13 +6,15 @@ import pytest
 import torch
 from torch import fx
 
-from overlap_sched.cost import Roofline
+from overlap_sched.cost import Collective, Roofline
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx import lift
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.rewrites import again, alike_of, rewrite_graph
-from overlap_sched.fx.rewrites.planning import legal_in
+from overlap_sched.fx.rewrites.planning import legal_in, plan_lifted
+from overlap_sched.options import Options
 from overlap_sched.problem import Group, Problem
+from overlap_sched.problem.node import OF_HOST
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.keeping import twice
 from overlap_sched.transform.prices import Prices
@@ -48,14 +50,27 @@ SEVERAL: dict[str, list[Rewrite]] = {
 }
 
 
-def problem_of(gm: fx.GraphModule) -> Problem:
-    return lift(gm, groups=GROUPS).problem
+class OnHost(Roofline):
+    """The thread that computes launches collectives and ends waits, too, as over gloo; not those of all kinds."""
+
+    def launch_us(self, work: Collective) -> float:
+        return 0.0 if "reduce_scatter" in work.op else 7.0 + work.bytes / 64
+
+    def finish_us(self, work: Collective) -> float:
+        return 0.0 if "all_gather" in work.op and work.bytes > 600 else 3.0 + work.bytes / 128
 
 
-def rewritten_problem(gm: fx.GraphModule, rewrites: list[Rewrite]) -> Problem | None:
+MODELS = {"device": Roofline(), "host": OnHost()}
+
+
+def problem_of(gm: fx.GraphModule, model: Roofline = MODELS["device"]) -> Problem:
+    return lift(gm, groups=GROUPS, model=model).problem
+
+
+def rewritten_problem(gm: fx.GraphModule, rewrites: list[Rewrite], model: Roofline) -> Problem | None:
     """The rewritten problem; ``None``: refused, as where a problem knows of a hazard less than a graph."""
     try:
-        return apply(problem_of(gm), rewrites, Prices(Roofline()), alike_of(gm))
+        return apply(problem_of(gm, model), rewrites, Prices(model), alike_of(gm))
     except RewriteError:
         return None
 
@@ -93,16 +108,16 @@ def takes_several(gm: fx.GraphModule) -> set[str]:
     return found
 
 
-def check(name: str, rewrites: list[Rewrite]) -> bool:
+def check(name: str, rewrites: list[Rewrite], model: Roofline = MODELS["device"]) -> bool:
     gm = GRAPHS[name]()
     merged = takes_several(gm)
-    want = rewritten_problem(gm, rewrites)
+    want = rewritten_problem(gm, rewrites, model)
     rewrite_graph(gm, rewrites)
     gm.graph.lint()
     if want is None:
         return False
     hazards = name == "hazards"
-    _equal(comparable(problem_of(gm), hazards, merged), comparable(want, hazards, merged), rewrites)
+    _equal(comparable(problem_of(gm, model), hazards, merged), comparable(want, hazards, merged), rewrites)
     return True
 
 
@@ -119,24 +134,27 @@ def _equal(lifted: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]],
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_every_site(name: str) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_every_site(name: str, model: str) -> None:
     sites = legal(GRAPHS[name]())
-    agreed = [check(name, [one]) for one in sites]
+    agreed = [check(name, [one], MODELS[model]) for one in sites]
     assert len(sites) >= 11
     assert sum(agreed) >= (5 if name == "hazards" else len(sites))
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_several_at_once(name: str) -> None:
-    assert check(name, SEVERAL[name])
+@pytest.mark.parametrize("model", MODELS)
+def test_several_at_once(name: str, model: str) -> None:
+    assert check(name, SEVERAL[name], MODELS[model])
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_what_a_problem_refuses_and_a_graph_does_not_is_a_hazard(name: str) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_what_a_problem_refuses_and_a_graph_does_not_is_a_hazard(name: str, model: str) -> None:
     gm = GRAPHS[name]()
     for one in legal(gm):
         if name != "hazards":
-            assert rewritten_problem(gm, [one]) is not None, one
+            assert rewritten_problem(gm, [one], MODELS[model]) is not None, one
 
 
 def test_views_of_what_is_gathered_again_are_made_again() -> None:
@@ -197,3 +215,12 @@ def test_all_that_may_be_bucketed_is_told() -> None:
     hazards = alike_of(GRAPHS["hazards"]())
     assert hazards["all_gather_into_tensor"] == "float32"
     assert "all_gather_into_tensor_2" not in hazards  # something writes to its result
+
+
+def test_buckets_are_found_where_launches_and_waits_take_of_the_host() -> None:
+    gm = GRAPHS["whole"]()
+    lifted = lift(gm, groups=GROUPS, model=OnHost())
+    made = plan_lifted(lifted, Options(rewrites=("bucket",), allocator="none"), alike_of(gm))
+    assert made.rewrites
+    assert made.schedule.scheduled.step_us < made.without.scheduled.step_us
+    assert any(node.op in OF_HOST for node in made.schedule.problem.nodes)

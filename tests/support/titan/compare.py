@@ -1,10 +1,19 @@
-"""Train with torchtitan's GraphTrainer on CPU ranks, with our pass and without; one table (``scripts/titan.sh``)."""
+"""Train with torchtitan's GraphTrainer on CPU ranks, with our pass and without; one table (``scripts/titan.sh``).
 
+scripts/titan.sh                                      losses, predicted figures, orders
+scripts/titan.sh --slow-network 0.1 [--record FILE]   measured steps over an emulated link of that many GB/s
+"""
+
+import argparse
+import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llama_repro.harness.record import provenance, write_record
+from tests.support.ranks import run_ranks
 from tests.support.titan.jobs import DEEPSEEK, EP, LLAMA, OURS, TP, Job, train
 
 MODELS = {
@@ -15,7 +24,17 @@ MODELS = {
 
 
 def main() -> None:
-    """Print the table; an error where a loss differs."""
+    """Print a table; an error where a loss differs."""
+    parser = argparse.ArgumentParser("titan.sh", description="torchtitan's debug models on CPU ranks.")
+    parser.add_argument("--slow-network", type=float, metavar="GB/S", help="time steps over an emulated link")
+    parser.add_argument("--record", type=Path, metavar="OUT.json", help="of times: write them, when and on what")
+    options = parser.parse_args()
+    if options.slow_network is None:
+        sys.exit(_compared())
+    sys.exit(_timed(options.slow_network, options.record))
+
+
+def _compared() -> bool:
     print("| model | losses of 3 steps | exposed, predicted | peak, predicted | kernels between launch and wait |")
     print("| --- | --- | --- | --- | --- |")
     differs = False
@@ -26,7 +45,7 @@ def main() -> None:
         same = all(a["losses"] == b["losses"] for a, b in zip(plain, ours, strict=True))
         differs |= not same
         print(f"| {model} | {'equal to the last bit' if same else 'DIFFER'} | {_row(plain[0], ours[0])} |", flush=True)
-    sys.exit(differs)
+    return differs
 
 
 def _row(plain: dict[str, Any], ours: dict[str, Any]) -> str:
@@ -39,6 +58,31 @@ def _row(plain: dict[str, Any], ours: dict[str, Any]) -> str:
         f"{before['peak_bytes'] / 2**20:.1f} -> {after['peak_bytes'] / 2**20:.1f} MiB | "
         f"{plain['between']} -> {ours['between']}"
     )
+
+
+def _timed(gb_per_s: float, record: Path | None) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "times.json"
+        run_ranks("tests.support.titan.slow", out, gb_per_s, ranks=2, limit_s=1200, PYTHONHASHSEED="0")
+        found: Mapping[str, dict[str, Any]] = json.loads(out.read_text())
+    print("| job | step | spread | waits for the link | collectives | peak, predicted |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, job in found.items():
+        times = " | ".join(f"{job[what] / 1e3:.1f} ms" for what in ("step_us", "spread_us", "exposed_us"))
+        peak = "" if job["peak_bytes"] is None else f"{job['peak_bytes'] / 2**20:.1f} MiB"
+        print(f"| {name} | {times} | {job['collectives']} | {peak} |")
+    losses = [one for job in found.values() for one in job["losses"]]
+    same = all(one == losses[0] for one in losses)
+    print(f"losses of {len(losses)} trainings: {'equal to the last bit' if same else 'DIFFER'}")
+    if record is not None:
+        rows = [
+            {"job": name, **{what: value for what, value in job.items() if what != "losses"}}
+            for name, job in found.items()
+        ]
+        command = f"scripts/titan.sh --slow-network {gb_per_s:g}"
+        packages = ("torch", "torchtitan", "numpy", "sortedcontainers")
+        write_record(record, {**provenance(command, packages), "same_losses": same, "rows": rows})
+    return not same
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from overlap_sched.inductor import sessions, watch
 from overlap_sched.inductor.settled import settled
 from tests.support.inductor.models import Net, step
 
-pytestmark = pytest.mark.usefixtures("clean", "nothing_said")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean", "nothing_said")]
 
 MEND = (
     ". Other code has set that since, or torch.compile's own options do. Call overlap_sched.enable() after that code, "
@@ -97,12 +97,7 @@ def test_nobody(caplog: pytest.LogCaptureFixture) -> None:
             {watch.PASSES: ["sink_waits"]},
             "torch._inductor.config.reorder_for_compute_comm_overlap_passes is ['sink_waits']",
         ),
-        pytest.param(
-            "post_grad",
-            {watch.POST_GRAD: None},
-            "torch._inductor.config.post_grad_custom_post_pass is None",
-            marks=pytest.mark.slow,
-        ),
+        ("post_grad", {watch.POST_GRAD: None}, "torch._inductor.config.post_grad_custom_post_pass is None"),
     ],
 )
 def test_settings_that_others_have_set(
@@ -117,7 +112,6 @@ def test_settings_that_others_have_set(
     assert set(said.lines) <= {PASSED_BY.format(graphs, SWITCHED_OFF) for graphs in ("1 graph", "2 graphs")}
 
 
-@pytest.mark.slow
 def test_options_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
     """They hold only while it compiles."""
     overlap_sched.enable()
@@ -144,7 +138,6 @@ def test_our_own_backend_is_no_stranger(caplog: pytest.LogCaptureFixture) -> Non
     assert said.lines[-1].startswith("overlap_sched: 2 graphs, 2 with collectives, 2 reordered (exposed ")
 
 
-@pytest.mark.slow
 def test_graphs_out_of_a_cache_are_not_missed(caplog: pytest.LogCaptureFixture) -> None:
     """torch then calls no pass, and need not."""
     new = overlap_sched.Options(agreement="none", headroom=time.time_ns() % 10**9)  # never cached before

@@ -25,6 +25,7 @@ GATHER, SCATTER, ALL_REDUCE = (
 )
 RANKS = 4
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
@@ -97,7 +98,6 @@ def test_or_they_are_kept(mesh: DeviceMesh) -> None:
     assert counts(graphs_of(model)) == [(4, 0, 0), (4, 4, 0)]
 
 
-@pytest.mark.slow
 def test_parts_given_before_have_modes_of_their_own(mesh: DeviceMesh) -> None:
     model = nn.Sequential(Mlp(), Mlp())
     shard(model[0], mesh, reshard_after_forward=False)

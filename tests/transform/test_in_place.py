@@ -159,6 +159,7 @@ def kept_promises(problem: Problem, found: Plan) -> None:
     assert after == (apply(problem, found.rewrites, PRICES) if found.rewrites else problem)
 
 
+@pytest.mark.slow
 @given(put_steps())
 @settings(max_examples=25, deadline=None)
 def test_a_plan_is_never_longer_and_fits(problem: Problem) -> None:
@@ -167,6 +168,7 @@ def test_a_plan_is_never_longer_and_fits(problem: Problem) -> None:
     assert plan(problem, PRICES, IN_PLACE).rewrites == found.rewrites
 
 
+@pytest.mark.slow
 @given(put_steps())
 @settings(max_examples=15, deadline=None)
 def test_with_buckets_no_step_is_longer(problem: Problem) -> None:

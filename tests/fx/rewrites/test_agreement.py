@@ -134,7 +134,7 @@ def _equal(lifted: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]],
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_every_site(name: str, model: str) -> None:
     sites = legal(GRAPHS[name]())
     agreed = [check(name, [one], MODELS[model]) for one in sites]

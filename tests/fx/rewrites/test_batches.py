@@ -21,6 +21,7 @@ from tests.support.fx_graphs import trace
 from tests.support.rewrite_graphs import by_name
 from tests.support.steps import TINY, TINY_IMAGES, run_step, tiny_inputs
 
+pytestmark = pytest.mark.slow
 STEPS = {one.name: one for one in (TINY, TINY_IMAGES)}
 
 

@@ -26,6 +26,7 @@ from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import by_name, described
 from tests.support.routed_graphs import CHOSEN, TOKENS, WIDTH, check_alike, run, shapes, step, trace
 
+pytestmark = pytest.mark.slow
 READ = torch.ops.aten._local_scalar_dense.default
 WIDE, NARROW = range(2)
 
@@ -47,7 +48,6 @@ def test_the_rewritten_graph_gives_what_the_whole_gives(parts: int, which: int) 
             check_alike(want, got)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_random_layers(seed: int) -> None:
     """Any numbers of experts, of those that a token goes to, of tokens and of parts: down to one token in a part."""
@@ -157,7 +157,6 @@ def test_undone_the_graph_is_as_it_was() -> None:
         assert described(gm.graph) == before
 
 
-@pytest.mark.slow
 def test_two_ranks_over_gloo(tmp_path: Path) -> None:
     """Parts send what the whole sends, some of it each; losses and gradients are compared by the ranks."""
     run_ranks("tests.support.routed_ranks", tmp_path, ranks=RANKS)

@@ -75,14 +75,15 @@ def _timed(gb_per_s: float, record: Path | None) -> bool:
     same = all(one == losses[0] for one in losses)
     print(f"losses of {len(losses)} trainings: {'equal to the last bit' if same else 'DIFFER'}")
     if record is not None:
-        rows = [
-            {"job": name, **{what: value for what, value in job.items() if what != "losses"}}
-            for name, job in found.items()
-        ]
+        rows = [{"case": name, **_recorded(job)} for name, job in found.items()]
         command = f"scripts/titan.sh --slow-network {gb_per_s:g}"
         packages = ("torch", "torchtitan", "numpy", "sortedcontainers")
         write_record(record, {**provenance(command, packages), "same_losses": same, "rows": rows})
     return not same
+
+
+def _recorded(job: Mapping[str, Any]) -> dict[str, float]:
+    return {what: value for what, value in job.items() if what != "losses" and value is not None}
 
 
 if __name__ == "__main__":

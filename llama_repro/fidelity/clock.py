@@ -22,6 +22,8 @@ from overlap_sched.inductor.gloo import safe_gathers
 _FUNCTIONAL = torch.ops._c10d_functional
 _LAUNCHES = ("all_gather_into_tensor_out", "reduce_scatter_tensor", "all_reduce", "all_reduce_", "all_to_all_single")
 """Functional collectives; all_gathers without a given output become those with one (overlap_sched.inductor.gloo)."""
+NO_KERNELS: Mapping[str, Callable[..., Tensor]] = {}
+"""Communication runs as torch runs it."""
 
 
 class Taken(NamedTuple):
@@ -122,15 +124,21 @@ def quietest(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 @contextmanager
-def clocked() -> Iterator[GraphClock]:
+def clocked(kernels: Mapping[str, Callable[..., Tensor]] = NO_KERNELS) -> Iterator[GraphClock]:
     """Graphs that Inductor compiles inside are timed when they are called, and waits of CPU tensors.
 
     Gathers over gloo take the way that does not damage memory (:mod:`overlap_sched.inductor.gloo`).
+
+    Args:
+        kernels: By operator, what runs for communication in place of torch's own.
     """
     from torch._inductor.output_code import CompiledFxGraph
 
     clock = GraphClock()
     library = torch.library.Library("_c10d_functional", "IMPL")
+
+    def of(name: str) -> Callable[..., Any]:
+        return kernels.get(name) or _own_kernel(name)
 
     def launched(run: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +150,7 @@ def clocked() -> Iterator[GraphClock]:
     def wait(tensor: Tensor) -> Tensor:
         processor = time.thread_time()
         with clock.communicating(clock.waits_us):
-            result: Tensor = _own_kernel("wait_tensor")(tensor)
+            result: Tensor = of("wait_tensor")(tensor)
         clock.processor_us -= (time.thread_time() - processor) * 1e6
         return result
 
@@ -152,7 +160,7 @@ def clocked() -> Iterator[GraphClock]:
     ):
         library.impl("wait_tensor", wait, "CPU")
         for name in _LAUNCHES:
-            library.impl(name, launched(_own_kernel(name)), "CPU")
+            library.impl(name, launched(of(name)), "CPU")
         try:
             yield clock
         finally:

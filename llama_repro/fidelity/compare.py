@@ -79,7 +79,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _command(options: argparse.Namespace) -> str:
-    return " ".join(["scripts/fidelity.py", *options.cases, *(["--alone"] if options.alone else [])])
+    return " ".join(["scripts/fidelity.py", *options.cases, *(["--alone"] if options.alone else []), *_link(options)])
+
+
+def _link(options: argparse.Namespace) -> list[str]:
+    """As it is passed on."""
+    return [] if options.slow_network is None else ["--slow-network", f"{options.slow_network:g}"]
 
 
 def _gpu() -> int:
@@ -104,9 +109,10 @@ def _ranks(case: Case, out: Path, options: argparse.Namespace) -> Any:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}"]
     threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     alone = {ALONE: "1"} if options.alone else {}
+    link = _link(options)
     try:
         done = subprocess.run(
-            [*command, "-m", case.module, str(out), *case.arguments],
+            [*command, "-m", case.module, str(out), *case.arguments, *link],
             env={**os.environ, **threads, **alone},
             cwd=ROOT,
             capture_output=True,
@@ -133,6 +139,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpu", action="store_true", help="instead: a layer of Llama-3-8B on one GPU, step and memory")
     parser.add_argument(
         "--alone", action="store_true", help="raise the ranks' priority, on a machine that others use (needs root)"
+    )
+    parser.add_argument(
+        "--slow-network",
+        type=float,
+        metavar="GB/S",
+        help="over an emulated link, which no other process disturbs",
     )
     parser.add_argument("--record", type=Path, metavar="OUT.json", help="write the figures, when and on what")
     parser.add_argument("--limit", type=int, default=1800, metavar="S", help="seconds a case may take (default: 1800)")

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from overlap_sched.cost import Collective, Compute
 from overlap_sched.cost.cluster.contention import measured_contention
 from overlap_sched.cost.measured.tabled import TableModel
-from overlap_sched.fx.launches import FINISH, LAUNCH, launch_times, with_launches
+from overlap_sched.fx.launches import launch_times, with_launches
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Node, Order, Problem
+from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST
 
 
 class Predicted(NamedTuple):
@@ -25,9 +26,6 @@ class Predicted(NamedTuple):
     compute_us: float
     launch_us: float
     collective_us: float
-
-
-_OF_HOST = (LAUNCH, FINISH)
 
 
 def repriced(
@@ -44,7 +42,7 @@ def repriced(
     known_us = kernels_us or {}
     nodes = [_repriced(problem, v, node, model) for v, node in enumerate(problem.nodes)]
     nodes = [node._replace(time_us=known_us.get(node.name, node.time_us)) for node in nodes]
-    known = any(node.op in _OF_HOST for node in nodes)
+    known = any(node.op in OF_HOST for node in nodes)
     with_them, stands_for = with_launches(nodes, {} if known else launch_times(nodes, problem.groups, model))
     ids: list[list[int]] = [[] for _ in nodes]
     for new, old in enumerate(stands_for):
@@ -86,7 +84,7 @@ def _stretches(problem: Problem) -> list[list[Node]]:
     for node in problem.nodes:
         if node.kind in (Kind.COLLECTIVE, Kind.WAIT):
             parts.append([])
-        elif node.kind is Kind.COMPUTE and node.op not in _OF_HOST:
+        elif node.kind is Kind.COMPUTE and node.op not in OF_HOST:
             parts[-1].append(node)
     return parts
 
@@ -95,7 +93,7 @@ def predicted(problem: Problem, order: Order) -> Predicted:
     """The replay of an order; what a wait takes that has nothing to wait for is exposed, too: so it is measured."""
     run = replay(problem, order)
     times = {Kind.COMPUTE: 0.0, Kind.COLLECTIVE: 0.0}
-    launch_us, finish_us = (sum(node.time_us for node in problem.nodes if node.op == op) for op in _OF_HOST)
+    launch_us, finish_us = (sum(node.time_us for node in problem.nodes if node.op == op) for op in OF_HOST)
     for node in problem.nodes:
         if node.kind in times:
             times[node.kind] += node.time_us

@@ -10,9 +10,10 @@ The operators are those of compiled graphs, ``_c10d_functional``; eager collecti
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,9 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from llama_repro.training.calibrate import with_link
 from overlap_sched.cost import Collective, Link, Roofline
+from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
+from overlap_sched.cost.price import Price
 from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.problem import Group
 
@@ -107,6 +110,22 @@ def slow_network(
     """
     traffic = Traffic()
     library = torch.library.Library("_c10d_functional", "IMPL")
+    with safe_gathers():
+        for name, kernel in kernels_over(model, traffic, clock, sleep).items():
+            library.impl(name, kernel, "CPU")
+        try:
+            yield traffic
+        finally:
+            library._destroy()
+
+
+def kernels_over(
+    model: Timed,
+    traffic: Traffic,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Mapping[str, Callable[..., Tensor]]:
+    """By operator, what runs for CPU tensors over such a network; ``traffic`` gets what went over it."""
 
     def wait(tensor: Tensor) -> Tensor:
         began = clock()
@@ -120,14 +139,9 @@ def slow_network(
         traffic.blocked_us += (passed_s + left_s) * 1e6
         return result
 
-    with safe_gathers():
-        for name, priced in _LAUNCHES.items():
-            library.impl(name, _launch(getattr(_FUNCTIONAL, name).default, priced, model, traffic, clock), "CPU")
-        library.impl("wait_tensor", wait, "CPU")
-        try:
-            yield traffic
-        finally:
-            library._destroy()
+    launch = partial(_launch, model=model, traffic=traffic, clock=clock)
+    launches = {name: launch(getattr(_FUNCTIONAL, name).default, priced) for name, priced in _LAUNCHES.items()}
+    return {**launches, "wait_tensor": wait}
 
 
 def with_slow_links(model: Roofline | TableModel, bytes_per_s: float) -> TableModel:
@@ -136,6 +150,20 @@ def with_slow_links(model: Roofline | TableModel, bytes_per_s: float) -> TableMo
     Their latency is a round number, so that every run has the same link.
     """
     return with_link(model, Link(_LATENCY_US, bytes_per_s))
+
+
+class OverLink(TableModel):
+    """Collectives take what the emulated link takes; launching them and ending waits, what gloo was seen to take."""
+
+    def collective_price(self, work: Collective) -> Price:
+        """By the link alone."""
+        return self.otherwise.collective_price(work)
+
+
+def over_link(gloo: TableModel, bytes_per_s: float) -> OverLink:
+    """What is predicted over such a link: its times, with the host's part as measured over gloo without it."""
+    tables = Tables(gloo.tables.collectives, gloo.tables.kernels)
+    return OverLink(tables, with_slow_links(gloo, bytes_per_s), on_host=True)
 
 
 def _launch(

@@ -1,6 +1,6 @@
 """``scripts/fidelity.py titan``: torchtitan's debug Llama on CPU ranks, predicted and measured in rounds.
 
-    torchrun --nproc-per-node 2 -m tests.support.titan.fidelity OUT.json [ARGUMENTS OF TORCHTITAN]
+    torchrun --nproc-per-node 2 -m tests.support.titan.fidelity OUT.json [--slow-network GB/S] [ARGUMENTS OF TORCHTITAN]
 
 Each round trains with the graph in its own order and in ours, and calibrates; the graph that runs is a whole step, and
 both times the one that our pipeline leaves (torchtitan's own has other collectives: it puts some together). The first
@@ -8,6 +8,7 @@ steps in its own order calibrate kernels, the others are measured. Rank 0 writes
 :mod:`llama_repro.fidelity.rank` does.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ from torch import fx
 
 import overlap_sched
 from llama_repro.fidelity.clock import (
+    NO_KERNELS,
     GraphClock,
     Taken,
     clocked,
@@ -35,7 +37,9 @@ from llama_repro.fidelity.cores import own_core
 from llama_repro.fidelity.prediction import predicted, repriced, stretched
 from llama_repro.fidelity.shapes import wishes_for
 from llama_repro.training.calibrate import model_of
+from llama_repro.training.slow_network import Traffic, kernels_over, with_slow_links
 from llama_repro.training.world import World
+from overlap_sched.cost import Roofline
 from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.distributed.calibration.kernels import KernelCall, calls_in
@@ -52,7 +56,7 @@ _SIZE = ("--training.steps", "18", "--training.local_batch_size", "8", "--traini
 
 def main() -> None:
     """Run it."""
-    out, given = Path(sys.argv[1]), sys.argv[2:]
+    out, (own, given) = Path(sys.argv[1]), _parser().parse_known_args(sys.argv[2:])
     warnings.simplefilter("ignore")
     on_cpu()
     torch.set_num_threads(1)
@@ -61,8 +65,10 @@ def main() -> None:
     jobs = {"original": Options(effort=0, agreement="none"), "ours": Options()}
     calls: dict[tuple[str, str], KernelCall] = {}
     orders: dict[str, tuple[Problem, Order]] = {}
-    rounds, kernels = [], Tables()
-    with own_core(rank), clocked() as clock:
+    rounds, known = [], Tables()
+    slow = own.slow_network
+    kernels = NO_KERNELS if slow is None else kernels_over(with_slow_links(Roofline(), slow * 1e9), Traffic())
+    with own_core(rank), clocked(kernels) as clock:
         for number in range(ROUNDS):
             trained: dict[str, Trained] = {}
             for name, options in jobs.items():
@@ -76,8 +82,8 @@ def main() -> None:
                     }
                 _leave()
             _join(out, f"{number}-calibrate", rank, size)
-            model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"), kernels)
-            kernels = Tables(kernels=model.tables.kernels)  # they only divide stretches, which each round measures
+            model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"), known)
+            known = Tables(kernels=model.tables.kernels)  # they only divide stretches, which each round measures
             _leave()
             (kernels_us,) = stretched([orders["original"][0]], model, trained["original"].stretches_us)
             rounds.append({name: _row(*orders[name], model, kernels_us, trained[name].measured) for name in jobs})
@@ -85,6 +91,13 @@ def main() -> None:
         out.write_text(
             json.dumps({"rounds": rounds, "slowdown": {one.kind: one.factor for one in model.tables.slowdowns}})
         )
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Our own arguments; all others are torchtitan's."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--slow-network", type=float)
+    return parser
 
 
 def _join(out: Path, what: str, rank: int, size: int) -> None:

@@ -24,12 +24,9 @@ from torch import fx
 
 import overlap_sched
 from llama_repro.training.calibrate import measured_model
-from llama_repro.training.slow_network import Traffic, slow_network, with_slow_links
+from llama_repro.training.slow_network import Traffic, over_link, slow_network
 from llama_repro.training.world import World
-from overlap_sched.cost import Collective
-from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
-from overlap_sched.cost.price import Price
 from overlap_sched.fx import lift
 from overlap_sched.options import Options
 from overlap_sched.scheduler.result import Schedule
@@ -71,14 +68,6 @@ JOBS = (
 )
 
 
-class OverLink(TableModel):
-    """Collectives take what the emulated link takes; launching them and ending waits, what gloo was seen to take."""
-
-    def collective_price(self, work: Collective) -> Price:
-        """By the link alone."""
-        return self.otherwise.collective_price(work)
-
-
 def main() -> None:
     """Run it."""
     out, bytes_per_s, given = Path(sys.argv[1]), float(sys.argv[2]) * 1e9, sys.argv[3:]
@@ -87,9 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     _join(out, "calibrate", rank, size)
-    gloo = measured_model(World(rank, size, torch.device("cpu"), "gloo"), torch.float32)
-    tables = Tables(gloo.tables.collectives, gloo.tables.kernels)
-    model = OverLink(tables, with_slow_links(gloo, bytes_per_s), on_host=True)
+    model = over_link(measured_model(World(rank, size, torch.device("cpu"), "gloo"), torch.float32), bytes_per_s)
     dist.destroy_process_group()
     trained: dict[str, list[Trained]] = {job.name: [] for job in JOBS}
     for number in range(ROUNDS):

@@ -19,6 +19,7 @@ from llama_repro.fidelity.cores import ALONE
 from llama_repro.fidelity.table import STEP_AIM, Row, failures, fidelity_table, rows_of
 from llama_repro.harness.console import guarded, verdict, wide_console
 from llama_repro.harness.record import provenance, write_record
+from llama_repro.training.link import check_slow_network
 from overlap_sched.errors import OptionsError
 from overlap_sched.report.files import check_writable
 from overlap_sched.report.progress import progress
@@ -56,6 +57,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     check_cases(options.cases)
+    check_slow_network(options.slow_network)
     if options.gpu:
         return _gpu()
     if options.record is not None:

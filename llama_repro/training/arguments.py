@@ -1,11 +1,11 @@
 """The command line of ``scripts/train.py``; the scheduler's options are named as in ``Options``."""
 
 import argparse
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
 
+from llama_repro.training.link import check_slow_network
 from llama_repro.training.schedulers import SCHEDULERS, Scheduler
 from llama_repro.training.sharding import KINDS, Kind
 from llama_repro.training.sizes import SIZES
@@ -52,10 +52,8 @@ def parse(given: list[str] | None = None) -> Arguments:
     for name in ("batch", "sequence", "accumulate", "steps", "tp"):
         if values[name] is not None and values[name] < 1:
             raise OptionsError(f"--{name} is {values[name]}; it is 1 or more.")
-    slow = values["slow_network"]
-    if slow is not None and not 0.0 < slow < math.inf:
-        raise OptionsError(f"--slow-network is {slow:g}; it is a bandwidth in GB/s, above 0.")
-    if slow is not None and values["trace"] is not None:
+    check_slow_network(values["slow_network"])
+    if values["slow_network"] is not None and values["trace"] is not None:
         raise OptionsError("--trace records real collectives, --slow-network emulates them: leave one of the two out.")
     if values["checkpoint_every"] < 0:
         raise OptionsError(f"--checkpoint-every is {values['checkpoint_every']}; it is 0 (at the end) or more.")

@@ -9,14 +9,16 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+import torch.distributed as dist
 
 from llama_repro.capture.configs import CONFIGS
-from llama_repro.fidelity.clock import GraphClock, Taken, quietest, step_figures, typical_stretches
+from llama_repro.fidelity.clock import GraphClock, Taken, clocked, quietest, step_figures, typical_stretches
 from llama_repro.fidelity.compare import main, reason
 from llama_repro.fidelity.gpu import layer_lines, layer_rows, misses
 from llama_repro.fidelity.prediction import Predicted, predicted, repriced, stretched, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
 from llama_repro.fidelity.table import failures, fidelity_table, rows_of
+from llama_repro.training.world import world_of
 from overlap_sched import EXAMPLE
 from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.cost.measured.tabled import COPY, TableModel
@@ -143,6 +145,28 @@ def test_a_clock_of_communications():
     assert typical_stretches(steps) == [1.5, 7.5]
 
 
+def test_what_runs_for_communication_can_be_replaced(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with world_of("cpu"):
+        check_replaced_waits(dist.group.WORLD.group_name)
+
+
+def check_replaced_waits(alone):
+    seen, own = [], torch.ops._c10d_functional.wait_tensor.default
+
+    def wait(tensor):
+        seen.append(tensor)
+        return own._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, tensor) + 1.0
+
+    x = torch.arange(3.0)
+    with clocked({"wait_tensor": wait}) as clock:
+        launched = torch.ops._c10d_functional.all_reduce(x, "sum", alone)
+        assert torch.equal(torch.ops._c10d_functional.wait_tensor(launched), x + 1.0)
+    assert len(seen) == len(clock.waits_us) == len(clock.launches_us) == 1
+    launched = torch.ops._c10d_functional.all_reduce(x, "sum", alone)
+    assert torch.equal(torch.ops._c10d_functional.wait_tensor(launched), x)
+
+
 def test_skew_is_what_other_ranks_did_not_wait():
     ranks = [Taken(1000.0, (50.0, 10.0, 5.0), 700.0), Taken(990.0, (20.0, 30.0, 5.0), 800.0)]
     first, second = (step_figures(ranks, rank) for rank in range(2))
@@ -197,6 +221,11 @@ def test_why_a_job_has_failed():
 def test_a_case_that_is_none(capsys):
     assert main(["no-such"]) == 2
     assert capsys.readouterr().err == "fidelity: no case is named 'no-such'; there are fsdp, tp, 2d, titan.\n"
+
+
+def test_a_link_that_is_none(capsys):
+    assert main(["fsdp", "--slow-network", "0"]) == 2
+    assert capsys.readouterr().err == "fidelity: --slow-network is 0; it is a bandwidth in GB/s, above 0.\n"
 
 
 @pytest.mark.slow

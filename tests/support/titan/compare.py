@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llama_repro.harness.console import guarded
 from llama_repro.harness.record import provenance, write_record
+from llama_repro.training.link import check_slow_network
+from overlap_sched.report.files import check_writable
 from tests.support.ranks import run_ranks
 from tests.support.titan.jobs import DEEPSEEK, EP, LLAMA, OURS, TP, Job, train
 
@@ -31,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.slow_network is None:
         sys.exit(_compared())
-    sys.exit(_timed(options.slow_network, options.record))
+    sys.exit(guarded("titan", lambda: _timed(options.slow_network, options.record)))
 
 
 def _compared() -> bool:
@@ -60,7 +63,10 @@ def _row(plain: dict[str, Any], ours: dict[str, Any]) -> str:
     )
 
 
-def _timed(gb_per_s: float, record: Path | None) -> bool:
+def _timed(gb_per_s: float, record: Path | None) -> int:
+    check_slow_network(gb_per_s)
+    if record is not None:
+        check_writable(record)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "times.json"
         run_ranks("tests.support.titan.slow", out, gb_per_s, ranks=2, limit_s=1200, PYTHONHASHSEED="0")
@@ -79,7 +85,7 @@ def _timed(gb_per_s: float, record: Path | None) -> bool:
         command = f"scripts/titan.sh --slow-network {gb_per_s:g}"
         packages = ("torch", "torchtitan", "numpy", "sortedcontainers")
         write_record(record, {**provenance(command, packages), "same_losses": same, "rows": rows})
-    return not same
+    return int(not same)
 
 
 def _recorded(job: Mapping[str, Any]) -> dict[str, float]:

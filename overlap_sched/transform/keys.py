@@ -9,12 +9,13 @@ gradient has, while activations that are gathered layer by layer have a level ea
     level 0           level 1              level 1                 level 0
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId, Problem
+from overlap_sched.problem.node import OF_HOST
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Alike, member
 from overlap_sched.transform.prices import Prices
@@ -96,9 +97,32 @@ def latency_us(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime)
     No buckets take more off the shortest step: put every collective back to its own time, and nothing that comes after
     it is later by more than the difference.
     """
-    shared, nodes = Counter(keys.values()), problem.nodes
-    mates = [(nodes[v], key) for v, key in keys.items() if shared[key] > 1]
-    return sum(node.time_us - added_us(node, key, time_us) for node, key in mates)
+    mates, nodes = mates_in(keys), problem.nodes
+    pairs = [(nodes[v], key) for v, key in keys.items() if v in mates]
+    return sum(node.time_us - added_us(node, key, time_us) for node, key in pairs)
+
+
+def mates_in(keys: Mapping[NodeId, Key]) -> frozenset[NodeId]:
+    """Collectives that may go together with another one."""
+    shared = Counter(keys.values())
+    return frozenset(v for v, key in keys.items() if shared[key] > 1)
+
+
+def host_times(problem: Problem) -> Mapping[NodeId, float]:
+    """Per collective what launching it and ending its waits takes of the compute stream, if anything. Linear."""
+    nodes, times = problem.nodes, defaultdict[NodeId, float](float)
+    for v, node in enumerate(nodes):
+        of = v if node.kind is Kind.COLLECTIVE else node.collective
+        if of is not None:
+            for u in node.deps:
+                if nodes[u].op in OF_HOST:
+                    times[of] += nodes[u].time_us
+    return dict(times)
+
+
+def host_us(times: Mapping[NodeId, float], merged: Iterable[NodeId]) -> float:
+    """Buckets of these collectives take no more off all compute: of each, one launch and one wait are left."""
+    return sum(times.get(v, 0.0) for v in merged)
 
 
 def without_latency(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> Problem:

@@ -30,14 +30,13 @@ from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import within_reserve
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.apply import NOT_KNOWN, apply
-from overlap_sched.transform.in_place import saved_us
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
 from overlap_sched.transform.rewrites import Form, Rewrite
 from overlap_sched.transform.search import search
 from overlap_sched.transform.trial import Asked, Legal, Trial, always
-from overlap_sched.transform.wanted import Wanted, most_gain_us, most_runs, wanted_of
+from overlap_sched.transform.wanted import Wanted, least_compute_us, most_gain_us, most_runs, wanted_of
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
@@ -177,7 +176,7 @@ def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
     """What was tried; nothing where the order is as good as any, or nothing can be gained."""
     problem, step_us = without.problem, without.scheduled.step_us
     wanted, prices = looked_for.wanted, looked_for.prices
-    compute_us = sum(problem.compute_us) - (saved_us(problem, prices) if wanted.in_place else 0.0)
+    compute_us = least_compute_us(problem, prices, looked_for.alike, wanted)
     enough_us = compute_us * close_enough(Task(problem, without.options, without.base_bytes))
     if step_us <= enough_us:  # as near to all compute as is asked for
         return ()

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched.problem.node import OF_HOST
 from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.keys import host_times
 from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.rewrites import (
     Bucket,
@@ -50,7 +52,8 @@ def records(before: Problem, after: Problem, rewrites: Sequence[Rewrite]) -> tup
     old = {node.name: node for node in before.nodes}
     new = {node.name: node for node in after.nodes}
     names = sorted(new.keys() - old.keys())
-    return tuple(_record((before, after), old, new, names, rewrite) for rewrite in rewrites)
+    host_us = {before.nodes[v].name: us for v, us in host_times(before).items()}
+    return tuple(_record((before, after), old, new, names, host_us, rewrite) for rewrite in rewrites)
 
 
 def _record(
@@ -58,26 +61,29 @@ def _record(
     old: Mapping[str, Node],
     new: Mapping[str, Node],
     names: Sequence[str],
+    host_us: Mapping[str, float],
     rewrite: Rewrite,
 ) -> Record:
-    """``names``: of all nodes that rewrites made, sorted."""
-    before, after = problems
+    """``names``: of all nodes that rewrites made, sorted; ``host_us``: what collectives took of the compute stream."""
+    (before, after), saved_us = problems, 0.0
     match rewrite:
         case Bucket() | Merge():
             gone = [old[name] for name in rewrite.members if name in old]
+            saved_us = sum(host_us.get(name, 0.0) for name in rewrite.members)
             made = [new[name] for name in _made(names, rewrite.name)]
         case Split():
-            gone = [old[rewrite.collective]]
+            gone, saved_us = [old[rewrite.collective]], host_us.get(rewrite.collective, 0.0)
             made = [new[name] for name in _made(names, rewrite.name)]
         case Keep():
             again = old[rewrite.again]
-            return Record(rewrite, again.time_us, 0.0, _allocated(before, again))
+            return Record(rewrite, again.time_us, -host_us.get(rewrite.again, 0.0), _allocated(before, again))
         case InPlace():
             node, writes = old[rewrite.node], new[rewrite.node]
             return Record(rewrite, 0.0, writes.time_us - node.time_us, -_allocated(before, node))
         case Regather():
             again = new[rewrite.name]
-            return Record(rewrite, -again.time_us, 0.0, -_allocated(after, again))
+            host = [new[name] for name in _made(names, rewrite.name) if new[name].op in OF_HOST]
+            return Record(rewrite, -again.time_us, _us(host, Kind.COMPUTE), -_allocated(after, again))
         case Fission():
             gone = [old[name] for name in rewrite.nodes if name in old]
             made = [new[name] for name in _made(names, rewrite.name)]
@@ -88,7 +94,7 @@ def _record(
         case Stream():
             return Record(rewrite, 0.0, 0.0, 0)
     stream_us = _us(gone, Kind.COLLECTIVE) - _us(made, Kind.COLLECTIVE)
-    compute_us = _us(made, Kind.COMPUTE) - _us(gone, Kind.COMPUTE)
+    compute_us = _us(made, Kind.COMPUTE) - _us(gone, Kind.COMPUTE) - saved_us
     largest = max((_allocated(before, node) for node in gone), default=0)
     held = sum(_allocated(after, node) for node in made if not node.name.endswith("_copy")) - largest
     return Record(rewrite, stream_us, compute_us, max(held, 0))

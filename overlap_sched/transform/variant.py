@@ -6,7 +6,7 @@ from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, Order, Problem
 from overlap_sched.scheduler.fill_tail import deferred
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.keys import BatchTime, added_us, batch_time, keys_of
+from overlap_sched.transform.keys import BatchTime, added_us, batch_time, host_times, host_us, keys_of
 from overlap_sched.transform.neighbours import Windows
 from overlap_sched.transform.rewrites import Bucket, Form, Rewrite, Stream
 from overlap_sched.transform.trial import Asked
@@ -31,6 +31,7 @@ class Graph:
         self.problem = apply(asked.problem, streams, asked.prices) if streams else asked.problem
         self.keys = keys_of(self.problem, asked.alike, asked.ops)
         self.time_us: BatchTime = batch_time(self.problem, asked.prices)
+        self._host_us = host_times(self.problem)
         binding = self._busy_groups()
         self.binding = {v: key for v, key in self.keys.items() if key.group in binding}
 
@@ -65,7 +66,8 @@ class Graph:
         for ids in groups:
             key = self.keys[ids[0]]
             busy[key.group] += self.time_us(key, sum(nodes[v].bytes for v in ids))
-        return max(sum(self.problem.compute_us), *busy.values())
+        merged = {v for ids in groups if len(ids) > 1 for v in ids}
+        return max(sum(self.problem.compute_us) - host_us(self._host_us, merged), *busy.values())
 
     def added_us(self, v: NodeId) -> float:
         """What collective v adds to a large batch; all its time where it goes alone."""

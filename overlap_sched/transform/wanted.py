@@ -3,7 +3,7 @@
 Looking for rewrites takes time once, and what it finds is gained in every step. So what can be gained is bounded first,
 and no more is tried than that pays back soon::
 
-    latency of all collectives that could be merged,
+    latency of all collectives that could be merged, and what launching them takes,
     time of all gathers of what was gathered before     below the goal of the scheduler: nothing is tried
     the same, or all that is exposed where that is less,
     times PAYBACK_STEPS                                 so long may the search take, counted in runs
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from overlap_sched.options import Options, rewrites_wanted
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.portfolio import GOAL_PERCENT, busy_us
+from overlap_sched.transform.in_place import saved_us
 from overlap_sched.transform.keeping import twice
-from overlap_sched.transform.keys import batch_time, keys_of, latency_us
+from overlap_sched.transform.keys import batch_time, host_times, host_us, keys_of, latency_us, mates_in
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Form
@@ -77,7 +78,7 @@ def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
 
 
 def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: Wanted) -> float:
-    """No rewrites take more off the step: all latency that buckets could save, and all gathers that need not be.
+    """No rewrites take more off the step: all latency that buckets could save, launches, and gathers that need not be.
 
     Linear, without scheduling. 0 where it is less than what is worth a rewrite; ``inf``: nothing is known.
     """
@@ -87,10 +88,22 @@ def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: 
         return math.inf
     gain_us = 0.0
     if wanted.forms:
-        gain_us = latency_us(problem, keys_of(problem, alike, wanted.ops), batch_time(problem, prices))
+        keys = keys_of(problem, alike, wanted.ops)
+        gain_us = latency_us(problem, keys, batch_time(problem, prices))
+        gain_us += host_us(host_times(problem), mates_in(keys))
     if wanted.keeps:
         gain_us += sum(problem.nodes[v].time_us for ids in twice(problem, alike) for v in ids[1:])
     return gain_us if gain_us > wanted.least * max(busy_us(problem)) else 0.0
+
+
+def least_compute_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: Wanted) -> float:
+    """No rewrites leave less on the compute stream: without what is written in place, and what fewer launches save."""
+    compute_us = sum(problem.compute_us)
+    if wanted.in_place:
+        compute_us -= saved_us(problem, prices)
+    if wanted.forms and (times := host_times(problem)):
+        compute_us -= host_us(times, mates_in(keys_of(problem, alike, wanted.ops)))
+    return compute_us
 
 
 def most_runs(problem: Problem, gain_us: float) -> int:

@@ -1,0 +1,91 @@
+"""Launches and waits that take time of the compute stream, as over gloo: fewer of them are worth a bucket."""
+
+from dataclasses import replace
+
+import pytest
+
+from overlap_sched import Kind, Node, Options, Problem
+from overlap_sched.cost.model import Collective
+from overlap_sched.judge.validate import violation
+from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.plan import plan
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.records import records
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Split
+from overlap_sched.transform.trial import Asked, always
+from overlap_sched.transform.variant import Graph
+from tests.support.sharded import Wires, sharded
+
+LAUNCH_US, FINISH_US = 5.0, 3.0
+
+
+class OnHost(Wires):
+    """As priced there, and what a launch and a wait take of the host."""
+
+    def launch_us(self, work: Collective) -> float:
+        return LAUNCH_US
+
+    def finish_us(self, work: Collective) -> float:
+        return FINISH_US
+
+
+PRICES = Prices(OnHost())
+
+
+def on_host(problem: Problem) -> Problem:
+    """The same with a launch node in front of each collective, and a finish node in front of each wait."""
+    nodes: list[Node] = []
+    ids: list[int] = []
+    for node in problem.nodes:
+        deps = tuple(ids[u] for u in node.deps)
+        if node.kind in (Kind.COLLECTIVE, Kind.WAIT):
+            op, us = (LAUNCH, LAUNCH_US) if node.kind is Kind.COLLECTIVE else (FINISH, FINISH_US)
+            nodes.append(Node(f"{node.name}.{op}", Kind.COMPUTE, deps, time_us=us, op=op))
+            deps = (*deps, len(nodes) - 1)
+        ids.append(len(nodes))
+        nodes.append(node._replace(deps=deps, collective=None if node.collective is None else ids[node.collective]))
+    return replace(problem, nodes=tuple(nodes))
+
+
+HIDDEN = on_host(sharded([[1, 1, 1]] * 4, compute_us=100.0))
+"""Each collective takes about 11 us, and lies behind 100 us of compute: nothing is gained on their stream."""
+
+
+def host_us(problem: Problem) -> float:
+    return sum(node.time_us for node in problem.nodes if node.op in OF_HOST)
+
+
+def test_nothing_is_exposed_and_fewer_launches_are_worth_a_bucket() -> None:
+    found = plan(HIDDEN, PRICES, Options(rewrites=("bucket",), headroom="200%", allocator="none"))
+    after = found.schedule.problem
+    assert found.rewrites
+    assert violation(after, found.schedule.order) is None
+    saved_us = host_us(HIDDEN) - host_us(after)
+    assert saved_us == (LAUNCH_US + FINISH_US) * (len(HIDDEN.collectives) - len(after.collectives)) > 0.0
+    assert found.schedule.scheduled.step_us < found.without.scheduled.step_us - saved_us / 2
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "launches"),
+    [
+        (Bucket(("gather0_0", "gather0_1")), -1),
+        (Split("gather0_0", 3), 2),
+    ],
+)
+def test_what_a_rewrite_costs_is_with_launches_and_waits(rewrite: Bucket | Split, launches: int) -> None:
+    """Beside copies, as without them."""
+    plain = sharded([[1, 1, 1]] * 4, compute_us=100.0)
+    (with_host,) = records(HIDDEN, apply(HIDDEN, [rewrite], PRICES), [rewrite])
+    (without,) = records(plain, apply(plain, [rewrite], Prices(Wires())), [rewrite])
+    assert with_host.compute_us - without.compute_us == pytest.approx(launches * (LAUNCH_US + FINISH_US))
+    assert with_host.stream_us == pytest.approx(without.stream_us)
+
+
+def test_the_bound_of_a_candidate_leaves_out_what_its_launches_could_save() -> None:
+    """Of four gathers in two buckets all launches and waits, of one that stays alone none."""
+    graph = Graph(Asked(HIDDEN, PRICES, None, 2**40, BUCKETED, always), frozenset())
+    gathers = [v for v in HIDDEN.collectives if "gather" in HIDDEN.nodes[v].op]
+    groups = [gathers[:2], gathers[2:4], gathers[4:5]]
+    saved_us = sum(HIDDEN.compute_us) - graph.least_us(groups)
+    assert saved_us == pytest.approx(4 * (LAUNCH_US + FINISH_US))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
 
 from overlap_sched import Kind, Node, Options, Problem
 from overlap_sched.cost.model import Collective
@@ -15,7 +16,8 @@ from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Split
 from overlap_sched.transform.trial import Asked, always
 from overlap_sched.transform.variant import Graph
-from tests.support.sharded import Wires, sharded
+from tests.support.oracle import peak_by_definition, step_by_definition
+from tests.support.sharded import Wires, sharded, sharded_problems
 
 LAUNCH_US, FINISH_US = 5.0, 3.0
 
@@ -64,6 +66,24 @@ def test_nothing_is_exposed_and_fewer_launches_are_worth_a_bucket() -> None:
     saved_us = host_us(HIDDEN) - host_us(after)
     assert saved_us == (LAUNCH_US + FINISH_US) * (len(HIDDEN.collectives) - len(after.collectives)) > 0.0
     assert found.schedule.scheduled.step_us < found.without.scheduled.step_us - saved_us / 2
+
+
+@pytest.mark.slow
+@given(sharded_problems())
+@settings(max_examples=15, deadline=None)
+def test_a_plan_keeps_its_promises(problem: Problem) -> None:
+    problem = on_host(problem)
+    found = plan(problem, PRICES, Options(rewrites=("bucket", "split", "keep", "regather", "stream")))
+    after, order = found.schedule.problem, list(found.schedule.order)
+    assert found.schedule.fell_back is None
+    assert violation(after, order) is None
+    assert max(peak_by_definition(after, order)) <= max(peak_by_definition(problem, list(problem.original_order)))
+    assert step_by_definition(after, order) <= found.without.scheduled.step_us * (1 + 1e-9)
+    assert after == apply(problem, found.rewrites, PRICES)
+    for node in after.nodes:
+        if node.kind in (Kind.COLLECTIVE, Kind.WAIT):
+            op = LAUNCH if node.kind is Kind.COLLECTIVE else FINISH
+            assert f"{node.name}.{op}" in {after.nodes[u].name for u in node.deps}
 
 
 @pytest.mark.parametrize(

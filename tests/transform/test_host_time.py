@@ -5,19 +5,24 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from overlap_sched import Kind, Node, Options, Problem
+from overlap_sched import Kind, Node, Options, Problem, schedule
 from overlap_sched.cost.model import Collective
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST
 from overlap_sched.transform.apply import apply
+from overlap_sched.transform.bucket import bucketed
+from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.recompute import refusal, writes
 from overlap_sched.transform.records import records
-from overlap_sched.transform.rewrites import BUCKETED, Bucket, Split
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, Rewrite, Split
 from overlap_sched.transform.trial import Asked, always
 from overlap_sched.transform.variant import Graph
+from overlap_sched.transform.wanted import most_gain_us, wanted_of
+from tests.support.gathered_twice import whole_step
 from tests.support.oracle import peak_by_definition, step_by_definition
-from tests.support.sharded import Wires, sharded, sharded_problems
+from tests.support.sharded import US_PER_BYTE, Wires, sharded, sharded_problems
 
 LAUNCH_US, FINISH_US = 5.0, 3.0
 
@@ -87,19 +92,55 @@ def test_a_plan_keeps_its_promises(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewrite", "launches"),
+    ("plain", "rewrite", "launches"),
     [
-        (Bucket(("gather0_0", "gather0_1")), -1),
-        (Split("gather0_0", 3), 2),
+        (sharded([[1, 1, 1]] * 4), Bucket(("gather0_0", "gather0_1")), -1),
+        (sharded([[1, 1, 1]] * 4), Split("gather0_0", 3), 2),
+        (whole_step([1, 2]), Keep("gather0f", "gather0b"), -1),
+        (whole_step([1, 2], again=False), Regather("gather0f", ("backward0",)), 1),
     ],
 )
-def test_what_a_rewrite_costs_is_with_launches_and_waits(rewrite: Bucket | Split, launches: int) -> None:
+def test_what_a_rewrite_costs_is_with_launches_and_waits(plain: Problem, rewrite: Rewrite, launches: int) -> None:
     """Beside copies, as without them."""
-    plain = sharded([[1, 1, 1]] * 4, compute_us=100.0)
-    (with_host,) = records(HIDDEN, apply(HIDDEN, [rewrite], PRICES), [rewrite])
+    problem = on_host(plain)
+    (with_host,) = records(problem, apply(problem, [rewrite], PRICES), [rewrite])
     (without,) = records(plain, apply(plain, [rewrite], Prices(Wires())), [rewrite])
     assert with_host.compute_us - without.compute_us == pytest.approx(launches * (LAUNCH_US + FINISH_US))
     assert with_host.stream_us == pytest.approx(without.stream_us)
+
+
+def test_a_finish_node_stands_right_before_its_wait() -> None:
+    """In an order with something between launches and waits, too."""
+    order = schedule(HIDDEN, Options(headroom="200%", allocator="none")).order
+    draft = Draft(HIDDEN, order)
+    bucketed(draft, Bucket(("gather1_0", "gather1_1")), PRICES, {})
+    after = draft.finished()
+    launch, wait = (after.names(after.original_order).index(f"bucket_gather1_0_2{part}") for part in ("", "_wait"))
+    assert wait > launch + 2
+    assert after.nodes[wait - 1].name == f"bucket_gather1_0_2_wait.{FINISH}"
+
+
+def test_the_most_that_can_be_gained_is_with_launches_and_waits() -> None:
+    """Latency is nothing: what is left is the host's time of all collectives."""
+    free = Prices(OnHost(latency_us=0.0))
+    problem = on_host(without_latency_of(sharded([[1, 1, 1]] * 2)))
+    gain_us = most_gain_us(problem, free, None, wanted_of(Options(rewrites=("bucket",)), ("copied",)))
+    assert gain_us == pytest.approx((LAUNCH_US + FINISH_US) * len(problem.collectives))
+
+
+def without_latency_of(problem: Problem) -> Problem:
+    nodes = [
+        node._replace(time_us=US_PER_BYTE * node.bytes) if node.kind is Kind.COLLECTIVE else node
+        for node in problem.nodes
+    ]
+    return replace(problem, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("op", OF_HOST)
+def test_the_hosts_time_is_nothing_that_runs_again_or_writes(op: str) -> None:
+    node = Node(f"gather.{op}", Kind.COMPUTE, (0,), time_us=3.0, op=op)
+    assert refusal(node) == "is a compute"
+    assert not writes(node)
 
 
 def test_the_bound_of_a_candidate_leaves_out_what_its_launches_could_save() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from overlap_sched.cost import Roofline
+from overlap_sched.cost import Collective, Roofline
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions import region_from
@@ -31,8 +31,21 @@ from tests.support.rewrite_graphs import by_name, described, refusal
 GROUPS = {"0": Group(RANKS, True)}
 
 
-def problem_of(gm: fx.GraphModule) -> Problem:
-    return lift(gm, groups=GROUPS).problem
+class OnHost(Roofline):
+    """Launches and waits take time of the thread that computes, whatever they move."""
+
+    def launch_us(self, work: Collective) -> float:
+        return 7.0
+
+    def finish_us(self, work: Collective) -> float:
+        return 3.0
+
+
+MODELS = {"device": Roofline(), "host": OnHost()}
+
+
+def problem_of(gm: fx.GraphModule, model: Roofline = MODELS["device"]) -> Problem:
+    return lift(gm, groups=GROUPS, model=model).problem
 
 
 def check_results(before: fx.GraphModule, after: fx.GraphModule, bitwise: bool = True) -> None:
@@ -63,13 +76,14 @@ def test_results_stay(name: str, parts: int) -> None:
 
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_problem_of_the_rewritten_graph_is_the_rewritten_problem(name: str, sums: bool) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_the_problem_of_the_rewritten_graph_is_the_rewritten_problem(model: str, name: str, sums: bool) -> None:
     for one in fissions(traced(name), 2, sums=sums).values():
         gm = traced(name)
-        want = apply(problem_of(gm), [one], Prices(Roofline()))
+        want = apply(problem_of(gm, MODELS[model]), [one], Prices(MODELS[model]))
         assert violation(want, want.original_order) is None
         rewrite_graph(gm, [one])
-        got, expected = by_name(problem_of(gm)), by_name(want)
+        got, expected = by_name(problem_of(gm, MODELS[model])), by_name(want)
         assert got.keys() == expected.keys()
         differ: dict[Any, Any] = {
             (node, what): (value, expected[node][what])

@@ -17,7 +17,8 @@ def problems(**how: Any) -> list[Problem]:
     return [one.report.schedule.problem for one in reports if one.report.schedule is not None]
 
 
-@pytest.mark.parametrize("stage", ["inductor", pytest.param("post_grad", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["inductor", "post_grad"])
 def test_the_graphs_of_a_job_are_priced_by_its_cluster(stage: str) -> None:
     plain, priced = problems(stage=stage), problems(stage=stage, cluster="dgx-h100")
     assert len(plain) == len(priced) == 2

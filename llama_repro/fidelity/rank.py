@@ -21,7 +21,6 @@ from torch._inductor import config as inductor_config
 
 import overlap_sched
 from llama_repro.fidelity.clock import (
-    NO_KERNELS,
     GraphClock,
     clocked,
     everyone,
@@ -34,10 +33,9 @@ from llama_repro.fidelity.prediction import Predicted, predicted, repriced, stre
 from llama_repro.fidelity.shapes import Shapes, wishes_for
 from llama_repro.training.arguments import Arguments, parse
 from llama_repro.training.calibrate import model_of
-from llama_repro.training.slow_network import Traffic, kernels_over, with_slow_links
+from llama_repro.training.slow_network import kernels_at
 from llama_repro.training.trainer import Trainer, make_trainer
 from llama_repro.training.world import World, world_of
-from overlap_sched.cost import Roofline
 from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.errors import OverlapSchedWarning
@@ -53,8 +51,7 @@ def main() -> None:
     arguments = parse(["--device", "cpu", *given])
     warnings.simplefilter("ignore", OverlapSchedWarning)  # of sizes a little beyond the tables
     torch.set_num_threads(1)
-    bound, slow = own_core(int(os.environ.get("LOCAL_RANK", "0"))), arguments.slow_network
-    kernels = NO_KERNELS if slow is None else kernels_over(with_slow_links(Roofline(), slow * 1e9), Traffic())
+    bound, kernels = own_core(int(os.environ.get("LOCAL_RANK", "0"))), kernels_at(arguments.slow_network)
     with bound, world_of("cpu") as world, clocked(kernels) as clock, inductor_config.patch(fx_graph_cache=False):
         found = compared(arguments, world, clock)
     if world.rank == 0:

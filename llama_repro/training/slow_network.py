@@ -144,6 +144,11 @@ def kernels_over(
     return {**launches, "wait_tensor": wait}
 
 
+def kernels_at(gb_per_s: float | None) -> Mapping[str, Callable[..., Tensor]]:
+    """The same for a link of that bandwidth alone; none, so that torch's own run, where no link is emulated."""
+    return {} if gb_per_s is None else kernels_over(with_slow_links(Roofline(), gb_per_s * 1e9), Traffic())
+
+
 def with_slow_links(model: Roofline | TableModel, bytes_per_s: float) -> TableModel:
     """The same machine with links of this bandwidth, inside a node and across nodes.
 

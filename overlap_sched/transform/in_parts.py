@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
-from overlap_sched.problem.node import OF_HOST, StorageId
+from overlap_sched.problem.node import StorageId
 from overlap_sched.transform.bucket import CAT, CLONE, SLICE, VIEW
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.fission import Fission, Leave, Slice
@@ -244,8 +244,7 @@ class _Fissioning:
 
 def _host_node(draft: Draft, v: NodeId) -> NodeId | None:
     """The node that stands for what a collective or a wait takes of the host, where there is one."""
-    name = draft.node(v).name
-    return next((u for u in draft.node(v).deps if draft.node(u).name in [f"{name}.{op}" for op in OF_HOST]), None)
+    return draft.launch_node(v) if draft.node(v).kind is Kind.COLLECTIVE else draft.finish_node(v)
 
 
 def _add(entered: Entered, more: Entered) -> None:

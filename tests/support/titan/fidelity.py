@@ -24,7 +24,6 @@ from torch import fx
 
 import overlap_sched
 from llama_repro.fidelity.clock import (
-    NO_KERNELS,
     GraphClock,
     Taken,
     clocked,
@@ -37,9 +36,8 @@ from llama_repro.fidelity.cores import own_core
 from llama_repro.fidelity.prediction import predicted, repriced, stretched
 from llama_repro.fidelity.shapes import wishes_for
 from llama_repro.training.calibrate import model_of
-from llama_repro.training.slow_network import Traffic, kernels_over, with_slow_links
+from llama_repro.training.slow_network import kernels_at
 from llama_repro.training.world import World
-from overlap_sched.cost import Roofline
 from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.distributed.calibration.kernels import KernelCall, calls_in
@@ -66,9 +64,7 @@ def main() -> None:
     calls: dict[tuple[str, str], KernelCall] = {}
     orders: dict[str, tuple[Problem, Order]] = {}
     rounds, known = [], Tables()
-    slow = own.slow_network
-    kernels = NO_KERNELS if slow is None else kernels_over(with_slow_links(Roofline(), slow * 1e9), Traffic())
-    with own_core(rank), clocked(kernels) as clock:
+    with own_core(rank), clocked(kernels_at(own.slow_network)) as clock:
         for number in range(ROUNDS):
             trained: dict[str, Trained] = {}
             for name, options in jobs.items():

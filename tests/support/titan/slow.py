@@ -1,4 +1,4 @@
-"""What each rank runs for ``scripts/titan.sh --slow-network``: its debug Llama over an emulated link, timed.
+"""What each rank runs for ``scripts/titan.sh --slow-network``: torchtitan's debug Llama, timed.
 
     python -m tests.support.titan.slow OUT.json GB/S [ARGUMENTS OF TORCHTITAN]
 
@@ -37,7 +37,7 @@ ROUNDS, FIRST = 3, 2
 """The first steps of each training are not timed."""
 _SIZE = ("--training.steps", "10", "--training.local_batch_size", "4", "--training.seq_len", "256")
 _NO_BUCKETS = ("--compile.disable_passes", "cudagraph_pass,joint_transformer_block_bucketing_reordering_pass")
-_PLAIN, _ORDER = "torchtitan, its buckets", "its buckets, our order"
+_WITH_ITS_BUCKETS, _WITHOUT_BUCKETS = "its buckets, our order", "no buckets, our order"
 
 
 class Job(NamedTuple):
@@ -56,15 +56,15 @@ class Job(NamedTuple):
     room_of: str = ""
 
 
-_ORDERS, _BUCKETS = Options(rewrites=()), Options(rewrites=("bucket",))
+_ORDER, _BUCKETS = Options(rewrites=()), Options(rewrites=("bucket",))
 JOBS = (
     Job("torchtitan, no buckets", _NO_BUCKETS),
-    Job(_PLAIN),
-    Job(_ORDER, OURS, _ORDERS),
+    Job("torchtitan, its buckets"),
+    Job(_WITH_ITS_BUCKETS, OURS, _ORDER),
     Job("its buckets, ours on top", OURS, _BUCKETS),
-    Job("no buckets, our order", (*_NO_BUCKETS, *OURS), _ORDERS),
+    Job(_WITHOUT_BUCKETS, (*_NO_BUCKETS, *OURS), _ORDER),
     Job("our buckets in place of its", (*_NO_BUCKETS, *OURS), _BUCKETS),
-    Job("the same, in as much memory", (*_NO_BUCKETS, *OURS), _BUCKETS, _ORDER),
+    Job("the same, in as much memory", (*_NO_BUCKETS, *OURS), _BUCKETS, _WITH_ITS_BUCKETS),
 )
 
 
@@ -112,7 +112,7 @@ class Trained(NamedTuple):
 def _options(job: Job, trained: dict[str, list[Trained]]) -> Options | None:
     if job.options is None or not job.room_of:
         return job.options
-    theirs, own = (trained[name][0].plan for name in (job.room_of, "no buckets, our order"))
+    theirs, own = (trained[name][0].plan for name in (job.room_of, _WITHOUT_BUCKETS))
     assert theirs is not None
     assert own is not None
     return replace(job.options, headroom=max(theirs.original.peak_bytes - own.original.peak_bytes, 0))

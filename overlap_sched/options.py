@@ -34,6 +34,8 @@ _UNITS = {
 }  # fmt: skip
 MAX_EFFORT = 1_000_000
 """Far more than any graph has use for."""
+MAX_COST = 1_000_000
+"""Percent: far more than any original order takes longer."""
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-z]*)\s*", re.IGNORECASE)
 
 
@@ -68,6 +70,10 @@ class Options:
             ``"expandable_segments:True,max_split_size_mb:512"``. ``"environment"`` (default): as that variable says in
             this process, ``"plain"`` where it says nothing; not in the tracker's memory model, nor for graphs
             of another device than CUDA. ``"none"``: live bytes alone count.
+        allocator_cost: How much longer than the shortest that is found the step may become for the order to keep to the
+            allocator, in percent (default 2). 0: nothing. Where no order keeps to it at that price, the one that needs
+            least of those within 1 % is taken, and reports say what is lacking. The original order keeps to it, so
+            1000 means: whatever that costs, but never longer than the original.
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the
             process group's store; all use it or none does, see ``docs/agreement.md``. ``"none"``: they trust that
             all have the same graph and options; where they have not, the job may hang. A rank alone does nothing.
@@ -99,6 +105,7 @@ class Options:
     strict: bool = False
     agreement: Agree = "digest"
     allocator: str = "environment"
+    allocator_cost: float = 2.0
     rewrites: tuple[RewriteKind, ...] = _ANYWHERE
 
     def __post_init__(self) -> None:
@@ -127,6 +134,12 @@ class Options:
             raise OptionsError(
                 f"allocator is {self.allocator!r}; it is text: 'environment', 'none', 'plain', 'expandable', or "
                 "settings."
+            )
+        cost = self.allocator_cost
+        if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not 0 <= cost <= MAX_COST:
+            raise OptionsError(
+                f"allocator_cost is {cost!r}; it is a number of percent of the step, 0 to {MAX_COST}: how much longer "
+                "it may become for the order to keep to the allocator."
             )
         named = self.allocator != "environment" and allocator_named(self.allocator) is not None
         if named and self.memory_model != "runtime":

@@ -71,7 +71,7 @@ def _rows(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[
     for problem in _problems(options.problems, tell):
         for scale in options.comm_scale:
             tell(f"{problem.name} x{scale:g}")
-            yield from figures(slower_network(problem, scale), f"x{scale:g}", options.allocator)
+            yield from figures(slower_network(problem, scale), f"x{scale:g}", options.allocator, options.allocator_cost)
 
 
 def _problems(paths: Sequence[Path], tell: Callable[[str], None]) -> Iterator[Problem]:
@@ -84,11 +84,13 @@ def _problems(paths: Sequence[Path], tell: Callable[[str], None]) -> Iterator[Pr
         yield from unseen_problems(config, tell)
 
 
-def figures(problem: Problem, network: str, allocators: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def figures(
+    problem: Problem, network: str, allocators: Sequence[str], cost: float = Options.allocator_cost
+) -> Iterator[tuple[str, ...]]:
     """A row per kind of segments: step with live bytes alone, and ours; then of both orders what memory they need."""
     free = schedule(problem, Options(allocator="none"))
     for name in allocators:
-        settings, found = SEGMENTS[name], schedule(problem, Options(allocator=name))
+        settings, found = SEGMENTS[name], schedule(problem, Options(allocator=name, allocator_cost=cost))
         memory = reserved_change(problem, problem.original_order, found.order, settings)
         reserve = Reserve.of(Task(problem, Options(), found.base_bytes), settings)
         held = found.order == problem.original_order or reserve.overdraft(found.order) == NOTHING
@@ -110,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--allocator", nargs="+", choices=list(SEGMENTS), default=list(SEGMENTS), help="segments (default: both)"
     )
+    what = "percent of the step that keeping to it may cost (default: as for overlap-sched plan)"
+    parser.add_argument("--allocator-cost", type=float, default=Options.allocator_cost, metavar="PERCENT", help=what)
     parser.add_argument("--markdown", action="store_true", help="print the table as the documents have it")
     return parser
 

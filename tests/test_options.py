@@ -64,6 +64,16 @@ def test_allocator(allocator: str) -> None:
     assert Options(allocator=allocator).allocator == allocator
 
 
+@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf"), True, "2%", None])
+def test_what_the_allocator_may_cost_is_a_number(cost: Any) -> None:
+    with pytest.raises(OptionsError) as error:
+        Options(allocator_cost=cost)
+    assert str(error.value) == (
+        f"allocator_cost is {cost!r}; it is a number of percent of the step, 0 to 1000000: how much longer it may "
+        "become for the order to keep to the allocator."
+    )
+
+
 def test_the_allocator_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)

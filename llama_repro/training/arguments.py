@@ -118,6 +118,7 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
         help="use an order only where all ranks agree",
     )
     add("--allocator", default=default.allocator, metavar="KIND", help="keep to what it reserves: plain, expandable")
+    add("--allocator-cost", type=float, default=default.allocator_cost, metavar="PERCENT", help="of the step, at most")
     add("--rewrites", type=_kinds, default=default.rewrites, metavar="KINDS", help="as for overlap-sched plan")
     add(
         "--costs",

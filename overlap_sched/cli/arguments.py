@@ -124,6 +124,14 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
         "segments, or settings as in PYTORCH_ALLOC_CONF; environment: as that says here, plain where it says nothing "
         "(default); none: live memory alone counts",
     )
+    add(
+        "--allocator-cost",
+        type=float,
+        default=default.allocator_cost,
+        metavar="PERCENT",
+        help="how much longer than the shortest the step may become for that; 1000: whatever it costs, but never "
+        f"longer than the original (default: {default.allocator_cost:g})",
+    )
     add("--strict", action="store_true", help="fail rather than keep the original order when verification fails")
     return parser
 

@@ -157,6 +157,7 @@ def options_of(options: argparse.Namespace) -> Options:
         base=options.base,
         effort=options.effort,
         allocator=options.allocator,
+        allocator_cost=options.allocator_cost,
         rewrites=rewrites_of(options),
         strict=options.strict,
     )

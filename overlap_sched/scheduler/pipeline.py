@@ -7,6 +7,7 @@
       -> search      small graphs: a beam search                                       beam_search
       -> shift       waits later and launches sooner, as far as memory allows          shift
       -> fill tail   compute deferred behind the last launch, to hide the end          fill_tail
+      -> relink      far from the bound: orders between the base and the best one      relink
     best of these
       -> reserve     where torch's allocator cannot hold it: one near it that it can   reserve
       -> verify      the judges look at the order; they share no code with the above   judge
@@ -32,6 +33,7 @@ from overlap_sched.scheduler.fill_tail import fill_tail
 from overlap_sched.scheduler.needs import NOTHING, Reserve
 from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
 from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.relink import relinked
 from overlap_sched.scheduler.reserve import ROUNDS, within_reserve
 from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 from overlap_sched.scheduler.shift import shift
@@ -222,6 +224,7 @@ def phases(task: Task, base: Order, original: Candidate) -> Candidate:
         limit = task.limit_after(best)
         shifted = shift(task, best, limit)
         best = replace(fill_tail(task, best, shifted, limit), unshifted=best.order)
+        best = relinked(task, reference, best)
     return best
 
 

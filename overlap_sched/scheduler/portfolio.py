@@ -40,19 +40,18 @@ MEMORY_EFFORT = 2
 def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The best of several runs from a reference order, or the one given where none beats it."""
     problem, options = task.problem, task.options
-    compute_us, stream_us = busy_us(problem)
-    policies = policies_for(compute_us >= stream_us, bool(problem.contention))
+    policies = _policies(task)
     priorities = reference.priorities(policies[0].prepares)
     bound_us = simple_bound_us(problem, priorities)
     enough_us, count = bound_us * close_enough(task), runs(options.effort, len(problem.nodes))
-    near_us = max(bound_us, streams_bound_us(problem, priorities)) * (1 + NEAR * (close_enough(task) - 1))
+    enough_for_one_us = near_us(task, reference)
     start, best = reference, replace(best, work=NO_WORK)
     for k in range(count):
         # an original order is left alone only at the bound itself
         if best.step_us <= (enough_us if k else bound_us):
             break
         if k == 1 and has_chains(problem):
-            best = _of_chains(task, reference, best, 1 if best.step_us <= near_us else count, enough_us)
+            best = _of_chains(task, reference, best, 1 if best.step_us <= enough_for_one_us else count, enough_us)
             if best.step_us <= enough_us:
                 break
         if k == len(policies) and options.base == "original" and options.budget == "peak":
@@ -62,9 +61,14 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
         policy, made_by_us = policies[k % len(policies)], bool(best.reasons)
         begin = Reference(problem, best.order, reference.live_ranges) if policy.again and made_by_us else start
         best, as_long = _run(task, begin, policy, best)
-        if as_long and made_by_us and best.step_us <= near_us:
+        if as_long and made_by_us and best.step_us <= enough_for_one_us:
             break
     return best
+
+
+def _policies(task: Task) -> tuple[Policy, ...]:
+    compute_us, stream_us = busy_us(task.problem)
+    return policies_for(compute_us >= stream_us, bool(task.problem.contention))
 
 
 def _of_chains(task: Task, reference: Reference, best: Candidate, most: int, enough_us: float) -> Candidate:
@@ -84,6 +88,14 @@ def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple
         return best.after(run), False
     as_long = abs(run.step_us - best.step_us) <= SAME_STEP * best.step_us
     return replace(run if run.beats(best) else best, work=best.work.plus(run.work)), as_long
+
+
+def near_us(task: Task, reference: Reference) -> float:
+    """Below this step in microseconds, little is left to find."""
+    problem = task.problem
+    priorities = reference.priorities(_policies(task)[0].prepares)
+    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    return bound_us * (1 + NEAR * (close_enough(task) - 1))
 
 
 def simple_bound_us(problem: Problem, priorities: Priorities) -> float:

@@ -13,8 +13,10 @@ reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of th
 (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step: runs within
 tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight leaves
 fewer holes; then runs that look where results land, and orders like those that come nearest
-(:mod:`overlap_sched.scheduler.settle`). The shortest that can be held; then shifts that go less far. Where nothing can
-be held, what breaks least of this within one percent of the step; within two, where all of those run out of memory.
+(:mod:`overlap_sched.scheduler.settle`); at last, orders nearer and nearer to the original one, which can be held itself
+(:func:`overlap_sched.scheduler.relink.between`). The shortest that can be held at the price asked for
+(``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what breaks least
+of this within one percent of the step; at that price, where all of those run out of memory.
 """
 
 import math
@@ -25,18 +27,19 @@ from itertools import islice
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.relink import between
 from overlap_sched.scheduler.repair import ROOMS, lacking_less
 from overlap_sched.scheduler.reserve_runs import careful_runs, runs_beside_an_allocator, tighter_runs
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.settle import Settling, distinct
-from overlap_sched.scheduler.shift import shift
+from overlap_sched.scheduler.shift import shift, shifted
 
 EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
-more runs are tried. Within the third, one is taken that needs less, though too much; within the last, one that fits, or
-at least does not run out of memory where all others do: then neither tighter budgets nor settling are tried."""
+more runs are tried. Within the third, one is taken that needs less, though too much. Where one can be held within the
+last, tighter budgets and all behind them are not tried."""
 MENDED = 1.03
-"""Orders whose step is within this part of the best are mended, those first that break least."""
+"""Orders whose step is within this part of the best, or may be taken, are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5
 """Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
 MENDABLE = 0.2
@@ -45,6 +48,8 @@ MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
 ROUNDS, WIDTH, REPAIRED = 2, 3, 3
 """Of settling: rounds, orders looked at in each, and orders that are mended behind them."""
+NEARER, NEARER_SHIFTS = (95, 90, 80, 70, 50, 30, 20, 10, 5, 2), (40, 12, 0)
+"""Percent of the way from what runs start from to the best; and how far each of these orders is shifted at most."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
@@ -82,6 +87,7 @@ class _Held:
 
     def __init__(self, reserve: Reserve, reference: Reference, best: Candidate, breaks: Overdraft) -> None:
         self._reserve, self._reference, self._best = reserve, reference, best
+        self._most_us = best.step_us * (1 + reserve.task.options.allocator_cost / 100)
         self.made, self._seen, self.work = [(breaks, best)], {best.order}, best.work
         if best.unshifted is not None and best.unshifted not in self._seen:
             self._note(reserve.task.remeasured(best, best.unshifted))
@@ -89,24 +95,36 @@ class _Held:
 
     def look(self, rounds: int) -> tuple[Overdraft, Candidate]:
         """The shortest order that breaks nothing; where there is none, the one near the best that breaks least."""
-        effort, best_us = self._reserve.task.options.effort, self._best.step_us
+        effort, enough_us = self._reserve.task.options.effort, min(self._most_us, self._best.step_us * HELD)
         self._run_beside_an_allocator()
         self._mend(int(REPAIRS * effort))
-        if self.held_us > best_us * HELD:
-            for found in tighter_runs(self._reserve, self._reference, best_us * HELD):
+        if self.held_us > enough_us:
+            for found in tighter_runs(self._reserve, self._reference, self._limit_us):
                 self._run(found)
             self._mend(MENDED_THERE)
-        if rounds and self.held_us > best_us * HELD:
-            for run in careful_runs(self._reserve, self._reference, best_us * HELD):
+        if rounds and self.held_us > enough_us:
+            for run in careful_runs(self._reserve, self._reference, self._limit_us):
                 self._run(run())
             self.tried += self._settled(rounds)
-        broken, found = chosen(self.tried, best_us)
+        if self.held_us > enough_us:
+            self.tried += self._nearer()
+        broken, found = chosen(self.tried, self._best.step_us, self._most_us)
         return broken, replace(found, work=self.work)
 
     @property
     def held_us(self) -> float:
         """The shortest step in microseconds of what breaks nothing; infinite where all do."""
         return min((found.step_us for broken, found in self.tried if broken == NOTHING), default=math.inf)
+
+    @property
+    def _limit_us(self) -> float:
+        """What takes longer is not taken."""
+        return min(self._most_us, self.held_us)
+
+    @property
+    def _mended_us(self) -> float:
+        """What takes longer is not worth mending."""
+        return min(max(self._best.step_us * MENDED, self._most_us), self.held_us)
 
     def _note(self, found: Candidate) -> tuple[Overdraft, Candidate]:
         pair = self._reserve.overdraft(found.order), found
@@ -129,7 +147,7 @@ class _Held:
             in_vain = 0 if held_us < before_us or held_us == math.inf else in_vain + 1
             if held_us <= best_us * CLOSE or in_vain >= task.options.effort:
                 break
-            self._run(run(beat_us=min(original_us, best_us * MENDED, held_us)))  # what is longer is never chosen
+            self._run(run(beat_us=min(original_us, self._mended_us)))  # what is longer is never chosen
 
     def _mend(self, most: int) -> None:
         """Mend the nearest of what was made, so many at most."""
@@ -150,8 +168,7 @@ class _Held:
             hundredths, thousandths = 100 * broken.over_bytes // reserved_bytes, int(1000 * found.step_us / best_us)
             return broken.out_of_memory, broken.retries, hundredths, thousandths, broken.over_bytes
 
-        most_us = min(best_us * MENDED, self.held_us)
-        worth = [pair for pair in self.made if pair[0] != NOTHING and pair[1].step_us < most_us]
+        worth = [pair for pair in self.made if pair[0] != NOTHING and pair[1].step_us < self._mended_us]
         return [found for broken, found in sorted(worth, key=key) if broken.over_bytes <= MENDABLE * reserved_bytes]
 
     def _repairs(self, found: Candidate) -> Iterator[tuple[Overdraft, Candidate]]:
@@ -165,7 +182,7 @@ class _Held:
 
     def _settled(self, rounds: int) -> Iterator[tuple[Overdraft, Candidate]]:
         """Orders like those that were made, in which results land better; where that is not enough, mended."""
-        reserve, most_us = self._reserve, self._best.step_us * HELD
+        reserve, most_us = self._reserve, self._limit_us
         most_bytes = MENDABLE * reserve.reserved_bytes
         near = [found for broken, found in self.made if found.step_us <= most_us and broken.over_bytes <= most_bytes]
         settling = Settling(reserve.task, reserve.devices, reserve.settings, most_us)
@@ -176,10 +193,31 @@ class _Held:
             mended = lacking_less(reserve.task, found, reserve.failures, settling.lacking, most_us)
             yield reserve.overdraft(mended.order), mended
 
+    def _nearer(self) -> Iterator[tuple[Overdraft, Candidate]]:
+        """The original order, and others nearer and nearer to what runs start from, until some can be held."""
+        task, limit = self._reserve.task, self._reserve.task.limit_after(self._best)
+        original = task.measured(task.problem.original_order)
+        if original.step_us <= self._most_us and task.within_budget(original.order):
+            yield self._reserve.overdraft(original.order), original
+        for percent in NEARER:
+            order = between(self._reference.order, self._best.order, percent)
+            ends = False
+            for short, farthest in enumerate(NEARER_SHIFTS if task.within_budget(order) else ()):
+                moved = shifted(task.live_ranges, order, limit, task.pairs, farthest) if farthest else order
+                found = replace(task.remeasured(self._best, moved), unshifted=None)
+                if found.step_us > self._limit_us:
+                    ends = not short  # nearer ones take longer still
+                    break
+                broken = self._reserve.overdraft(moved)
+                ends |= broken == NOTHING
+                yield broken, found
+            if ends:
+                break
 
-def chosen(tried: Sequence[tuple[Overdraft, Candidate]], best_us: float) -> tuple[Overdraft, Candidate]:
+
+def chosen(tried: Sequence[tuple[Overdraft, Candidate]], best_us: float, most_us: float) -> tuple[Overdraft, Candidate]:
     """The shortest that breaks nothing, else what breaks least; none is much longer than the best (microseconds)."""
-    far = [pair for pair in tried if pair[1].step_us <= best_us * HELD]
+    far = [pair for pair in tried if pair[1].step_us <= most_us]
     kept = [pair for pair in far if pair[0] == NOTHING]
     if kept:
         return min(kept, key=lambda pair: pair[1].step_us)

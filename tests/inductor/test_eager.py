@@ -112,7 +112,7 @@ def test_an_unknown_option_is_named() -> None:
         overlap_sched.backend(torch.fx.GraphModule({}, torch.fx.Graph()), [], options={"headrom": 1})
     assert str(error.value) == (
         "there is no option 'headrom'. The options are headroom, budget, memory_model, preserve_collective_order, "
-        "base, effort, strict, agreement, allocator, rewrites."
+        "base, effort, strict, agreement, allocator, allocator_cost, rewrites."
     )
 
 

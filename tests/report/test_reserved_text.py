@@ -73,8 +73,8 @@ def test_an_order_that_its_allocator_cannot_hold_is_said_to_be_one() -> None:
         "Allocator (plain segments): the new order runs out of memory where the original order needs no "
     )
     assert said.endswith(
-        "No order that was tried fits with a step within 2% of the shortest; a higher effort tries more, and headroom "
-        "gives room."
+        "No order that was tried fits with a step within 2% of the shortest; a higher allocator_cost admits longer "
+        "ones, and headroom gives room."
     )
     held = schedule(problem, Options(allocator="expandable"))
     assert not_held(held) == ""

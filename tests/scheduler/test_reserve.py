@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_repro.bench.cases import slower_network
 from overlap_sched import EXAMPLE, Options, Problem, read_problem, schedule
 from overlap_sched.judge.validate import violation
+from overlap_sched.options import Base
 from overlap_sched.peak_memory.allocator.caching import CachingAllocator
 from overlap_sched.peak_memory.allocator.reserved import requests_of, reserved_change
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
@@ -25,6 +27,7 @@ from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
+from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.policies import FAR, Policy
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import chosen
@@ -147,7 +150,7 @@ def test_what_an_order_breaks_is_compared_worst_first() -> None:
 )
 def test_which_of_the_orders_that_were_tried_is_taken(tried: dict[float, Any], taken: float) -> None:
     pairs = [(Overdraft(*breaks), Candidate((), step_us, 0)) for step_us, breaks in tried.items()]
-    assert chosen(pairs, 100.0)[1].step_us == taken
+    assert chosen(pairs, 100.0, 102.0)[1].step_us == taken
 
 
 def test_tighter_budgets_lie_between_what_the_original_order_has_live_and_its_peak() -> None:
@@ -176,6 +179,42 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
     loose = schedule(problem, Options(headroom="100%")).order
     assert Reserve.of(task_of(problem), PLAIN).overdraft(loose) != NOTHING
     assert Reserve.of(task_of(problem, headroom="1000%"), PLAIN).overdraft(loose) == NOTHING
+
+
+@pytest.mark.parametrize(("cost", "step_us"), [(0, 760.0), (2, 760.0), (11.8, 760.0), (11.9, 850.0), (1000, 850.0)])
+def test_what_keeping_to_the_allocator_may_cost(cost: float, step_us: float) -> None:
+    unfitted = Unfitted(large_layers(8, 20), Options(allocator="expandable", allocator_cost=cost))
+    assert unfitted.reserve is not None
+    assert (unfitted.live.scheduled.step_us, unfitted.fitted.scheduled.step_us) == (760.0, step_us)
+    assert (unfitted.reserve.overdraft(unfitted.fitted.order) == NOTHING) == (step_us == 850.0)
+
+
+@pytest.mark.parametrize("allocator", ["plain", "expandable"])
+@pytest.mark.parametrize("slower", [1, 3])
+def test_whatever_it_costs_an_order_can_be_held(allocator: str, slower: int) -> None:
+    problem = slower_network(large_layers(6, 20), slower)
+    unfitted = Unfitted(problem, Options(allocator=allocator, allocator_cost=1000))
+    assert unfitted.reserve is not None
+    assert unfitted.reserve.overdraft(unfitted.live.order) != NOTHING
+    assert unfitted.reserve.overdraft(unfitted.fitted.order) == NOTHING
+    assert unfitted.live.scheduled.step_us < unfitted.fitted.scheduled.step_us <= unfitted.live.original.step_us
+
+
+@given(
+    problems(models=("runtime",)),
+    st.sampled_from(("plain", "expandable")),
+    st.sampled_from(("original", "memory")),
+    st.integers(1, 3),
+)
+def test_whatever_it_costs_every_graph_can_be_held(problem: Problem, allocator: str, base: Base, effort: int) -> None:
+    problem = with_sizes_of_all_kinds(problem)
+    problem = replace(problem, storages=tuple(s._replace(bytes=s.bytes * 32) for s in problem.storages))
+    unfitted = Unfitted(
+        problem, Options(allocator=allocator, allocator_cost=1000, base=base, effort=effort, strict=True)
+    )
+    assert unfitted.reserve is not None
+    assert unfitted.reserve.overdraft(unfitted.fitted.order) == NOTHING
+    assert unfitted.fitted.scheduled.step_us <= unfitted.fitted.original.step_us
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from overlap_sched.problem.allocator_settings import (
 from overlap_sched.report.units import between, change, size
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.needs import NOTHING, Reserve
-from overlap_sched.scheduler.reserve import HELD
 from overlap_sched.scheduler.result import Schedule
 
 _SET = "as set"
@@ -101,7 +100,8 @@ def not_held(schedule: Schedule, original: Problem | None = None) -> str:
     found = " and ".join(filter(None, breaks))
     return (
         f"Allocator ({_title(settings)}): the new order {found}. No order that was tried fits with a step within "
-        f"{HELD - 1:.0%} of the shortest; a higher effort tries more, and headroom gives room."
+        f"{schedule.options.allocator_cost:g}% of the shortest; a higher allocator_cost admits longer ones, and "
+        "headroom gives room."
     )
 
 

@@ -1,0 +1,89 @@
+"""Orders between two orders: valid, and what is made of them is within the budget and never longer."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_repro.bench.cases import slower_network
+from overlap_sched import Options, Problem, schedule
+from overlap_sched.judge.validate import violation
+from overlap_sched.problem.file import read_problem
+from overlap_sched.scheduler import pipeline, relink
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.portfolio import best_of_runs
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.relink import between, relinked
+from overlap_sched.scheduler.result import NO_WORK, Work
+from tests.support.graphs import problems
+from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
+
+BACKWARD_2D, FORWARD_2D = (INSTANCES / f"llama3_8b_{part}_64_2d.json.gz" for part in ("bw", "fw"))
+
+
+def test_positions_are_weighted_means() -> None:
+    assert between((0, 1, 2, 3, 4, 5), (5, 0, 1, 2, 3, 4), 60) == (0, 1, 5, 2, 3, 4)
+
+
+@settings(max_examples=300)
+@given(problems(max_steps=20), st.integers(0, 99), st.integers(0, 99), st.integers(0, 100))
+def test_orders_in_between_are_valid(problem: Problem, seed: int, other: int, percent: int) -> None:
+    first, second = tuple(random_order(problem, seed)), tuple(random_order(problem, other))
+    assert violation(problem, between(first, second, percent)) is None
+    assert (between(first, second, 0), between(first, second, 100)) == (first, second)
+
+
+@settings(max_examples=300)
+@given(problems(max_steps=20), st.integers(1, 3), st.integers(0, 12))
+def test_within_the_budget_and_never_longer(problem: Problem, effort: int, room: int) -> None:
+    peak = max(peak_by_definition(problem, list(problem.original_order)))
+    options = Options(memory_model=problem.memory_model, effort=effort, headroom=room)
+    task = Task(problem, options, peak)
+    reference = Reference(problem, problem.original_order, task.live_ranges)
+    best = best_of_runs(task, reference, task.measured(problem.original_order))
+    made = relinked(task, reference, best)
+    assert violation(problem, made.order) is None
+    assert made.step_us == step_by_definition(problem, list(made.order)) <= best.step_us * (1 + 1e-9)
+    assert made.peak_bytes == max(peak_by_definition(problem, list(made.order))) <= peak + room
+    assert made.work.runs >= best.work.runs
+
+
+def runs_there(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> list[Work]:
+    """What runs of this phase take, of a problem scheduled."""
+    made = list[Work]()
+
+    def watched(task: Task, reference: Reference, best: Candidate) -> Candidate:
+        after = relinked(task, reference, best)
+        made.append(after.work if after.work != best.work else NO_WORK)
+        return after
+
+    monkeypatch.setattr(pipeline, "relinked", watched)
+    schedule(problem, Options(allocator="none", strict=True))
+    return made
+
+
+def test_near_the_bound_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runs_there(monkeypatch, read_problem(FORWARD_2D)) == [NO_WORK]
+
+
+@pytest.mark.slow
+def test_where_network_and_memory_bind_the_step_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network eight times slower; a round that gains next to nothing is the last."""
+    problem, rounds = slower_network(read_problem(BACKWARD_2D), 8), list[tuple[float, float]]()
+    real = relink._round
+
+    def watched(task: Task, reference: Reference, best: Candidate) -> Candidate:
+        after = real(task, reference, best)
+        rounds.append((best.step_us, after.step_us))
+        return after
+
+    monkeypatch.setattr(relink, "_round", watched)
+    with_it = schedule(problem, Options(allocator="none", strict=True))
+    monkeypatch.setattr(pipeline, "relinked", lambda task, reference, best: best)
+    without = schedule(problem, Options(allocator="none", strict=True))
+    assert with_it.scheduled.step_us < 0.975 * without.scheduled.step_us
+    assert with_it.scheduled.peak_bytes <= with_it.original.peak_bytes
+    assert rounds[0][0] == without.scheduled.step_us
+    assert rounds[-1][1] == with_it.scheduled.step_us
+    gains = [1 - after / before for before, after in rounds]
+    assert all(gain > relink.WORTH for gain in gains[:-1])
+    assert len(rounds) == 4 or gains[-1] <= relink.WORTH

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from overlap_sched.problem.model import Problem
-from overlap_sched.problem.node import Kind, NodeId
+from overlap_sched.problem.node import Kind, NodeId, Position
 
 Preserve = Literal["none", "group", "all"]
 """Whose launch order is kept: nobody's, that within each process group, or that across all groups."""
@@ -47,3 +47,11 @@ def neighbours(problem: Problem, pairs: Iterable[Pair]) -> Neighbours:
             before[v] = (*before[v], u)
             after[u] = (*after[u], v)
     return before, after
+
+
+def positions(order: Sequence[NodeId]) -> list[Position]:
+    """Per node, where it stands in an order of all."""
+    found = [0] * len(order)
+    for at, v in enumerate(order):
+        found[v] = at
+    return found

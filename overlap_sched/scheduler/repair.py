@@ -19,7 +19,7 @@ from typing import NamedTuple
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.allocator_settings import NO_LIMIT
-from overlap_sched.problem.precedence import neighbours
+from overlap_sched.problem.precedence import neighbours, positions
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.room import Failure, Growth, cheapest_room, out_of_memory, outgrown
 
@@ -154,7 +154,7 @@ class _Repair:
 
     def with_room(self, order: list[NodeId], failure: Failure) -> Iterator[tuple[list[NodeId], list[Moved]]]:
         """Orders with room that the budget admits, the cheapest first, each without the dearest of the one before."""
-        failing, position = failure.node, _positions(order)
+        failing, position = failure.node, positions(order)
         ways: dict[int, Way] = {}
         tried: set[Moved] = set()
 
@@ -182,7 +182,7 @@ class _Repair:
         self, order: list[NodeId], s: int, failing: NodeId, tried: Collection[Moved]
     ) -> tuple[list[NodeId], Way | None]:
         """The order with a storage out of the way of the failing node, and how; as it was where that cannot be had."""
-        position = _positions(order)
+        position = positions(order)
         way = self._way(s, failing, position, tried)
         moved = sorted(way.nodes, key=position.__getitem__)
         mended = [v for v in order if v not in way.nodes]
@@ -232,10 +232,3 @@ class _Repair:
             return NO_WAY
         cost_us = 1.0 + sum(self._nodes[v].time_us for v in nodes if self._nodes[v].kind is not Kind.WAIT)
         return Way(cost_us * _AGAIN ** self._moved.get((s, later), 0), later, nodes)
-
-
-def _positions(order: Sequence[NodeId]) -> list[int]:
-    position = [0] * len(order)
-    for at, v in enumerate(order):
-        position[v] = at
-    return position

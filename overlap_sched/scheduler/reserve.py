@@ -22,17 +22,16 @@ of this within one percent of the step; at that price, where all of those run ou
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.relink import between
 from overlap_sched.scheduler.repair import ROOMS, lacking_less
-from overlap_sched.scheduler.reserve_runs import careful_runs, runs_beside_an_allocator, tighter_runs
+from overlap_sched.scheduler.reserve_runs import careful_runs, nearer_orders, runs_beside_an_allocator, tighter_runs
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.settle import Settling, distinct
-from overlap_sched.scheduler.shift import shift, shifted
+from overlap_sched.scheduler.shift import shift
 
 EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
@@ -48,8 +47,6 @@ MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
 ROUNDS, WIDTH, REPAIRED = 2, 3, 3
 """Of settling: rounds, orders looked at in each, and orders that are mended behind them."""
-NEARER, NEARER_SHIFTS = (95, 90, 80, 70, 50, 30, 20, 10, 5, 2), (40, 12, 0)
-"""Percent of the way from what runs start from to the best; and how far each of these orders is shifted at most."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
@@ -107,7 +104,7 @@ class _Held:
                 self._run(run())
             self.tried += self._settled(rounds)
         if self.held_us > enough_us:
-            self.tried += self._nearer()
+            self._try_nearer()
         broken, found = chosen(self.tried, self._best.step_us, self._most_us)
         return broken, replace(found, work=self.work)
 
@@ -193,26 +190,18 @@ class _Held:
             mended = lacking_less(reserve.task, found, reserve.failures, settling.lacking, most_us)
             yield reserve.overdraft(mended.order), mended
 
-    def _nearer(self) -> Iterator[tuple[Overdraft, Candidate]]:
+    def _try_nearer(self) -> None:
         """The original order, and others nearer and nearer to what runs start from, until some can be held."""
-        task, limit = self._reserve.task, self._reserve.task.limit_after(self._best)
+        task = self._reserve.task
         original = task.measured(task.problem.original_order)
         if original.step_us <= self._most_us and task.within_budget(original.order):
-            yield self._reserve.overdraft(original.order), original
-        for percent in NEARER:
-            order = between(self._reference.order, self._best.order, percent)
-            ends = False
-            for short, farthest in enumerate(NEARER_SHIFTS if task.within_budget(order) else ()):
-                moved = shifted(task.live_ranges, order, limit, task.pairs, farthest) if farthest else order
-                found = replace(task.remeasured(self._best, moved), unshifted=None)
-                if found.step_us > self._limit_us:
-                    ends = not short  # nearer ones take longer still
-                    break
-                broken = self._reserve.overdraft(moved)
-                ends |= broken == NOTHING
-                yield broken, found
-            if ends:
-                break
+            self.tried.append((self._reserve.overdraft(original.order), original))
+        for alike in nearer_orders(task, self._reference, self._best):
+            short = list(takewhile(lambda found: found.step_us <= self._limit_us, alike))
+            judged = [(self._reserve.overdraft(found.order), found) for found in short]
+            self.tried += judged
+            if not judged or any(broken == NOTHING for broken, _ in judged):
+                break  # those that come nearer take longer still
 
 
 def chosen(tried: Sequence[tuple[Overdraft, Candidate]], best_us: float, most_us: float) -> tuple[Overdraft, Candidate]:

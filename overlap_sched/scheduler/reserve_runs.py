@@ -1,6 +1,6 @@
-r"""Runs of the list scheduler whose orders fragment little, in three ways.
+r"""Orders that fragment little: runs of the list scheduler, in three ways, and orders nearer to the original one.
 
-Beside an allocator that admits no more than the original order reserves
+Runs beside an allocator that admits no more than the original order reserves
 (:mod:`overlap_sched.scheduler.allocator_gate`); within tighter budgets, as less that is in flight leaves fewer holes;
 and with care where results land (:mod:`overlap_sched.scheduler.landing`)::
 
@@ -12,24 +12,30 @@ and with care where results land (:mod:`overlap_sched.scheduler.landing`)::
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 
 import numpy as np
 
-from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import Reserve
 from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.relink import between
 from overlap_sched.scheduler.result import Work
+from overlap_sched.scheduler.shift import shifted
 
 TIGHT, TIGHTER = (0.7, 0.5, 0.4, 0.3, 0.25, 0.2), 3
 """Tighter budgets, as parts of the way from what is live in the original order at each place to its peak; and policies
 that are run within each."""
 CAREFUL = 1
 """Careful policies per unit of effort."""
+NEARER, NEARER_SHIFTS = (95, 90, 80, 70, 50, 30, 20, 10, 5, 2), (40, 12)
+"""Percent of the way from what runs start from to the best; and how many positions each of these orders is shifted at
+most, before it is taken as it is."""
 _NEAREST = ((0.0, NEAR), (-0.2, NEXT), (0.12, FAR))
 """Slack and window."""
 POLICIES = (
@@ -71,6 +77,16 @@ def careful_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iter
     for policy in islice(_policies(reserve), CAREFUL * task.options.effort):
         for gate in reserve.careful_gates(reference):
             yield partial(list_schedule, reference, task.limit, policy, task.pairs, most_us, gate)
+
+
+def nearer_orders(task: Task, reference: Reference, best: Candidate) -> Iterator[Iterator[Candidate]]:
+    """Nearer and nearer to what runs start from; those at one place together, shifted less and less far."""
+    limit = task.limit_after(best)
+    for percent in NEARER:
+        order = between(reference.order, best.order, percent)
+        if task.within_budget(order):
+            alike = (shifted(task.live_ranges, order, limit, task.pairs, farthest) for farthest in NEARER_SHIFTS)
+            yield (replace(task.remeasured(best, found), unshifted=None) for found in chain(alike, [order]))
 
 
 def _policies(reserve: Reserve) -> Iterator[Policy]:

@@ -19,6 +19,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Position, Problem
 from overlap_sched.problem.node import StorageId
+from overlap_sched.problem.precedence import positions
 from overlap_sched.transform.again import given
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Alike, Member, member
@@ -86,7 +87,7 @@ def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence
         order: A valid one.
         groups: Gathers of the same (:func:`twice`).
     """
-    nodes, position, users = problem.nodes, _positions(order), LiveRanges(problem).users
+    nodes, position, users = problem.nodes, positions(order), LiveRanges(problem).users
     gaps = []
     for before, v in (pair for ids in groups for pair in pairwise(ids)):
         held = nodes[before].alloc
@@ -112,7 +113,7 @@ def chained(gaps: Sequence[Gap[Keep]]) -> list[Keep]:
 
 def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[Gap[Regather]]:
     """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it."""
-    position = _positions(order)
+    position = positions(order)
     draft = Draft(problem, problem.original_order)
     users = LiveRanges(problem).users
     gaps = []
@@ -180,10 +181,3 @@ def admitted(
             room += gap.bytes
             taken.append(gap)
     return taken
-
-
-def _positions(order: Sequence[NodeId]) -> list[Position]:
-    position = [0] * len(order)
-    for at, v in enumerate(order):
-        position[v] = at
-    return position

@@ -81,6 +81,11 @@ class Reserve:
         retries = requests.retries(original.capacity, self.settings) if reserved > original.capacity else 0
         return Overdraft(retries is None, max((retries or 0) - MOST_RETRIES, 0), over_bytes)
 
+    def lacking(self, order: Order, most_bytes: int = NO_LIMIT) -> int:
+        """What a valid order lacks on all devices together, in bytes; above ``most_bytes`` some figure above it."""
+        requests = requests_of(self.task.live_ranges, order)
+        return shortage_bytes(requests, self.devices, self.settings, most_bytes)
+
     @property
     def most_capacity(self) -> int:
         """Bytes of the device on which an order must run."""

@@ -13,7 +13,8 @@ reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of th
 (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step: runs within
 tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight leaves
 fewer holes; then runs that look where results land, and orders like those that come nearest
-(:mod:`overlap_sched.scheduler.settle`); at last, orders nearer and nearer to the original one, which can be held itself
+(:mod:`overlap_sched.scheduler.settle`); a random walk from what lacks little
+(:mod:`overlap_sched.scheduler.wander`); at last, orders nearer and nearer to the original one, which can be held itself
 (:func:`overlap_sched.scheduler.relink.between`). The shortest that can be held at the price asked for
 (``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what breaks least
 of this within one percent of the step; at that price, where all of those run out of memory.
@@ -32,6 +33,7 @@ from overlap_sched.scheduler.reserve_runs import careful_runs, nearer_orders, ru
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.settle import Settling, distinct
 from overlap_sched.scheduler.shift import shift
+from overlap_sched.scheduler.wander import wandered
 
 EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
@@ -47,6 +49,9 @@ MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
 ROUNDS, WIDTH, REPAIRED = 2, 3, 3
 """Of settling: rounds, orders looked at in each, and orders that are mended behind them."""
+NEARLY_HELD, WALKS, WALK_NODES = 0.05, 3, 130_000
+"""What lacks no more of what the original order reserves is moved on at random: so many orders, and per unit of effort
+so many of their nodes in all; the best of them three times as far once more."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
@@ -99,6 +104,8 @@ class _Held:
             for found in tighter_runs(self._reserve, self._reference, self._limit_us):
                 self._run(found)
             self._mend(MENDED_THERE)
+        if self.held_us > enough_us:
+            self._wander()
         if rounds and self.held_us > enough_us:
             for run in careful_runs(self._reserve, self._reference, self._limit_us):
                 self._run(run())
@@ -190,6 +197,23 @@ class _Held:
             mended = lacking_less(reserve.task, found, reserve.failures, settling.lacking, most_us)
             yield reserve.overdraft(mended.order), mended
 
+    def _wander(self) -> None:
+        """Move on what breaks least at random; then, for longer, what is nearest to being held after that."""
+        task, most_bytes = self._reserve.task, NEARLY_HELD * self._reserve.reserved_bytes
+        near = [pair for pair in self.tried if pair[1].step_us <= self._limit_us and pair[0].over_bytes <= most_bytes]
+        trials = WALK_NODES * task.options.effort // max(len(self._best.order), 1)
+        for start in _distinct(near)[:WALKS]:
+            near.append(self._walked(start, trials))
+            if near[-1][0] == NOTHING:
+                return
+        if near:
+            self._walked(_distinct(near)[0], WALKS * trials)
+
+    def _walked(self, start: Candidate, trials: int) -> tuple[Overdraft, Candidate]:
+        found = wandered(self._reserve, start, self._limit_us, trials)
+        self.tried.append((self._reserve.overdraft(found.order), found))
+        return self.tried[-1]
+
     def _try_nearer(self) -> None:
         """The original order, and others nearer and nearer to what runs start from, until some can be held."""
         task = self._reserve.task
@@ -202,6 +226,12 @@ class _Held:
             self.tried += judged
             if not judged or any(broken == NOTHING for broken, _ in judged):
                 break  # those that come nearer take longer still
+
+
+def _distinct(pairs: Sequence[tuple[Overdraft, Candidate]]) -> list[Candidate]:
+    """Those that break least first; of all that break as much, the shortest: most of them fail for the same reason."""
+    ordered = sorted(pairs, key=lambda pair: (pair[0], pair[1].step_us), reverse=True)
+    return list(dict(ordered).values())[::-1]
 
 
 def chosen(tried: Sequence[tuple[Overdraft, Candidate]], best_us: float, most_us: float) -> tuple[Overdraft, Candidate]:

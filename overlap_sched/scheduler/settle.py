@@ -8,6 +8,7 @@ and of each of these what lands badly held back. Each costs a walk and a replay;
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.peak_memory.allocator.reserved import requests_of
@@ -22,6 +23,9 @@ SHIFTS = (0, 12, 150)
 """Positions that launches and waits are shifted at most; 0: not at all."""
 HELD_BACK = ((1.01, 1.0), (6.0, 1.0), (2.0, 0.004))
 """Badness of what need not wait, and compute that may run meanwhile, of a step."""
+
+
+Lacking = TypeVar("Lacking")
 
 
 class Settling:
@@ -78,7 +82,7 @@ class Settling:
         return shortage_bytes(requests_of(self._task.live_ranges, order), self._devices, self._settings, most_bytes)
 
 
-def distinct(pool: Sequence[tuple[int, Candidate]]) -> list[tuple[int, Candidate]]:
+def distinct(pool: Sequence[tuple[Lacking, Candidate]]) -> list[tuple[Lacking, Candidate]]:
     """The first of all that lack as much: most of them fail for the same reason."""
     return list({lacking: (lacking, candidate) for lacking, candidate in reversed(pool)}.values())[::-1]
 

@@ -1,59 +1,91 @@
-"""Wander from an order that nearly fits: a random walk over orders like it, of which none lacks more.
+"""Wander from an order that nearly fits: a random walk over orders like it, each of which lacks less.
 
-Where an order's results land is chance. What lacks little is often lacking in all orders that differ from it by one
-rule (:mod:`overlap_sched.scheduler.settle`); so some nodes, whichever they are, are moved a little way each, and what
-comes of that is taken where it lacks no more: most moves change nothing of it, and the walk drifts until one does.
+Where an order's results land is chance. What little is lacking is often lacking in all orders that differ from it by
+one rule; of those that differ at random, one in some dozens lacks less or nothing::
 
-Random numbers come from a seed of their own: the same order goes to the same order each time.
+    order     a b c d e f g h i j k l
+    like it   a c b d e f g i j k h l          b and h are moved a little way; others stand as they stood
+
+So some nodes, whichever they are, go to some place near their own, and what comes of that is taken where it lacks less.
+Random numbers come from a seed of their own: the same order leads to the same order each time.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Order
-from overlap_sched.problem.allocator_settings import NO_LIMIT
 from overlap_sched.problem.precedence import Neighbours, neighbours
 from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.needs import NOTHING, Reserve
 
-NODES = 400_000
-"""Per unit of effort: an order of so many nodes is moved on once, a smaller one more often."""
-MOST_MOVED, FARTHEST = 40, 100
-"""Nodes that are moved at once, and positions that each goes, at most."""
+MOST_MOVED, FARTHEST = 300, 100
+"""Nodes that are moved at once, few more often than many; and positions that each of them goes, at most."""
+WORTH = 0.002
+"""An order that breaks nothing, and another: the walk goes on for one whose step is shorter by more than this part."""
+
+Move = tuple[NodeId, int]
+"""A node, and how many positions later it goes; below zero: sooner."""
 
 
-def wandered(task: Task, found: Candidate, lacking: Callable[[Order, int], int], most_us: float) -> Candidate:
-    """The candidate, moved on until nothing is lacking or the walk has been long enough.
+def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int) -> Candidate:
+    """The candidate, moved on to one that breaks nothing; where none is found, to one that lacks less.
 
     Args:
-        task: What is asked for; the budget is kept.
+        reserve: What the order may need; the budget of its task is kept.
         found: A valid order within the budget.
-        lacking: Of an order, in bytes; of what lacks more than so many, some figure above it.
-        most_us: No step becomes longer (microseconds).
+        most_us: No step becomes longer than this, in microseconds.
+        trials: Orders that are tried.
     """
+    task = reserve.task
     rng, rules = random.Random(0), neighbours(task.problem, task.pairs)
     movable = [v for v, node in enumerate(task.problem.nodes) if node.kind not in (Kind.INPUT, Kind.OUTPUT)]
-    order, least = found.order, lacking(found.order, NO_LIMIT)
-    for _ in range(task.options.effort * NODES // max(len(order), 1)):
-        if not least:
-            break
-        moved = _moved(order, [rng.choice(movable) for _ in range(rng.randint(1, MOST_MOVED))], rules, rng)
-        if replay(task.problem, moved).step_us <= most_us and task.within_budget(moved):
-            count = lacking(moved, least)
-            if count < least:
-                order, least = moved, count
-    return task.remeasured(found, order)
+    order, least, held = found.order, reserve.lacking(found.order), None
+    for _ in range(trials):
+        count = int(MOST_MOVED ** rng.random())
+        moves = [(rng.choice(movable), rng.randint(-FARTHEST, FARTHEST)) for _ in range(count)]
+        moved = _moved(order, moves, rules)
+        if not _admitted(task, moved, most_us):
+            continue
+        lacking = reserve.lacking(moved, least)
+        if not lacking and reserve.overdraft(moved) == NOTHING:
+            held = _least_moved(reserve, task.remeasured(found, moved), order, moves, rules)
+            most_us = held.step_us * (1 - WORTH)
+            if most_us <= found.step_us:
+                break
+        elif held is None and 0 < lacking < least:
+            order, least = moved, lacking
+    return held or task.remeasured(found, order)
 
 
-def _moved(order: Sequence[NodeId], nodes: Sequence[NodeId], rules: Neighbours, rng: random.Random) -> Order:
+def _least_moved(
+    reserve: Reserve, held: Candidate, order: Order, moves: Sequence[Move], rules: Neighbours
+) -> Candidate:
+    """The candidate, which breaks nothing, without those of its moves that only make its step longer."""
+    task, kept, size = reserve.task, list(moves), len(moves) // 2
+    while size:
+        for begin in reversed(range(0, len(kept), size)):
+            fewer = kept[:begin] + kept[begin + size :]
+            moved = _moved(order, fewer, rules)
+            if _admitted(task, moved, held.step_us) and reserve.overdraft(moved) == NOTHING:
+                held, kept = task.remeasured(held, moved), fewer
+        size //= 2
+    return held
+
+
+def _admitted(task: Task, order: Order, most_us: float) -> bool:
+    return replay(task.problem, order).step_us <= most_us and task.within_budget(order)
+
+
+def _moved(order: Sequence[NodeId], moves: Iterable[Move], rules: Neighbours) -> Order:
     """A valid order with each of some nodes at another place near its own, as far as its neighbours admit."""
     (before, after), moved = rules, list(order)
-    for v in nodes:
+    for v, distance in moves:
         at = moved.index(v)
         begin = max(at - FARTHEST, 0)
-        near = {u: begin + place for place, u in enumerate(moved[begin : at + FARTHEST + 1])}
-        first = max([near[u] + 1 for u in before[v] if u in near], default=begin)
-        last = min([near[u] - 1 for u in after[v] if u in near], default=begin + len(near) - 1)
+        near = {u: place for place, u in enumerate(moved[begin : at + FARTHEST + 1], begin)}
+        first = max((near[u] + 1 for u in before[v] if u in near), default=begin)
+        last = min((near[u] - 1 for u in after[v] if u in near), default=begin + len(near) - 1)
         del moved[at]
-        moved.insert(rng.randint(first, last), v)
+        moved.insert(min(max(at + distance, first), last), v)
     return tuple(moved)

@@ -7,8 +7,7 @@
         run v                                       State.run      clock, streams and memory advance
 
 A rule proposes the most urgent node of its set; memory (:mod:`overlap_sched.scheduler.admission`) admits it, or blocks
-it until its obstacle is gone. The first open node of the reference order is always admitted, and what a gate holds back
-is let go where nothing else can run: the loop never gets stuck.
+it until its obstacle is gone. The first open node of the reference order is always admitted: the loop never gets stuck.
 The sets are in :mod:`overlap_sched.scheduler.ready_list`, their keys in :mod:`overlap_sched.scheduler.priority`.
 """
 
@@ -118,7 +117,7 @@ class State:
 
     def may_run(self, v: NodeId) -> bool:
         """Does the budget admit v? Else it is blocked."""
-        if self._gate is not None and not self._gate.admits(v, self.memory.position[v] != self.memory.first):
+        if self._gate is not None and self.memory.position[v] != self.memory.first and not self._gate.admits(v):
             self.ready.remove(v)
             return False
         if self.memory.admits(v):
@@ -154,12 +153,6 @@ class State:
         for w in self._after[v]:
             self._open_before[w] -= 1
             if self._open_before[w] == 0:
-                self._add(w)
-
-    def give_way(self) -> None:
-        """Nothing else can run: neither may a gate hold anything back."""
-        if self._gate is not None:
-            for w in self._gate.give_way():
                 self._add(w)
 
     def earliest_end_us(self) -> float:
@@ -228,12 +221,7 @@ class Rules:
         if v is not None:
             return v, "no stall"
         # 5. all that is left are launches that would delay each other: the first in the reference order
-        v = self._first_launch()
-        if v is not None:
-            return v, "no stall"
-        # 6. all that is left is held back for a better place in memory
-        self._state.give_way()
-        return self.choose()
+        return self._first_launch(), "no stall"
 
     def _costs_nothing(self) -> NodeId | None:
         while self._ready.free:
@@ -323,9 +311,8 @@ class Rules:
                 return key.node
         return None
 
-    def _first_launch(self) -> NodeId | None:
-        while queues := [queue for queue in self._ready.launches.values() if queue]:
-            first: LaunchKey = min(queue[0] for queue in queues)
-            if self._state.may_run(first.node):  # memory always admits the first open node of the reference order
+    def _first_launch(self) -> NodeId:
+        while True:
+            first: LaunchKey = min(queue[0] for queue in self._ready.launches.values() if queue)
+            if self._state.may_run(first.node):  # the first open node of the reference order is always admitted
                 return first.node
-        return None

@@ -1,6 +1,5 @@
 """What the original order needs of the caching allocator, what another order breaks of it, and gates for runs."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -8,13 +7,12 @@ from typing import NamedTuple
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.allocator.shortage import Device, shortage_bytes
-from overlap_sched.problem import Kind, NodeId, Order
-from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
-from overlap_sched.scheduler.allocator_gate import AllocatorGate, Care
+from overlap_sched.problem import Order
+from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, AllocatorSettings
+from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.repair import repaired
-from overlap_sched.scheduler.room import Failure, Growth, failing, outgrown
+from overlap_sched.scheduler.room import Growth
 
 MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 """See :mod:`overlap_sched.scheduler.reserve`; parts of what the original order needs."""
@@ -22,9 +20,6 @@ SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
 """What reserves less than the first may reserve the second more."""
 SPARE = 0.01
 """A run may make the allocator grow ahead of the original order by so much of what that reserves."""
-
-CARES = (Care(1.01, 100, (Kind.COLLECTIVE,)), Care(6.0, 100, (Kind.COLLECTIVE, Kind.COMPUTE)))
-"""What careful runs hold back: launches that land badly at all; or whatever lands very badly."""
 
 
 class Overdraft(NamedTuple):
@@ -114,23 +109,6 @@ class Reserve:
             AllocatorGate(live_ranges, growth.inputs_bytes + spare_bytes, growth.by_node),
             AllocatorGate(live_ranges, growth.total_bytes + self.spare_bytes, {}),
         )
-
-    def careful_gates(self, reference: Reference) -> Iterator[AllocatorGate]:
-        """For runs that look where results land, on the device on which the order must run."""
-        for care in CARES:
-            allocator = self.devices[0].allocator(PLAIN, NO_LIMIT)
-            limit_bytes = self.growth.total_bytes + self.spare_bytes
-            yield AllocatorGate(self.task.live_ranges, limit_bytes, {}, reference.order, care, allocator)
-
-    def failures(self, order: Sequence[NodeId]) -> Iterator[Failure]:
-        """Where an order fails: on each device, and where it first grows by more than it may in all."""
-        for device in self.devices:
-            failure = failing(self.task.live_ranges, order, device, self.settings)
-            if failure is not None:
-                yield failure
-        failure = outgrown(self.task.live_ranges, order, self.growth, self._spare_bytes)
-        if failure is not None:
-            yield failure
 
     @property
     def _spare_bytes(self) -> int:

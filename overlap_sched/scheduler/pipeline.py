@@ -34,7 +34,7 @@ from overlap_sched.scheduler.needs import NOTHING, Reserve
 from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.relink import relinked
-from overlap_sched.scheduler.reserve import ROUNDS, within_reserve
+from overlap_sched.scheduler.reserve import WALKS, within_reserve
 from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 from overlap_sched.scheduler.shift import shift
 
@@ -78,11 +78,11 @@ class Unfitted:
     @cached_property
     def fitted(self) -> Schedule:
         """What :func:`schedule` makes; nothing of :attr:`live` is made again."""
-        return self._fitted(ROUNDS)
+        return self._fitted(WALKS)
 
     @cached_property
-    def unsettled(self) -> Schedule:
-        """The same, but not settled (see :mod:`overlap_sched.scheduler.reserve`): for comparisons without settling."""
+    def without_walks(self) -> Schedule:
+        """The same without random walks (:mod:`overlap_sched.scheduler.wander`): faster, where orders are compared."""
         return self._fitted(0)
 
     @cached_property
@@ -102,10 +102,10 @@ class Unfitted:
         self._found.append(_for_live_bytes(self._problem, self.options, original))
         return self._found[0].chosen(None)
 
-    def _fitted(self, rounds: int) -> Schedule:
+    def _fitted(self, walks: int) -> Schedule:
         if kept_allocator(self.options) is None or self.live.fell_back is not None:
             return replace(self.live, options=self.options)
-        made = _judged(self._problem, self.options, self._before, lambda _: self._found[0].chosen(self.reserve, rounds))
+        made = _judged(self._problem, self.options, self._before, lambda _: self._found[0].chosen(self.reserve, walks))
         return replace(made, schedule_s=self.live.schedule_s + made.schedule_s)
 
 
@@ -159,11 +159,11 @@ class _Found:
     original: Candidate
     best: Candidate
 
-    def chosen(self, reserve: Reserve | None, rounds: int = ROUNDS) -> tuple[Candidate, int]:
+    def chosen(self, reserve: Reserve | None, walks: int = WALKS) -> tuple[Candidate, int]:
         """This, or one near it that the allocator can hold; and the peak that headroom is counted from."""
         best, asked = self.best, self.asked
         if reserve is not None and best.order != self.original.order:
-            best = within_reserve(reserve, Reference(asked.problem, self.base, asked.live_ranges), best, rounds)
+            best = within_reserve(reserve, Reference(asked.problem, self.base, asked.live_ranges), best, walks)
         kept = best.order == self.original.order and not asked.within_budget(best.order)
         return best, self.original.peak_bytes if kept else asked.base_bytes
 

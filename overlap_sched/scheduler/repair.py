@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId
-from overlap_sched.problem.allocator_settings import NO_LIMIT
 from overlap_sched.problem.precedence import neighbours, positions
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.room import Failure, Growth, cheapest_room, out_of_memory, outgrown
@@ -27,8 +26,6 @@ MOST_REPAIRS = 15
 """Of one order, for one way to fail."""
 ROOMS = (1, 8)
 """So many rooms are compared for one request: the one that moves the least compute, or the best of some."""
-MOST_IN_VAIN = 3
-"""Rooms in a row by which nothing less is lacking: the same may be lacking in several places."""
 _MOST_REFUSED = 8
 """More rooms are not tried for one request: the budget refused what they move, or they make the step longer."""
 _MOST_MOVED = 12
@@ -74,40 +71,6 @@ def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, cap
         if order is before:
             break
     return found if tuple(order) == found.order else task.remeasured(found, tuple(order))
-
-
-def lacking_less(
-    task: Task,
-    found: Candidate,
-    failures: Callable[[Sequence[NodeId]], Iterator[Failure]],
-    lacking: Callable[[Sequence[NodeId], int], int],
-    most_us: float,
-) -> Candidate:
-    """The candidate with room made where that lowers what it lacks, until nothing is lacking or no room does.
-
-    Args:
-        task: What is asked for; the budget is kept.
-        found: A valid order within the budget.
-        failures: Of an order: where it fails, in every way that counts.
-        lacking: Of an order, in bytes; of what lacks more than so many, some figure above it.
-        most_us: No step becomes longer.
-    """
-    mend, order = _Repair(task, ROOMS[-1]), list(found.order)
-    least, kept, in_vain = lacking(order, NO_LIMIT), order, 0
-    while least and in_vain <= MOST_IN_VAIN:
-        best: tuple[bool, float, int, list[NodeId], list[Moved]] | None = None
-        for failure in failures(order):
-            for mended, moved in islice(mend.with_room(order, failure), ROOMS[-1]):
-                count = lacking(mended, least)
-                step_us = mend.step_us(mended) if count <= least else math.inf
-                if step_us <= most_us and (best is None or (count == least, step_us, count) < best[:3]):
-                    best = count == least, step_us, count, mended, moved
-        if best is None:
-            break
-        as_much, _, least, order, moved = best
-        mend.note(moved)
-        kept, in_vain = (kept, in_vain + 1) if as_much else (order, 0)
-    return found if tuple(kept) == found.order else task.remeasured(found, tuple(kept))
 
 
 class _Repair:

@@ -12,12 +12,11 @@ Where it does not: the same order without its shift; then runs beside an allocat
 reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended where they fail
 (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step: runs within
 tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight leaves
-fewer holes; then runs that look where results land, and orders like those that come nearest
-(:mod:`overlap_sched.scheduler.settle`); a random walk from what lacks little
-(:mod:`overlap_sched.scheduler.wander`); at last, orders nearer and nearer to the original one, which can be held itself
-(:func:`overlap_sched.scheduler.relink.between`). The shortest that can be held at the price asked for
-(``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what breaks least
-of this within one percent of the step; at that price, where all of those run out of memory.
+fewer holes; then random walks from what lacks little (:mod:`overlap_sched.scheduler.wander`); at last, orders nearer
+and nearer to the original one, which can be held itself (:func:`overlap_sched.scheduler.relink.between`). The shortest
+that can be held at the price asked for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be
+held at that price, what breaks least of this within one percent of the step; at that price, where all of those run out
+of memory.
 """
 
 import math
@@ -28,10 +27,9 @@ from itertools import islice, takewhile
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.repair import ROOMS, lacking_less
-from overlap_sched.scheduler.reserve_runs import careful_runs, nearer_orders, runs_beside_an_allocator, tighter_runs
+from overlap_sched.scheduler.repair import ROOMS
+from overlap_sched.scheduler.reserve_runs import nearer_orders, runs_beside_an_allocator, tighter_runs
 from overlap_sched.scheduler.result import Work
-from overlap_sched.scheduler.settle import Settling, distinct
 from overlap_sched.scheduler.shift import shift
 from overlap_sched.scheduler.wander import wandered
 
@@ -44,11 +42,9 @@ MENDED = 1.03
 RUNS, REPAIRS = 3, 0.5
 """Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
 MENDABLE = 0.2
-"""What lacks more of what the original order reserves is neither settled nor mended: that does not come to an end."""
+"""What lacks more of what the original order reserves is not mended: that does not come to an end."""
 MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
-ROUNDS, WIDTH, REPAIRED = 2, 3, 3
-"""Of settling: rounds, orders looked at in each, and orders that are mended behind them."""
 NEARLY_HELD, WALKS, WALK_NODES = 0.05, 3, 130_000
 """What lacks no more of what the original order reserves is moved on at random: so many orders, and per unit of effort
 so many of their nodes in all; the best of them three times as far once more."""
@@ -56,19 +52,19 @@ SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
 
-def within_reserve(reserve: Reserve, reference: Reference, best: Candidate, rounds: int = ROUNDS) -> Candidate:
+def within_reserve(reserve: Reserve, reference: Reference, best: Candidate, walks: int = WALKS) -> Candidate:
     """The phase: the best order, or one near it that an allocator can hold.
 
     Args:
         reserve: What the order may need.
         reference: The order that runs start from.
         best: The best order behind all other phases.
-        rounds: Of settling, where nothing else holds; 0: none, which takes half as long there or less.
+        walks: At random, where nothing else holds; 0: none, which takes half as long there or less.
     """
     breaks = reserve.overdraft(best.order)
     if breaks == NOTHING:
         return best
-    broken, held = _Held(reserve, reference, best, breaks).look(rounds)
+    broken, held = _Held(reserve, reference, best, breaks).look(walks)
     limit = reserve.task.limit_after(best)
     for farthest in SHIFTS:
         moved = shift(reserve.task, held, limit, farthest)
@@ -83,7 +79,7 @@ class _Held:
     """Orders that were tried, with what each breaks.
 
     Attributes:
-        made: By runs. tried: all, mended and settled ones, too.
+        made: By runs. tried: all, mended and moved ones, too.
         work: What the runs took.
     """
 
@@ -95,7 +91,7 @@ class _Held:
             self._note(reserve.task.remeasured(best, best.unshifted))
         self.tried = list(self.made)
 
-    def look(self, rounds: int) -> tuple[Overdraft, Candidate]:
+    def look(self, walks: int) -> tuple[Overdraft, Candidate]:
         """The shortest order that breaks nothing; where there is none, the one near the best that breaks least."""
         effort, enough_us = self._reserve.task.options.effort, min(self._most_us, self._best.step_us * HELD)
         self._run_beside_an_allocator()
@@ -104,12 +100,8 @@ class _Held:
             for found in tighter_runs(self._reserve, self._reference, self._limit_us):
                 self._run(found)
             self._mend(MENDED_THERE)
-        if self.held_us > enough_us:
-            self._wander()
-        if rounds and self.held_us > enough_us:
-            for run in careful_runs(self._reserve, self._reference, self._limit_us):
-                self._run(run())
-            self.tried += self._settled(rounds)
+        if walks and self.held_us > enough_us:
+            self._wander(walks)
         if self.held_us > enough_us:
             self._try_nearer()
         broken, found = chosen(self.tried, self._best.step_us, self._most_us)
@@ -184,30 +176,17 @@ class _Held:
             if broken != NOTHING or mended.step_us <= self._best.step_us * EQUAL:
                 break
 
-    def _settled(self, rounds: int) -> Iterator[tuple[Overdraft, Candidate]]:
-        """Orders like those that were made, in which results land better; where that is not enough, mended."""
-        reserve, most_us = self._reserve, self._limit_us
-        most_bytes = MENDABLE * reserve.reserved_bytes
-        near = [found for broken, found in self.made if found.step_us <= most_us and broken.over_bytes <= most_bytes]
-        settling = Settling(reserve.task, reserve.devices, reserve.settings, most_us)
-        for lacking, found in distinct(settling.settled(near, rounds, WIDTH))[:REPAIRED]:
-            yield reserve.overdraft(found.order), found
-            if lacking == 0:
-                break
-            mended = lacking_less(reserve.task, found, reserve.failures, settling.lacking, most_us)
-            yield reserve.overdraft(mended.order), mended
-
-    def _wander(self) -> None:
+    def _wander(self, walks: int) -> None:
         """Move on what breaks least at random; then, for longer, what is nearest to being held after that."""
         task, most_bytes = self._reserve.task, NEARLY_HELD * self._reserve.reserved_bytes
         near = [pair for pair in self.tried if pair[1].step_us <= self._limit_us and pair[0].over_bytes <= most_bytes]
         trials = WALK_NODES * task.options.effort // max(len(self._best.order), 1)
-        for start in _distinct(near)[:WALKS]:
+        for start in _distinct(near)[:walks]:
             near.append(self._walked(start, trials))
             if near[-1][0] == NOTHING:
                 return
         if near:
-            self._walked(_distinct(near)[0], WALKS * trials)
+            self._walked(_distinct(near)[0], walks * trials)
 
     def _walked(self, start: Candidate, trials: int) -> tuple[Overdraft, Candidate]:
         found = wandered(self._reserve, start, self._limit_us, trials)

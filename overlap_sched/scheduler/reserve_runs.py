@@ -1,8 +1,8 @@
-r"""Orders that fragment little: runs of the list scheduler, in three ways, and orders nearer to the original one.
+r"""Orders that fragment little: runs of the list scheduler, in two ways, and orders nearer to the original one.
 
 Runs beside an allocator that admits no more than the original order reserves
-(:mod:`overlap_sched.scheduler.allocator_gate`); within tighter budgets, as less that is in flight leaves fewer holes;
-and with care where results land (:mod:`overlap_sched.scheduler.landing`)::
+(:mod:`overlap_sched.scheduler.allocator_gate`); and within tighter budgets, as less that is in flight leaves fewer
+holes::
 
     bytes  |- - - - - - - - - peak - - - - - - - -
            |   ____________________________          live + part * (peak - live)
@@ -31,8 +31,6 @@ from overlap_sched.scheduler.shift import shifted
 TIGHT, TIGHTER = (0.7, 0.5, 0.4, 0.3, 0.25, 0.2), 3
 """Tighter budgets, as parts of the way from what is live in the original order at each place to its peak; and policies
 that are run within each."""
-CAREFUL = 1
-"""Careful policies per unit of effort."""
 NEARER, NEARER_SHIFTS = (95, 90, 80, 70, 50, 30, 20, 10, 5, 2), (40, 12)
 """Percent of the way from what runs start from to the best; and how many positions each of these orders is shifted at
 most, before it is taken as it is."""
@@ -69,14 +67,6 @@ def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iter
         yield from runs
         if all(isinstance(run, Work) for run in runs):
             return
-
-
-def careful_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[Callable[[], Candidate | Work]]:
-    """Runs that look where results land, of the first policies; given up where a step is too long."""
-    task = reserve.task
-    for policy in islice(_policies(reserve), CAREFUL * task.options.effort):
-        for gate in reserve.careful_gates(reference):
-            yield partial(list_schedule, reference, task.limit, policy, task.pairs, most_us, gate)
 
 
 def nearer_orders(task: Task, reference: Reference, best: Candidate) -> Iterator[Iterator[Candidate]]:

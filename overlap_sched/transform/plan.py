@@ -225,7 +225,7 @@ def _compared(unfitted: Unfitted, found: Candidate, breaks: Overdraft) -> tuple[
     live = unfitted.live
     if found.step_us < live.scheduled.step_us and _worth(unfitted, found, live, breaks, NOTHING):
         return unfitted.fitted if unfitted.fits else live, ""
-    without, reserve = unfitted.unsettled, unfitted.reserve
+    without, reserve = unfitted.without_walks, unfitted.reserve
     most = NOTHING if reserve is None or breaks == NOTHING else reserve.overdraft(without.order)
     if not _worth(unfitted, found, without, breaks, most):
         return without, _not_held(breaks)
@@ -266,7 +266,7 @@ class _Finished(NamedTuple):
         return NOTHING if self.reserve is None else self.reserve.overdraft(self.found.order)
 
     def fitted(self) -> tuple[Candidate, Overdraft]:
-        """It, or an order near it that can be held, not settled, and what is lacking even so."""
+        """It, or an order near it that can be held, found without random walks, and what is lacking even so."""
         if self.reserve is None:
             return self.found, NOTHING
         task = self.task

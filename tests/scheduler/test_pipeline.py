@@ -287,7 +287,7 @@ def test_fitted_afterwards_is_what_schedule_makes(problem: Problem, base: Base) 
         same = replace(afterwards.fitted, schedule_s=whole.schedule_s)
         assert same == whole
         assert afterwards.live.order == schedule(problem, replace(options, allocator="none")).order
-        assert not afterwards.fits or afterwards.live.order == whole.order == afterwards.unsettled.order
+        assert not afterwards.fits or afterwards.live.order == whole.order == afterwards.without_walks.order
 
 
 def test_what_fails_while_it_is_fitted_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

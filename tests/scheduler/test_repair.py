@@ -1,7 +1,7 @@
 """Orders mended where their allocator fails: promises on random graphs, and one repair of each kind by hand."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.judge.validate import violation
 from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.allocator.shortage import Device, shortage_bytes
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, PLAIN
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.repair import MOST_IN_VAIN, ROOMS, lacking_less, repaired
-from overlap_sched.scheduler.room import Failure, Growth, cheapest_room, failing, out_of_memory, outgrown
+from overlap_sched.scheduler.repair import ROOMS, repaired
+from overlap_sched.scheduler.room import Growth, cheapest_room, out_of_memory, outgrown
 from tests.scheduler.test_reserve import large_layers
 from tests.support.oracle import random_order
 
@@ -106,33 +105,6 @@ def test_on_a_small_device_what_is_in_the_way_moves() -> None:
     mended = repaired(task, task.measured(order), growth, LARGE, 210 * MIB, ROOMS[-1])
     assert names_of(EARLY, mended.order) == "a b big early c late output"
     assert mended.step_us == task.measured(order).step_us
-
-
-def test_room_is_made_only_where_less_is_lacking_behind_it() -> None:
-    task = task_of(EARLY, headroom="100%")
-    found = task.measured(ids(EARLY, "a early b big c late output"))
-    device = Device(210 * MIB)
-
-    def failures(order: Sequence[int]) -> Iterator[Failure]:
-        failure = failing(task.live_ranges, order, device, PLAIN)
-        return iter(() if failure is None else (failure,))
-
-    def lacking(order: Sequence[int], most_bytes: int) -> int:
-        return shortage_bytes(requests_of(task.live_ranges, order), [device], PLAIN, most_bytes)
-
-    assert lacking(found.order, LARGE) > 0
-    mended = lacking_less(task, found, failures, lacking, found.step_us)
-    assert names_of(EARLY, mended.order) == "a b big early c late output"
-    assert lacking(mended.order, LARGE) == 0
-    assert lacking_less(task, found, failures, lacking, found.step_us - 1.0) is found  # every step would be longer
-    asked: list[int] = []
-
-    def never_less(order: Sequence[int], most_bytes: int) -> int:
-        asked.append(most_bytes)
-        return 9
-
-    assert lacking_less(task, found, failures, never_less, LARGE) is found
-    assert len(asked) <= 1 + ROOMS[-1] * (MOST_IN_VAIN + 1)
 
 
 def test_what_moves_with_another_moves_once() -> None:

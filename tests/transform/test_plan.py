@@ -215,7 +215,7 @@ def test_what_the_allocator_lacks_must_be_worth_it(
         asked.append(reserve.task.problem)
         return Overdraft(False, 0, over_bytes) if reserve.task.problem is not BOUND else NOTHING
 
-    monkeypatch.setattr(planning, "within_reserve", lambda reserve, reference, best, rounds: best)
+    monkeypatch.setattr(planning, "within_reserve", lambda reserve, reference, best, walks: best)
     monkeypatch.setattr(Reserve, "overdraft", overdraft)
     monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 1_000_000, 1_000_000, 0))
     found = plan(BOUND, PRICES, wide)
@@ -230,12 +230,12 @@ class Fits:
     """Counts orders that are fitted to the allocator; nothing is moved. The order without rewrites lacks a megabyte."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lacking_bytes: int) -> None:
-        self.without = self.rewritten = self.settled = 0
+        self.without = self.rewritten = self.walked = 0
 
-        def fitted(reserve: Reserve, reference: Reference, best: Candidate, rounds: int) -> Candidate:
+        def fitted(reserve: Reserve, reference: Reference, best: Candidate, walks: int) -> Candidate:
             self.without += reserve.task.problem is BOUND
             self.rewritten += reserve.task.problem is not BOUND
-            self.settled += rounds > 0
+            self.walked += walks > 0
             return best
 
         def overdraft(reserve: Reserve, order: Order) -> Overdraft:
@@ -258,7 +258,7 @@ class Fits:
             2,
             1,
             False,
-        ),  # the second trial lacks as much before it is fitted; what is used in the end is settled
+        ),  # the second trial lacks as much before it is fitted; random walks are for what is used in the end
     ],
 )
 def test_one_order_is_fitted_where_one_is_enough(
@@ -267,7 +267,7 @@ def test_one_order_is_fitted_where_one_is_enough(
     fits = Fits(monkeypatch, lacking_bytes)
     found = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"))
     assert (fits.without, fits.rewritten, bool(found.rewrites)) == (without, rewritten, taken)
-    assert fits.settled == (not taken)
+    assert fits.walked == (not taken)
     assert found.schedule.options.allocator == "environment"
     assert found.without.options.allocator == ("environment" if without else "none")
     text = rewrites_text(found)

@@ -44,17 +44,13 @@ class OutOfDeviceMemoryError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A range of addresses, in use or free; ``before`` and ``after`` are its neighbours in the segment.
-
-    ``until``: whoever uses it may note here when that ends.
-    """
+    """A range of addresses, in use or free; ``before`` and ``after`` are its neighbours in the segment."""
 
     address: int
     size: int
     small: bool
     free: bool = True
     mapped: bool = True
-    until: int = 0
     before: "Block | None" = None
     after: "Block | None" = None
 
@@ -114,17 +110,8 @@ class CachingAllocator:
         """What a request for so many bytes would reserve more, as things stand; changes nothing."""
         if count == 0:
             return 0
-        return self.segment_bytes(count) if self._place(self._rounded(count)) < 0 else 0
-
-    def would_take(self, count: int) -> Block | None:
-        """The free block that a request for so many bytes would get; none: a new segment. Changes nothing."""
         size = self._rounded(count)
-        at = self._place(size)
-        return self._pools[size <= SMALL_SIZE][at][2] if at >= 0 else None
-
-    def segment_bytes(self, count: int) -> int:
-        """A segment of its own for so many bytes."""
-        return self._growth(self._rounded(count))
+        return self._growth(size) if self._place(size) < 0 else 0
 
     def shortfall_bytes(self, size: int) -> int:
         """How many bytes the capacity lacks for the segment of a request, rounded, that no free block serves."""

@@ -4,7 +4,7 @@
 faster at that.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -19,15 +19,8 @@ class AllocatorRun:
         asked_bytes: What was asked for last: what does not fit, where something does not.
     """
 
-    def __init__(self, live_ranges: LiveRanges, allocator: CachingAllocator, ends: Sequence[int] | None = None) -> None:
-        """Only the inputs are there.
-
-        Args:
-            live_ranges: Of the problem.
-            allocator: New.
-            ends: Per storage, when it ends: noted in its block.
-        """
-        self._ends = ends
+    def __init__(self, live_ranges: LiveRanges, allocator: CachingAllocator) -> None:
+        """Only the inputs are there; the allocator was new."""
         self.allocator = allocator
         self.held: dict[int, Block | None] = {}
         self.asked_bytes = 0
@@ -56,6 +49,4 @@ class AllocatorRun:
     def _allocate(self, made: Iterable[int]) -> None:
         for s in made:
             self.asked_bytes = self._sizes[s]
-            self.held[s] = block = self.allocator.allocate(self.asked_bytes)
-            if self._ends is not None and block is not None:
-                block.until = self._ends[s]
+            self.held[s] = self.allocator.allocate(self.asked_bytes)

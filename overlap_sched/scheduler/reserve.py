@@ -12,11 +12,11 @@ Where it does not: the same order without its shift; then runs beside an allocat
 reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended where they fail
 (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step: runs within
 tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight leaves
-fewer holes; then random walks from what lacks little (:mod:`overlap_sched.scheduler.wander`); at last, orders nearer
-and nearer to the original one, which can be held itself (:func:`overlap_sched.scheduler.relink.between`). The shortest
-that can be held at the price asked for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be
-held at that price, what breaks least of this within one percent of the step; at that price, where all of those run out
-of memory.
+fewer holes; then orders nearer and nearer to the original one, which can be held itself
+(:func:`overlap_sched.scheduler.relink.between`); at last, random walks from what lacks little
+(:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked for
+(``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what breaks least
+of this within one percent of the step; at that price, where all of those run out of memory.
 """
 
 import math
@@ -45,9 +45,13 @@ MENDABLE = 0.2
 """What lacks more of what the original order reserves is not mended: that does not come to an end."""
 MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
-NEARLY_HELD, WALKS, WALK_NODES = 0.05, 3, 130_000
-"""What lacks no more of what the original order reserves is moved on at random: so many orders, and per unit of effort
-so many of their nodes in all; the best of them three times as far once more."""
+NEARLY_HELD, WALKS = 0.05, 3
+"""What lacks no more of what the original order reserves is moved on at random: so many orders; and the best of them
+for as many trials as they all had."""
+LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
+"""Parts of the best step within which the walks keep, in turn, as far as they may: the shorter, the better they go."""
+WALK_NODES, MOST_TRIALS = 130_000, 100
+"""Of a walk, per unit of effort: so many nodes in all trials, and so many trials at most."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
@@ -85,7 +89,8 @@ class _Held:
 
     def __init__(self, reserve: Reserve, reference: Reference, best: Candidate, breaks: Overdraft) -> None:
         self._reserve, self._reference, self._best = reserve, reference, best
-        self._most_us = best.step_us * (1 + reserve.task.options.allocator_cost / 100)
+        self._original = reserve.task.measured(reserve.task.problem.original_order)
+        self._most_us = min(best.step_us * (1 + reserve.task.options.allocator_cost / 100), self._original.step_us)
         self.made, self._seen, self.work = [(breaks, best)], {best.order}, best.work
         if best.unshifted is not None and best.unshifted not in self._seen:
             self._note(reserve.task.remeasured(best, best.unshifted))
@@ -100,10 +105,11 @@ class _Held:
             for found in tighter_runs(self._reserve, self._reference, self._limit_us):
                 self._run(found)
             self._mend(MENDED_THERE)
-        if walks and self.held_us > enough_us:
-            self._wander(walks)
         if self.held_us > enough_us:
             self._try_nearer()
+        for most_us in sorted({min(self._best.step_us * part, self._most_us) for part in LONGER}):
+            if walks and self.held_us > most_us:
+                self._wander(walks, most_us)
         broken, found = chosen(self.tried, self._best.step_us, self._most_us)
         return broken, replace(found, work=self.work)
 
@@ -137,13 +143,12 @@ class _Held:
     def _run_beside_an_allocator(self) -> None:
         """Until an order near the best is held, or no shorter one has been for a while."""
         task, best_us, held_us, in_vain = self._reserve.task, self._best.step_us, self.held_us, 0
-        original_us = task.measured(task.problem.original_order).step_us
         for run in islice(runs_beside_an_allocator(self._reserve, self._reference), RUNS * task.options.effort):
             held_us, before_us = self.held_us, held_us
             in_vain = 0 if held_us < before_us or held_us == math.inf else in_vain + 1
             if held_us <= best_us * CLOSE or in_vain >= task.options.effort:
                 break
-            self._run(run(beat_us=min(original_us, self._mended_us)))  # what is longer is never chosen
+            self._run(run(beat_us=min(self._original.step_us, self._mended_us)))  # what is longer is never chosen
 
     def _mend(self, most: int) -> None:
         """Mend the nearest of what was made, so many at most."""
@@ -176,27 +181,26 @@ class _Held:
             if broken != NOTHING or mended.step_us <= self._best.step_us * EQUAL:
                 break
 
-    def _wander(self, walks: int) -> None:
+    def _wander(self, walks: int, most_us: float) -> None:
         """Move on what breaks least at random; then, for longer, what is nearest to being held after that."""
         task, most_bytes = self._reserve.task, NEARLY_HELD * self._reserve.reserved_bytes
-        near = [pair for pair in self.tried if pair[1].step_us <= self._limit_us and pair[0].over_bytes <= most_bytes]
-        trials = WALK_NODES * task.options.effort // max(len(self._best.order), 1)
+        near = [pair for pair in self.tried if pair[1].step_us <= most_us and pair[0].over_bytes <= most_bytes]
+        trials = task.options.effort * min(WALK_NODES // max(len(self._best.order), 1), MOST_TRIALS)
         for start in _distinct(near)[:walks]:
-            near.append(self._walked(start, trials))
+            near.append(self._walked(start, most_us, trials))
             if near[-1][0] == NOTHING:
                 return
         if near:
-            self._walked(_distinct(near)[0], walks * trials)
+            self._walked(_distinct(near)[0], most_us, walks * trials)
 
-    def _walked(self, start: Candidate, trials: int) -> tuple[Overdraft, Candidate]:
-        found = wandered(self._reserve, start, self._limit_us, trials)
+    def _walked(self, start: Candidate, most_us: float, trials: int) -> tuple[Overdraft, Candidate]:
+        found = wandered(self._reserve, start, most_us, trials)
         self.tried.append((self._reserve.overdraft(found.order), found))
         return self.tried[-1]
 
     def _try_nearer(self) -> None:
         """The original order, and others nearer and nearer to what runs start from, until some can be held."""
-        task = self._reserve.task
-        original = task.measured(task.problem.original_order)
+        task, original = self._reserve.task, self._original
         if original.step_us <= self._most_us and task.within_budget(original.order):
             self.tried.append((self._reserve.overdraft(original.order), original))
         for alike in nearer_orders(task, self._reference, self._best):

@@ -41,7 +41,7 @@ def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int) ->
     rng, rules = random.Random(0), neighbours(task.problem, task.pairs)
     movable = [v for v, node in enumerate(task.problem.nodes) if node.kind not in (Kind.INPUT, Kind.OUTPUT)]
     order, least, held = found.order, reserve.lacking(found.order), None
-    for _ in range(trials):
+    for _ in range(trials if movable else 0):
         count = int(MOST_MOVED ** rng.random())
         moves = [(rng.choice(movable), rng.randint(-FARTHEST, FARTHEST)) for _ in range(count)]
         moved = _moved(order, moves, rules)

@@ -24,7 +24,7 @@ from overlap_sched.problem import Kind
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN, allocator_named
 from overlap_sched.scheduler.admission import CompletionProfile
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
-from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.pipeline import Unfitted
@@ -181,12 +181,12 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
     assert Reserve.of(task_of(problem, headroom="1000%"), PLAIN).overdraft(loose) == NOTHING
 
 
-@pytest.mark.parametrize(("cost", "step_us"), [(0, 760.0), (2, 760.0), (11.8, 760.0), (11.9, 850.0), (1000, 850.0)])
+@pytest.mark.parametrize(("cost", "step_us"), [(0, 760.0), (2, 760.0), (11.8, 760.0), (11.9, 820.0), (1000, 820.0)])
 def test_what_keeping_to_the_allocator_may_cost(cost: float, step_us: float) -> None:
     unfitted = Unfitted(large_layers(8, 20), Options(allocator="expandable", allocator_cost=cost))
     assert unfitted.reserve is not None
     assert (unfitted.live.scheduled.step_us, unfitted.fitted.scheduled.step_us) == (760.0, step_us)
-    assert (unfitted.reserve.overdraft(unfitted.fitted.order) == NOTHING) == (step_us == 850.0)
+    assert (unfitted.reserve.overdraft(unfitted.fitted.order) == NOTHING) == (step_us == 820.0)
 
 
 @pytest.mark.parametrize("allocator", ["plain", "expandable"])
@@ -214,7 +214,7 @@ def test_whatever_it_costs_every_graph_can_be_held(problem: Problem, allocator: 
     )
     assert unfitted.reserve is not None
     assert unfitted.reserve.overdraft(unfitted.fitted.order) == NOTHING
-    assert unfitted.fitted.scheduled.step_us <= unfitted.fitted.original.step_us
+    assert unfitted.fitted.scheduled.step_us <= unfitted.fitted.original.step_us * (1 + SAME_STEP)
 
 
 @pytest.mark.slow

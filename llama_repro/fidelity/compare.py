@@ -19,7 +19,7 @@ from llama_repro.fidelity.cores import ALONE
 from llama_repro.fidelity.table import STEP_AIM, Row, failures, fidelity_table, rows_of
 from llama_repro.harness.console import guarded, verdict, wide_console
 from llama_repro.harness.record import provenance, write_record
-from llama_repro.training.link import check_slow_network
+from llama_repro.training.link import LATENCY_US, check_slow_network
 from overlap_sched.errors import OptionsError
 from overlap_sched.report.files import check_writable
 from overlap_sched.report.progress import progress
@@ -57,7 +57,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     check_cases(options.cases)
-    check_slow_network(options.slow_network)
+    check_slow_network(options.slow_network, options.slow_latency)
     if options.gpu:
         return _gpu()
     if options.record is not None:
@@ -86,7 +86,8 @@ def _command(options: argparse.Namespace) -> str:
 
 def _link(options: argparse.Namespace) -> list[str]:
     """As it is passed on."""
-    return [] if options.slow_network is None else ["--slow-network", f"{options.slow_network:g}"]
+    latency = [] if options.slow_latency == LATENCY_US else ["--slow-latency", f"{options.slow_latency:g}"]
+    return [] if options.slow_network is None else ["--slow-network", f"{options.slow_network:g}", *latency]
 
 
 def _gpu() -> int:
@@ -147,6 +148,13 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         metavar="GB/S",
         help="over an emulated link, which no other process disturbs",
+    )
+    parser.add_argument(
+        "--slow-latency",
+        type=float,
+        default=LATENCY_US,
+        metavar="US",
+        help=f"its latency (default: {LATENCY_US:g}); more where ranks share cores: gloo must be faster than the link",
     )
     parser.add_argument("--record", type=Path, metavar="OUT.json", help="write the figures, when and on what")
     parser.add_argument("--limit", type=int, default=1800, metavar="S", help="seconds a case may take (default: 1800)")

@@ -51,7 +51,8 @@ def main() -> None:
     arguments = parse(["--device", "cpu", *given])
     warnings.simplefilter("ignore", OverlapSchedWarning)  # of sizes a little beyond the tables
     torch.set_num_threads(1)
-    bound, kernels = own_core(int(os.environ.get("LOCAL_RANK", "0"))), kernels_at(arguments.slow_network)
+    bound = own_core(int(os.environ.get("LOCAL_RANK", "0")))
+    kernels = kernels_at(arguments.slow_network, arguments.slow_latency)
     with bound, world_of("cpu") as world, clocked(kernels) as clock, inductor_config.patch(fx_graph_cache=False):
         found = compared(arguments, world, clock)
     if world.rank == 0:

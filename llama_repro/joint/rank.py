@@ -56,7 +56,7 @@ def rows(arguments: Arguments, world: World, limits: list[str], backend: str) ->
     """A row without a limit, then one for each; every rank calls it."""
     model = measured_model(world, DTYPES[arguments.dtype])
     if arguments.slow_network is not None:
-        model = with_slow_links(model, arguments.slow_network * 1e9)
+        model = with_slow_links(model, arguments.slow_network * 1e9, arguments.slow_latency)
     network = slow_network(NoLink() if arguments.slow_network is None else model)
     with inductor_config.patch(fx_graph_cache=False), network as traffic:
         runs = [_run(arguments, world, limit, backend, model, traffic) for limit in (None, *limits)]

@@ -39,7 +39,7 @@ def whole_rows(arguments: Arguments, world: World, limits: list[str], kinds: Col
     """
     model = measured_model(world, DTYPES[arguments.dtype])
     if arguments.slow_network is not None:
-        model = with_slow_links(model, arguments.slow_network * 1e9)
+        model = with_slow_links(model, arguments.slow_network * 1e9, arguments.slow_latency)
     with slow_network(NoLink() if arguments.slow_network is None else model) as traffic, torch.no_grad():
         with torch.enable_grad():
             step = whole_step(make_trainer(arguments, world))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
 
-from llama_repro.training.link import check_slow_network
+from llama_repro.training.link import LATENCY_US, check_slow_network
 from llama_repro.training.schedulers import SCHEDULERS, Scheduler
 from llama_repro.training.sharding import KINDS, Kind
 from llama_repro.training.sizes import SIZES
@@ -34,6 +34,7 @@ class Arguments:
     options: Options
     costs: str
     slow_network: float | None
+    slow_latency: float
     predict: bool
     measure: bool
     trace: Path | None
@@ -52,7 +53,7 @@ def parse(given: list[str] | None = None) -> Arguments:
     for name in ("batch", "sequence", "accumulate", "steps", "tp"):
         if values[name] is not None and values[name] < 1:
             raise OptionsError(f"--{name} is {values[name]}; it is 1 or more.")
-    check_slow_network(values["slow_network"])
+    check_slow_network(values["slow_network"], values["slow_latency"])
     if values["slow_network"] is not None and values["trace"] is not None:
         raise OptionsError("--trace records real collectives, --slow-network emulates them: leave one of the two out.")
     if values["checkpoint_every"] < 0:
@@ -131,6 +132,13 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
         type=float,
         metavar="GB/S",
         help="on the CPU: collectives take as long as over a link of this bandwidth, without processor time",
+    )
+    add(
+        "--slow-latency",
+        type=float,
+        default=LATENCY_US,
+        metavar="US",
+        help=f"latency of that link, in microseconds (default: {LATENCY_US:g})",
     )
     add("--predict", action="store_true", help="with --scheduler none: read the graphs, and predict their figures")
 

@@ -83,7 +83,7 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
     measured = arguments.costs == "measured"
     model: Roofline | TableModel | None = measured_model(world, DTYPES[arguments.dtype]) if measured else None
     if arguments.slow_network is not None:
-        model = with_slow_links(model or Roofline(), arguments.slow_network * 1e9)
+        model = with_slow_links(model or Roofline(), arguments.slow_network * 1e9, arguments.slow_latency)
     _quieten()
     overlap_sched.clear_reports()
     metrics.reset()

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from llama_repro.training.calibrate import with_link
+from llama_repro.training.link import LATENCY_US
 from overlap_sched.cost import Collective, Link, Roofline
 from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
@@ -38,9 +39,6 @@ _LAUNCHES = {
     "all_to_all_single": "all_to_all_single",
 }
 """The operators that are slowed down, and how the cost model names them."""
-
-_LATENCY_US = 300.0
-"""About what gloo takes for a small message where each rank has a core of its own: it cannot be faster than it is."""
 
 
 @dataclass
@@ -144,17 +142,14 @@ def kernels_over(
     return {**launches, "wait_tensor": wait}
 
 
-def kernels_at(gb_per_s: float | None) -> Mapping[str, Callable[..., Tensor]]:
-    """The same for a link of that bandwidth alone; none, so that torch's own run, where no link is emulated."""
-    return {} if gb_per_s is None else kernels_over(with_slow_links(Roofline(), gb_per_s * 1e9), Traffic())
+def kernels_at(gb_per_s: float | None, latency_us: float = LATENCY_US) -> Mapping[str, Callable[..., Tensor]]:
+    """The same for a link of that speed alone; none, so that torch's own run, where no link is emulated."""
+    return {} if gb_per_s is None else kernels_over(with_slow_links(Roofline(), gb_per_s * 1e9, latency_us), Traffic())
 
 
-def with_slow_links(model: Roofline | TableModel, bytes_per_s: float) -> TableModel:
-    """The same machine with links of this bandwidth, inside a node and across nodes.
-
-    Their latency is a round number, so that every run has the same link.
-    """
-    return with_link(model, Link(_LATENCY_US, bytes_per_s))
+def with_slow_links(model: Roofline | TableModel, bytes_per_s: float, latency_us: float = LATENCY_US) -> TableModel:
+    """The same machine with links of this bandwidth and latency, inside a node and across nodes."""
+    return with_link(model, Link(latency_us, bytes_per_s))
 
 
 class OverLink(TableModel):

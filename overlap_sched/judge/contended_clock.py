@@ -60,6 +60,9 @@ class ContendedClock:
     def compute(self, time_us: float) -> None:
         """The compute stream does what takes so long alone."""
         self._computing = True
+        if not self._left_us or not time_us:  # most steps: nothing that is in flight, or nothing that is computed
+            self.clock_us += time_us
+            return
         while True:
             factor = max((self._factor[v] for v in self._left_us), default=1.0)
             until_us = self._next_finish_us()

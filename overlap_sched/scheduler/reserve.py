@@ -13,10 +13,11 @@ reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of th
 (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step: runs within
 tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight leaves
 fewer holes; then orders nearer and nearer to the original one, which can be held itself
-(:func:`overlap_sched.scheduler.relink.between`); at last, random walks from what lacks little
-(:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked for
-(``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what breaks least
-of this within one percent of the step; at that price, where all of those run out of memory.
+(:func:`overlap_sched.scheduler.relink.between`). Where what can be held is not close to the best: orders in between
+those that can be held, or nearly, and those that are short (:mod:`overlap_sched.scheduler.combine`). At last, random
+walks from what lacks little (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked
+for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what breaks
+least of this within one percent of the step; at that price, where all of those run out of memory.
 """
 
 import math
@@ -25,6 +26,7 @@ from dataclasses import replace
 from itertools import islice, takewhile
 
 from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.combine import combined
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.repair import ROOMS
@@ -35,7 +37,7 @@ from overlap_sched.scheduler.wander import wandered
 
 EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
-more runs are tried. Within the third, one is taken that needs less, though too much. Where one can be held within the
+more runs are tried, and none in between. Within the third, one is taken that needs less, though too much. Where one can be held within the
 last, tighter budgets and all behind them are not tried."""
 MENDED = 1.03
 """Orders whose step is within this part of the best, or may be taken, are mended, those first that break least."""
@@ -50,6 +52,8 @@ NEARLY_HELD, WALKS = 0.05, 3
 for as many trials as they all had."""
 LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
 """Parts of the best step within which the walks keep, in turn, as far as they may: the shorter, the better they go."""
+COMBINED_NODES = 200_000
+"""Of orders in between, per unit of effort: so many nodes in all that are looked at."""
 WALK_NODES, MOST_TRIALS = 130_000, 100
 """Of a walk, per unit of effort: so many nodes in all trials, and so many trials at most."""
 SHIFTS = (400, 100, 25, 6)
@@ -107,9 +111,13 @@ class _Held:
             self._mend(MENDED_THERE)
         if self.held_us > enough_us:
             self._try_nearer()
+        if self.held_us > self._best.step_us * CLOSE:
+            self._combine()
         for most_us in sorted({min(self._best.step_us * part, self._most_us) for part in LONGER}):
             if walks and self.held_us > most_us:
                 self._wander(walks, most_us)
+                if self._best.step_us * NEARLY < self.held_us < math.inf:
+                    self._combine()
         broken, found = chosen(self.tried, self._best.step_us, self._most_us)
         return broken, replace(found, work=self.work)
 
@@ -180,6 +188,12 @@ class _Held:
             yield broken, mended
             if broken != NOTHING or mended.step_us <= self._best.step_us * EQUAL:
                 break
+
+    def _combine(self) -> None:
+        """Look between what can be held, or nearly, and what is short."""
+        task, best_us = self._reserve.task, self._best.step_us
+        trials = task.options.effort * (COMBINED_NODES // max(len(self._best.order), 1))
+        self.tried += combined(self._reserve, self.tried, best_us, best_us * CLOSE, self._most_us, trials)
 
     def _wander(self, walks: int, most_us: float) -> None:
         """Move on what breaks least at random; then, for longer, what is nearest to being held after that."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from llama_repro.capture.configs import CONFIGS
 from llama_repro.fidelity.clock import GraphClock, Taken, clocked, quietest, step_figures, typical_stretches
-from llama_repro.fidelity.compare import main, reason
+from llama_repro.fidelity.compare import _command, _parser, main, reason
 from llama_repro.fidelity.gpu import layer_lines, layer_rows, misses
 from llama_repro.fidelity.prediction import Predicted, predicted, repriced, stretched, total
 from llama_repro.fidelity.shapes import Shapes, wishes_for
@@ -226,6 +226,18 @@ def test_a_case_that_is_none(capsys):
 def test_a_link_that_is_none(capsys):
     assert main(["fsdp", "--slow-network", "0"]) == 2
     assert capsys.readouterr().err == "fidelity: --slow-network is 0; it is a bandwidth in GB/s, above 0.\n"
+    assert main(["fsdp", "--slow-latency", "20000"]) == 2
+    assert capsys.readouterr().err == (
+        "fidelity: --slow-latency is that of the link that --slow-network emulates: give its bandwidth, too.\n"
+    )
+
+
+def test_ranks_are_told_of_the_link():
+    told = _parser().parse_args(["2d", "--slow-network", "0.1", "--slow-latency", "20000", "--alone"])
+    assert _command(told) == "scripts/fidelity.py 2d --alone --slow-network 0.1 --slow-latency 20000"
+    assert (
+        _command(_parser().parse_args(["2d", "--slow-network", "0.1"])) == "scripts/fidelity.py 2d --slow-network 0.1"
+    )
 
 
 @pytest.mark.slow

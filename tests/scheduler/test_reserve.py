@@ -254,7 +254,9 @@ def test_a_second_training_step_needs_no_retry(name: str) -> None:
     live_ranges = LiveRanges(problem)
     capacity = requests_of(live_ranges, problem.original_order).replayed(PLAIN).peak_reserved_bytes
     order = schedule(problem, Options(allocator="plain")).order
-    assert retries_by_step(live_ranges, order, capacity, 3) == [1, 0, 0]
+    first, *later = retries_by_step(live_ranges, order, capacity, 3)
+    assert first <= 1
+    assert later == [0, 0]
     assert retries_by_step(live_ranges, problem.original_order, capacity, 3) == [0, 0, 0]
 
 

@@ -25,6 +25,7 @@ def test_the_slow_network_is_one_for_all_operators():
     assert slow.compute_us(Compute("slow", 10**9, 0)) == 1000.0
     across = Collective("all_gather_into_tensor", 2 * 10**6, Group(2, False))
     assert with_slow_links(Roofline(), 1e9).collective_us(across) == pytest.approx(1300.0)
+    assert with_slow_links(Roofline(), 1e9, 20_000.0).collective_us(across) == pytest.approx(21_000.0)
 
 
 def test_the_rates_of_a_model():

@@ -96,5 +96,13 @@ def test_wrong_bandwidths_are_told(monkeypatch, capsys):
     for wrong in ("0", "-1", "nan", "inf"):
         with pytest.raises(OptionsError, match=r"--slow-network is .*; it is a bandwidth in GB/s, above 0\."):
             parse(["--slow-network", wrong])
+    for wrong in ("-1", "nan", "inf"):
+        with pytest.raises(OptionsError, match=r"--slow-latency is .*; it is a latency in microseconds, 0 or more\."):
+            parse(["--slow-network", "1", "--slow-latency", wrong])
+    with pytest.raises(OptionsError) as alone:
+        parse(["--slow-latency", "5"])
+    assert str(alone.value) == (
+        "--slow-latency is that of the link that --slow-network emulates: give its bandwidth, too."
+    )
     assert main(["--slow-network", "0"]) == 2
     assert capsys.readouterr().err == "train: --slow-network is 0; it is a bandwidth in GB/s, above 0.\n"

@@ -36,6 +36,7 @@ from llama_repro.fidelity.cores import own_core
 from llama_repro.fidelity.prediction import predicted, repriced, stretched
 from llama_repro.fidelity.shapes import wishes_for
 from llama_repro.training.calibrate import model_of
+from llama_repro.training.link import LATENCY_US
 from llama_repro.training.slow_network import kernels_at
 from llama_repro.training.world import World
 from overlap_sched.cost.measured.table import Tables
@@ -64,7 +65,7 @@ def main() -> None:
     calls: dict[tuple[str, str], KernelCall] = {}
     orders: dict[str, tuple[Problem, Order]] = {}
     rounds, known = [], Tables()
-    with own_core(rank), clocked(kernels_at(own.slow_network)) as clock:
+    with own_core(rank), clocked(kernels_at(own.slow_network, own.slow_latency)) as clock:
         for number in range(ROUNDS):
             trained: dict[str, Trained] = {}
             for name, options in jobs.items():
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     """Our own arguments; all others are torchtitan's."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--slow-network", type=float)
+    parser.add_argument("--slow-latency", type=float, default=LATENCY_US)
     return parser
 
 

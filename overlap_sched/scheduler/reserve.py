@@ -37,8 +37,8 @@ from overlap_sched.scheduler.wander import wandered
 
 EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
-more runs are tried, and none in between. Within the third, one is taken that needs less, though too much. Where one can be held within the
-last, tighter budgets and all behind them are not tried."""
+more runs are tried, and nothing in between. Within the third, one is taken that needs less, though too much. Where one
+can be held within the last, tighter budgets, nearer orders and walks are not tried."""
 MENDED = 1.03
 """Orders whose step is within this part of the best, or may be taken, are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5

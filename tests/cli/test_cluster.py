@@ -39,6 +39,7 @@ def test_a_cluster_prices_and_places(dump: str, capsys: pytest.CaptureFixture[st
     assert all(a < b for a, b in zip(times, slower, strict=True))
 
 
+@pytest.mark.slow
 def test_what_is_assumed_is_said_with_the_flag_that_changes_it(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
     def noted(*options: str) -> str:
         capsys.readouterr()

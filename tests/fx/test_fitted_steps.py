@@ -91,6 +91,7 @@ def check_merged(seed: int) -> set[str]:
     return {one.form}
 
 
+@pytest.mark.slow
 def test_merged_steps_do_what_they_did() -> None:
     assert set().union(*map(check_merged, range(6))) == {"rows", "batched"}
 

@@ -85,6 +85,7 @@ def test_a_kind_that_is_not_known() -> None:
         fit_graph(training_step(), memory_limit=1, kinds=("shrink",))
 
 
+@pytest.mark.slow
 def test_the_step_in_parts_along_its_batch() -> None:
     gm = with_updates(joint_graph(TINY))
     limit = int(0.8 * peak_of(gm))

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_front_end_loads_no_dumps() -> None:
     """Reading dumps is asked for by itself."""
     script = (

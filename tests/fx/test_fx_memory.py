@@ -83,6 +83,7 @@ def test_the_tracker_model_on_random_programs(seed: int) -> None:
     check_against_torch(gm, lifted, lifted.problem.original_order)
 
 
+@pytest.mark.slow
 def test_the_tracker_model_on_a_real_model() -> None:
     """Forward and backward of a small Llama, on fake CUDA tensors: torch's own default filter."""
     with captured(find_config("tiny")) as graphs:

@@ -23,6 +23,7 @@ def none_kept() -> Any:
     overlap_sched.clear_reports()
 
 
+@pytest.mark.slow
 def test_a_page_of_each_graph_that_was_scheduled(tmp_path: Path) -> None:
     problem = sharded([[2, 2, 2]] * 4, compute_us=4.0)
     made = plan(problem, PRICES, Options(rewrites=("bucket",), headroom="100%"))

@@ -75,6 +75,7 @@ def _storage(node):
     return node.meta["val"].untyped_storage()._cdata
 
 
+@pytest.mark.slow
 def test_tensor_parallel_capture_uses_both_groups():
     with captured(find_config("tiny-2d")) as graphs:
         groups = collections.defaultdict(set)

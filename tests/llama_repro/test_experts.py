@@ -19,6 +19,7 @@ from tests.support.routed_graphs import traced
 MODEL = MODELS["titan-deepseek3-16b-fsdp64-ep8"]
 
 
+@pytest.mark.slow
 def test_rows_are_the_step_whole_and_in_parts() -> None:
     lifted = lift(traced())
     fissions = expert_fissions(lifted, (2,))

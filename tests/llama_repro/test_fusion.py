@@ -30,6 +30,7 @@ def check(found: list[Comparison], near_percent: float = NEAR_PERCENT) -> None:
         assert comparison.near_percent >= near_percent, comparison
 
 
+@pytest.mark.slow
 def test_a_block_with_layer_norms_and_softmax() -> None:
     x = torch.randn(2, 256, 128, requires_grad=True)
     found = [compared(name, graph) for name, graph in compiled_graphs("gpt", Gpt(128, 2), x)]

@@ -117,6 +117,7 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(command, "draw", lambda measured, folder: [])
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json_and_pictures(run, capsys, tmp_path):
     out, plots = tmp_path / "out.json", tmp_path / "plots"
     assert run("--json", str(out), "--plots", str(plots)) == 0

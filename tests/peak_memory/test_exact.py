@@ -30,6 +30,7 @@ def small_sizes(problem: Problem) -> Problem:
     return replace(problem, storages=tuple(Storage(min(s.bytes, 16), s.pinned) for s in problem.storages))
 
 
+@pytest.mark.slow
 @ortools
 @settings(SMALL, max_examples=40)
 @given(problems(max_steps=5).map(small_sizes), SOLVERS)

@@ -10,6 +10,7 @@ from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with
 from tests.support.steps import TINY, run_step, tiny_inputs  # noqa: E402
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [0.0, 0.5, 1.0])
 def test_the_step_is_the_same(budget: float) -> None:
     joint = joint_graph(TINY)

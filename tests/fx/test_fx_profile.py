@@ -28,6 +28,7 @@ from tests.support.profile_traces import GRAPHS, TRACES
 from tests.support.traces import event, write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fusion", ["none", "inductor"])
 @pytest.mark.parametrize(("graph", "collectives", "products"), [(GRAPHS[0], 21, 15), (GRAPHS[1], 41, 30)])
 def test_all_of_a_real_graph_is_found(graph: Path, collectives: int, products: int, fusion: Any) -> None:

@@ -41,6 +41,7 @@ def same(got: list[Tensor], want: list[Tensor]) -> bool:
     return len(got) == len(want) and all(map(torch.equal, got, want))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_bits_in_less_memory(name: str) -> None:
     torch.manual_seed(0)

@@ -42,6 +42,7 @@ def test_a_weight_saved_as_a_view_stays_and_what_forward_computed_goes(stage: st
     assert not weight.startswith("primals")  # torch's own names would not tell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["inductor", "post_grad"])
 def test_what_is_retained_stays(stage: str) -> None:
     inputs = saved(backward_problem(stage, retain=True))

@@ -202,6 +202,7 @@ def test_hard_problems_fit_into_their_capacity(letter: str) -> None:
     assert plan.arena_bytes <= CAPACITY
 
 
+@pytest.mark.slow
 def test_a_row_of_the_table() -> None:
     row = hard_row(hard_problem(HARD, "G"))
     assert (row.problem, row.buffers, row.peak_bytes, row.arena_bytes) == ("G", 308, CAPACITY, CAPACITY)

@@ -86,6 +86,7 @@ def test_profile_budget_and_odd_names_and_no_time(by_hand: ByHand, odd: Problem,
     assert (tmp_path / "profile.png").exists()
 
 
+@pytest.mark.slow
 def test_many_groups_and_nodes_stay_few_rows(by_hand: ByHand, tmp_path: Path, texts: list[str]) -> None:
     nodes = [Node(f"c{v}", Kind.COLLECTIVE, (), (), (), 1.0 + v, "", f"g{v % 10}") for v in range(1000)]
     many = Problem("many", tuple(nodes), (), {f"g{i}": Group(2, True) for i in range(10)})

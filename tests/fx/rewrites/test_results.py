@@ -29,6 +29,7 @@ def check_results(before: fx.GraphModule, after: fx.GraphModule, seed: int, orde
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in ("twice", "recomputed") else ()) for name in GRAPHS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rewrite_alone(name: str) -> None:
     original = GRAPHS[name]()
@@ -39,6 +40,7 @@ def test_every_rewrite_alone(name: str) -> None:
         check_results(original, gm, seed, orders=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_new_nodes_have_the_values_that_running_them_gives(name: str) -> None:
     for one in legal(GRAPHS[name]()):

@@ -39,6 +39,8 @@ FAR = 1.1
 """What takes longer than this part of the best step is no use, neither as a result nor to start from."""
 ALIKE = 0.002
 """Steps that differ by less than this part count as equally short."""
+ROUNDS = 8
+"""More have not been seen to gain anything."""
 LOOK = 8
 """Nodes that are asked for, first to last, before the next one of the order that can be held runs."""
 
@@ -63,8 +65,12 @@ def combined(
         What is new.
     """
     rules, pool, new = neighbours(reserve.task.problem, reserve.task.pairs), list(tried), list[Tried]()
-    done, seen, before = set[tuple[Order, Order]](), {found.order for _, found in pool}, None
-    while (now := (_held_us(pool), _least(pool, most_us))) != before:
+    done, seen = set[tuple[Order, Order]](), {found.order for _, found in pool}
+    before = None
+    for _ in range(ROUNDS):
+        now = _held_us(pool), _least(pool, most_us)
+        if now == before:
+            break
         before = now
         for first, second in _couples(pool, best_us):
             if (first.order, second.order) in done:
@@ -73,7 +79,7 @@ def combined(
             for order in _in_between(reserve.task, first, second, rules):
                 if len(new) == trials or _held_us(pool) <= enough_us:
                     return new
-                if order in seen or not reserve.task.within_budget(order):
+                if order in seen:
                     continue
                 seen.add(order)
                 found = replace(reserve.task.remeasured(second, order), unshifted=None)
@@ -96,13 +102,13 @@ def _couples(pool: Iterable[Tried], best_us: float) -> list[tuple[Candidate, Can
 
 def _in_between(task: Task, first: Candidate, second: Candidate, rules: Neighbours) -> Iterator[Order]:
     """Orders within the budget; each also with its launches and waits shifted."""
-    reference, limit = Reference(task.problem, first.order, task.live_ranges), task.limit_after(second)
+    reference = Reference(task.problem, first.order, task.live_ranges)
     for percent in PARTS:
         order = between(first.order, second.order, percent)
         if not task.within_budget(order):
             order = followed(task, reference, order, rules)
         yield order
-        yield shifted(task.live_ranges, order, limit, task.pairs, FARTHEST)
+        yield shifted(task.live_ranges, order, task.limit, task.pairs, FARTHEST)
 
 
 def followed(task: Task, reference: Reference, order: Order, rules: Neighbours) -> Order:

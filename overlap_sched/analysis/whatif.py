@@ -5,11 +5,13 @@ What is varied, and what is scaled for it; all else stays as it is:
 ``network``: bandwidth of the links across nodes, times a factor (on a single node: of those inside). Latencies stay.
 ``inside``: bandwidth of the links inside nodes, times a factor.
 ``compute``: rates of the device; every compute node's time is divided by the factor.
-``ranks``: ranks of the process group that shards parameters. What is gathered and what is reduced keep their bytes, the
-shards in front of and behind them get old / new of theirs, and latencies follow the ranks and nodes. Times of compute
-stay, also of compute on shards (casts); so do all activations: each rank keeps its batch.
+``ranks``: ranks of the largest process group that shards parameters; others that shard some (those of experts) grow
+with it. What is gathered and what is reduced keep their bytes, the shards in front of and behind them get old / new of
+theirs, and latencies follow the ranks and nodes. Times of compute stay, also of compute on shards (casts); so do all
+activations: each rank keeps its batch.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -82,27 +84,43 @@ def priced_on(problem: Problem, cluster: Cluster, compute: float, contention: bo
 
 
 def with_ranks(problem: Problem, cluster: Cluster, ranks: int) -> Problem:
-    """The problem with another number of ranks in the group that shards parameters.
+    """The problem with another number of ranks in the largest group that shards parameters.
+
+    Other groups that shard parameters (those of experts) grow with it: all of them divide the same ranks. Groups that
+    share the work on a batch (tensor and expert parallelism) and replicas stay as they are.
 
     Raises:
-        OptionsError: There is no such group, or several, or its ranks do not divide into nodes as they do now.
+        OptionsError: There is no such group, or the ranks of one do not divide into nodes as they do now.
     """
-    shards = sorted(sharding_groups(_steps(problem)))
-    if len(shards) != 1:
-        found = ", ".join(map(repr, shards)) or "none"
+    shards = _that_shard(problem)
+    if not shards:
         raise OptionsError(
-            f"--vary ranks: it changes the process group that shards parameters, and there must be one; here: {found}. "
-            "Leave it out."
+            "--vary ranks: it changes the process groups that shard parameters, and there is none here. Leave it out."
         )
-    (name,) = shards
-    old = problem.groups[name]
-    group = _resized(name, old, cluster, ranks)
-    scaled = _shards(problem, name, old.size)
+    most, groups, scaled = max(problem.groups[name].size for name in shards), dict(problem.groups), set[int]()
+    for name in shards:
+        old = problem.groups[name]
+        if old.size * ranks % most:
+            step = most // math.gcd(most, old.size)
+            raise OptionsError(
+                f"--vary ranks={ranks}: process group {name!r} has {old.size} ranks for {most} of the largest one that "
+                f"shards parameters, so it would have {old.size * ranks / most:g}; give a multiple of {step}."
+            )
+        groups[name] = _resized(name, old, cluster, old.size * ranks // most)
+        scaled |= _shards(problem, name, old.size)
     storages = tuple(
-        storage._replace(bytes=-(-storage.bytes * old.size // ranks)) if s in scaled else storage
+        storage._replace(bytes=-(-storage.bytes * most // ranks)) if s in scaled else storage
         for s, storage in enumerate(problem.storages)
     )
-    return replace(problem, storages=storages, groups={**problem.groups, name: group})
+    return replace(problem, storages=storages, groups=groups)
+
+
+def _that_shard(problem: Problem) -> list[str]:
+    """Groups that gather or scatter what is sharded; where none does, those that only reduce: replicas."""
+    found = sorted(sharding_groups(_steps(problem)))
+    nodes = (problem.nodes[v] for v in problem.collectives)
+    part = {node.group for node in nodes if node.op.startswith(("all_gather", "reduce_scatter"))}
+    return [name for name in found if name in part] or found
 
 
 def _resized(name: str, old: Group, cluster: Cluster, ranks: int) -> Group:

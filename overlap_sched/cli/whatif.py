@@ -43,8 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="WHAT=VALUES",
         help="network, inside or compute: factors on a speed (0.25..4: in powers of two; or 1,2,10); ranks: of the "
-        "process group that shards parameters (64,256,1024); can be repeated, all combinations are tried (default: "
-        "network=0.25..4)",
+        "largest process group that shards parameters (64,256,1024); can be repeated, all combinations are tried "
+        "(default: network=0.25..4)",
     )
     parser.add_argument("--plot", metavar="OUT.png", help="draw the step over what is varied first (.png, .svg, .pdf)")
     parser.add_argument(

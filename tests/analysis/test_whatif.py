@@ -47,8 +47,39 @@ def test_what_cannot_be_known_is_refused() -> None:
     with pytest.raises(OptionsError) as error:
         with_ranks(Problem("alone", (Node("mm", Kind.COMPUTE),), ()), H100, 16)
     assert str(error.value) == (
-        "--vary ranks: it changes the process group that shards parameters, and there must be one; here: none. "
-        "Leave it out."
+        "--vary ranks: it changes the process groups that shard parameters, and there is none here. Leave it out."
+    )
+
+
+def with_experts(size: int, kind: str = "all_gather_into_tensor") -> Problem:
+    """The same, and an expert's parameter, whose collective is over so many ranks, one on each node."""
+    nodes = (
+        *gather().nodes[:5],
+        Node("expert", Kind.INPUT, alloc=(4,), use=(4,)),
+        Node("experts", Kind.COLLECTIVE, (5,), (5,), (4, 5), 50.0, kind, "experts", bytes=80 * size),
+        Node("wait_experts", Kind.WAIT, (6,), (), (4, 5), collective=6),
+        Node("mm_experts", Kind.COMPUTE, (4, 7), (6,), (3, 5, 6), 100.0),
+        Node("output", Kind.OUTPUT, (8,), (), (6,)),
+    )
+    storages = (*gather().storages, Storage(80, True), Storage(80 * size), Storage(7))
+    groups = {"fsdp": Group(16, False, 2), "experts": Group(size, False, size)}
+    return Problem("experts", nodes, storages, groups)
+
+
+def test_what_else_is_sharded_grows_with_the_largest_group() -> None:
+    more = with_ranks(with_experts(2), H100, 64)
+    assert more.groups == {"fsdp": Group(64, False, 8), "experts": Group(8, False, 8)}
+    assert [storage.bytes for storage in more.storages] == [50, 25, 1600, 77, 20, 160, 7]
+    replicas = with_ranks(with_experts(2, "all_reduce"), H100, 64)
+    assert replicas.groups == {"fsdp": Group(64, False, 8), "experts": Group(2, False, 2)}
+
+
+def test_a_group_that_cannot_grow_with_it_is_told() -> None:
+    with pytest.raises(OptionsError) as error:
+        with_ranks(with_experts(2), H100, 12)
+    assert str(error.value) == (
+        "--vary ranks=12: process group 'experts' has 2 ranks for 16 of the largest one that shards parameters, so it "
+        "would have 1.5; give a multiple of 8."
     )
 
 

@@ -59,7 +59,7 @@ def combined(
         best_us: The shortest step, in microseconds.
         enough_us: A step that is short enough for an order that breaks nothing: nothing more is looked at.
         most_us: What takes longer is no result, but orders in between may start from it.
-        trials: Orders that are looked at, at most.
+        trials: Orders that the allocator is replayed for, at most; of each couple others take too long.
 
     Returns:
         What is new.

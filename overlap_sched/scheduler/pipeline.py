@@ -82,7 +82,7 @@ class Unfitted:
 
     @cached_property
     def without_walks(self) -> Schedule:
-        """The same without random walks (:mod:`overlap_sched.scheduler.wander`): faster, where orders are compared."""
+        """The same without orders in between and random walks: faster, where orders are compared."""
         return self._fitted(0)
 
     @cached_property

@@ -266,7 +266,7 @@ class _Finished(NamedTuple):
         return NOTHING if self.reserve is None else self.reserve.overdraft(self.found.order)
 
     def fitted(self) -> tuple[Candidate, Overdraft]:
-        """It, or an order near it that can be held, found without random walks, and what is lacking even so."""
+        """It, or an order near it that can be held, found without what takes longest, and what is lacking even so."""
         if self.reserve is None:
             return self.found, NOTHING
         task = self.task

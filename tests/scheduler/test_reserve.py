@@ -182,7 +182,7 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cost", "step_us"), [(0, 760.0), (2, 760.0), (11.8, 760.0), (11.9, 820.0), (1000, 820.0)])
+@pytest.mark.parametrize(("cost", "step_us"), [(0, 760.0), (2, 760.0), (7.8, 760.0), (7.9, 820.0), (1000, 820.0)])
 def test_what_keeping_to_the_allocator_may_cost(cost: float, step_us: float) -> None:
     unfitted = Unfitted(large_layers(8, 20), Options(allocator="expandable", allocator_cost=cost))
     assert unfitted.reserve is not None

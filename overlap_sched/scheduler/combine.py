@@ -68,7 +68,7 @@ def combined(
     done, seen = set[tuple[Order, Order]](), {found.order for _, found in pool}
     before = None
     for _ in range(ROUNDS):
-        now = _held_us(pool), _least(pool, most_us)
+        now = held_us(pool), _least(pool, most_us)
         if now == before:
             break
         before = now
@@ -77,13 +77,13 @@ def combined(
                 continue
             done.add((first.order, second.order))
             for order in _in_between(reserve.task, first, second, rules):
-                if len(new) == trials or _held_us(pool) <= enough_us:
+                if len(new) == trials or held_us(pool) <= enough_us:
                     return new
                 if order in seen:
                     continue
                 seen.add(order)
                 found = replace(reserve.task.remeasured(second, order), unshifted=None)
-                if found.step_us < min(_held_us(pool), best_us * FAR):
+                if found.step_us < min(held_us(pool), best_us * FAR):
                     new.append((reserve.overdraft(order), found))
                     pool.append(new[-1])
     return new
@@ -91,13 +91,11 @@ def combined(
 
 def _couples(pool: Iterable[Tried], best_us: float) -> list[tuple[Candidate, Candidate]]:
     """Of what is not too long: each of those that break least with each of those that are short."""
-    near = sorted((pair for pair in pool if pair[1].step_us <= best_us * FAR), key=_breaks_then_step, reverse=True)
-    least = dict(near)  # of those alike the first counts: it comes last
+    near = [pair for pair in pool if pair[1].step_us <= best_us * FAR]
     alike_us = best_us * ALIKE or 1.0  # a graph may take no time at all
-    short = {found.step_us // alike_us: found for _, found in near}
-    firsts = [least[broken] for broken in sorted(least)[:WIDTH]]
+    short = {found.step_us // alike_us: found for _, found in sorted(near, key=_breaks_then_step, reverse=True)}
     seconds = [short[step] for step in sorted(short)[:WIDTH]]
-    return [(first, second) for first in firsts for second in seconds if first.order != second.order]
+    return [(first, second) for first in distinct(near)[:WIDTH] for second in seconds if first.order != second.order]
 
 
 def _in_between(task: Task, first: Candidate, second: Candidate, rules: Neighbours) -> Iterator[Order]:
@@ -142,9 +140,15 @@ def _least(pool: Iterable[Tried], most_us: float) -> Overdraft | None:
     return min((broken for broken, found in pool if found.step_us <= most_us), default=None)
 
 
-def _held_us(pool: Iterable[Tried]) -> float:
+def held_us(pool: Iterable[Tried]) -> float:
     """The shortest step in microseconds of what breaks nothing; infinite where all do."""
     return min((found.step_us for broken, found in pool if broken == NOTHING), default=math.inf)
+
+
+def distinct(pairs: Iterable[Tried]) -> list[Candidate]:
+    """Those that break least first; of all that break as much, the shortest: most of them fail for the same reason."""
+    ordered = sorted(pairs, key=_breaks_then_step, reverse=True)
+    return list(dict(ordered).values())[::-1]
 
 
 def _breaks_then_step(pair: Tried) -> tuple[Overdraft, float]:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from itertools import islice, takewhile
 
 from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.combine import combined
+from overlap_sched.scheduler.combine import combined, distinct, held_us
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.repair import ROOMS
@@ -124,7 +124,7 @@ class _Held:
     @property
     def held_us(self) -> float:
         """The shortest step in microseconds of what breaks nothing; infinite where all do."""
-        return min((found.step_us for broken, found in self.tried if broken == NOTHING), default=math.inf)
+        return held_us(self.tried)
 
     @property
     def _limit_us(self) -> float:
@@ -200,12 +200,12 @@ class _Held:
         task, most_bytes = self._reserve.task, NEARLY_HELD * self._reserve.reserved_bytes
         near = [pair for pair in self.tried if pair[1].step_us <= most_us and pair[0].over_bytes <= most_bytes]
         trials = task.options.effort * min(WALK_NODES // max(len(self._best.order), 1), MOST_TRIALS)
-        for start in _distinct(near)[:walks]:
+        for start in distinct(near)[:walks]:
             near.append(self._walked(start, most_us, trials))
             if near[-1][0] == NOTHING:
                 return
         if near:
-            self._walked(_distinct(near)[0], most_us, walks * trials)
+            self._walked(distinct(near)[0], most_us, walks * trials)
 
     def _walked(self, start: Candidate, most_us: float, trials: int) -> tuple[Overdraft, Candidate]:
         found = wandered(self._reserve, start, most_us, trials)
@@ -223,12 +223,6 @@ class _Held:
             self.tried += judged
             if not judged or any(broken == NOTHING for broken, _ in judged):
                 break  # those that come nearer take longer still
-
-
-def _distinct(pairs: Sequence[tuple[Overdraft, Candidate]]) -> list[Candidate]:
-    """Those that break least first; of all that break as much, the shortest: most of them fail for the same reason."""
-    ordered = sorted(pairs, key=lambda pair: (pair[0], pair[1].step_us), reverse=True)
-    return list(dict(ordered).values())[::-1]
 
 
 def chosen(tried: Sequence[tuple[Overdraft, Candidate]], best_us: float, most_us: float) -> tuple[Overdraft, Candidate]:

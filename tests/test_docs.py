@@ -187,6 +187,7 @@ def run(name: str, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
 def test_blocks_without_torch_run(name: str, tmp_path: Path) -> None:
     assert any(marked for _, marked, _ in blocks(name))

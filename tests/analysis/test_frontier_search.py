@@ -119,26 +119,22 @@ def test_a_lower_peak_found_on_the_way_is_a_budget_too(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scale", "most_points"), [(1.0, 1.0), (4.0, 4.0)])
-def test_no_cliff_on_a_real_graph(scale: float, most_points: float) -> None:
+def test_no_cliff_on_a_real_graph() -> None:
     """From the original peak down: no budget is given up at once that moving a few nodes could meet."""
-    found = frontier(read_problem(INSTANCES / "dsv3_bw_64.json.gz", scale), Options(allocator="none"), budgets=6)
+    found = frontier(read_problem(INSTANCES / "dsv3_bw_64.json.gz", 4.0), Options(allocator="none"), budgets=6)
     original, lowest = found.original.peak_bytes, found.points[0].peak_bytes
     budgets = [original, original - 220, *(int(original * (1 - part)) for part in (0.001, 0.005, 0.01, 0.02)), lowest]
     gaps = [100 * (found.within(budget).step_us / found.bound_us - 1) for budget in budgets]
     assert gaps == sorted(gaps)
-    assert max(after - before for before, after in pairwise(gaps)) <= most_points
+    assert max(after - before for before, after in pairwise(gaps)) <= 4.0
     assert gaps[0] <= 0.2
     assert gaps[1] - gaps[0] <= 0.1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scale", "most_points"), [(1.0, 0.5), (4.0, 2.0)])
-def test_no_cliff_where_the_lowest_peak_found_is_unlike_the_original(
-    scale: float, most_points: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_cliff_where_the_lowest_peak_found_is_unlike_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth first, as in DeepSeek-V3 on 128 ranks: orders scheduled from that one alone are far from the best."""
-    problem = read_problem(INSTANCES / "dsv3_bw_64.json.gz", scale)
+    problem = read_problem(INSTANCES / "dsv3_bw_64.json.gz")
     graph = memory_graph_of(problem, "none")
     order = lead_with_inputs(graph, dfs(graph))
     plan = replace(best_order(problem, "none", effort=0), order=order, peak_bytes=peak_memory(problem, order)[0])
@@ -147,4 +143,4 @@ def test_no_cliff_where_the_lowest_peak_found_is_unlike_the_original(
     assert plan.peak_bytes <= limit
     found = frontier(problem, Options(allocator="none"), budgets=4, limit_bytes=limit)
     gaps = [100 * (found.within(budget).step_us / found.bound_us - 1) for budget in (plan.original_bytes, limit)]
-    assert gaps[1] - gaps[0] <= most_points
+    assert gaps[1] - gaps[0] <= 0.5

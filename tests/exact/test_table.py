@@ -12,6 +12,7 @@ from tests.support.exact.search import shortest_step
 from tests.support.exact.table import DATA, Row, measure, read_golden, summary
 from tests.support.oracle import peak_by_definition, step_by_definition
 
+pytestmark = pytest.mark.slow  # one measurement of all graphs, three seconds
 HARD = json.loads((DATA / "hard" / "optimal.json").read_text())
 
 

@@ -91,6 +91,7 @@ def test_a_scheduled_step_gives_the_same_results(make: Callable[[], fx.GraphModu
     assert same(outcome(gm, timing), outcome(make(), "eager"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timing", TIMINGS)
 @pytest.mark.parametrize("make", STEPS)
 def test_any_valid_order_of_a_step_gives_the_same_results(make: Callable[[], fx.GraphModule], timing: Timing) -> None:

@@ -102,6 +102,7 @@ def test_every_listing_is_the_same_graph(listing: Callable[[Chains], Problem]) -
     assert listing(beside(forward(4), layers(4))) == listed
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_per_listing_and_network() -> None:
     lines = list(bench.rows({"two": lambda: halves(forward(30), gathers_shared=False)}, [1.0, 4.0]))
     assert len(lines) == 2 + 2 * len(bench.LISTINGS)

@@ -25,6 +25,7 @@ needs_titan = pytest.mark.skipif(
 GIB = 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
 def test_kept_files_are_whole_steps(model: TitanModel) -> None:
     problem = read_problem(model.problem_file)

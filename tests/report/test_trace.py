@@ -256,7 +256,8 @@ def test_any_order_of_any_graph(problem: Problem, seed: int) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["llama3_8b_bw_64_2d", pytest.param("dsv3_bw_64", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama3_8b_bw_64_2d", "dsv3_bw_64"])
 def test_real_graphs(by_hand: ByHand, name: str, tmp_path: Path) -> None:
     problem = read_problem(INSTANCES / f"{name}.json.gz")
     schedule = by_hand(problem, problem.original_order)

@@ -298,6 +298,7 @@ def test_what_fails_while_it_is_fitted_costs_nothing(monkeypatch: pytest.MonkeyP
         assert afterwards.fitted.order == EXAMPLE.original_order
 
 
+@pytest.mark.slow
 def test_same_order_under_another_hash_seed() -> None:
     script = (
         "from hypothesis import find\n"
@@ -362,7 +363,7 @@ def test_real_graphs_reach_their_figures(name: str, scale: int) -> None:
 @pytest.mark.parametrize("preserve", ["none", "group", "all"])
 def test_real_graphs_under_every_option(budget: str, headroom: int | str, preserve: str) -> None:
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz")
-    options = Options(headroom, budget, "runtime", preserve, strict=True)  # type: ignore[arg-type]
+    options = Options(headroom, budget, "runtime", preserve, strict=True, allocator="none")  # type: ignore[arg-type]
     result = schedule(problem, options)
     assert result.scheduled.step_us < result.original.step_us
     launches = [v for v in result.order if problem.nodes[v].kind is Kind.COLLECTIVE]

@@ -254,7 +254,7 @@ def test_a_second_training_step_needs_no_retry(name: str) -> None:
     problem = read_problem(WHOLE_STEPS / f"{name}.json.gz")
     live_ranges = LiveRanges(problem)
     capacity = requests_of(live_ranges, problem.original_order).replayed(PLAIN).peak_reserved_bytes
-    order = schedule(problem, Options(allocator="plain")).order
+    order = schedule(problem, Options(allocator="plain", effort=1)).order
     first, *later = retries_by_step(live_ranges, order, capacity, 3)
     assert first <= 1
     assert later == [0, 0]

@@ -16,7 +16,7 @@ DIGESTS = _ROOT / "tests" / "data" / "order_digests.json"
 INSTANCES = sorted((_ROOT / "scripts" / "instances").glob("*.json.gz"))
 COMM_SCALES = (1.0, 4.0)
 MODELS = ("runtime", "tracker", "allocator")
-"""Memory models; the last is ``"runtime"`` beside an allocator with plain segments, on the plain network only."""
+"""Memory models; the last: ``"runtime"`` beside an allocator with plain segments, at effort 1, on the plain network."""
 
 
 def cases() -> Iterator[tuple[str, Path, float, str]]:
@@ -32,8 +32,10 @@ def digests_of(path: Path, comm_scale: float, model: str) -> dict[str, str]:
     problem = read_problem(path, comm_scale)
     if model == "tracker":
         problem = as_tracker(problem)
-    allocator = "plain" if model == "allocator" else "none"
-    result = schedule(problem, Options(memory_model=problem.memory_model, allocator=allocator))
+    options = Options(memory_model=problem.memory_model, allocator="none")
+    if model == "allocator":
+        options = replace(options, allocator="plain", effort=1)
+    result = schedule(problem, options)
     assert result.fell_back is None
     return {"order": _digest(list(result.order)), "decisions": _digest(_rounded(result))}
 

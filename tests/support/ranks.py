@@ -1,7 +1,11 @@
-"""Start a program on several ranks, as torchrun does, and wait for it: a hang is an error, not a wait."""
+"""Start a program on several ranks, as torchrun does, and wait for it: a hang is an error, not a wait.
+
+``python -m tests.support.ranks MODULE arguments`` is one of them.
+"""
 
 import os
 import random
+import runpy
 import socket
 import subprocess
 import sys
@@ -42,7 +46,7 @@ def _run(
 ) -> str:
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
+            [sys.executable, "-m", "tests.support.ranks", module, *map(str, arguments)],
             cwd=ROOT,
             env={**os.environ, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=output,
@@ -87,3 +91,25 @@ def free_port() -> int:
 def _read(output: IO[str]) -> str:
     output.seek(0)
     return output.read()
+
+
+def main(module: str, *arguments: str) -> None:
+    """Run a module as a program, and end without tearing down the interpreter once it has done its work.
+
+    Once a graph was traced, torch keeps its group, and with it gloo's threads, until the process ends
+    (``destroy_process_group`` does not join them). A thread that wants the interpreter while it is torn down aborts
+    the process: "terminate called without an active exception", once in some thousand ranks on a busy machine.
+    """
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            raise
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -74,9 +74,10 @@ def test_results_stay(name: str, parts: int) -> None:
     assert rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("model", ["device", pytest.param("host", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["device", "host"])
 def test_the_problem_of_the_rewritten_graph_is_the_rewritten_problem(model: str, name: str, sums: bool) -> None:
     for one in fissions(traced(name), 2, sums=sums).values():
         gm = traced(name)

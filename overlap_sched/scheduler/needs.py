@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.allocator.shortage import Device, shortage_bytes
-from overlap_sched.problem import Order
+from overlap_sched.peak_memory.allocator.shortage import Device, lent_for, shortage_bytes
+from overlap_sched.problem import NodeId, Order
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, AllocatorSettings
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
@@ -80,6 +80,12 @@ class Reserve:
         """What a valid order lacks on all devices together, in bytes; above ``most_bytes`` some figure above it."""
         requests = requests_of(self.task.live_ranges, order)
         return shortage_bytes(requests, self.devices, self.settings, most_bytes)
+
+    def lacking_at(self, order: Order) -> list[NodeId]:
+        """The nodes of a valid order for whose results something is lacking, on one device after the other."""
+        lent = lent_for(requests_of(self.task.live_ranges, order), self.devices, self.settings)
+        makers = {s: v for v, node in enumerate(self.task.problem.nodes) for s in node.alloc}
+        return [makers[s] for s in lent]
 
     @property
     def most_capacity(self) -> int:

@@ -16,14 +16,14 @@ fewer holes; then orders nearer and nearer to the original one, which can be hel
 (:func:`overlap_sched.scheduler.relink.between`). Where what can be held is not close to the best: orders in between
 those that can be held, or nearly, and those that are short (:mod:`overlap_sched.scheduler.combine`). At last, random
 walks from what lacks little (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked
-for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what breaks
-least of this within one percent of the step; at that price, where all of those run out of memory.
+for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what loses the
+least of both, memory and step, at that price.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import islice, product, takewhile
 
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.combine import combined, distinct, held_us
@@ -37,8 +37,8 @@ from overlap_sched.scheduler.wander import wandered
 
 EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
-more runs are tried, and nothing in between. Within the third, one is taken that needs less, though too much. Where one
-can be held within the last, tighter budgets, nearer orders and walks are not tried."""
+more runs are tried, and nothing in between; within the third, nothing in between after a walk; within the last, no
+tighter budgets, nearer orders and walks."""
 MENDED = 1.03
 """Orders whose step is within this part of the best, or may be taken, are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5
@@ -47,9 +47,9 @@ MENDABLE = 0.2
 """What lacks more of what the original order reserves is not mended: that does not come to an end."""
 MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
-NEARLY_HELD, WALKS = 0.05, 3
-"""What lacks no more of what the original order reserves is moved on at random: so many orders; and the best of them
-for as many trials as they all had."""
+NEARLY_HELD, WALKS = 0.1, 3
+"""What lacks no more of what the original order reserves is moved on at random: so many orders, each in both ways; and
+the best of them for longer."""
 LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
 """Parts of the best step within which the walks keep, in turn, as far as they may: the shorter, the better they go."""
 COMBINED_NODES = 200_000
@@ -118,7 +118,7 @@ class _Held:
                 self._wander(walks, most_us)
                 if self._best.step_us * NEARLY < self.held_us < math.inf:
                     self._combine()
-        broken, found = chosen(self.tried, self._best.step_us, self._most_us)
+        broken, found = chosen(self.tried, self._best.step_us, self._most_us, self._reserve.reserved_bytes)
         return broken, replace(found, work=self.work)
 
     @property
@@ -200,15 +200,15 @@ class _Held:
         task, most_bytes = self._reserve.task, NEARLY_HELD * self._reserve.reserved_bytes
         near = [pair for pair in self.tried if pair[1].step_us <= most_us and pair[0].over_bytes <= most_bytes]
         trials = task.options.effort * min(WALK_NODES // max(len(self._best.order), 1), MOST_TRIALS)
-        for start in distinct(near)[:walks]:
-            near.append(self._walked(start, most_us, trials))
+        for start, aimed in product(distinct(near)[:walks], (False, True)):
+            near.append(self._walked(start, most_us, trials, aimed))
             if near[-1][0] == NOTHING:
                 return
         if near:
-            self._walked(distinct(near)[0], most_us, walks * trials)
+            self._walked(distinct(near)[0], most_us, walks * trials, aimed=True)
 
-    def _walked(self, start: Candidate, most_us: float, trials: int) -> tuple[Overdraft, Candidate]:
-        found = wandered(self._reserve, start, most_us, trials)
+    def _walked(self, start: Candidate, most_us: float, trials: int, aimed: bool) -> tuple[Overdraft, Candidate]:
+        found = wandered(self._reserve, start, most_us, trials, aimed)
         self.tried.append((self._reserve.overdraft(found.order), found))
         return self.tried[-1]
 
@@ -225,13 +225,25 @@ class _Held:
                 break  # those that come nearer take longer still
 
 
-def chosen(tried: Sequence[tuple[Overdraft, Candidate]], best_us: float, most_us: float) -> tuple[Overdraft, Candidate]:
-    """The shortest that breaks nothing, else what breaks least; none is much longer than the best (microseconds)."""
+def chosen(
+    tried: Sequence[tuple[Overdraft, Candidate]], best_us: float, most_us: float, reserved_bytes: int
+) -> tuple[Overdraft, Candidate]:
+    """The shortest that breaks nothing; else the best in both, of what breaks the least in kind.
+
+    Args:
+        tried: Orders, with what each breaks.
+        best_us: The shortest step, in microseconds.
+        most_us: What takes longer is not taken.
+        reserved_bytes: By the original order. A percent of it weighs as much as a percent of the best step.
+    """
     far = [pair for pair in tried if pair[1].step_us <= most_us]
     kept = [pair for pair in far if pair[0] == NOTHING]
     if kept:
         return min(kept, key=lambda pair: pair[1].step_us)
-    near = [pair for pair in far if pair[1].step_us <= best_us * NEARLY]
-    if all(broken.out_of_memory for broken, _ in near):  # that ends a job which the original order does not
-        near = far
-    return min(near, key=lambda pair: (pair[0], pair[1].step_us))
+
+    def key(pair: tuple[Overdraft, Candidate]) -> tuple[bool, int, float]:
+        broken, found = pair
+        lost = broken.over_bytes / max(reserved_bytes, 1) + found.step_us / (best_us or 1.0)
+        return broken.out_of_memory, broken.retries, lost
+
+    return min(far, key=key)

@@ -6,8 +6,10 @@ one rule; of those that differ at random, one in some dozens lacks less or nothi
     order     a b c d e f g h i j k l
     like it   a c b d e f g i j k h l          b and h are moved a little way; others stand as they stood
 
-So some nodes, whichever they are, go to some place near their own, and what comes of that is taken where it lacks less.
-Random numbers come from a seed of their own: the same order leads to the same order each time.
+So some nodes go to some place near their own, and what comes of that is taken where it lacks less. Or, aimed: nodes
+that run shortly before something is lacking; and what comes of that is taken where it lacks as much, too, as it may be
+nearer to what lacks less. Either way finds what the other one does not. Random numbers come from a seed of their own:
+the same order leads to the same order each time.
 """
 
 import random
@@ -21,6 +23,8 @@ from overlap_sched.scheduler.needs import NOTHING, Reserve
 
 MOST_MOVED, FARTHEST = 300, 100
 """Nodes that are moved at once, few more often than many; and positions that each of them goes, at most."""
+FEWEST_NEAR, MOST_NEAR = 10, 1000
+"""Nodes that run shortly before something is lacking: so many, few more often than many."""
 WORTH = 0.002
 """An order that breaks nothing, and another: the walk goes on for one whose step is shorter by more than this part."""
 
@@ -28,7 +32,7 @@ Move = tuple[NodeId, int]
 """A node, and how many positions later it goes; below zero: sooner."""
 
 
-def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int) -> Candidate:
+def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int, aimed: bool) -> Candidate:
     """The candidate, moved on to one that breaks nothing; where none is found, to one that lacks less.
 
     Args:
@@ -36,14 +40,16 @@ def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int) ->
         found: A valid order within the budget.
         most_us: No step becomes longer than this, in microseconds.
         trials: Orders that are tried.
+        aimed: Nodes are moved that run shortly before something is lacking; else any.
     """
     task = reserve.task
     rng, rules = random.Random(0), neighbours(task.problem, task.pairs)
     movable = [v for v, node in enumerate(task.problem.nodes) if node.kind not in (Kind.INPUT, Kind.OUTPUT)]
     order, least, held = found.order, reserve.lacking(found.order), None
+    short = reserve.lacking_at(order) if aimed else []
     for _ in range(trials if movable else 0):
-        count = int(MOST_MOVED ** rng.random())
-        moves = [(rng.choice(movable), rng.randint(-FARTHEST, FARTHEST)) for _ in range(count)]
+        near = _near(rng.choice(short), order, rng) & set(movable) if aimed and short else movable
+        moves = _moves(sorted(near), rng)
         moved = _moved(order, moves, rules)
         if not _admitted(task, moved, most_us):
             continue
@@ -53,7 +59,9 @@ def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int) ->
             most_us = held.step_us * (1 - WORTH)
             if most_us <= found.step_us:
                 break
-        elif held is None and 0 < lacking < least:
+        elif held is None and 0 < lacking < least + aimed:
+            if lacking < least and aimed:
+                short = reserve.lacking_at(moved)
             order, least = moved, lacking
     return held or task.remeasured(found, order)
 
@@ -71,6 +79,18 @@ def _least_moved(
                 held, kept = task.remeasured(held, moved), fewer
         size //= 2
     return held
+
+
+def _near(v: NodeId, order: Order, rng: random.Random) -> set[NodeId]:
+    """A node, so many as chance will have it that an order runs before it, and a few behind it."""
+    at, count = order.index(v), int(FEWEST_NEAR * (MOST_NEAR / FEWEST_NEAR) ** rng.random())
+    return set(order[max(at - count, 0) : at + count // 4 + 1])
+
+
+def _moves(among: Sequence[NodeId], rng: random.Random) -> list[Move]:
+    """Some of the nodes, each a little way: once all of them, more often few."""
+    count = min(int(MOST_MOVED ** rng.random()), len(among))
+    return [(rng.choice(among), rng.randint(-FARTHEST, FARTHEST)) for _ in range(count)]
 
 
 def _admitted(task: Task, order: Order, most_us: float) -> bool:

@@ -143,14 +143,18 @@ def test_what_an_order_breaks_is_compared_worst_first() -> None:
     [
         ({100.0: (False, 1, 9), 101.9: (False, 0, 0)}, 101.9),  # what fits, up to two percent
         ({100.0: (False, 1, 9), 102.1: (False, 0, 0)}, 100.0),
-        ({100.0: (False, 1, 9), 100.9: (False, 0, 5), 101.5: (False, 0, 1)}, 100.9),  # else what breaks less, up to one
-        ({100.0: (True, 0, 9), 100.9: (True, 0, 5), 101.9: (False, 3, 7)}, 101.9),  # or does not run out of memory: two
-        ({100.0: (True, 0, 9), 100.9: (True, 0, 5), 102.1: (False, 3, 7)}, 100.9),
+        ({100.0: (False, 0, 90), 100.9: (False, 0, 5), 101.5: (False, 0, 1)}, 100.9),  # else 0.6 % are not worth 0.4 %
+        ({100.0: (False, 0, 90), 100.9: (False, 0, 20), 101.5: (False, 0, 1)}, 101.5),  # but 1.9 %
+        ({100.0: (False, 0, 9), 100.6: (False, 0, 2)}, 100.6),
+        ({100.0: (False, 0, 9), 101.0: (False, 0, 1)}, 100.0),
+        ({100.0: (False, 1, 9), 101.9: (False, 0, 90)}, 101.9),  # a retry stops the device, whatever it saves
+        ({100.0: (True, 0, 9), 100.9: (True, 0, 5), 101.9: (False, 3, 7)}, 101.9),  # out of memory ends the job
+        ({100.0: (True, 0, 9), 100.3: (True, 0, 5), 102.1: (False, 3, 7)}, 100.3),
     ],
 )
 def test_which_of_the_orders_that_were_tried_is_taken(tried: dict[float, Any], taken: float) -> None:
     pairs = [(Overdraft(*breaks), Candidate((), step_us, 0)) for step_us, breaks in tried.items()]
-    assert chosen(pairs, 100.0, 102.0)[1].step_us == taken
+    assert chosen(pairs, 100.0, 102.0, reserved_bytes=1000)[1].step_us == taken
 
 
 def test_tighter_budgets_lie_between_what_the_original_order_has_live_and_its_peak() -> None:

@@ -1,7 +1,9 @@
 """Random walks: by hand on a small problem, and promises on random graphs."""
 
+import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,13 +79,51 @@ def test_a_walk_finds_the_order_in_which_what_lasts_lands_well() -> None:
     reserve = on_a_smaller_device(task, 560 * MIB)
     found = task.measured(task.problem.original_order)
     assert reserve.lacking(found.order) > 400 * MIB
-    moved = wandered(reserve, found, found.step_us, trials=100)
-    assert reserve.overdraft(moved.order) == NOTHING
-    names = task.problem.names(moved.order)
-    assert names.index("mm") < names.index("scatter")
-    assert wandered(reserve, found, found.step_us, trials=100) == moved  # the same each time
-    assert wandered(reserve, found, found.step_us, trials=0) == found
-    assert wandered(reserve, found, found.step_us - 1.0, trials=100) == found  # every step would be longer
+    assert task.problem.names(reserve.lacking_at(found.order)) == ["big2"]
+    for aimed in (False, True):
+        moved = wandered(reserve, found, found.step_us, trials=50, aimed=aimed)
+        assert reserve.overdraft(moved.order) == NOTHING
+        assert reserve.lacking_at(moved.order) == []
+        assert wandered(reserve, found, found.step_us, trials=50, aimed=aimed) == moved  # the same each time
+        assert wandered(reserve, found, found.step_us, trials=0, aimed=aimed) == found
+        assert wandered(reserve, found, found.step_us - 1.0, trials=50, aimed=aimed) == found  # all steps are longer
+
+
+def test_aimed_a_walk_goes_on_over_orders_that_lack_as_much() -> None:
+    """On a device that is smaller than the largest request."""
+    task = task_of(scattered())
+    reserve = on_a_smaller_device(task, 500 * MIB)
+    found = task.measured(task.problem.original_order)
+    start = wandered(reserve, found, found.step_us, trials=200, aimed=False)
+    least = reserve.lacking(start.order)
+    assert 0 < least < reserve.lacking(found.order)
+    assert wandered(reserve, start, start.step_us, trials=20, aimed=False) == start
+    moved = wandered(reserve, start, start.step_us, trials=20, aimed=True)
+    assert reserve.lacking(moved.order) == least
+    assert moved.order != start.order
+
+
+def test_aimed_nothing_else_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(scattered())
+    reserve = on_a_smaller_device(task, 560 * MIB)
+    found = task.measured(task.problem.original_order)
+    monkeypatch.setattr(wander, "_near", lambda *_: set())
+    assert wandered(reserve, found, found.step_us, trials=100, aimed=True) == found
+    assert wandered(reserve, found, found.step_us, trials=100, aimed=False) != found
+
+
+def test_moved_is_what_runs_shortly_before_and_a_little_behind() -> None:
+    order, sizes = tuple(range(5000)), set[int]()
+    for seed in range(50):
+        near = sorted(wander._near(3000, order, random.Random(seed)))
+        assert near == list(range(near[0], near[-1] + 1))
+        before, behind = 3000 - near[0], near[-1] - 3000
+        assert behind == before // 4
+        sizes.add(before)
+    assert 10 <= min(sizes) < 20
+    assert 500 < max(sizes) <= 1000
+    assert sorted(sizes)[len(sizes) // 2] < 200  # more often few than many
+    assert wander._near(1, (0, 1, 2), random.Random(0)) == {0, 1, 2}
 
 
 def test_of_all_moves_those_are_kept_that_matter() -> None:
@@ -114,15 +154,17 @@ def test_a_node_goes_as_far_as_its_neighbours_admit() -> None:
     assert moved(9) == "big a b x mm big2 y scatter wait output"  # its wait needs it
 
 
-@given(problems(models=("runtime",)), st.sampled_from((1.0, 1.1)), st.floats(0.3, 1.0))
+@given(problems(models=("runtime",)), st.sampled_from((1.0, 1.1)), st.floats(0.3, 1.0), st.booleans())
 @settings(max_examples=30)
-def test_a_walk_lacks_no_more_and_keeps_to_budget_and_step(problem: Problem, longer: float, part: float) -> None:
+def test_a_walk_lacks_no_more_and_keeps_to_budget_and_step(
+    problem: Problem, longer: float, part: float, aimed: bool
+) -> None:
     problem = with_sizes_of_all_kinds(problem)
     task = task_of(problem, "20%")
     reserve = Reserve.of(task, PLAIN)
     reserve = replace(reserve, capacity_bytes=int(part * reserve.capacity_bytes))
     found = task.measured(problem.original_order)
-    moved = wandered(reserve, found, found.step_us * longer, trials=20)
+    moved = wandered(reserve, found, found.step_us * longer, trials=20, aimed=aimed)
     assert violation(problem, moved.order) is None
     assert moved.step_us <= found.step_us * longer
     assert task.within_budget(moved.order)

@@ -7,8 +7,9 @@ does not suffice: what is lacking is lent, and the sum of that is the shortage.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from overlap_sched.peak_memory.allocator.caching import CachingAllocator, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.reserved import Requests, allocator
+from overlap_sched.problem import StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
 
 
@@ -48,3 +49,19 @@ def shortage_bytes(
         except OutOfDeviceMemoryError:
             return most_bytes + 1
     return lacking
+
+
+def lent_for(requests: Requests, devices: Sequence[Device], settings: AllocatorSettings) -> list[StorageId]:
+    """The storages that something is lent for, in turn, on one device after the other; empty: it runs on all."""
+    found = list[StorageId]()
+    for device in devices:
+        lender, held, lent_bytes = device.allocator(settings, NO_LIMIT), dict[StorageId, Block | None](), 0
+        for event in requests.events:
+            if event < 0:
+                lender.free(held.pop(~event))
+                continue
+            held[event] = lender.allocate(requests.sizes[event])
+            if lender.lent_bytes > lent_bytes:
+                found.append(event)
+                lent_bytes = lender.lent_bytes
+    return found

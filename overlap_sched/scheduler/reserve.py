@@ -150,11 +150,11 @@ class _Held:
 
     def _run_beside_an_allocator(self) -> None:
         """Until an order near the best is held, or no shorter one has been for a while."""
-        task, best_us, held_us, in_vain = self._reserve.task, self._best.step_us, self.held_us, 0
+        task, best_us, after_us, in_vain = self._reserve.task, self._best.step_us, self.held_us, 0
         for run in islice(runs_beside_an_allocator(self._reserve, self._reference), RUNS * task.options.effort):
-            held_us, before_us = self.held_us, held_us
-            in_vain = 0 if held_us < before_us or held_us == math.inf else in_vain + 1
-            if held_us <= best_us * CLOSE or in_vain >= task.options.effort:
+            after_us, before_us = self.held_us, after_us
+            in_vain = 0 if after_us < before_us or after_us == math.inf else in_vain + 1
+            if after_us <= best_us * CLOSE or in_vain >= task.options.effort:
                 break
             self._run(run(beat_us=min(self._original.step_us, self._mended_us)))  # what is longer is never chosen
 

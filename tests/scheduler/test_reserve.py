@@ -186,12 +186,15 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cost", "step_us"), [(0, 760.0), (2, 760.0), (7.8, 760.0), (7.9, 820.0), (1000, 820.0)])
-def test_what_keeping_to_the_allocator_may_cost(cost: float, step_us: float) -> None:
+@pytest.mark.parametrize(("cost", "held"), [(0, False), (2, False), (12, True), (1000, True)])
+def test_what_keeping_to_the_allocator_may_cost(cost: float, held: bool) -> None:
+    """More than asked for never; of all that is allowed none need be the shortest."""
     unfitted = Unfitted(large_layers(8, 20), Options(allocator="expandable", allocator_cost=cost))
     assert unfitted.reserve is not None
-    assert (unfitted.live.scheduled.step_us, unfitted.fitted.scheduled.step_us) == (760.0, step_us)
-    assert (unfitted.reserve.overdraft(unfitted.fitted.order) == NOTHING) == (step_us == 820.0)
+    live, fitted = unfitted.live.scheduled.step_us, unfitted.fitted.scheduled.step_us
+    assert live == 760.0
+    assert fitted <= min(live * (1 + cost / 100), unfitted.fitted.original.step_us)
+    assert (unfitted.reserve.overdraft(unfitted.fitted.order) == NOTHING) == held
 
 
 @pytest.mark.parametrize("allocator", ["plain", "expandable"])

@@ -228,13 +228,13 @@ class _Held:
 def chosen(
     tried: Sequence[tuple[Overdraft, Candidate]], best_us: float, most_us: float, reserved_bytes: int
 ) -> tuple[Overdraft, Candidate]:
-    """The shortest that breaks nothing; else the best in both, of what breaks the least in kind.
+    """The shortest that breaks nothing; else what runs at all, with the fewest retries; of that, what loses the least.
 
     Args:
         tried: Orders, with what each breaks.
         best_us: The shortest step, in microseconds.
         most_us: What takes longer is not taken.
-        reserved_bytes: By the original order. A percent of it weighs as much as a percent of the best step.
+        reserved_bytes: By the original order. A percent of it is worth as much as a percent of the best step.
     """
     far = [pair for pair in tried if pair[1].step_us <= most_us]
     kept = [pair for pair in far if pair[0] == NOTHING]

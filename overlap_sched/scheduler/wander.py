@@ -59,8 +59,8 @@ def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int, ai
             most_us = held.step_us * (1 - WORTH)
             if most_us <= found.step_us:
                 break
-        elif held is None and 0 < lacking < least + aimed:
-            if lacking < least and aimed:
+        elif held is None and (0 < lacking < least or (aimed and lacking == least > 0)):
+            if aimed and lacking < least:
                 short = reserve.lacking_at(moved)
             order, least = moved, lacking
     return held or task.remeasured(found, order)
@@ -88,7 +88,7 @@ def _near(v: NodeId, order: Order, rng: random.Random) -> set[NodeId]:
 
 
 def _moves(among: Sequence[NodeId], rng: random.Random) -> list[Move]:
-    """Some of the nodes, each a little way: once all of them, more often few."""
+    """Some of the nodes, more often few than many, each a little way."""
     count = min(int(MOST_MOVED ** rng.random()), len(among))
     return [(rng.choice(among), rng.randint(-FARTHEST, FARTHEST)) for _ in range(count)]
 

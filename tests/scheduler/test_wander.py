@@ -182,6 +182,7 @@ def test_an_order_breaks_nothing_where_no_device_lacks_anything(problem: Problem
     requests = requests_of(task.live_ranges, order)
     smallest, _, largest = reserve.devices
     broken, lacking = reserve.overdraft(order), shortage_bytes(requests, reserve.devices, PLAIN)
+    assert bool(reserve.lacking_at(order)) == (lacking > 0)
     assert (broken == NOTHING) == (lacking == 0)
     assert requests.fits(smallest.capacity, PLAIN) == (shortage_bytes(requests, [smallest], PLAIN) == 0)
     over_bytes = reserved_bytes(task, order) - largest.capacity

@@ -72,7 +72,7 @@ class Options:
             of another device than CUDA. ``"none"``: live bytes alone count.
         allocator_cost: How much longer than the shortest that is found the step may become for the order to keep to the
             allocator, in percent (default 2). 0: nothing. Where no order keeps to it at that price, the one is taken
-            that loses the least of both, a percent of memory as much as a percent of the step, and reports say what is
+            that loses least, a percent of memory counting as much as a percent of the step, and reports say what is
             lacking. The original order keeps to it, so 1000 means: whatever that costs, but never longer than the
             original.
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the

@@ -16,8 +16,8 @@ fewer holes; then orders nearer and nearer to the original one, which can be hel
 (:func:`overlap_sched.scheduler.relink.between`). Where what can be held is not close to the best: orders in between
 those that can be held, or nearly, and those that are short (:mod:`overlap_sched.scheduler.combine`). At last, random
 walks from what lacks little (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked
-for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what loses the
-least of both, memory and step, at that price.
+for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what
+loses least within it, a percent of memory counting as much as a percent of the step.
 """
 
 import math
@@ -26,7 +26,7 @@ from dataclasses import replace
 from itertools import islice, product, takewhile
 
 from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.combine import combined, distinct, held_us
+from overlap_sched.scheduler.combine import Tried, combined, distinct, held_us
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.repair import ROOMS
@@ -100,7 +100,7 @@ class _Held:
             self._note(reserve.task.remeasured(best, best.unshifted))
         self.tried = list(self.made)
 
-    def look(self, walks: int) -> tuple[Overdraft, Candidate]:
+    def look(self, walks: int) -> Tried:
         """The shortest order that breaks nothing; where there is none, the one near the best that breaks least."""
         effort, enough_us = self._reserve.task.options.effort, min(self._most_us, self._best.step_us * HELD)
         self._run_beside_an_allocator()
@@ -136,7 +136,7 @@ class _Held:
         """What takes longer is not worth mending."""
         return min(max(self._best.step_us * MENDED, self._most_us), self.held_us)
 
-    def _note(self, found: Candidate) -> tuple[Overdraft, Candidate]:
+    def _note(self, found: Candidate) -> Tried:
         pair = self._reserve.overdraft(found.order), found
         self._seen.add(found.order)
         self.made.append(pair)
@@ -172,7 +172,7 @@ class _Held:
         """
         reserved_bytes, best_us = max(self._reserve.reserved_bytes, 1), self._best.step_us
 
-        def key(pair: tuple[Overdraft, Candidate]) -> tuple[int, ...]:
+        def key(pair: Tried) -> tuple[int, ...]:
             broken, found = pair
             hundredths, thousandths = 100 * broken.over_bytes // reserved_bytes, int(1000 * found.step_us / best_us)
             return broken.out_of_memory, broken.retries, hundredths, thousandths, broken.over_bytes
@@ -180,7 +180,7 @@ class _Held:
         worth = [pair for pair in self.made if pair[0] != NOTHING and pair[1].step_us < self._mended_us]
         return [found for broken, found in sorted(worth, key=key) if broken.over_bytes <= MENDABLE * reserved_bytes]
 
-    def _repairs(self, found: Candidate) -> Iterator[tuple[Overdraft, Candidate]]:
+    def _repairs(self, found: Candidate) -> Iterator[Tried]:
         """A candidate mended by moving little; where that fits and takes longer, also by what keeps the step short."""
         for rooms in ROOMS:
             mended = self._reserve.repaired(found, rooms)
@@ -207,7 +207,7 @@ class _Held:
         if near:
             self._walked(distinct(near)[0], most_us, walks * trials, aimed=True)
 
-    def _walked(self, start: Candidate, most_us: float, trials: int, aimed: bool) -> tuple[Overdraft, Candidate]:
+    def _walked(self, start: Candidate, most_us: float, trials: int, aimed: bool) -> Tried:
         found = wandered(self._reserve, start, most_us, trials, aimed)
         self.tried.append((self._reserve.overdraft(found.order), found))
         return self.tried[-1]
@@ -225,9 +225,7 @@ class _Held:
                 break  # those that come nearer take longer still
 
 
-def chosen(
-    tried: Sequence[tuple[Overdraft, Candidate]], best_us: float, most_us: float, reserved_bytes: int
-) -> tuple[Overdraft, Candidate]:
+def chosen(tried: Sequence[Tried], best_us: float, most_us: float, reserved_bytes: int) -> Tried:
     """The shortest that breaks nothing; else what runs at all, with the fewest retries; of that, what loses the least.
 
     Args:
@@ -241,7 +239,7 @@ def chosen(
     if kept:
         return min(kept, key=lambda pair: pair[1].step_us)
 
-    def key(pair: tuple[Overdraft, Candidate]) -> tuple[bool, int, float]:
+    def key(pair: Tried) -> tuple[bool, int, float]:
         broken, found = pair
         lost = broken.over_bytes / max(reserved_bytes, 1) + found.step_us / (best_us or 1.0)
         return broken.out_of_memory, broken.retries, lost

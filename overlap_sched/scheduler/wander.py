@@ -48,8 +48,8 @@ def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int, ai
     order, least, held = found.order, reserve.lacking(found.order), None
     short = reserve.lacking_at(order) if aimed else []
     for _ in range(trials if movable else 0):
-        near = _near(rng.choice(short), order, rng) & set(movable) if aimed and short else movable
-        moves = _moves(sorted(near), rng)
+        among = sorted(_near(rng.choice(short), order, rng).intersection(movable)) if short else movable
+        moves = _moves(among, rng)
         moved = _moved(order, moves, rules)
         if not _admitted(task, moved, most_us):
             continue
@@ -59,7 +59,7 @@ def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int, ai
             most_us = held.step_us * (1 - WORTH)
             if most_us <= found.step_us:
                 break
-        elif held is None and (0 < lacking < least or (aimed and lacking == least > 0)):
+        elif held is None and 0 < lacking <= least and (aimed or lacking < least):
             if aimed and lacking < least:
                 short = reserve.lacking_at(moved)
             order, least = moved, lacking

@@ -97,8 +97,8 @@ def main(module: str, *arguments: str) -> None:
     """Run a module as a program, and end without tearing down the interpreter once it has done its work.
 
     Once a graph was traced, torch keeps its group, and with it gloo's threads, until the process ends
-    (``destroy_process_group`` does not join them). A thread that wants the interpreter while it is torn down aborts
-    the process: "terminate called without an active exception", once in some thousand ranks on a busy machine.
+    (``destroy_process_group`` does not join them). A thread that wants the interpreter while it is torn down may abort
+    the process: seen once, as "terminate called without an active exception", when all work was done.
     """
     sys.argv = [module, *arguments]
     try:

@@ -5,8 +5,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
+from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.allocator.shortage import Device, lent_for, shortage_bytes
+from overlap_sched.peak_memory.allocator.shortage import Device, Replays
 from overlap_sched.problem import NodeId, Order
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, AllocatorSettings
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
@@ -66,26 +67,35 @@ class Reserve:
 
     def overdraft(self, order: Order) -> Overdraft:
         """What a valid order breaks."""
-        requests = requests_of(self.task.live_ranges, order)
-        reserved = requests.replayed(self.settings).peak_reserved_bytes
-        smallest, original, largest = self.devices
-        strained = [device for device in (smallest, largest) if reserved > device.capacity]
-        over_bytes = max((shortage_bytes(requests, [device], self.settings) for device in strained), default=0)
-        if smallest in strained and not over_bytes:  # more memory may be worse: it must not run there by luck alone
+        requests, (smallest, original, largest) = requests_of(self.task.live_ranges, order), self.devices
+        full = dict(Replays(requests, self.devices, self.settings).full())
+        over_bytes, retries = 0, 0
+        for device in (smallest, largest):
+            if device in full:
+                full[device].allocator.most_lent_bytes = NO_LIMIT
+                over_bytes = max(requests.go_on(full[device]).lent_bytes, over_bytes)
+        if smallest in full and not over_bytes:  # more memory may be worse: it must not run there by luck alone
+            reserved = requests.replayed(self.settings).peak_reserved_bytes
             over_bytes = max(requests.smallest_capacity(self.settings, reserved) - smallest.capacity, 0)
-        retries = requests.retries(original.capacity, self.settings) if reserved > original.capacity else 0
-        return Overdraft(retries is None, max((retries or 0) - MOST_RETRIES, 0), over_bytes)
+        if original in full:
+            full[original].allocator.most_retries = NO_LIMIT
+            try:
+                retries = requests.go_on(full[original]).retries
+            except OutOfDeviceMemoryError:
+                return Overdraft(True, 0, over_bytes)
+        return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes)
 
     def lacking(self, order: Order, most_bytes: int = NO_LIMIT) -> int:
         """What a valid order lacks on all devices together, in bytes; above ``most_bytes`` some figure above it."""
-        requests = requests_of(self.task.live_ranges, order)
-        return shortage_bytes(requests, self.devices, self.settings, most_bytes)
+        return self._replays(order).lacking(most_bytes)
 
     def lacking_at(self, order: Order) -> list[NodeId]:
         """The nodes of a valid order for whose results something is lacking, on one device after the other."""
-        lent = lent_for(requests_of(self.task.live_ranges, order), self.devices, self.settings)
         makers = {s: v for v, node in enumerate(self.task.problem.nodes) for s in node.alloc}
-        return [makers[s] for s in lent]
+        return [makers[s] for s in self._replays(order).lent_for()]
+
+    def _replays(self, order: Order) -> Replays:
+        return Replays(requests_of(self.task.live_ranges, order), self.devices, self.settings)
 
     @property
     def most_capacity(self) -> int:

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product, takewhile
 
+from overlap_sched.problem import Order
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.combine import Tried, combined, distinct, held_us
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
@@ -54,7 +55,9 @@ LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
 """Parts of the best step within which the walks keep, in turn, as far as they may: the shorter, the better they go."""
 COMBINED_NODES = 200_000
 """Of orders in between, per unit of effort: so many nodes in all that are looked at."""
-WALK_NODES, MOST_TRIALS = 130_000, 100
+OTHERS = 4
+"""Aimed walks go part of the way to so many of the orders that break least, and to those that all runs start from."""
+WALK_NODES, MOST_TRIALS = 260_000, 200
 """Of a walk, per unit of effort: so many nodes in all trials, and so many trials at most."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
@@ -200,15 +203,17 @@ class _Held:
         task, most_bytes = self._reserve.task, NEARLY_HELD * self._reserve.reserved_bytes
         near = [pair for pair in self.tried if pair[1].step_us <= most_us and pair[0].over_bytes <= most_bytes]
         trials = task.options.effort * min(WALK_NODES // max(len(self._best.order), 1), MOST_TRIALS)
-        for start, aimed in product(distinct(near)[:walks], (False, True)):
-            near.append(self._walked(start, most_us, trials, aimed))
+        others = [self._original.order, tuple(self._reference.order)]
+        others += [found.order for found in distinct(self.tried)[:OTHERS]]
+        for start, towards in product(distinct(near)[:walks], ((), others)):
+            near.append(self._walked(start, most_us, trials, towards))
             if near[-1][0] == NOTHING:
                 return
         if near:
-            self._walked(distinct(near)[0], most_us, walks * trials, aimed=True)
+            self._walked(distinct(near)[0], most_us, walks * trials, others)
 
-    def _walked(self, start: Candidate, most_us: float, trials: int, aimed: bool) -> Tried:
-        found = wandered(self._reserve, start, most_us, trials, aimed)
+    def _walked(self, start: Candidate, most_us: float, trials: int, others: Sequence[Order]) -> Tried:
+        found = wandered(self._reserve, start, most_us, trials, others)
         self.tried.append((self._reserve.overdraft(found.order), found))
         return self.tried[-1]
 

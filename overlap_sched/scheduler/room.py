@@ -22,10 +22,9 @@ from overlap_sched.peak_memory.allocator.caching import (
     rounded,
 )
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
-from overlap_sched.peak_memory.allocator.shortage import Device
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId
-from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings
+from overlap_sched.problem.allocator_settings import PLAIN
 
 
 @dataclass(frozen=True)
@@ -85,19 +84,12 @@ def outgrown(live_ranges: LiveRanges, order: Sequence[NodeId], growth: Growth, s
 
 
 def out_of_memory(live_ranges: LiveRanges, order: Sequence[NodeId], capacity: int) -> Failure | None:
-    """Where an order runs out of memory on a device of so many bytes; None: nowhere."""
-    return failing(live_ranges, order, Device(capacity), PLAIN)
-
-
-def failing(
-    live_ranges: LiveRanges, order: Sequence[NodeId], device: Device, settings: AllocatorSettings
-) -> Failure | None:
-    """Where an order does not run on a device; None: nowhere."""
+    """Where an order runs out of memory on a device of so many bytes, with plain segments; None: nowhere."""
     try:
-        run = AllocatorRun(live_ranges, device.allocator(settings))
+        run = AllocatorRun(live_ranges, CachingAllocator(PLAIN, capacity))
     except OutOfDeviceMemoryError:
         return None  # the inputs alone do not fit: no order does
-    return _failure(run, order, {}, gives_back=device.most_retries > 0)
+    return _failure(run, order, {}, gives_back=True)
 
 
 def _failure(run: AllocatorRun, order: Sequence[NodeId], grows: dict[NodeId, int], gives_back: bool) -> Failure | None:

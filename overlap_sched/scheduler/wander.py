@@ -7,9 +7,15 @@ one rule; of those that differ at random, one in some dozens lacks less or nothi
     like it   a c b d e f g i j k h l          b and h are moved a little way; others stand as they stood
 
 So some nodes go to some place near their own, and what comes of that is taken where it lacks less. Or, aimed: nodes
-that run shortly before something is lacking; and what comes of that is taken where it lacks as much, too, as it may be
-nearer to what lacks less. Either way finds what the other one does not. Random numbers come from a seed of their own:
-the same order leads to the same order each time.
+that run shortly before something is lacking; or all that runs around it, part of the way to how another order has it::
+
+    order     a b c d e|f g h i|j k l          something is lacking for h
+    another   i a f b h c g e d l j k
+    like it   a b c d e|i f h g|j k l          these four as they stand there; what is in both stays in order
+
+and what comes of that is taken where it lacks as much, too, as it may be nearer to what lacks less. Either way finds
+what the other one does not. Random numbers come from a seed of their own: the same order leads to the same order each
+time.
 """
 
 import random
@@ -17,14 +23,19 @@ from collections.abc import Iterable, Sequence
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Order
-from overlap_sched.problem.precedence import Neighbours, neighbours
+from overlap_sched.problem.precedence import Neighbours, neighbours, positions
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.needs import NOTHING, Reserve
+from overlap_sched.scheduler.relink import between
 
 MOST_MOVED, FARTHEST = 300, 100
 """Nodes that are moved at once, few more often than many; and positions that each of them goes, at most."""
 FEWEST_NEAR, MOST_NEAR = 10, 1000
 """Nodes that run shortly before something is lacking: so many, few more often than many."""
+AS_ANOTHER = 0.5
+"""Part of aimed moves in which all that is near goes part of the way to how another order has it."""
+PERCENTS = (25, 50, 75, 100)
+"""Of that way."""
 WORTH = 0.002
 """An order that breaks nothing, and another: the walk goes on for one whose step is shorter by more than this part."""
 
@@ -32,7 +43,9 @@ Move = tuple[NodeId, int]
 """A node, and how many positions later it goes; below zero: sooner."""
 
 
-def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int, aimed: bool) -> Candidate:
+def wandered(
+    reserve: Reserve, found: Candidate, most_us: float, trials: int, others: Sequence[Order] = ()
+) -> Candidate:
     """The candidate, moved on to one that breaks nothing; where none is found, to one that lacks less.
 
     Args:
@@ -40,18 +53,21 @@ def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int, ai
         found: A valid order within the budget.
         most_us: No step becomes longer than this, in microseconds.
         trials: Orders that are tried.
-        aimed: Nodes are moved that run shortly before something is lacking; else any.
+        others: The walk is aimed, and goes part of the way to one of these valid orders; none: any nodes are moved.
     """
-    task = reserve.task
-    rng, rules = random.Random(0), neighbours(task.problem, task.pairs)
+    task, rng = reserve.task, random.Random(0)
+    rules, places = neighbours(task.problem, task.pairs), [positions(other) for other in others]
     movable = [v for v, node in enumerate(task.problem.nodes) if node.kind not in (Kind.INPUT, Kind.OUTPUT)]
     order, least, held = found.order, reserve.lacking(found.order), None
-    short = reserve.lacking_at(order) if aimed else []
+    short = reserve.lacking_at(order) if others else []
     for _ in range(trials if movable else 0):
-        among = sorted(_near(rng.choice(short), order, rng).intersection(movable)) if short else movable
-        moves = _moves(among, rng)
-        moved = _moved(order, moves, rules)
-        if not _admitted(task, moved, most_us):
+        near = _near(rng.choice(short), order, rng) if short else slice(0, len(order))
+        if short and rng.random() < AS_ANOTHER:
+            moves, moved = [], _as_another(order, near, rng.choice(places), rng.choice(PERCENTS))
+        else:
+            moves = _moves(sorted(set(order[near]).intersection(movable)), rng)
+            moved = _moved(order, moves, rules)
+        if moved == order or not _admitted(task, moved, most_us):
             continue
         lacking = reserve.lacking(moved, least)
         if not lacking and reserve.overdraft(moved) == NOTHING:
@@ -59,11 +75,32 @@ def wandered(reserve: Reserve, found: Candidate, most_us: float, trials: int, ai
             most_us = held.step_us * (1 - WORTH)
             if most_us <= found.step_us:
                 break
-        elif held is None and 0 < lacking <= least and (aimed or lacking < least):
-            if aimed and lacking < least:
+        elif held is None and 0 < lacking <= least and (others or lacking < least):
+            if others and lacking < least:
                 short = reserve.lacking_at(moved)
             order, least = moved, lacking
     return held or task.remeasured(found, order)
+
+
+def _near(v: NodeId, order: Order, rng: random.Random) -> slice:
+    """Where a node stands, so many as chance will have it before it, and a few behind it."""
+    at, count = order.index(v), int(FEWEST_NEAR * (MOST_NEAR / FEWEST_NEAR) ** rng.random())
+    return slice(max(at - count, 0), at + count // 4 + 1)
+
+
+def _as_another(order: Order, part: slice, places: Sequence[int], percent: int) -> Order:
+    """The order, with a part of it so many percent of the way to how that stands in another valid order.
+
+    Args:
+        order: A valid order.
+        part: Of it, what is moved.
+        places: Per node, its position in the other one.
+        percent: 0: as it was; 100: as the other one has it.
+    """
+    moved, nodes = list(order), order[part]
+    as_there = sorted(range(len(nodes)), key=lambda at: places[nodes[at]])
+    moved[part] = [nodes[at] for at in between(range(len(nodes)), as_there, percent)]
+    return tuple(moved)
 
 
 def _least_moved(
@@ -81,12 +118,6 @@ def _least_moved(
     return held
 
 
-def _near(v: NodeId, order: Order, rng: random.Random) -> set[NodeId]:
-    """A node, so many as chance will have it that an order runs before it, and a few behind it."""
-    at, count = order.index(v), int(FEWEST_NEAR * (MOST_NEAR / FEWEST_NEAR) ** rng.random())
-    return set(order[max(at - count, 0) : at + count // 4 + 1])
-
-
 def _moves(among: Sequence[NodeId], rng: random.Random) -> list[Move]:
     """Some of the nodes, more often few than many, each a little way."""
     count = min(int(MOST_MOVED ** rng.random()), len(among))
@@ -94,7 +125,7 @@ def _moves(among: Sequence[NodeId], rng: random.Random) -> list[Move]:
 
 
 def _admitted(task: Task, order: Order, most_us: float) -> bool:
-    return replay(task.problem, order).step_us <= most_us and task.within_budget(order)
+    return task.within_budget(order) and replay(task.problem, order).step_us <= most_us
 
 
 def _moved(order: Sequence[NodeId], moves: Iterable[Move], rules: Neighbours) -> Order:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.judge.validate import violation
 from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.allocator.shortage import shortage_bytes
+from overlap_sched.peak_memory.allocator.shortage import Replays
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, PLAIN
@@ -80,13 +80,13 @@ def test_a_walk_finds_the_order_in_which_what_lasts_lands_well() -> None:
     found = task.measured(task.problem.original_order)
     assert reserve.lacking(found.order) > 400 * MIB
     assert task.problem.names(reserve.lacking_at(found.order)) == ["big2"]
-    for aimed in (False, True):
-        moved = wandered(reserve, found, found.step_us, trials=50, aimed=aimed)
+    for others in ((), (found.order,)):
+        moved = wandered(reserve, found, found.step_us, 50, others)
         assert reserve.overdraft(moved.order) == NOTHING
         assert reserve.lacking_at(moved.order) == []
-        assert wandered(reserve, found, found.step_us, trials=50, aimed=aimed) == moved  # the same each time
-        assert wandered(reserve, found, found.step_us, trials=0, aimed=aimed) == found
-        assert wandered(reserve, found, found.step_us - 1.0, trials=50, aimed=aimed) == found  # all steps are longer
+        assert wandered(reserve, found, found.step_us, 50, others) == moved  # the same each time
+        assert wandered(reserve, found, found.step_us, 0, others) == found
+        assert wandered(reserve, found, found.step_us - 1.0, 50, others) == found  # all steps are longer
 
 
 def test_aimed_a_walk_goes_on_over_orders_that_lack_as_much() -> None:
@@ -94,11 +94,11 @@ def test_aimed_a_walk_goes_on_over_orders_that_lack_as_much() -> None:
     task = task_of(scattered())
     reserve = on_a_smaller_device(task, 500 * MIB)
     found = task.measured(task.problem.original_order)
-    start = wandered(reserve, found, found.step_us, trials=200, aimed=False)
+    start = wandered(reserve, found, found.step_us, trials=200)
     least = reserve.lacking(start.order)
     assert 0 < least < reserve.lacking(found.order)
-    assert wandered(reserve, start, start.step_us, trials=20, aimed=False) == start
-    moved = wandered(reserve, start, start.step_us, trials=20, aimed=True)
+    assert wandered(reserve, start, start.step_us, trials=20) == start
+    moved = wandered(reserve, start, start.step_us, 20, [found.order])
     assert reserve.lacking(moved.order) == least
     assert moved.order != start.order
 
@@ -107,23 +107,22 @@ def test_aimed_nothing_else_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(scattered())
     reserve = on_a_smaller_device(task, 560 * MIB)
     found = task.measured(task.problem.original_order)
-    monkeypatch.setattr(wander, "_near", lambda *_: set())
-    assert wandered(reserve, found, found.step_us, trials=100, aimed=True) == found
-    assert wandered(reserve, found, found.step_us, trials=100, aimed=False) != found
+    monkeypatch.setattr(wander, "_near", lambda *_: slice(0, 0))
+    assert wandered(reserve, found, found.step_us, 100, [found.order]) == found
+    assert wandered(reserve, found, found.step_us, 100) != found
 
 
 def test_moved_is_what_runs_shortly_before_and_a_little_behind() -> None:
     order, sizes = tuple(range(5000)), set[int]()
     for seed in range(50):
-        near = sorted(wander._near(3000, order, random.Random(seed)))
-        assert near == list(range(near[0], near[-1] + 1))
+        near = order[wander._near(3000, order, random.Random(seed))]
         before, behind = 3000 - near[0], near[-1] - 3000
         assert behind == before // 4
         sizes.add(before)
     assert 10 <= min(sizes) < 20
     assert 500 < max(sizes) <= 1000
     assert sorted(sizes)[len(sizes) // 2] < 200  # more often few than many
-    assert wander._near(1, (0, 1, 2), random.Random(0)) == {0, 1, 2}
+    assert (0, 1, 2)[wander._near(1, (0, 1, 2), random.Random(0))] == (0, 1, 2)
 
 
 def test_of_all_moves_those_are_kept_that_matter() -> None:
@@ -164,7 +163,8 @@ def test_a_walk_lacks_no_more_and_keeps_to_budget_and_step(
     reserve = Reserve.of(task, PLAIN)
     reserve = replace(reserve, capacity_bytes=int(part * reserve.capacity_bytes))
     found = task.measured(problem.original_order)
-    moved = wandered(reserve, found, found.step_us * longer, trials=20, aimed=aimed)
+    others = [tuple(random_order(problem, 0)), found.order] if aimed else []
+    moved = wandered(reserve, found, found.step_us * longer, 20, others)
     assert violation(problem, moved.order) is None
     assert moved.step_us <= found.step_us * longer
     assert task.within_budget(moved.order)
@@ -181,11 +181,21 @@ def test_an_order_breaks_nothing_where_no_device_lacks_anything(problem: Problem
     order = tuple(random_order(problem, seed))
     requests = requests_of(task.live_ranges, order)
     smallest, _, largest = reserve.devices
-    broken, lacking = reserve.overdraft(order), shortage_bytes(requests, reserve.devices, PLAIN)
+    broken, lacking = reserve.overdraft(order), Replays(requests, reserve.devices, PLAIN).lacking()
     assert bool(reserve.lacking_at(order)) == (lacking > 0)
     assert (broken == NOTHING) == (lacking == 0)
-    assert requests.fits(smallest.capacity, PLAIN) == (shortage_bytes(requests, [smallest], PLAIN) == 0)
+    assert requests.fits(smallest.capacity, PLAIN) == (Replays(requests, [smallest], PLAIN).lacking() == 0)
     over_bytes = reserved_bytes(task, order) - largest.capacity
-    assert shortage_bytes(requests, [largest], PLAIN) == max(over_bytes, 0)
-    assert shortage_bytes(requests, reserve.devices, PLAIN, lacking) == lacking
-    assert lacking == 0 or shortage_bytes(requests, reserve.devices, PLAIN, lacking - 1) >= lacking
+    assert Replays(requests, [largest], PLAIN).lacking() == max(over_bytes, 0)
+    assert reserve.lacking(order, lacking) == lacking
+    assert lacking == 0 or reserve.lacking(order, lacking - 1) >= lacking
+
+
+@pytest.mark.parametrize(
+    ("percent", "moved"), [(0, "abcdefghijkl"), (50, "abcdefighjkl"), (75, "abcdefihgjkl"), (100, "abcdeifhgjkl")]
+)
+def test_a_part_of_an_order_goes_part_of_the_way_to_another(percent: int, moved: str) -> None:
+    order, places = tuple(range(12)), ["iafbhcgedljk".index(letter) for letter in "abcdefghijkl"]
+    found = wander._as_another(order, slice(5, 9), places, percent)
+    assert "".join("abcdefghijkl"[v] for v in found) == moved
+    assert wander._as_another(order, slice(9, 9), places, percent) == order

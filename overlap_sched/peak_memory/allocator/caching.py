@@ -29,8 +29,11 @@ private pools of CUDA graphs. Segments lie in the order in which they were made,
 that decides ties.
 """
 
+import copy
 from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
@@ -40,6 +43,10 @@ MIN_LARGE_ALLOC, ROUND_LARGE = 10 * MIB, 2 * MIB
 
 class OutOfDeviceMemoryError(Exception):
     """A request that the capacity does not hold, after all that is cached was given back."""
+
+
+class FullDeviceError(OutOfDeviceMemoryError):
+    """A request that the capacity does not hold; nothing was given back (``CachingAllocator.halts``)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +69,7 @@ class CachingAllocator:
         settings: How it is set up. capacity: bytes that the device has for it.
         reserved_bytes, allocated_bytes: Now. peak_reserved_bytes, peak_allocated_bytes: the most so far.
         segments: How many it has asked for. retries: how often cached memory was given back under pressure.
+        halts: When the capacity does not suffice it fails at once, as it is: what asks may go on with a copy.
         most_retries: It gives nothing back any more after so many.
         lent_bytes: By how much it has raised its capacity itself, where that did not suffice: most_lent_bytes at most.
     """
@@ -70,7 +78,7 @@ class CachingAllocator:
         self.settings, self.capacity = settings, capacity
         self._sizes: dict[int, int] = {}  # of requests seen so far, rounded
         self._picky = settings.max_split_size_bytes < NO_LIMIT
-        self.most_retries, self.most_lent_bytes = NO_LIMIT, 0
+        self.halts, self.most_retries, self.most_lent_bytes = False, NO_LIMIT, 0
         self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = self.lent_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
         self._pools: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}  # free: (size, address, block)
@@ -80,6 +88,7 @@ class CachingAllocator:
         """A block for so many bytes; none for 0.
 
         Raises:
+            FullDeviceError: The capacity does not suffice as things are, and it halts there.
             OutOfDeviceMemoryError: The capacity does not suffice.
         """
         if count == 0:
@@ -126,6 +135,33 @@ class CachingAllocator:
         pool = self._pools[False]
         return pool[-1][0] if pool else 0
 
+    def copied(self, used: Iterable[Block]) -> tuple[Self, Mapping[Block, Block]]:
+        """The allocator as it is, to go another way; and what stands for each of its blocks there. O(blocks).
+
+        Args:
+            used: The blocks that are in use, all of them.
+        """
+        found = copy.copy(self)
+        twins = {
+            block: Block(block.address, block.size, block.small, block.free, block.mapped)
+            for block in (*used, *self._all_free())
+        }
+        for block, twin in twins.items():
+            twin.before = None if block.before is None else twins[block.before]
+            twin.after = None if block.after is None else twins[block.after]
+        found._stand_alone(twins)
+        return found, twins
+
+    def _all_free(self) -> list[Block]:
+        return self.free_blocks()
+
+    def _stand_alone(self, twins: Mapping[Block, Block]) -> None:
+        """Hold the twins of the blocks that it holds, in lists of its own."""
+        self._pools = {
+            small: [(size, address, twins[block]) for size, address, block in pool]
+            for small, pool in self._pools.items()
+        }
+
     def _rounded(self, count: int) -> int:
         size = self._sizes.get(count)
         if size is None:
@@ -146,6 +182,8 @@ class CachingAllocator:
     def _grown(self, size: int) -> Block:
         """A block from the device, after a retry where it has no more."""
         block = self._from_device(size)
+        if block is None and self.halts:
+            raise FullDeviceError
         if block is None and self._released_one(size):
             block = self._from_device(size)
         if block is None and self.retries < self.most_retries:

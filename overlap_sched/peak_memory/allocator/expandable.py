@@ -6,6 +6,7 @@ From ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.13 to 2.15): ``get_free_bloc
 """
 
 import bisect
+from collections.abc import Mapping
 
 from overlap_sched.peak_memory.allocator.caching import (
     MIN_BLOCK,
@@ -27,6 +28,15 @@ class ExpandableAllocator(CachingAllocator):
         self._page = {True: SMALL_BUFFER, False: settings.large_segment_size_bytes}
         self._unmapped: dict[bool, list[tuple[int, Block]]] = {
             small: [(0, Block(0, _ADDRESSES, small, mapped=False))] for small in (True, False)
+        }
+
+    def _all_free(self) -> list[Block]:
+        return super()._all_free() + [block for pool in self._unmapped.values() for _, block in pool]
+
+    def _stand_alone(self, twins: Mapping[Block, Block]) -> None:
+        super()._stand_alone(twins)
+        self._unmapped = {
+            small: [(address, twins[block]) for address, block in pool] for small, pool in self._unmapped.items()
         }
 
     def _place(self, size: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
@@ -35,6 +36,25 @@ def allocator(settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingA
     return kind(settings, capacity)
 
 
+@dataclass
+class UnderWay:
+    """A replay as far as it has come.
+
+    Attributes:
+        allocator: What it has come to. held: per storage its block; none where it has none now.
+        at: The next event.
+    """
+
+    allocator: CachingAllocator
+    held: list[Block | None]
+    at: int = 0
+
+    def copied(self) -> "UnderWay":
+        """The same, to go another way."""
+        found, twins = self.allocator.copied([block for block in self.held if block is not None])
+        return UnderWay(found, [None if block is None else twins[block] for block in self.held], self.at)
+
+
 @dataclass(frozen=True)
 class Requests:
     """What an order asks of the allocator, in turn: storage ``s`` to allocate it, ``~s`` to free it.
@@ -66,22 +86,28 @@ class Requests:
         Raises:
             OutOfDeviceMemoryError: The capacity does not suffice.
         """
-        return self.through(allocator(settings, capacity))
+        return self.go_on(self.begin(allocator(settings, capacity)))
 
-    def through(self, found: CachingAllocator) -> CachingAllocator:
-        """The allocator behind the order's end; it was new.
+    def begin(self, new: CachingAllocator) -> UnderWay:
+        """A replay by a new allocator, before its first event."""
+        return UnderWay(new, [None] * len(self.sizes))
+
+    def go_on(self, replay: UnderWay) -> CachingAllocator:
+        """The allocator behind the order's end.
 
         Raises:
-            OutOfDeviceMemoryError: What it has does not suffice.
+            OutOfDeviceMemoryError: What it has does not suffice; the replay is where that happened.
         """
-        allocate, free, sizes = found.allocate, found.free, self.sizes
-        held: list[Block | None] = [None] * len(sizes)
-        for event in self.events:
+        allocate, free, sizes, held = replay.allocator.allocate, replay.allocator.free, self.sizes, replay.held
+        begin = replay.at
+        for replay.at, event in enumerate(islice(self.events, begin, None), begin):
             if event >= 0:
                 held[event] = allocate(sizes[event])
             else:
                 free(held[~event])
-        return found
+                held[~event] = None
+        replay.at = len(self.events)
+        return replay.allocator
 
     def smallest_capacity(self, settings: AllocatorSettings, enough: int, too_small: int = -1) -> int:
         """The least in which the order runs, to :data:`CAPACITY_STEP`, by bisection: a lucky smaller one may exist.

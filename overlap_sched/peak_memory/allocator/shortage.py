@@ -4,11 +4,12 @@ That an order runs out of memory says little of whether another one comes nearer
 does not suffice: what is lacking is lent, and the sum of that is the shortage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
-from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator, OutOfDeviceMemoryError
-from overlap_sched.peak_memory.allocator.reserved import Requests, allocator
+from overlap_sched.peak_memory.allocator.caching import FullDeviceError, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.reserved import Requests, UnderWay, allocator
 from overlap_sched.problem import StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
 
@@ -24,44 +25,64 @@ class Device(NamedTuple):
     capacity: int
     most_retries: int = NO_LIMIT
 
-    def allocator(self, settings: AllocatorSettings, most_lent_bytes: int = 0) -> CachingAllocator:
-        """The device's allocator, which is lent so many bytes at most."""
-        found = allocator(settings, self.capacity)
-        found.most_retries, found.most_lent_bytes = self.most_retries, most_lent_bytes
-        return found
 
+class Replays:
+    """One order on several devices: together, as far as the least of them has what is asked for; then on each alone.
 
-def shortage_bytes(
-    requests: Requests, devices: Sequence[Device], settings: AllocatorSettings, most_bytes: int = NO_LIMIT
-) -> int:
-    """What an order lacks on each of several devices, together; 0: it runs on all of them.
+    ::
 
-    Args:
-        requests: Of the order.
-        devices: Each with an allocator of its own.
-        settings: Of the allocators.
-        most_bytes: What lacks more is not replayed to its end: ``most_bytes + 1`` is said of it.
+        common      |= = = = = = = = =|= = = = = = =|= = = ->    the least is full; the next is full
+        the least                     |- - - - - - - - - - ->    what is lacking is lent from there on
+        the next                                    |- - - ->
     """
-    lacking = 0
-    for device in devices:
-        try:
-            lacking += requests.through(device.allocator(settings, most_bytes - lacking)).lent_bytes
-        except OutOfDeviceMemoryError:
-            return most_bytes + 1
-    return lacking
 
+    def __init__(self, requests: Requests, devices: Sequence[Device], settings: AllocatorSettings) -> None:
+        """Nothing is replayed yet; the allocators, with these settings, are new."""
+        self._requests, self._devices, self._settings = requests, sorted(set(devices)), settings
 
-def lent_for(requests: Requests, devices: Sequence[Device], settings: AllocatorSettings) -> list[StorageId]:
-    """The storages that something is lent for, in turn, on one device after the other; empty: it runs on all."""
-    found = list[StorageId]()
-    for device in devices:
-        lender, held, lent_bytes = device.allocator(settings, NO_LIMIT), dict[StorageId, Block | None](), 0
-        for event in requests.events:
-            if event < 0:
-                lender.free(held.pop(~event))
-                continue
-            held[event] = lender.allocate(requests.sizes[event])
-            if lender.lent_bytes > lent_bytes:
-                found.append(event)
-                lent_bytes = lender.lent_bytes
-    return found
+    def full(self) -> Iterator[tuple[Device, UnderWay]]:
+        """The devices that are full before the order's end, the least first; each with its replay, which is there."""
+        common = self._requests.begin(allocator(self._settings))
+        common.allocator.halts = True
+        for device in self._devices:
+            common.allocator.capacity = device.capacity
+            try:
+                self._requests.go_on(common)
+            except FullDeviceError:
+                alone = common.copied()
+                alone.allocator.halts, alone.allocator.most_retries = False, device.most_retries
+                yield device, alone
+            else:
+                return
+
+    def lacking(self, most_bytes: int = NO_LIMIT) -> int:
+        """What the order lacks on each device, together, in bytes; 0: it runs on all of them.
+
+        Args:
+            most_bytes: What lacks more is not replayed to its end: ``most_bytes + 1`` is said of it.
+        """
+        lacking = 0
+        for _, replay in self.full():
+            replay.allocator.most_lent_bytes = most_bytes - lacking
+            try:
+                lacking += self._requests.go_on(replay).lent_bytes
+            except OutOfDeviceMemoryError:
+                return most_bytes + 1
+        return lacking
+
+    def lent_for(self) -> list[StorageId]:
+        """The storages that something is lent for, in turn, on one device after the other; empty: it runs on all."""
+        found = list[StorageId]()
+        for _, replay in self.full():
+            lender, held, lent_bytes = replay.allocator, replay.held, 0
+            lender.most_lent_bytes = NO_LIMIT
+            for event in islice(self._requests.events, replay.at, None):
+                if event < 0:
+                    lender.free(held[~event])
+                    held[~event] = None
+                    continue
+                held[event] = lender.allocate(self._requests.sizes[event])
+                if lender.lent_bytes > lent_bytes:
+                    found.append(event)
+                    lent_bytes = lender.lent_bytes
+        return found

@@ -1,0 +1,111 @@
+"""One order on several devices: as if it were replayed on each from its start."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sched import Problem
+from overlap_sched.peak_memory.allocator.caching import CachingAllocator, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.reserved import Requests, allocator, requests_of
+from overlap_sched.peak_memory.allocator.shortage import Device, Replays
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
+from tests.support.graphs import problems
+from tests.support.oracle import random_order
+
+SETTINGS = (PLAIN, EXPANDABLE, replace(PLAIN, max_split_size_bytes=20 * MIB))
+
+
+def said(found: CachingAllocator) -> tuple[int, ...]:
+    return (
+        found.reserved_bytes,
+        found.peak_reserved_bytes,
+        found.allocated_bytes,
+        found.peak_allocated_bytes,
+        found.segments,
+        found.retries,
+        found.lent_bytes,
+        found.largest_free_bytes(),
+    )
+
+
+def from_the_start(requests: Requests, device: Device, settings: AllocatorSettings) -> CachingAllocator:
+    found = allocator(settings, device.capacity)
+    found.most_retries, found.most_lent_bytes = device.most_retries, NO_LIMIT
+    return requests.go_on(requests.begin(found))
+
+
+@given(
+    problems(models=("runtime",)),
+    st.integers(0, 2**32),
+    st.lists(st.tuples(st.integers(0, 110), st.sampled_from((0, 1, NO_LIMIT))), min_size=1, max_size=4),
+    st.sampled_from(SETTINGS),
+)
+def test_each_device_as_if_it_were_alone(
+    problem: Problem, seed: int, rows: list[tuple[int, int]], settings: AllocatorSettings
+) -> None:
+    problem = with_sizes_of_all_kinds(problem)
+    requests = requests_of(LiveRanges(problem), random_order(problem, seed))
+    most = requests.replayed(settings).peak_reserved_bytes
+    devices = {Device(most * percent // 100, retries) for percent, retries in rows}
+    full = dict(Replays(requests, list(devices), settings).full())
+    assert set(full) == {device for device in devices if device.capacity < most}
+    for device, replay in full.items():
+        alone = from_the_start(requests, device, settings)
+        replay.allocator.most_lent_bytes = NO_LIMIT
+        assert said(requests.go_on(replay)) == said(alone)
+
+
+@given(problems(models=("runtime",)), st.integers(0, 2**32), st.integers(10, 100), st.sampled_from(SETTINGS))
+def test_what_is_lacking_is_what_all_devices_lack(
+    problem: Problem, seed: int, percent: int, settings: AllocatorSettings
+) -> None:
+    problem = with_sizes_of_all_kinds(problem)
+    requests = requests_of(LiveRanges(problem), random_order(problem, seed))
+    most = requests.replayed(settings).peak_reserved_bytes * percent // 100
+    devices = (Device(most + 40 * MIB, 0), Device(most), Device(most, 1))
+    replays = Replays(requests, devices, settings)
+    lacking = sum(from_the_start(requests, device, settings).lent_bytes for device in devices)
+    assert replays.lacking() == replays.lacking(lacking) == lacking
+    assert bool(replays.lent_for()) == (lacking > 0)
+    if lacking:
+        assert replays.lacking(lacking - 1) == lacking
+
+
+def test_what_something_is_lent_for() -> None:
+    """12 and 30 MiB in 40: the second lacks 2; in 50 nothing does."""
+    requests = Requests((0, 1, ~0, ~1), (12 * MIB, 30 * MIB), 42 * MIB)
+    replays = Replays(requests, (Device(40 * MIB), Device(50 * MIB)), PLAIN)
+    assert replays.lent_for() == [1]
+    assert replays.lacking() == 2 * MIB
+    assert [device.capacity for device, _ in replays.full()] == [40 * MIB]
+    ((_, replay),) = replays.full()
+    assert (replay.at, replay.allocator.reserved_bytes) == (1, 12 * MIB)
+    assert replay.held[0] is not None
+    assert replay.held[1] is None
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    requests = Requests((0, ~0, 1), (12 * MIB, 14 * MIB), 14 * MIB)
+    for settings in SETTINGS:
+        one = requests.begin(allocator(settings))
+        one.held[0] = one.allocator.allocate(12 * MIB)
+        one.at = 1
+        other = one.copied()
+        assert said(requests.go_on(other)) == said(requests.replayed(settings))
+        assert one.allocator.allocated_bytes == 12 * MIB
+        assert one.at == 1
+        assert said(requests.go_on(one)) == said(requests.replayed(settings))
+
+
+def test_it_fails_where_it_is_full_and_may_go_on() -> None:
+    requests = Requests((0, 1), (12 * MIB, 30 * MIB), 42 * MIB)
+    replay = requests.begin(allocator(PLAIN, 40 * MIB))
+    try:
+        requests.go_on(replay)
+    except OutOfDeviceMemoryError:
+        replay.allocator.capacity = 42 * MIB
+    assert replay.at == 1
+    assert requests.go_on(replay).reserved_bytes == 42 * MIB

@@ -80,7 +80,7 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
         first = resume(arguments.checkpoint, config, trainer.model, trainer.optimizer)
         if first:
             console.print(f"train: resumed after step {first} of {arguments.checkpoint}", markup=False)
-    measured = arguments.costs == "measured"
+    measured = arguments.costs == "measured" and _asks_for_times(arguments)
     model: Roofline | TableModel | None = measured_model(world, DTYPES[arguments.dtype]) if measured else None
     if arguments.slow_network is not None:
         model = with_slow_links(model or Roofline(), arguments.slow_network * 1e9, arguments.slow_latency)
@@ -116,6 +116,11 @@ def train(arguments: Arguments, trainer: Trainer, console: Console) -> Outcome:
         profiled=seen,
         reports=overlap_sched.reports(),
     )
+
+
+def _asks_for_times(arguments: Arguments) -> bool:
+    """Does anything in this run go by predicted times? To measure them takes 20 s of each rank's processor."""
+    return arguments.scheduler != "none" or arguments.predict or arguments.slow_network is not None
 
 
 class _Step(NamedTuple):

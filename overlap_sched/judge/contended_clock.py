@@ -19,27 +19,29 @@ from overlap_sched.problem import Problem
 class ContendedClock:
     """One compute stream and one stream per process group, as they stand after the calls so far.
 
-    Time, with g lanes of all groups (at most one collective in each) and e collectives that finish during the call::
+    While compute runs, what is in flight is only looked at when it changes: at a launch, a finish or a wait. Time, with
+    g lanes of all groups (at most one collective in each) and e collectives that finish during the call::
 
-        launch(v)           O(1)
-        compute(time_us)    O(g e + g)
+        launch(v)           O(g)
+        compute(time_us)    O(g e + 1)
         wait(v), drain()    O(g e + g)
 
     Attributes:
-        clock_us: The compute stream's clock. start_us, finish_us: of collectives, as far as they are known.
+        clock_us: The compute stream's clock. start_us, finish_us: of collectives, as far as they are known: behind a
+            wait for one, and behind the drain.
     """
 
     def __init__(self, problem: Problem) -> None:
         """Nothing has been launched."""
-        contention = problem.contention
+        contention, nodes = problem.contention, problem.nodes
         self.clock_us = 0.0
         self.start_us: dict[int, float] = {}
         self.finish_us: dict[int, float] = {}
-        self._nodes = problem.nodes
+        self._nodes = nodes
         self._link = {name: contention.link_of(name) for name in problem.groups}
-        self._factor = {v: contention.slowdown_of(problem.nodes[v].op) for v in problem.collectives}
-        self._stretch = {v: contention.stretch_of(problem.nodes[v].op) for v in problem.collectives}
-        self._computing = False
+        ops = {nodes[v].op for v in problem.collectives}
+        self._factor = {op: contention.slowdown_of(op) for op in ops}
+        self._stretch = {op: contention.stretch_of(op) for op in ops}
         self._lanes, self._crowded = contention.lanes, contention.crowded
         self._queue: dict[str, deque[int]] = {name: deque() for name in problem.groups}  # launched, not started
         self._flying = dict.fromkeys(problem.groups, 0)  # how many are in flight, per group
@@ -48,9 +50,14 @@ class ContendedClock:
             self._groups_of.setdefault(link, []).append(name)
         self._link_pace = dict.fromkeys(self._link.values(), 1.0)
         self._left_us: dict[int, float] = {}  # of the collectives in flight, what they would still take alone
+        self._since_us: float | None = (
+            None  # what is in flight is as it was then, compute has run since; none: it is so
+        )
+        self._slowed, self._until_us = 1.0, math.inf  # from then on: how compute is slowed down, until the next finish
 
     def launch(self, v: int) -> None:
         """Collective v goes on its group's stream."""
+        self._catch_up()
         group = self._nodes[v].group or ""
         if self._flying[group] < self._lanes:
             self._start(v)
@@ -59,31 +66,51 @@ class ContendedClock:
 
     def compute(self, time_us: float) -> None:
         """The compute stream does what takes so long alone."""
-        self._computing = True
-        if not self._left_us or not time_us:  # most steps: nothing that is in flight, or nothing that is computed
-            self.clock_us += time_us
-            return
-        while True:
-            factor = max((self._factor[v] for v in self._left_us), default=1.0)
-            until_us = self._next_finish_us()
-            if time_us * factor <= until_us:
-                self._advance(time_us * factor)
+        while time_us and self._left_us:
+            since_us = self._look_ahead() if self._since_us is None else self._since_us
+            finish_us = since_us + self._until_us
+            end_us = self.clock_us + time_us * self._slowed
+            if end_us <= finish_us:
+                self.clock_us = end_us
                 return
-            self._advance(until_us)
-            time_us -= until_us / factor
+            time_us = max(time_us - (finish_us - self.clock_us) / self._slowed, 0.0)
+            self.clock_us = finish_us
+            self._catch_up()
+        self.clock_us += time_us
 
     def wait(self, v: int) -> None:
         """The compute stream stalls until collective v is finished."""
-        self._computing = False
+        if v not in self.finish_us:
+            self._catch_up()
         while v not in self.finish_us:
-            self._advance(self._next_finish_us())
+            self._stall()
 
     def drain(self) -> float:
         """Let everything in flight finish; returns when it has."""
-        self._computing = False
+        self._catch_up()
         while self._left_us:
-            self._advance(self._next_finish_us())
+            self._stall()
         return self.clock_us
+
+    def _look_ahead(self) -> float:
+        """Compute runs from here on; returns when that is."""
+        self._slowed = max(self._factor[self._nodes[v].op] for v in self._left_us)
+        self._until_us = self._next_finish_us(computing=True)
+        self._since_us = self.clock_us
+        return self.clock_us
+
+    def _catch_up(self) -> None:
+        """What is in flight comes to where it is, as compute has run since."""
+        if self._since_us is not None:
+            at_finish = self.clock_us >= self._since_us + self._until_us
+            self._advance(self._until_us if at_finish else self.clock_us - self._since_us, computing=True)
+            self._since_us = None
+
+    def _stall(self) -> None:
+        """Nothing is computed until the next of those in flight is finished."""
+        time_us = self._next_finish_us(computing=False)
+        self.clock_us += time_us
+        self._advance(time_us, computing=False)
 
     def _start(self, v: int) -> None:
         self.start_us[v] = self.clock_us
@@ -97,20 +124,20 @@ class ContendedClock:
         flying = [self._flying[name] for name in self._groups_of[self._link[group]]]
         self._link_pace[self._link[group]] = sum(1 for count in flying if count) * self._crowded(max(flying))
 
-    def _pace(self, v: int) -> float:
+    def _pace(self, v: int, computing: bool) -> float:
         """How many times as long as alone collective v takes as things stand."""
-        return self._link_pace[self._link[self._nodes[v].group or ""]] * (self._stretch[v] if self._computing else 1.0)
+        node = self._nodes[v]
+        return self._link_pace[self._link[node.group or ""]] * (self._stretch[node.op] if computing else 1.0)
 
-    def _next_finish_us(self) -> float:
+    def _next_finish_us(self, computing: bool) -> float:
         """How long until one of those in flight is finished, if none is launched before."""
-        return min((left * self._pace(v) for v, left in self._left_us.items()), default=math.inf)
+        return min(left * self._pace(v, computing) for v, left in self._left_us.items())
 
-    def _advance(self, time_us: float) -> None:
-        """Time goes on, at most to the next finish; what is finished then makes room on its stream."""
-        self.clock_us += time_us
+    def _advance(self, time_us: float, computing: bool) -> None:
+        """Time has gone on, at most to the next finish; what is finished now makes room on its stream."""
         finished = []
         for v, left in self._left_us.items():
-            pace = self._pace(v)
+            pace = self._pace(v, computing)
             if left * pace <= time_us:
                 finished.append(v)
             else:

@@ -43,6 +43,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return Job(outcomes)
 
 
+@pytest.mark.slow
 def test_equal_graphs_agree(ran: Job) -> None:
     assert ran.same("equal")["agreed"]
 

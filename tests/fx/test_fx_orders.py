@@ -240,6 +240,7 @@ def random_program(seed: int) -> Callable[..., Any]:
     return f
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs(seed: int) -> None:
     gm = trace(random_program(seed), (4, 4), (4, 4))

@@ -39,6 +39,7 @@ def run(lifted, order, observe=None):
     return Program(lifted, order).run(inputs, EmulatedStreams(), observe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headroom", [0, "1GiB"])
 def test_bytes_alive_are_those_predicted_at_every_step(lifted, headroom):
     problem = lifted.problem

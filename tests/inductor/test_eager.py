@@ -128,6 +128,7 @@ def before_lowering(ranks: None) -> Compiled:
     return compiled_step(options=options)
 
 
+@pytest.mark.slow
 def test_before_lowering_results_are_the_same(plain: Compiled, before_lowering: Compiled) -> None:
     assert all(map(torch.equal, plain.results, before_lowering.results))
 

@@ -213,6 +213,7 @@ def gathers_in(code: str) -> int:
     return sum(" = torch.ops._c10d_functional.all_gather" in line for line in code.splitlines())
 
 
+@pytest.mark.slow
 def test_code_of_inductor_has_fewer_collectives_and_the_same_results(plain: Compiled, rewritten: Compiled) -> None:
     for graph in (0, 1):
         assert gathers_in(rewritten.code[graph]) < gathers_in(plain.code[graph]), graph

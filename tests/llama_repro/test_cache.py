@@ -40,6 +40,7 @@ def test_true_prices_are_those_of_fused_kernels_on_a_cluster(cached, tiny, monke
     assert cache.fused_problem(find_config("tiny")) == fused  # from the cache
 
 
+@pytest.mark.slow
 def test_damaged_files_are_captured_anew(cached, tiny):
     for path in cached.iterdir():
         path.write_bytes(path.read_bytes()[:100])

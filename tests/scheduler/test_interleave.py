@@ -143,6 +143,7 @@ def test_two_graphs_within_the_budget(data: st.DataObject) -> None:
     assert task.within_budget(order)
 
 
+@pytest.mark.slow
 @listings
 @pytest.mark.parametrize("tp_us", [10.0, 20.0, 30.0])
 def test_two_halves_end_near_the_bound(listed: Callable[[Chains], Problem], tp_us: float) -> None:

@@ -24,6 +24,7 @@ def test_the_step_is_the_same(budget: float) -> None:
     assert all(torch.equal(mine, other) for mine, other in zip(trained, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_saves_less_and_takes_longer() -> None:
     joint = joint_graph(TINY)
     plain = point(step_problem(TINY, with_updates(copy_of(joint))))

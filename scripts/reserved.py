@@ -2,6 +2,7 @@
 """What torch's caching allocator needs for our order of a graph, beside what it needs for the original one.
 
     scripts/reserved.py                          graphs beside those of the benchmark, both networks, both kinds
+    scripts/reserved.py --later                  graphs by which nothing in the scheduler was chosen
     scripts/reserved.py scripts/instances/*      problem files
     scripts/reserved.py --allocator plain --comm-scale 1 --markdown
 
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is n
 
 from llama_repro.bench.cases import slower_network
 from llama_repro.harness.console import guarded, markdown_table, wide_console
+from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.allocator.reserved import reserved_change
 from overlap_sched.problem import Problem
@@ -68,19 +70,21 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _rows(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[tuple[str, ...]]:
-    for problem in _problems(options.problems, tell):
+    for problem in _problems(options.problems, options.later, tell):
         for scale in options.comm_scale:
             tell(f"{problem.name} x{scale:g}")
             yield from figures(slower_network(problem, scale), f"x{scale:g}", options.allocator, options.allocator_cost)
 
 
-def _problems(paths: Sequence[Path], tell: Callable[[str], None]) -> Iterator[Problem]:
+def _problems(paths: Sequence[Path], later: bool, tell: Callable[[str], None]) -> Iterator[Problem]:
+    if paths and later:
+        raise OptionsError("--later is for graphs that are traced, not for problem files; leave one of them out.")
     if paths:
         yield from map(read_problem, paths)
         return
-    from llama_repro.generate.unseen import UNSEEN, unseen_problems
+    from llama_repro.generate.unseen import LATER, UNSEEN, unseen_problems
 
-    for config in UNSEEN.values():
+    for config in (LATER if later else UNSEEN).values():
         yield from unseen_problems(config, tell)
 
 
@@ -108,6 +112,7 @@ def figures(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", type=Path, help="problem files (default: graphs traced for this)")
+    parser.add_argument("--later", action="store_true", help="graphs by which nothing in the scheduler was chosen")
     parser.add_argument("--comm-scale", nargs="+", type=float, default=[1.0, 4.0], help="networks (default: 1 4)")
     parser.add_argument(
         "--allocator", nargs="+", choices=list(SEGMENTS), default=list(SEGMENTS), help="segments (default: both)"

@@ -7,20 +7,26 @@ from llama_repro.capture.cache import traced_graphs
 from llama_repro.capture.configs import LlamaConfig
 from overlap_sched.problem import Problem
 
-UNSEEN = {
-    config.name: config
-    for config in (
-        LlamaConfig("1b", 2048, 8192, 16, 32, 8, 128256, 4, 4096, fsdp=16),
-        LlamaConfig("1b-8x2", 2048, 5632, 22, 32, 4, 32000, 4, 2048, fsdp=8, tp=2),
-        LlamaConfig("3b", 3072, 8192, 28, 24, 8, 128256, 2, 4096, fsdp=32),
-        LlamaConfig("8b-4x2", 4096, 14336, 16, 32, 8, 128256, 1, 4096, fsdp=4, tp=2),
-        LlamaConfig("8b-16x4", 4096, 14336, 32, 32, 8, 128256, 1, 8192, fsdp=16, tp=4),
-        LlamaConfig("13b-16x4", 5120, 13824, 20, 40, 40, 32000, 1, 4096, fsdp=16, tp=4),
-        LlamaConfig("34b", 7168, 20480, 12, 56, 8, 64000, 1, 4096, fsdp=64),
-        LlamaConfig("70b-32x8", 8192, 28672, 12, 64, 8, 128256, 1, 8192, fsdp=32, tp=8),
-    )
-}
+_TABLED = (
+    LlamaConfig("1b", 2048, 8192, 16, 32, 8, 128256, 4, 4096, fsdp=16),
+    LlamaConfig("1b-8x2", 2048, 5632, 22, 32, 4, 32000, 4, 2048, fsdp=8, tp=2),
+    LlamaConfig("3b", 3072, 8192, 28, 24, 8, 128256, 2, 4096, fsdp=32),
+    LlamaConfig("8b-4x2", 4096, 14336, 16, 32, 8, 128256, 1, 4096, fsdp=4, tp=2),
+    LlamaConfig("8b-16x4", 4096, 14336, 32, 32, 8, 128256, 1, 8192, fsdp=16, tp=4),
+    LlamaConfig("13b-16x4", 5120, 13824, 20, 40, 40, 32000, 1, 4096, fsdp=16, tp=4),
+    LlamaConfig("34b", 7168, 20480, 12, 56, 8, 64000, 1, 4096, fsdp=64),
+    LlamaConfig("70b-32x8", 8192, 28672, 12, 64, 8, 128256, 1, 8192, fsdp=32, tp=8),
+)
+_LATER = (
+    LlamaConfig("2b-32x4", 2560, 10240, 24, 32, 8, 100000, 3, 2048, fsdp=32, tp=4),
+    LlamaConfig("7b-8", 4096, 11008, 16, 32, 32, 32000, 2, 4096, fsdp=8),
+    LlamaConfig("13b-8x8", 5120, 13824, 24, 40, 40, 32000, 2, 4096, fsdp=8, tp=8),
+    LlamaConfig("14b-16x2", 5120, 17408, 14, 40, 8, 151936, 1, 4096, fsdp=16, tp=2),
+)
+UNSEEN = {config.name: config for config in _TABLED}
 """By name: size, and FSDP x tensor parallel. Some have fewer layers than models of that size."""
+LATER = {config.name: config for config in _LATER}
+"""Others, traced when the scheduler was made: nothing in it was chosen by them."""
 
 
 def unseen_problems(config: LlamaConfig, progress: Callable[[str], None] = lambda text: None) -> Iterator[Problem]:

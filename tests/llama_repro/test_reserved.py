@@ -1,11 +1,16 @@
 """The command that says what the allocator needs for our orders, on a graph of which all figures are known."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llama_repro.generate.unseen import UNSEEN
+from llama_repro.capture.configs import CONFIGS, LlamaConfig
+from llama_repro.generate import unseen
+from llama_repro.generate.unseen import LATER, UNSEEN
 from overlap_sched.peak_memory.allocator.reserved import reserved_change
+from overlap_sched.problem import Problem
 from overlap_sched.problem.file import write_problem
 from overlap_sched.report.units import size
 from tests.scheduler.test_reserve import large_layers
@@ -37,7 +42,25 @@ def test_what_an_order_breaks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_graphs_are_others_than_those_of_the_benchmark() -> None:
-    from llama_repro.capture.configs import CONFIGS
+    def sizes(configs: Iterable[LlamaConfig]) -> set[tuple[int, ...]]:
+        return {(config.hidden, config.layers, config.fsdp, config.tp) for config in configs}
 
-    sizes = {(config.hidden, config.layers, config.fsdp, config.tp) for config in CONFIGS.values()}
-    assert not sizes & {(config.hidden, config.layers, config.fsdp, config.tp) for config in UNSEEN.values()}
+    known, tabled, later = map(sizes, (CONFIGS.values(), UNSEEN.values(), LATER.values()))
+    assert not known & tabled
+    assert not later & (known | tabled)
+
+
+def test_later_graphs_are_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = list[str]()
+
+    def traced(config: LlamaConfig, tell: object) -> Iterator[Problem]:
+        asked.append(config.name)
+        yield replace(large_layers(8), name=f"{config.name} forward")
+
+    monkeypatch.setattr(unseen, "unseen_problems", traced)
+    assert module_at(SCRIPT).main(["--later", "--comm-scale", "1", "--allocator", "plain", "--markdown"]) == 0
+    assert asked == list(LATER)
+    assert "| 7b-8 forward x1 |" in capsys.readouterr().out
+    assert module_at(SCRIPT).main(["--later", "graph.json"]) != 0
+    told = "--later is for graphs that are traced, not for problem files; leave one of them out."
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -26,7 +26,7 @@ _LATER = (
 UNSEEN = {config.name: config for config in _TABLED}
 """By name: size, and FSDP x tensor parallel. Some have fewer layers than models of that size."""
 LATER = {config.name: config for config in _LATER}
-"""Others, traced when the scheduler was made: nothing in it was chosen by them."""
+"""Others, traced after the scheduler was made: nothing in it was chosen by them."""
 
 
 def unseen_problems(config: LlamaConfig, progress: Callable[[str], None] = lambda text: None) -> Iterator[Problem]:

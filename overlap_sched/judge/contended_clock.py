@@ -50,10 +50,9 @@ class ContendedClock:
             self._groups_of.setdefault(link, []).append(name)
         self._link_pace = dict.fromkeys(self._link.values(), 1.0)
         self._left_us: dict[int, float] = {}  # of the collectives in flight, what they would still take alone
-        self._since_us: float | None = (
-            None  # what is in flight is as it was then, compute has run since; none: it is so
-        )
-        self._slowed, self._until_us = 1.0, math.inf  # from then on: how compute is slowed down, until the next finish
+        # Since when compute has run while nothing in flight changed (its left_us is of then); none: left_us is of now.
+        self._since_us: float | None = None
+        self._slowed, self._until_us = 1.0, math.inf  # from then on: factor on compute, and time to the next finish
 
     def launch(self, v: int) -> None:
         """Collective v goes on its group's stream."""

@@ -57,15 +57,16 @@ def wandered(
     """
     task, rng = reserve.task, random.Random(0)
     rules, places = neighbours(task.problem, task.pairs), [positions(other) for other in others]
-    movable = [v for v, node in enumerate(task.problem.nodes) if node.kind not in (Kind.INPUT, Kind.OUTPUT)]
+    fixed = {v for v, node in enumerate(task.problem.nodes) if node.kind in (Kind.INPUT, Kind.OUTPUT)}
+    movable = [v for v in range(len(task.problem.nodes)) if v not in fixed]
     order, least, held = found.order, reserve.lacking(found.order), None
     short = reserve.lacking_at(order) if others else []
     for _ in range(trials if movable else 0):
-        near = _near(rng.choice(short), order, rng) if short else slice(0, len(order))
-        if short and rng.random() < AS_ANOTHER:
+        near = _near(rng.choice(short), order, rng) if short else None
+        if near is not None and rng.random() < AS_ANOTHER:
             moves, moved = [], _as_another(order, near, rng.choice(places), rng.choice(PERCENTS))
         else:
-            moves = _moves(sorted(set(order[near]).intersection(movable)), rng)
+            moves = _moves(movable if near is None else sorted(set(order[near]) - fixed), rng)
             moved = _moved(order, moves, rules)
         if moved == order or not _admitted(task, moved, most_us):
             continue

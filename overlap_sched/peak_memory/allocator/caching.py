@@ -153,6 +153,7 @@ class CachingAllocator:
         return found, twins
 
     def _all_free(self) -> list[Block]:
+        """All blocks that are not in use, mapped or not."""
         return self.free_blocks()
 
     def _stand_alone(self, twins: Mapping[Block, Block]) -> None:

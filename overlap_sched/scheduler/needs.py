@@ -7,8 +7,8 @@ from typing import NamedTuple
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.allocator.shortage import Device, Replays
-from overlap_sched.problem import NodeId, Order
+from overlap_sched.peak_memory.allocator.shortage import Device, Lacking, Replays
+from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, AllocatorSettings
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, Task
@@ -85,17 +85,9 @@ class Reserve:
                 return Overdraft(True, 0, over_bytes)
         return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes)
 
-    def lacking(self, order: Order, most_bytes: int = NO_LIMIT) -> int:
-        """What a valid order lacks on all devices together, in bytes; above ``most_bytes`` some figure above it."""
-        return self._replays(order).lacking(most_bytes)
-
-    def lacking_at(self, order: Order) -> list[NodeId]:
-        """The nodes of a valid order for whose results something is lacking, on one device after the other."""
-        makers = {s: v for v, node in enumerate(self.task.problem.nodes) for s in node.alloc}
-        return [makers[s] for s in self._replays(order).lent_for()]
-
-    def _replays(self, order: Order) -> Replays:
-        return Replays(requests_of(self.task.live_ranges, order), self.devices, self.settings)
+    def lacking(self, order: Order, most_bytes: int = NO_LIMIT) -> Lacking:
+        """What a valid order lacks on all devices together; above ``most_bytes`` some figure above it."""
+        return Replays(requests_of(self.task.live_ranges, order), self.devices, self.settings).lacking(most_bytes)
 
     @property
     def most_capacity(self) -> int:

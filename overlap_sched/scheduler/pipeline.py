@@ -34,7 +34,7 @@ from overlap_sched.scheduler.needs import NOTHING, Reserve
 from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.relink import relinked
-from overlap_sched.scheduler.reserve import WALKS, within_reserve
+from overlap_sched.scheduler.reserve import within_reserve
 from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 from overlap_sched.scheduler.shift import shift
 
@@ -78,12 +78,12 @@ class Unfitted:
     @cached_property
     def fitted(self) -> Schedule:
         """What :func:`schedule` makes; nothing of :attr:`live` is made again."""
-        return self._fitted(WALKS)
+        return self._fitted(walks=True)
 
     @cached_property
     def without_walks(self) -> Schedule:
         """The same without orders in between and random walks: faster, where orders are compared."""
-        return self._fitted(0)
+        return self._fitted(walks=False)
 
     @cached_property
     def fits(self) -> bool:
@@ -102,7 +102,7 @@ class Unfitted:
         self._found.append(_for_live_bytes(self._problem, self.options, original))
         return self._found[0].chosen(None)
 
-    def _fitted(self, walks: int) -> Schedule:
+    def _fitted(self, walks: bool) -> Schedule:
         if kept_allocator(self.options) is None or self.live.fell_back is not None:
             return replace(self.live, options=self.options)
         made = _judged(self._problem, self.options, self._before, lambda _: self._found[0].chosen(self.reserve, walks))
@@ -159,7 +159,7 @@ class _Found:
     original: Candidate
     best: Candidate
 
-    def chosen(self, reserve: Reserve | None, walks: int = WALKS) -> tuple[Candidate, int]:
+    def chosen(self, reserve: Reserve | None, walks: bool = True) -> tuple[Candidate, int]:
         """This, or one near it that the allocator can hold; and the peak that headroom is counted from."""
         best, asked = self.best, self.asked
         if reserve is not None and best.order != self.original.order:

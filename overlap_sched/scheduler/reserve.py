@@ -15,7 +15,7 @@ tighter budgets, between what is live in the original order at each place and it
 fewer holes; then orders nearer and nearer to the original one, which can be held itself
 (:func:`overlap_sched.scheduler.relink.between`). Where what can be held is not close to the best: orders in between
 those that can be held, or nearly, and those that are short (:mod:`overlap_sched.scheduler.combine`). At last, random
-walks from what lacks little (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked
+walks (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked
 for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what
 loses least within it, a percent of memory counting as much as a percent of the step.
 """
@@ -23,9 +23,8 @@ loses least within it, a percent of memory counting as much as a percent of the 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product, takewhile
+from itertools import islice, takewhile
 
-from overlap_sched.problem import Order
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.combine import Tried, combined, distinct, held_us
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
@@ -48,29 +47,26 @@ MENDABLE = 0.2
 """What lacks more of what the original order reserves is not mended: that does not come to an end."""
 MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
-NEARLY_HELD, WALKS = 0.1, 3
-"""What lacks no more of what the original order reserves is moved on at random: so many orders, each in both ways; and
-the best of them for longer."""
 LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
-"""Parts of the best step within which the walks keep, in turn, as far as they may: the shorter, the better they go."""
+"""Parts of the best step that walks come down to, in turn, as far as they may."""
 COMBINED_NODES = 200_000
 """Of orders in between, per unit of effort: so many nodes in all that are looked at."""
 OTHERS = 4
-"""Aimed walks go part of the way to so many of the orders that break least, and to those that all runs start from."""
-WALK_NODES, MOST_TRIALS = 260_000, 200
+"""Walks go part of the way to so many of the orders that break least, too, and to those that all runs start from."""
+WALK_NODES, MOST_TRIALS = 2_000_000, 500
 """Of a walk, per unit of effort: so many nodes in all trials, and so many trials at most."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
 
-def within_reserve(reserve: Reserve, reference: Reference, best: Candidate, walks: int = WALKS) -> Candidate:
+def within_reserve(reserve: Reserve, reference: Reference, best: Candidate, walks: bool = True) -> Candidate:
     """The phase: the best order, or one near it that an allocator can hold.
 
     Args:
         reserve: What the order may need.
         reference: The order that runs start from.
         best: The best order behind all other phases.
-        walks: At random, where nothing else holds; 0: none, and no orders in between: a third of the time there.
+        walks: Walk at random and look at orders in between, where nothing else holds: two thirds of the time there.
     """
     breaks = reserve.overdraft(best.order)
     if breaks == NOTHING:
@@ -103,7 +99,7 @@ class _Held:
             self._note(reserve.task.remeasured(best, best.unshifted))
         self.tried = list(self.made)
 
-    def look(self, walks: int) -> Tried:
+    def look(self, walks: bool) -> Tried:
         """The shortest order that breaks nothing; where there is none, the one near the best that breaks least."""
         effort, enough_us = self._reserve.task.options.effort, min(self._most_us, self._best.step_us * HELD)
         self._run_beside_an_allocator()
@@ -118,7 +114,7 @@ class _Held:
             self._combine()
         for most_us in sorted({min(self._best.step_us * part, self._most_us) for part in LONGER}):
             if walks and self.held_us > most_us:
-                self._wander(walks, most_us)
+                self._wander(most_us)
                 if self._best.step_us * NEARLY < self.held_us < math.inf:
                     self._combine()
         broken, found = chosen(self.tried, self._best.step_us, self._most_us, self._reserve.reserved_bytes)
@@ -198,24 +194,14 @@ class _Held:
         trials = task.options.effort * (COMBINED_NODES // max(len(self._best.order), 1))
         self.tried += combined(self._reserve, self.tried, best_us, best_us * CLOSE, self._most_us, trials)
 
-    def _wander(self, walks: int, most_us: float) -> None:
-        """Move on what breaks least at random; then, for longer, what is nearest to being held after that."""
-        task, most_bytes = self._reserve.task, NEARLY_HELD * self._reserve.reserved_bytes
-        near = [pair for pair in self.tried if pair[1].step_us <= most_us and pair[0].over_bytes <= most_bytes]
-        trials = task.options.effort * min(WALK_NODES // max(len(self._best.order), 1), MOST_TRIALS)
+    def _wander(self, enough_us: float) -> None:
+        """Move at random from what lacks little and from what is short."""
+        task, left = self._reserve.task, WALK_NODES // max(len(self._best.order), 1)
         others = [self._original.order, tuple(self._reference.order)]
         others += [found.order for found in distinct(self.tried)[:OTHERS]]
-        for start, towards in product(distinct(near)[:walks], ((), others)):
-            near.append(self._walked(start, most_us, trials, towards))
-            if near[-1][0] == NOTHING:
-                return
-        if near:
-            self._walked(distinct(near)[0], most_us, walks * trials, others)
-
-    def _walked(self, start: Candidate, most_us: float, trials: int, others: Sequence[Order]) -> Tried:
-        found = wandered(self._reserve, start, most_us, trials, others)
-        self.tried.append((self._reserve.overdraft(found.order), found))
-        return self.tried[-1]
+        trials = task.options.effort * min(left, MOST_TRIALS)
+        found = wandered(self._reserve, self.tried, self._best, others, enough_us, trials)
+        self.tried += [(self._reserve.overdraft(each.order), each) for each in found if each.step_us <= self._most_us]
 
     def _try_nearer(self) -> None:
         """The original order, and others nearer and nearer to what runs start from, until some can be held."""

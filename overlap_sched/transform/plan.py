@@ -270,7 +270,9 @@ class _Finished(NamedTuple):
         if self.reserve is None:
             return self.found, NOTHING
         task = self.task
-        held = within_reserve(self.reserve, Reference(task.problem, self.begin, task.live_ranges), self.found, 0)
+        held = within_reserve(
+            self.reserve, Reference(task.problem, self.begin, task.live_ranges), self.found, walks=False
+        )
         return held, self.reserve.overdraft(held.order)
 
 

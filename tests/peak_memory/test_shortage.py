@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from overlap_sched import Problem
 from overlap_sched.peak_memory.allocator.caching import CachingAllocator, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.reserved import Requests, allocator, requests_of
-from overlap_sched.peak_memory.allocator.shortage import Device, Replays
+from overlap_sched.peak_memory.allocator.shortage import Device, Lacking, Replays
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, AllocatorSettings
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
@@ -68,18 +68,20 @@ def test_what_is_lacking_is_what_all_devices_lack(
     devices = (Device(most + 40 * MIB, 0), Device(most), Device(most, 1))
     replays = Replays(requests, devices, settings)
     lacking = sum(from_the_start(requests, device, settings).lent_bytes for device in devices)
-    assert replays.lacking() == replays.lacking(lacking) == lacking
-    assert bool(replays.lent_for()) == (lacking > 0)
+    assert replays.lacking().lent_bytes == lacking
+    assert replays.lacking(lacking) == replays.lacking()
+    assert bool(replays.lacking().storages) == (lacking > 0)
     if lacking:
-        assert replays.lacking(lacking - 1) == lacking
+        assert replays.lacking(lacking - 1).lent_bytes == lacking
 
 
 def test_what_something_is_lent_for() -> None:
-    """12 and 30 MiB in 40: the second lacks 2; in 50 nothing does."""
+    """12 and 30 MiB in 40: the second lacks 2; in 50 nothing does; in 20 the second lacks 22."""
     requests = Requests((0, 1, ~0, ~1), (12 * MIB, 30 * MIB), 42 * MIB)
     replays = Replays(requests, (Device(40 * MIB), Device(50 * MIB)), PLAIN)
-    assert replays.lent_for() == [1]
-    assert replays.lacking() == 2 * MIB
+    assert replays.lacking() == Lacking(2 * MIB, [1])
+    assert Replays(requests, (Device(40 * MIB), Device(20 * MIB)), PLAIN).lacking() == Lacking(24 * MIB, [1, 1])
+    assert Replays(requests, (Device(10 * MIB),), PLAIN).lacking() == Lacking(32 * MIB, [0, 1])
     assert [device.capacity for device, _ in replays.full()] == [40 * MIB]
     ((_, replay),) = replays.full()
     assert (replay.at, replay.allocator.reserved_bytes) == (1, 12 * MIB)

@@ -232,10 +232,10 @@ class Fits:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lacking_bytes: int) -> None:
         self.without = self.rewritten = self.walked = 0
 
-        def fitted(reserve: Reserve, reference: Reference, best: Candidate, walks: int) -> Candidate:
+        def fitted(reserve: Reserve, reference: Reference, best: Candidate, walks: bool) -> Candidate:
             self.without += reserve.task.problem is BOUND
             self.rewritten += reserve.task.problem is not BOUND
-            self.walked += walks > 0
+            self.walked += walks
             return best
 
         def overdraft(reserve: Reserve, order: Order) -> Overdraft:

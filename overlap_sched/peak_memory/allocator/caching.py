@@ -31,7 +31,7 @@ that decides ties.
 
 import copy
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -72,6 +72,7 @@ class CachingAllocator:
         halts: When the capacity does not suffice it fails at once, as it is: what asks may go on with a copy.
         most_retries: It gives nothing back any more after so many.
         lent_bytes: By how much it has raised its capacity itself, where that did not suffice: most_lent_bytes at most.
+        on_lending: Called each time that it does.
     """
 
     def __init__(self, settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> None:
@@ -81,6 +82,7 @@ class CachingAllocator:
         self.halts, self.most_retries, self.most_lent_bytes = False, NO_LIMIT, 0
         self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = self.lent_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
+        self.on_lending: Callable[[], object] = lambda: None
         self._pools: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}  # free: (size, address, block)
         self._next_address = 0
 
@@ -201,6 +203,7 @@ class CachingAllocator:
             raise OutOfDeviceMemoryError
         self.lent_bytes += count
         self.capacity += count
+        self.on_lending()
 
     def _lacking_bytes(self, size: int) -> int:
         """What is lent for a request at once."""

@@ -5,7 +5,7 @@ does not suffice: what is lacking is lent, and the sum of that is the shortage.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from functools import partial
 from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import FullDeviceError, OutOfDeviceMemoryError
@@ -24,6 +24,18 @@ class Device(NamedTuple):
 
     capacity: int
     most_retries: int = NO_LIMIT
+
+
+class Lacking(NamedTuple):
+    """What an order lacks.
+
+    Attributes:
+        lent_bytes: By how much.
+        storages: What something is lent for, in turn, on one device after the other.
+    """
+
+    lent_bytes: int
+    storages: Sequence[StorageId]
 
 
 class Replays:
@@ -55,34 +67,21 @@ class Replays:
             else:
                 return
 
-    def lacking(self, most_bytes: int = NO_LIMIT) -> int:
-        """What the order lacks on each device, together, in bytes; 0: it runs on all of them.
+    def lacking(self, most_bytes: int = NO_LIMIT) -> "Lacking":
+        """What the order lacks on each device, together; nothing: it runs on all of them.
 
         Args:
             most_bytes: What lacks more is not replayed to its end: ``most_bytes + 1`` is said of it.
         """
-        lacking = 0
+        lent_bytes, storages = 0, list[StorageId]()
         for _, replay in self.full():
-            replay.allocator.most_lent_bytes = most_bytes - lacking
+            replay.allocator.most_lent_bytes = most_bytes - lent_bytes
+            replay.allocator.on_lending = partial(self._note, storages, replay)
             try:
-                lacking += self._requests.go_on(replay).lent_bytes
+                lent_bytes += self._requests.go_on(replay).lent_bytes
             except OutOfDeviceMemoryError:
-                return most_bytes + 1
-        return lacking
+                return Lacking(most_bytes + 1, storages)
+        return Lacking(lent_bytes, storages)
 
-    def lent_for(self) -> list[StorageId]:
-        """The storages that something is lent for, in turn, on one device after the other; empty: it runs on all."""
-        found = list[StorageId]()
-        for _, replay in self.full():
-            lender, held, lent_bytes = replay.allocator, replay.held, 0
-            lender.most_lent_bytes = NO_LIMIT
-            for event in islice(self._requests.events, replay.at, None):
-                if event < 0:
-                    lender.free(held[~event])
-                    held[~event] = None
-                    continue
-                held[event] = lender.allocate(self._requests.sizes[event])
-                if lender.lent_bytes > lent_bytes:
-                    found.append(event)
-                    lent_bytes = lender.lent_bytes
-        return found
+    def _note(self, storages: list[StorageId], replay: UnderWay) -> None:
+        storages.append(self._requests.events[replay.at])

@@ -1,0 +1,100 @@
+"""Orders that lack little and orders that are short: the front of both.
+
+::
+
+    lacking   600 MiB  a
+              200         b
+               40             c      d is as short as c and lacks more: it is not kept
+                0                  e
+                       ---------|------|--->  step
+                                |      what takes longer is not kept
+                                short enough: what is shorter still counts as no better
+"""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from overlap_sched.problem import Order, StorageId
+from overlap_sched.problem.allocator_settings import NO_LIMIT
+from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.combine import Tried
+from overlap_sched.scheduler.needs import Reserve
+
+ALIKE = 0.0005
+"""Steps that differ by less than this part of what is enough count as equally long."""
+FAR = 1.04
+"""What takes longer than this part of what is enough is not kept."""
+STEP_WEIGHT = 4
+"""What is a percent too long is as far from the goal as what lacks so many percent of memory."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """An order of the front.
+
+    Attributes:
+        lacking: In bytes. lacking_for: the storages for which something is lacking.
+        made_from: The candidate that the walk to it started from.
+    """
+
+    order: Order
+    step_us: float
+    lacking: int
+    lacking_for: Sequence[StorageId]
+    made_from: Candidate
+
+
+class Front:
+    """Orders of which none is as short as another one and lacks less."""
+
+    def __init__(self, members: Iterable[Member], enough_us: float, most_us: float, reserved_bytes: int) -> None:
+        """What takes no longer than the first counts as no better; what takes longer than the second is not kept."""
+        self.enough_us, self._most_us, self._reserved_bytes = enough_us, most_us, max(reserved_bytes, 1)
+        self.members: list[Member] = []
+        for member in members:
+            if member.lacking <= self.most_lacking(member.step_us):
+                self.keep(member)
+
+    @classmethod
+    def of(cls, reserve: Reserve, starts: Iterable[Tried], enough_us: float) -> "Front":
+        """The front of such orders: it is not looked again at those that break more than one that is as short."""
+        members, least = list[Member](), None
+        for broken, found in sorted(starts, key=lambda pair: pair[1].step_us):
+            if least is None or broken < least:
+                lacking, least = reserve.lacking(found.order), broken
+                count = lacking.lent_bytes or broken.over_bytes  # by luck alone it lacks nothing
+                members.append(Member(found.order, found.step_us, count, lacking.storages, found))
+        return cls(members, enough_us, enough_us * FAR, reserve.reserved_bytes)
+
+    def shorter(self, enough_us: float) -> "Front":
+        """The same where less is enough."""
+        return Front(self.members, enough_us, enough_us * FAR, self._reserved_bytes)
+
+    def most_lacking(self, step_us: float) -> int:
+        """What an order of such a step may lack to be kept, in bytes; below 0: it is too long."""
+        if step_us > self._most_us:
+            return -1
+        length = self._length(step_us)
+        as_short = (member for member in self.members if self._length(member.step_us) <= length)
+        return min((member.lacking for member in as_short), default=NO_LIMIT)
+
+    def keep(self, new: Member) -> None:
+        """Keep an order, instead of those that are not shorter and lack no less."""
+        length = self._length(new.step_us)
+        left = [old for old in self.members if self._length(old.step_us) < length or old.lacking < new.lacking]
+        self.members = sorted([*left, new], key=self._distance)
+
+    def pick(self, rng: random.Random) -> Member:
+        """One of them, more often what is near the goal."""
+        return self.members[int(len(self.members) * rng.random() ** 2)]
+
+    def _length(self, step_us: float) -> int:
+        """By how much it is too long; 0: it is short enough."""
+        return 0 if step_us <= self.enough_us else math.ceil((step_us / self.enough_us - 1) / ALIKE)
+
+    def _distance(self, member: Member) -> float:
+        """From the goal."""
+        too_long = 0.0 if member.step_us <= self.enough_us else member.step_us / self.enough_us - 1
+        return member.lacking / self._reserved_bytes + STEP_WEIGHT * too_long

@@ -1,0 +1,103 @@
+"""The front of orders that lack little and orders that are short: by hand."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from overlap_sched.peak_memory.allocator.shortage import Lacking
+from overlap_sched.problem import Order
+from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN
+from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.front import ALIKE, FAR, STEP_WEIGHT, Front, Member
+from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
+from tests.scheduler.test_wander import on_a_smaller_device, scattered, task_of
+
+
+def member(step_us: float, lacking: int) -> Member:
+    return Member((), step_us, lacking, (), Candidate((), step_us, 0))
+
+
+def front_of(members: Iterable[Member], enough_us: float = 100.0) -> Front:
+    return Front(members, enough_us, enough_us * FAR, 1000)
+
+
+def test_kept_is_what_no_other_one_outdoes() -> None:
+    long, short, between = member(103.0, 0), member(99.0, 70), member(101.0, 20)
+    front = front_of([long, short, between])
+    assert front.members == [between, short, long]  # 2 + 4 %; 7 %; 12 %
+    assert front_of([between, member(101.0, 21), member(102.0, 30)]).members == [between]
+    front.keep(better := member(101.0, 20))
+    assert [id(each) for each in front.members] == [id(better), id(short), id(long)]
+    front.keep(best := member(98.0, 0))
+    assert front.members == [best]
+
+
+def test_how_much_an_order_may_lack() -> None:
+    front = front_of([member(103.0, 0), member(101.0, 20)])
+    assert front.most_lacking(99.0) == front.most_lacking(100.9) == NO_LIMIT
+    assert front.most_lacking(101.0) == front.most_lacking(102.9) == 20
+    assert front.most_lacking(103.0) == front.most_lacking(104.0) == 0
+    assert front.most_lacking(104.1) == -1
+    assert front_of([member(104.1, 0)]).members == []
+
+
+def test_steps_that_are_almost_equal_are_alike() -> None:
+    step_us = 100.0 * (1 + 20 * ALIKE)
+    front = front_of([member(step_us - 0.01, 20)])
+    assert front.most_lacking(step_us - 0.04) == 20
+    assert front.most_lacking(step_us - 0.06) == NO_LIMIT
+    assert front_of([member(1.0, 20)]).most_lacking(100.0) == 20  # both are short enough
+    assert front_of([member(100.0, 20)]).most_lacking(1.0) == 20
+
+
+def test_where_less_is_enough_some_are_too_long() -> None:
+    front = front_of([member(103.0, 0), member(101.0, 20), member(99.0, 70)]).shorter(98.0)
+    assert front.enough_us == 98.0
+    assert sorted(each.step_us for each in front.members) == [99.0, 101.0]
+
+
+def test_what_is_near_the_goal_is_taken_more_often() -> None:
+    front, rng = front_of([member(103.0, 0), member(101.0, 20), member(99.0, 70)]), random.Random(0)
+    picked = Counter(front.pick(rng).step_us for _ in range(3000))
+    assert picked[101.0] > 1.3 * picked[99.0] > 1.3 * picked[103.0] > 500
+
+
+def test_the_distance_is_what_is_lacking_and_what_is_too_long() -> None:
+    longer, lacking = member(101.0, 0), member(100.0, 1000 * STEP_WEIGHT // 100 - 1)
+    assert front_of([longer, lacking]).members == [lacking, longer]
+    lacking = member(100.0, 1000 * STEP_WEIGHT // 100 + 1)
+    assert front_of([longer, lacking]).members == [longer, lacking]
+
+
+def test_a_graph_that_takes_no_time() -> None:
+    front = front_of([member(0.0, 20)], 0.0)
+    assert front.most_lacking(0.0) == 20
+    assert front.most_lacking(1.0) == -1
+    assert front.shorter(0.0).members == front.members
+
+
+def test_it_is_made_of_those_that_break_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What breaks as much as one that is as short is not looked at; what lacks nothing by luck alone counts as more."""
+    task = task_of(scattered())
+    order = task.problem.original_order
+    reserve, looked = on_a_smaller_device(task, 560 * MIB), list[Order]()
+    lacking = Reserve.lacking
+
+    def noted(self: Reserve, order: Order) -> Lacking:
+        looked.append(order)
+        return lacking(self, order)
+
+    monkeypatch.setattr(Reserve, "lacking", noted)
+    found = task.measured(order)
+    broken = reserve.overdraft(order)
+    worse = Overdraft(False, 0, broken.over_bytes + 1)
+    front = Front.of(reserve, [(broken, found), (broken, found), (worse, found)], found.step_us)
+    assert len(looked) == 1
+    assert [each.lacking for each in front.members] == [reserve.lacking(order).lent_bytes]
+    assert front.members[0].made_from is found
+    original = Reserve.of(task, PLAIN)
+    lucky = Front.of(original, [(Overdraft(False, 0, 5), found)], found.step_us)
+    assert [each.lacking for each in lucky.members] == [5]
+    assert [each.lacking for each in Front.of(original, [(NOTHING, found)], found.step_us).members] == [0]

@@ -8,8 +8,8 @@ A part of the order goes some of the way to how another one has it; or some sing
 
     like it   a c b d e f g i j k h l          b and h are moved a little way; others stand as they stood
 
-Most moves bring a part that is anywhere nearer to the best order: that makes steps shorter. Others are aimed at places
-where something is lacking. Random numbers come from a seed of their own: the same orders lead to the same moves.
+Most moves of what lacks something are aimed at a place where it does, and bring a part nearer to some other order. Others
+bring a part that is anywhere nearer to the best order: that makes steps shorter. Random numbers come from a seed of their own: the same orders lead to the same moves.
 """
 
 import random
@@ -22,15 +22,15 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.front import Front, Member
 from overlap_sched.scheduler.relink import between
 
-AIMED, SINGLE = 0.3, 0.3
-"""Parts of all moves: at a place where something is lacking; of single nodes."""
+AIMED, SINGLE = 0.7, 0.2
+"""Parts of moves: at a place where something is lacking, of an order that lacks something; and of single nodes."""
 OF_FRONT = 0.5
 """Part of the moves that are aimed, and bring a part nearer to another order: to one of the front."""
 PERCENTS = (25, 50, 75, 100)
 """Of the way to how another order has a part."""
-FEWEST_NEAR, MOST_NEAR = 10, 1000
+FEWEST_NEAR, MOST_NEAR = 20, 1000
 """Nodes of a part before its place: so many, few more often than many."""
-MOST_MOVED, FARTHEST = 300, 100
+MOST_MOVED, FARTHEST = 30, 100
 """Single nodes that are moved at once, few more often than many; and positions that each of them goes, at most."""
 
 Move = tuple[NodeId, int]
@@ -66,7 +66,7 @@ class Moves:
 
     def moved(self, start: Member, front: Front) -> Order:
         """A valid order like one of the front; or that one, where nothing could be moved."""
-        rng, aimed = self.rng, self.rng.random() < AIMED
+        rng, aimed = self.rng, self.rng.random() < AIMED and bool(start.lacking_for)
         if rng.random() < SINGLE:
             near = set(start.order[self._near(start, aimed)]) if aimed else ()
             among = [v for v in self.movable if v in near] if aimed else self.movable
@@ -83,10 +83,8 @@ class Moves:
 
     def _near(self, start: Member, aimed: bool) -> slice:
         """A part of the order: where something is lacking, or anywhere."""
-        if aimed and start.lacking_for:
-            v = self.makers[self.rng.choice(start.lacking_for)]
-            return near(start.order.index(v), self.rng)
-        return near(self.rng.randrange(len(start.order)), self.rng)
+        v = self.makers[self.rng.choice(start.lacking_for)] if aimed else self.rng.choice(start.order)
+        return near(start.order.index(v), self.rng)
 
 
 def near(at: int, rng: random.Random) -> slice:

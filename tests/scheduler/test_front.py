@@ -24,27 +24,27 @@ def front_of(members: Iterable[Member], enough_us: float = 100.0) -> Front:
 
 
 def test_kept_is_what_no_other_one_outdoes() -> None:
-    long, short, between = member(103.0, 0), member(99.0, 70), member(101.0, 20)
+    long, short, between = member(100.8, 0), member(99.0, 30), member(100.4, 10)
     front = front_of([long, short, between])
-    assert front.members == [between, short, long]  # 2 + 4 %; 7 %; 12 %
-    assert front_of([between, member(101.0, 21), member(102.0, 30)]).members == [between]
-    front.keep(better := member(101.0, 20))
+    assert front.members == [between, short, long]  # 1.0 + 1.6 %; 3.0 %; 3.2 %
+    assert front_of([between, member(100.4, 11), member(100.5, 20)]).members == [between]
+    front.keep(better := member(100.4, 10))
     assert [id(each) for each in front.members] == [id(better), id(short), id(long)]
     front.keep(best := member(98.0, 0))
     assert front.members == [best]
 
 
 def test_how_much_an_order_may_lack() -> None:
-    front = front_of([member(103.0, 0), member(101.0, 20)])
-    assert front.most_lacking(99.0) == front.most_lacking(100.9) == NO_LIMIT
-    assert front.most_lacking(101.0) == front.most_lacking(102.9) == 20
-    assert front.most_lacking(103.0) == front.most_lacking(104.0) == 0
-    assert front.most_lacking(104.1) == -1
-    assert front_of([member(104.1, 0)]).members == []
+    front = front_of([member(100.8, 0), member(100.4, 20)])
+    assert front.most_lacking(99.0) == front.most_lacking(100.34) == NO_LIMIT
+    assert front.most_lacking(100.4) == front.most_lacking(100.74) == 20
+    assert front.most_lacking(100.8) == front.most_lacking(101.0) == 0
+    assert front.most_lacking(101.1) == -1
+    assert front_of([member(101.1, 0)]).members == []
 
 
 def test_steps_that_are_almost_equal_are_alike() -> None:
-    step_us = 100.0 * (1 + 20 * ALIKE)
+    step_us = 100.0 * (1 + 10 * ALIKE)
     front = front_of([member(step_us - 0.01, 20)])
     assert front.most_lacking(step_us - 0.04) == 20
     assert front.most_lacking(step_us - 0.06) == NO_LIMIT
@@ -53,21 +53,21 @@ def test_steps_that_are_almost_equal_are_alike() -> None:
 
 
 def test_where_less_is_enough_some_are_too_long() -> None:
-    front = front_of([member(103.0, 0), member(101.0, 20), member(99.0, 70)]).shorter(98.0)
-    assert front.enough_us == 98.0
-    assert sorted(each.step_us for each in front.members) == [99.0, 101.0]
+    front = front_of([member(100.8, 0), member(100.4, 20), member(99.0, 30)]).shorter(99.5)
+    assert front.enough_us == 99.5
+    assert sorted(each.step_us for each in front.members) == [99.0, 100.4]
 
 
 def test_what_is_near_the_goal_is_taken_more_often() -> None:
-    front, rng = front_of([member(103.0, 0), member(101.0, 20), member(99.0, 70)]), random.Random(0)
+    front, rng = front_of([member(100.8, 0), member(100.4, 10), member(99.0, 30)]), random.Random(0)
     picked = Counter(front.pick(rng).step_us for _ in range(3000))
-    assert picked[101.0] > 1.3 * picked[99.0] > 1.3 * picked[103.0] > 500
+    assert picked[100.4] > 1.3 * picked[99.0] > 1.3 * picked[100.8] > 500
 
 
 def test_the_distance_is_what_is_lacking_and_what_is_too_long() -> None:
-    longer, lacking = member(101.0, 0), member(100.0, 1000 * STEP_WEIGHT // 100 - 1)
+    longer, lacking = member(100.5, 0), member(100.0, 5 * STEP_WEIGHT - 1)
     assert front_of([longer, lacking]).members == [lacking, longer]
-    lacking = member(100.0, 1000 * STEP_WEIGHT // 100 + 1)
+    lacking = member(100.0, 5 * STEP_WEIGHT + 1)
     assert front_of([longer, lacking]).members == [longer, lacking]
 
 

@@ -30,7 +30,7 @@ _LATER = (
 UNSEEN = {config.name: config for config in _TABLED}
 """By name: size, and FSDP x tensor parallel. Some have fewer layers than models of that size."""
 LATER = {config.name: config for config in _LATER}
-"""Others, traced after what it takes to fit in an allocator was made. By the first four, walks were made over; by the last
+"""Others, traced after the scheduler was made. By what the first four lacked, random walks were made anew; by the last
 four, nothing was chosen."""
 
 

@@ -8,8 +8,8 @@ A part of the order goes some of the way to how another one has it; or some sing
 
     like it   a c b d e f g i j k h l          b and h are moved a little way; others stand as they stood
 
-Most moves of what lacks something are aimed at a place where it does, and bring a part nearer to some other order. Others
-bring a part that is anywhere nearer to the best order: that makes steps shorter. Random numbers come from a seed of their own: the same orders lead to the same moves.
+Most moves bring a part that is anywhere nearer to the best order: that makes steps shorter. Others are aimed at places
+where something is lacking, and bring a part nearer to some other order. Random numbers come from a seed of their own: the same orders lead to the same moves.
 """
 
 import random
@@ -22,7 +22,7 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.front import Front, Member
 from overlap_sched.scheduler.relink import between
 
-AIMED, SINGLE = 0.7, 0.2
+AIMED, SINGLE = 0.3, 0.2
 """Parts of moves: at a place where something is lacking, of an order that lacks something; and of single nodes."""
 OF_FRONT = 0.5
 """Part of the moves that are aimed, and bring a part nearer to another order: to one of the front."""

@@ -9,7 +9,8 @@ A part of the order goes some of the way to how another one has it; or some sing
     like it   a c b d e f g i j k h l          b and h are moved a little way; others stand as they stood
 
 Most moves bring a part that is anywhere nearer to the best order: that makes steps shorter. Others are aimed at places
-where something is lacking, and bring a part nearer to some other order. Random numbers come from a seed of their own: the same orders lead to the same moves.
+where something is lacking, and bring a part nearer to some other order. Random numbers come from a seed of their own:
+the same orders lead to the same moves.
 """
 
 import random

@@ -24,7 +24,7 @@ from overlap_sched.scheduler.needs import Reserve
 
 ALIKE = 0.0005
 """Steps that differ by less than this part of what is enough count as equally long."""
-FAR = 1.04
+FAR = 1.02
 """What takes longer than this part of what is enough is not kept."""
 STEP_WEIGHT = 4
 """What is a percent too long is as far from the goal as what lacks so many percent of memory."""

@@ -23,7 +23,7 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.front import Front, Member
 from overlap_sched.scheduler.relink import between
 
-AIMED, SINGLE = 0.3, 0.2
+AIMED, SINGLE = 0.5, 0.2
 """Parts of moves: at a place where something is lacking, of an order that lacks something; and of single nodes."""
 OF_FRONT = 0.5
 """Part of the moves that are aimed, and bring a part nearer to another order: to one of the front."""

@@ -28,7 +28,7 @@ from overlap_sched.scheduler.front import Front, Member
 from overlap_sched.scheduler.moves import Moves
 from overlap_sched.scheduler.needs import Reserve
 
-WORTH, AFTER = 0.002, 0.5
+WORTH, AFTER = 0.004, 0.6
 """Once an order breaks nothing: what is shorter by more than this part is looked for, in so much of the trials left."""
 
 

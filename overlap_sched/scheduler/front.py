@@ -1,10 +1,10 @@
-"""Orders that lack little and orders that are short: the front of both.
+"""The Pareto front of orders: by how long their steps are, and by how much memory they lack.
 
 ::
 
     lacking   600 MiB  a
               200         b
-               40             c      d is as short as c and lacks more: it is not kept
+               40             c      d is as long as c and lacks more: c dominates it
                 0                  e
                        ---------|------|--->  step
                                 |      what takes longer is not kept
@@ -47,11 +47,11 @@ class Member:
 
 
 class Front:
-    """Orders of which none is as short as another one and lacks less."""
+    """Orders of which none dominates another: none is as short as another one and lacks no more."""
 
-    def __init__(self, members: Iterable[Member], enough_us: float, most_us: float, reserved_bytes: int) -> None:
-        """What takes no longer than the first counts as no better; what takes longer than the second is not kept."""
-        self.enough_us, self._most_us, self._reserved_bytes = enough_us, most_us, max(reserved_bytes, 1)
+    def __init__(self, members: Iterable[Member], enough_us: float, reserved_bytes: int) -> None:
+        """Of such members; what takes less than enough, in microseconds, counts as no better."""
+        self.enough_us, self._reserved_bytes = enough_us, max(reserved_bytes, 1)
         self.members: list[Member] = []
         for member in members:
             if member.lacking <= self.most_lacking(member.step_us):
@@ -59,29 +59,29 @@ class Front:
 
     @classmethod
     def of(cls, reserve: Reserve, starts: Iterable[Tried], enough_us: float) -> "Front":
-        """The front of such orders: it is not looked again at those that break more than one that is as short."""
+        """The front of such orders; what breaks no less than a shorter one is not replayed again."""
         members, least = list[Member](), None
         for broken, found in sorted(starts, key=lambda pair: pair[1].step_us):
             if least is None or broken < least:
                 lacking, least = reserve.lacking(found.order), broken
                 count = lacking.lent_bytes or broken.over_bytes  # by luck alone it lacks nothing
                 members.append(Member(found.order, found.step_us, count, lacking.storages, found))
-        return cls(members, enough_us, enough_us * FAR, reserve.reserved_bytes)
+        return cls(members, enough_us, reserve.reserved_bytes)
 
     def shorter(self, enough_us: float) -> "Front":
         """The same where less is enough."""
-        return Front(self.members, enough_us, enough_us * FAR, self._reserved_bytes)
+        return Front(self.members, enough_us, self._reserved_bytes)
 
     def most_lacking(self, step_us: float) -> int:
         """What an order of such a step may lack to be kept, in bytes; below 0: it is too long."""
-        if step_us > self._most_us:
+        if step_us > self.enough_us * FAR:
             return -1
         length = self._length(step_us)
         as_short = (member for member in self.members if self._length(member.step_us) <= length)
         return min((member.lacking for member in as_short), default=NO_LIMIT)
 
     def keep(self, new: Member) -> None:
-        """Keep an order, instead of those that are not shorter and lack no less."""
+        """Keep an order, which none dominates, instead of those that it dominates."""
         length = self._length(new.step_us)
         left = [old for old in self.members if self._length(old.step_us) < length or old.lacking < new.lacking]
         self.members = sorted([*left, new], key=self._distance)
@@ -91,10 +91,13 @@ class Front:
         return self.members[int(len(self.members) * rng.random() ** 2)]
 
     def _length(self, step_us: float) -> int:
-        """By how much it is too long; 0: it is short enough."""
-        return 0 if step_us <= self.enough_us else math.ceil((step_us / self.enough_us - 1) / ALIKE)
+        """By how many times :data:`ALIKE` it is too long: those that are equal here count as equally long."""
+        return math.ceil(self._too_long(step_us) / ALIKE)
 
     def _distance(self, member: Member) -> float:
         """From the goal."""
-        too_long = 0.0 if member.step_us <= self.enough_us else member.step_us / self.enough_us - 1
-        return member.lacking / self._reserved_bytes + STEP_WEIGHT * too_long
+        return member.lacking / self._reserved_bytes + STEP_WEIGHT * self._too_long(member.step_us)
+
+    def _too_long(self, step_us: float) -> float:
+        """By what part of what is enough; 0: it is short enough, which may be no time at all."""
+        return 0.0 if step_us <= self.enough_us else step_us / self.enough_us - 1

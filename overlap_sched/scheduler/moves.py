@@ -69,10 +69,10 @@ class Moves:
         """A valid order like one of the front; or that one, where nothing could be moved."""
         rng, aimed = self.rng, self.rng.random() < AIMED and bool(start.lacking_for)
         if rng.random() < SINGLE:
-            near = set(start.order[self._near(start, aimed)]) if aimed else ()
-            among = [v for v in self.movable if v in near] if aimed else self.movable
+            around = set(start.order[self._part(start, aimed)]) if aimed else ()
+            among = [v for v in self.movable if v in around] if aimed else self.movable
             return with_moves(start.order, singles(among, rng), self.rules)
-        part = self._near(start, aimed)
+        part = self._part(start, aimed)
         places = self._another(front) if aimed else self.best
         return as_another(start.order, part, places, rng.choice(PERCENTS))
 
@@ -82,7 +82,7 @@ class Moves:
             return positions(self.rng.choice(front.members).order)
         return self.rng.choice(self.others)
 
-    def _near(self, start: Member, aimed: bool) -> slice:
+    def _part(self, start: Member, aimed: bool) -> slice:
         """A part of the order: where something is lacking, or anywhere."""
         v = self.makers[self.rng.choice(start.lacking_for)] if aimed else self.rng.choice(start.order)
         return near(start.order.index(v), self.rng)
@@ -121,9 +121,9 @@ def with_moves(order: Sequence[NodeId], moves: Iterable[Move], rules: Neighbours
     for v, distance in moves:
         at = moved.index(v)
         begin = max(at - FARTHEST, 0)
-        near = {u: place for place, u in enumerate(moved[begin : at + FARTHEST + 1], begin)}
-        first = max((near[u] + 1 for u in before[v] if u in near), default=begin)
-        last = min((near[u] - 1 for u in after[v] if u in near), default=begin + len(near) - 1)
+        places = {u: place for place, u in enumerate(moved[begin : at + FARTHEST + 1], begin)}
+        first = max((places[u] + 1 for u in before[v] if u in places), default=begin)
+        last = min((places[u] - 1 for u in after[v] if u in places), default=begin + len(places) - 1)
         del moved[at]
         moved.insert(min(max(at + distance, first), last), v)
     return tuple(moved)

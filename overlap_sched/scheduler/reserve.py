@@ -15,9 +15,9 @@ tighter budgets, between what is live in the original order at each place and it
 fewer holes; then orders nearer and nearer to the original one, which can be held itself
 (:func:`overlap_sched.scheduler.relink.between`). Where what can be held is not close to the best: orders in between
 those that can be held, or nearly, and those that are short (:mod:`overlap_sched.scheduler.combine`). At last, random
-walks (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked
-for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what
-loses least within it, a percent of memory counting as much as a percent of the step.
+walks (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked for
+(``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what loses least
+within it, a percent of memory counting as much as a percent of the step.
 """
 
 import math
@@ -48,7 +48,7 @@ MENDABLE = 0.2
 MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
 LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
-"""Parts of the best step that walks come down to, in turn, as far as they may."""
+"""Parts of the best step that are short enough for a walk, in turn, as far as they may be taken."""
 COMBINED_NODES = 200_000
 """Of orders in between, per unit of effort: so many nodes in all that are looked at."""
 OTHERS = 4
@@ -66,7 +66,7 @@ def within_reserve(reserve: Reserve, reference: Reference, best: Candidate, walk
         reserve: What the order may need.
         reference: The order that runs start from.
         best: The best order behind all other phases.
-        walks: Walk at random and look at orders in between, where nothing else holds: two thirds of the time there.
+        walks: Where nothing else holds, also look at orders in between and walk at random: what takes longest.
     """
     breaks = reserve.overdraft(best.order)
     if breaks == NOTHING:
@@ -196,10 +196,10 @@ class _Held:
 
     def _wander(self, enough_us: float) -> None:
         """Move at random from what lacks little and from what is short."""
-        task, left = self._reserve.task, WALK_NODES // max(len(self._best.order), 1)
+        effort, nodes = self._reserve.task.options.effort, max(len(self._best.order), 1)
         others = [self._original.order, tuple(self._reference.order)]
         others += [found.order for found in distinct(self.tried)[:OTHERS]]
-        trials = task.options.effort * min(left, MOST_TRIALS)
+        trials = effort * min(WALK_NODES // nodes, MOST_TRIALS)
         found = wandered(self._reserve, self.tried, self._best, others, enough_us, trials)
         self.tried += [(self._reserve.overdraft(each.order), each) for each in found if each.step_us <= self._most_us]
 

@@ -1,10 +1,10 @@
 """Wander to an order that an allocator can hold: moves at random, from orders that lack little and from short ones.
 
 Where an order's results land is chance. Of orders that differ a little from one that nearly fits, one in some dozens
-lacks less. But what lacks little is often too long, and what is short lacks much. So the walk keeps them all: each
-order that is shorter than all that lack as little (:mod:`overlap_sched.scheduler.front`). It moves one of them, more
-often one that is near the goal (:mod:`overlap_sched.scheduler.moves`). What comes of that is kept where no other one is
-as short and lacks less, and those that it outdoes go::
+lacks less. But what lacks little is often too long, and what is short lacks much. So the walk keeps the Pareto front of
+both (:mod:`overlap_sched.scheduler.front`). It moves one order of it, more often one that is near the goal
+(:mod:`overlap_sched.scheduler.moves`), and keeps what comes of that where none dominates it; those that it dominates
+go::
 
     lacking   600 MiB  a
               200         b        c is moved; what it becomes lacks as much and is shorter: it takes its place

@@ -269,10 +269,8 @@ class _Finished(NamedTuple):
         """It, or an order near it that can be held, found without what takes longest, and what is lacking even so."""
         if self.reserve is None:
             return self.found, NOTHING
-        task = self.task
-        held = within_reserve(
-            self.reserve, Reference(task.problem, self.begin, task.live_ranges), self.found, walks=False
-        )
+        reference = Reference(self.task.problem, self.begin, self.task.live_ranges)
+        held = within_reserve(self.reserve, reference, self.found, walks=False)
         return held, self.reserve.overdraft(held.order)
 
 

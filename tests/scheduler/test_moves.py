@@ -24,7 +24,7 @@ from tests.support.oracle import random_order
 def member_of(task: Task, order: Order, lacking_for: Sequence[int] = ()) -> tuple[Member, Front]:
     found = task.measured(order)
     member = Member(order, found.step_us, 1, lacking_for, found)
-    return member, Front([member], found.step_us, found.step_us, 1)
+    return member, Front([member], found.step_us, 1)
 
 
 @given(problems(models=("runtime",)), st.integers(0, 2**32), st.sampled_from((0.0, 0.5, 1.0)), st.booleans())

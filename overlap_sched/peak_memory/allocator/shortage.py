@@ -67,7 +67,7 @@ class Replays:
             else:
                 return
 
-    def lacking(self, most_bytes: int = NO_LIMIT) -> "Lacking":
+    def lacking(self, most_bytes: int = NO_LIMIT) -> Lacking:
         """What the order lacks on each device, together; nothing: it runs on all of them.
 
         Args:
@@ -76,12 +76,13 @@ class Replays:
         lent_bytes, storages = 0, list[StorageId]()
         for _, replay in self.full():
             replay.allocator.most_lent_bytes = most_bytes - lent_bytes
-            replay.allocator.on_lending = partial(self._note, storages, replay)
+            replay.allocator.on_lending = partial(self._note_storage, replay, storages)
             try:
                 lent_bytes += self._requests.go_on(replay).lent_bytes
             except OutOfDeviceMemoryError:
                 return Lacking(most_bytes + 1, storages)
         return Lacking(lent_bytes, storages)
 
-    def _note(self, storages: list[StorageId], replay: UnderWay) -> None:
+    def _note_storage(self, replay: UnderWay, storages: list[StorageId]) -> None:
+        """Note what a replay is allocating."""
         storages.append(self._requests.events[replay.at])

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator
+from overlap_sched.peak_memory.allocator.caching import Address, CachingAllocator
 
 KINDS = ("parameters and batch", "saved for backward", "gradients", "temporaries of forward", "temporaries of backward")
 
@@ -92,7 +92,7 @@ def _kind(first: int, last: int, turn: int, end: int) -> str:
 
 
 def _pool_bytes(events: Sequence[Event]) -> int:
-    allocator, held = CachingAllocator(), dict[int, Block | None]()
+    allocator, held = CachingAllocator(), dict[int, Address]()
     for event in events:
         if event.bytes > 0:
             held[event.address] = allocator.allocate(event.bytes)

@@ -19,7 +19,7 @@ from typing import Any
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.allocator.caching import SMALL_BUFFER, Block, CachingAllocator
+from overlap_sched.peak_memory.allocator.caching import SMALL_BASE, Address, Block, CachingAllocator
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
@@ -31,8 +31,8 @@ from overlap_sched.scheduler.result import Schedule
 
 PROTOCOL = 4
 """Of pickle: the viewer's script reads 2 to 4."""
-_BASE = 2**40
-"""The first address: ours begin at 0, which is none."""
+_BASE, _SMALL_BASE = 2**40, 2**50
+"""The first address of each pool: ours begin at 0, which is none, and at more than a number of JavaScript can tell."""
 _STREAM = 0
 _UNKNOWN = "unknown"
 """A category that must be there: the viewer's script stumbles over categories without it."""
@@ -93,8 +93,8 @@ class _Replayed:
         self._kinds = memory_kinds(problem)
         self._position = {v: at for at, v in enumerate(order)}
         self._allocator = CachingAllocator(PLAIN)
-        self._held: dict[int, Block] = {}
-        self._segments: list[tuple[int, int]] = []
+        self._held = dict[int, Address]()
+        self._segments = list[Block]()
         ranges, run = LiveRanges(problem), replay(problem, order)
         last = {span.storage: order[span.last] for span in ranges.of(order)}
         for event in requests_of(ranges, order).events:
@@ -113,17 +113,15 @@ class _Replayed:
     def _allocate(self, s: int, maker: int, at_us: float) -> None:
         reserved, segments = self._allocator.reserved_bytes, self._allocator.segments
         block = self._allocator.allocate(self._problem.storages[s].bytes)
-        assert block is not None  # it has bytes
         if self._allocator.segments > segments:  # a block of a new segment is its first
-            self._segments.append((block.address, self._allocator.reserved_bytes - reserved))
+            self._segments.append(Block(block, self._allocator.reserved_bytes - reserved))
             self._add("segment_alloc", *self._segments[-1], at_us, maker, _UNKNOWN)
         self._held[s] = block
-        self._add("alloc", block.address, self._problem.storages[s].bytes, at_us, maker, self._kinds[s])
+        self._add("alloc", block, self._problem.storages[s].bytes, at_us, maker, self._kinds[s])
 
     def _free(self, s: int, maker: int, at_us: float) -> None:
-        block = self._held.pop(s)
-        address = block.address  # it may be merged once it is free
-        self._allocator.free(block)
+        address = self._held.pop(s)
+        self._allocator.free(address)
         for action in ("free_requested", "free_completed"):
             self._add(action, address, self._problem.storages[s].bytes, at_us, maker, self._kinds[s])
 
@@ -131,7 +129,7 @@ class _Replayed:
         self.entries.append(
             {
                 "action": action,
-                "addr": _BASE + address,
+                "addr": _shown(address),
                 "size": size,
                 "stream": _STREAM,
                 "time_us": round(at_us),
@@ -148,22 +146,23 @@ class _Replayed:
 
     def segments(self) -> list[Entry]:
         """What is there at the end."""
-        blocks = {block.address: self._block(block.address, block.size, s) for s, block in self._held.items()}
-        blocks |= {block.address: self._block(block.address, block.size) for block in self._allocator.free_blocks()}
+        used = self._allocator.used
+        blocks = {address: self._block(Block(address, used[address]), s) for s, address in self._held.items()}
+        blocks |= {block.address: self._block(block) for block in self._allocator.free_blocks()}
         addresses, found = sorted(blocks), []
         for begin, size in self._segments:
             first, end = (bisect_left(addresses, at) for at in (begin, begin + size))
             within = [blocks[at] for at in addresses[first:end]]
-            used = sum(block["size"] for block in within if block["state"] == "active_allocated")
+            active = sum(block["size"] for block in within if block["state"] == "active_allocated")
             found.append(
                 {
                     "device": self._device,
-                    "address": _BASE + begin,
+                    "address": _shown(begin),
                     "total_size": size,
                     "stream": _STREAM,
-                    "segment_type": "small" if size == SMALL_BUFFER else "large",
-                    "allocated_size": used,
-                    "active_size": used,
+                    "segment_type": "small" if begin >= SMALL_BASE else "large",
+                    "allocated_size": active,
+                    "active_size": active,
                     "requested_size": sum(block["requested_size"] for block in within),
                     "is_expandable": False,
                     "blocks": within,
@@ -172,8 +171,8 @@ class _Replayed:
             )
         return found
 
-    def _block(self, address: int, size: int, s: int | None = None) -> Entry:
-        used = {"address": _BASE + address, "size": size}
+    def _block(self, block: Block, s: int | None = None) -> Entry:
+        used = {"address": _shown(block.address), "size": block.size}
         if s is None:
             return used | {"requested_size": 0, "state": "inactive", "frames": []}
         maker, asked = self._problem.allocator[s], self._problem.storages[s].bytes
@@ -182,3 +181,7 @@ class _Replayed:
             "state": "active_allocated",
             "frames": self._frames(maker, self._kinds[s]),
         }
+
+
+def _shown(address: Address) -> int:
+    return address - SMALL_BASE + _SMALL_BASE if address >= SMALL_BASE else address + _BASE

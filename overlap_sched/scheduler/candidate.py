@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
@@ -15,6 +14,7 @@ from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import Pair, launch_pairs
 from overlap_sched.scheduler.admission import Refusal
 from overlap_sched.scheduler.result import NO_WORK, Reason, Work
+from overlap_sched.scheduler.step_time import StepTimes
 
 SAME_STEP = 1e-9
 """Relative: steps closer than this differ by rounding, and the lower peak decides."""
@@ -72,6 +72,11 @@ class Task:
         return LiveRanges(self.problem)
 
     @cached_property
+    def step_times(self) -> StepTimes:
+        """How long orders take."""
+        return StepTimes(self.problem)
+
+    @cached_property
     def limit(self) -> npt.NDArray[np.int64]:
         """The budget in bytes: one value, or one per position (``options.budget``)."""
         headroom = min(headroom_bytes(self.options.headroom, self.base_bytes), MAX_TOTAL_BYTES)
@@ -90,7 +95,7 @@ class Task:
 
     def measured(self, order: Order) -> Candidate:
         """A valid order as it is."""
-        return Candidate(order, replay(self.problem, order).step_us, int(self.live_ranges.profile(order).max()))
+        return Candidate(order, self.step_times.of(order), int(self.live_ranges.profile(order).max()))
 
     def remeasured(self, candidate: Candidate, order: Order) -> Candidate:
         """The candidate with its nodes in another valid order."""

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from overlap_sched.problem import Order, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT
 from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.combine import Tried
-from overlap_sched.scheduler.needs import Reserve
+from overlap_sched.scheduler.needs import Reserve, Tried
 
 ALIKE = 0.0005
 """Steps that differ by less than this part of what is enough count as equally long."""

@@ -1,5 +1,7 @@
 """What the original order needs of the caching allocator, what another order breaks of it, and gates for runs."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -8,6 +10,7 @@ from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.allocator.shortage import Device, Lacking, Replays
+from overlap_sched.peak_memory.allocator.trail import Trail
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, AllocatorSettings
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
@@ -35,6 +38,15 @@ class Overdraft(NamedTuple):
 
 
 NOTHING = Overdraft(False, 0, 0)
+
+
+Tried = tuple[Overdraft, Candidate]
+"""An order, and what it breaks."""
+
+
+def held_us(tried: Iterable[Tried]) -> float:
+    """The shortest step in microseconds of what breaks nothing; infinite where all do."""
+    return min((found.step_us for broken, found in tried if broken == NOTHING), default=math.inf)
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,10 @@ class Reserve:
     def lacking(self, order: Order, most_bytes: int = NO_LIMIT) -> Lacking:
         """What a valid order lacks on all devices together; above ``most_bytes`` some figure above it."""
         return Replays(requests_of(self.task.live_ranges, order), self.devices, self.settings).lacking(most_bytes)
+
+    def trail(self, order: Order) -> Trail:
+        """An order's replay on all devices, for others that are like it."""
+        return Trail(self.task.live_ranges, order, self.devices, self.settings)
 
     @property
     def most_capacity(self) -> int:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import neighbours, positions
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
@@ -158,7 +157,7 @@ class _Repair:
 
     def step_us(self, order: Sequence[NodeId]) -> float:
         """Of an order."""
-        return replay(self._task.problem, order).step_us
+        return self._task.step_times.of(order)
 
     def _way(self, s: int, failing: NodeId, position: Sequence[int], tried: Collection[Moved]) -> Way:
         """The cheapest way, not tried yet, to have a live storage out of the way of a node; of equals the later one."""

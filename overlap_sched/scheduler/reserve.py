@@ -13,32 +13,29 @@ reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of th
 (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step: runs within
 tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight leaves
 fewer holes; then orders nearer and nearer to the original one, which can be held itself
-(:func:`overlap_sched.scheduler.relink.between`). Where what can be held is not close to the best: orders in between
-those that can be held, or nearly, and those that are short (:mod:`overlap_sched.scheduler.combine`). At last, random
-walks (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked for
-(``Options.allocator_cost``); then shifts that go less far. Where nothing can be held at that price, what loses least
-within it, a percent of memory counting as much as a percent of the step.
+(:func:`overlap_sched.scheduler.relink.between`). Where what can be held is not close to the best: a random walk from
+those that can be held, or nearly, and from those that are short (:mod:`overlap_sched.scheduler.wander`). The shortest
+that can be held at the price asked for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be
+held at that price, what loses least within it, a percent of memory counting as much as a percent of the step.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
 
 from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.combine import Tried, combined, distinct, held_us
-from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
+from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve, Tried, held_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.repair import ROOMS
 from overlap_sched.scheduler.reserve_runs import nearer_orders, runs_beside_an_allocator, tighter_runs
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.shift import shift
-from overlap_sched.scheduler.wander import wandered
+from overlap_sched.scheduler.wander import AFTER, WORTH, wandered
 
-EQUAL, CLOSE, NEARLY, HELD = 1.001, 1.005, 1.01, 1.02
+EQUAL, CLOSE, HELD = 1.001, 1.005, 1.02
 """Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
-more runs are tried, and nothing in between; within the third, nothing in between after a walk; within the last, no
-tighter budgets, nearer orders and walks."""
+more runs are tried, and no walk; within the last, no tighter budgets and nearer orders."""
 MENDED = 1.03
 """Orders whose step is within this part of the best, or may be taken, are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5
@@ -49,12 +46,10 @@ MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
 LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
 """Parts of the best step that are short enough for a walk, in turn, as far as they may be taken."""
-COMBINED_NODES = 200_000
-"""Of orders in between, per unit of effort: so many nodes in all that are looked at."""
 OTHERS = 4
 """Walks go part of the way to so many of the orders that break least, too, and to those that all runs start from."""
-WALK_NODES, MOST_TRIALS = 2_000_000, 500
-"""Of a walk, per unit of effort: so many nodes in all trials, and so many trials at most."""
+WALK_NODES, MOST_TRIALS = 1_000_000, 300
+"""Of all walks, per unit of effort: so many nodes in all trials, and so many trials at most."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
@@ -66,7 +61,7 @@ def within_reserve(reserve: Reserve, reference: Reference, best: Candidate, walk
         reserve: What the order may need.
         reference: The order that runs start from.
         best: The best order behind all other phases.
-        walks: Where nothing else holds, also look at orders in between and walk at random: what takes longest.
+        walks: Where nothing close to the best holds, also walk at random: what takes longest.
     """
     breaks = reserve.overdraft(best.order)
     if breaks == NOTHING:
@@ -111,12 +106,7 @@ class _Held:
         if self.held_us > enough_us:
             self._try_nearer()
         if walks and self.held_us > self._best.step_us * CLOSE:
-            self._combine()
-        for most_us in sorted({min(self._best.step_us * part, self._most_us) for part in LONGER}):
-            if walks and self.held_us > most_us:
-                self._wander(most_us)
-                if self._best.step_us * NEARLY < self.held_us < math.inf:
-                    self._combine()
+            self._walk()
         broken, found = chosen(self.tried, self._best.step_us, self._most_us, self._reserve.reserved_bytes)
         return broken, replace(found, work=self.work)
 
@@ -188,18 +178,22 @@ class _Held:
             if broken != NOTHING or mended.step_us <= self._best.step_us * EQUAL:
                 break
 
-    def _combine(self) -> None:
-        """Look between what can be held, or nearly, and what is short."""
-        task, best_us = self._reserve.task, self._best.step_us
-        trials = task.options.effort * (COMBINED_NODES // max(len(self._best.order), 1))
-        self.tried += combined(self._reserve, self.tried, best_us, best_us * CLOSE, self._most_us, trials)
+    def _walk(self) -> None:
+        """Move at random: where something is held, to what is shorter; else to what is held, first to what is short."""
+        nodes = max(len(self._best.order), 1)
+        trials = self._reserve.task.options.effort * min(WALK_NODES // nodes, MOST_TRIALS)
+        if self.held_us <= self._most_us:
+            self._wander(self.held_us * (1 - WORTH), int(AFTER * trials))
+            return
+        longer = sorted({min(self._best.step_us * part, self._most_us) for part in LONGER})
+        for most_us in longer:
+            if self.held_us > most_us:
+                self._wander(most_us, trials // len(longer))
 
-    def _wander(self, enough_us: float) -> None:
-        """Move at random from what lacks little and from what is short."""
-        effort, nodes = self._reserve.task.options.effort, max(len(self._best.order), 1)
+    def _wander(self, enough_us: float, trials: int) -> None:
+        """Move so often, from all that was tried."""
         others = [self._original.order, tuple(self._reference.order)]
-        others += [found.order for found in distinct(self.tried)[:OTHERS]]
-        trials = effort * min(WALK_NODES // nodes, MOST_TRIALS)
+        others += [found.order for found in _distinct(self.tried)[:OTHERS]]
         found = wandered(self._reserve, self.tried, self._best, others, enough_us, trials)
         self.tried += [(self._reserve.overdraft(each.order), each) for each in found if each.step_us <= self._most_us]
 
@@ -236,3 +230,9 @@ def chosen(tried: Sequence[Tried], best_us: float, most_us: float, reserved_byte
         return broken.out_of_memory, broken.retries, lost
 
     return min(far, key=key)
+
+
+def _distinct(tried: Iterable[Tried]) -> list[Candidate]:
+    """Those that break least first; of all that break as much, the shortest: most of them fail for the same reason."""
+    ordered = sorted(tried, key=lambda pair: (pair[0], pair[1].step_us), reverse=True)
+    return list(dict(ordered).values())[::-1]

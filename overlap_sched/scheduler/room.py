@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import (
+    NO_BLOCK,
+    SMALL_BASE,
     SMALL_SIZE,
-    Block,
+    Address,
     CachingAllocator,
     OutOfDeviceMemoryError,
     rounded,
@@ -109,58 +111,61 @@ def cheapest_room(failure: Failure, cost_of: Callable[[int], float]) -> list[int
         failure: The request.
         cost_of: What it costs to have a live storage out of its way; ``math.inf``: that cannot be had.
     """
-    storage_of = {id(block): s for s, block in failure.run.held.items() if block is not None}
-    segments = [
-        [(block, 0.0 if block.free else cost_of(storage_of[id(block)])) for block in blocks]
-        for blocks in _segments(failure.run)
-    ]
-    small = failure.size <= SMALL_SIZE
-    rooms = [_neighbours(segment, failure.size) for segment in segments if segment[0][0].small == small]
+    segments, small = list(_segments(failure.run, cost_of)), failure.size <= SMALL_SIZE
+    rooms = [_neighbours(segment, failure.size) for segment in segments if (segment[0].address >= SMALL_BASE) == small]
     if failure.gives_back:
         allocator = failure.run.allocator
         rooms.append(_whole(segments, allocator.shortfall_bytes(failure.size)))
     cost, blocks = min(rooms, key=lambda room: room[0], default=(math.inf, []))
-    return [storage_of[id(block)] for block in blocks if not block.free] if cost < math.inf else []
+    return [block.storage for block in blocks if block.storage is not None] if cost < math.inf else []
 
 
-Priced = list[tuple[Block, float]]
-"""The blocks of a segment by address, each with what it costs to have it free."""
+class _Priced(NamedTuple):
+    """A block, in use by a storage or free, and what it costs to have it free."""
+
+    address: Address
+    size: int
+    storage: int | None
+    cost: float
 
 
-def _segments(run: AllocatorRun) -> Iterator[list[Block]]:
-    """The blocks of each segment, by address; segments in the order in which they were made."""
-    blocks = [block for block in run.held.values() if block is not None] + run.allocator.free_blocks()
-    for first in sorted((block for block in blocks if block.before is None), key=lambda block: block.address):
-        chain = [first]
-        while (after := chain[-1].after) is not None:
-            chain.append(after)
-        yield chain
+def _segments(run: AllocatorRun, cost_of: Callable[[int], float]) -> Iterator[list[_Priced]]:
+    """The blocks of each segment, by address."""
+    free, used = run.allocator.free_blocks(), run.allocator.used
+    blocks = [_Priced(*block, None, 0.0) for block in free]
+    blocks += [_Priced(block, used[block], s, cost_of(s)) for s, block in run.held.items() if block != NO_BLOCK]
+    segment = list[_Priced]()
+    for block in sorted(blocks, key=lambda block: block.address):
+        if segment and segment[-1].address + segment[-1].size < block.address:  # there is a gap between two segments
+            yield segment
+            segment = []
+        segment.append(block)
+    if segment:
+        yield segment
 
 
-def _neighbours(segment: Priced, size: int) -> tuple[float, list[Block]]:
+def _neighbours(segment: Sequence[_Priced], size: int) -> tuple[float, list[_Priced]]:
     """The cheapest run of neighbouring blocks that is large enough."""
-    best: tuple[float, list[Block]] = (math.inf, [])
+    best: tuple[float, list[_Priced]] = (math.inf, [])
     for begin in range(len(segment)):
         cost, found = 0.0, 0
         for end in range(begin, len(segment)):
-            block, price = segment[end]
-            cost, found = cost + price, found + block.size
+            cost, found = cost + segment[end].cost, found + segment[end].size
             if cost >= best[0]:
                 break
             if found >= size:
-                best = (cost, [block for block, _ in segment[begin : end + 1]])
+                best = (cost, list(segment[begin : end + 1]))
                 break
     return best
 
 
-def _whole(segments: list[Priced], count: int) -> tuple[float, list[Block]]:
+def _whole(segments: Sequence[list[_Priced]], count: int) -> tuple[float, list[_Priced]]:
     """Segments of so many bytes together, those first that cost least for their size."""
     priced = [
-        (sum(price for _, price in segment), sum(block.size for block, _ in segment), [block for block, _ in segment])
-        for segment in segments
+        (sum(block.cost for block in segment), sum(block.size for block in segment), segment) for segment in segments
     ]
     total, cost = 0, 0.0
-    chosen: list[Block] = []
+    chosen = list[_Priced]()
     for price, size, blocks in sorted((p for p in priced if 0 < p[0] < math.inf), key=lambda p: p[0] / p[1]):
         if total >= count:
             break

@@ -20,14 +20,16 @@ functions*, 2004.)
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Order
 from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.combine import Tried
 from overlap_sched.scheduler.front import Front, Member
 from overlap_sched.scheduler.moves import Moves
-from overlap_sched.scheduler.needs import Reserve
+from overlap_sched.scheduler.needs import Reserve, Tried
 
+BATCH = 16
+"""So many orders like one are tried in turn: what that one holds is replayed once for them."""
+OVERDRAFT = 10
+"""To look at all that an order breaks takes as long as so many trials."""
 WORTH, AFTER = 0.004, 0.6
 """Once an order breaks nothing: what is shorter by more than this part is looked for, in so much of the trials left."""
 
@@ -48,23 +50,27 @@ def wandered(
     task, moves = reserve.task, Moves.of(reserve.task, best, others)
     front, held = Front.of(reserve, starts, enough_us), None
     while trials > 0 and front.members:
-        trials -= 1
         start = front.pick(moves.rng)
-        order = moves.moved(start, front)
-        if order == start.order or not task.within_budget(order):
-            continue
-        step_us = replay(task.problem, order).step_us
-        most_bytes = front.most_lacking(step_us)
-        if most_bytes < 0:
-            continue
-        lacking = reserve.lacking(order, most_bytes)
-        new = Member(order, step_us, lacking.lent_bytes, lacking.storages, start.made_from)
-        if not new.lacking and step_us <= front.enough_us:
-            new = replace(new, lacking=reserve.overdraft(order).over_bytes)
-            if not new.lacking:
-                trials = trials if held is not None else int(AFTER * trials)
-                front, held = front.shorter(step_us * (1 - WORTH)), new
-        if new.lacking <= most_bytes:
-            front.keep(new)
+        trail = reserve.trail(start.order)
+        for _ in range(min(BATCH, trials)):
+            trials -= 1
+            order = moves.moved(start, front)
+            if order == start.order or not task.within_budget(order):
+                continue
+            step_us = task.step_times.of(order)
+            most_bytes = front.most_lacking(step_us)
+            if most_bytes < 0:
+                continue
+            lacking = trail.lacking_of(order, most_bytes)
+            if lacking.lent_bytes > most_bytes:
+                continue
+            new = Member(order, step_us, lacking.lent_bytes, lacking.storages, start.made_from)
+            if not new.lacking and step_us <= front.enough_us:
+                new, trials = replace(new, lacking=reserve.overdraft(order).over_bytes), trials - OVERDRAFT
+                if not new.lacking:
+                    trials = trials if held is not None else int(AFTER * trials)
+                    front, held = front.shorter(step_us * (1 - WORTH)), new
+            if new.lacking <= most_bytes:
+                front.keep(new)
     found = front.members if held is None or held in front.members else [*front.members, held]
     return [task.remeasured(member.made_from, member.order) for member in sorted(found, key=lambda each: each.step_us)]

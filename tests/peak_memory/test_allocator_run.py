@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Problem
-from overlap_sched.peak_memory.allocator.caching import CachingAllocator
+from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, CachingAllocator
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -27,4 +27,4 @@ def test_step_by_step_it_ends_as_the_replay_does(problem: Problem, seed: int) ->
     assert run.allocator.peak_reserved_bytes == whole.peak_reserved_bytes
     assert run.allocator.peak_allocated_bytes == whole.peak_allocated_bytes
     assert run.allocator.allocated_bytes == whole.allocated_bytes
-    assert sum(block.size for block in run.held.values() if block is not None) == whole.allocated_bytes
+    assert sum(run.allocator.used[block] for block in run.held.values() if block != NO_BLOCK) == whole.allocated_bytes

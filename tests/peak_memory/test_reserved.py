@@ -105,9 +105,7 @@ def test_unmapped_pages_are_mapped_again_at_the_lowest_place() -> None:
     with pytest.raises(OutOfDeviceMemoryError):
         allocator.allocate(200 * MIB)
     assert allocator.reserved_bytes == 80 * MIB
-    block = allocator.allocate(50 * MIB)
-    assert block is not None
-    assert (block.address, allocator.reserved_bytes) == (45 * MIB, 120 * MIB)
+    assert (allocator.allocate(50 * MIB), allocator.reserved_bytes) == (45 * MIB, 120 * MIB)
 
 
 class SlowExpandable:
@@ -161,7 +159,7 @@ class SlowExpandable:
 def test_expandable_segments_against_intervals(seed: int) -> None:
     rng = random.Random(seed)
     fast, slow = ExpandableAllocator(), SlowExpandable(20 * MIB)
-    held: list[tuple[Any, tuple[int, int]]] = []
+    held: list[tuple[int, tuple[int, int]]] = []
     for _ in range(rng.randrange(40)):
         if held and rng.random() < 0.45:
             block, interval = held.pop(rng.randrange(len(held)))
@@ -170,8 +168,7 @@ def test_expandable_segments_against_intervals(seed: int) -> None:
         else:
             size = rng.choice((2, 3, 7, 12, 20, 45)) * MIB
             block, start = fast.allocate(size), slow.allocate(size)
-            assert block is not None
-            assert block.address == start
+            assert block == start
             held.append((block, (start, start + size)))
         assert fast.reserved_bytes == len(slow.mapped) * 20 * MIB
 

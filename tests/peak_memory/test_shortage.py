@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Problem
-from overlap_sched.peak_memory.allocator.caching import CachingAllocator, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, CachingAllocator, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.reserved import Requests, allocator, requests_of
 from overlap_sched.peak_memory.allocator.shortage import Device, Lacking, Replays
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -85,8 +85,8 @@ def test_what_something_is_lent_for() -> None:
     assert [device.capacity for device, _ in replays.full()] == [40 * MIB]
     ((_, replay),) = replays.full()
     assert (replay.at, replay.allocator.reserved_bytes) == (1, 12 * MIB)
-    assert replay.held[0] is not None
-    assert replay.held[1] is None
+    assert replay.held[0] != NO_BLOCK
+    assert replay.held[1] == NO_BLOCK
 
 
 def test_a_copy_goes_its_own_way() -> None:

@@ -17,7 +17,7 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.front import FAR, Front, Member
 from overlap_sched.scheduler.moves import Moves
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.wander import AFTER, wandered
+from overlap_sched.scheduler.wander import AFTER, OVERDRAFT, wandered
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
@@ -124,7 +124,7 @@ def test_once_an_order_breaks_nothing_a_walk_goes_on_for_a_while(monkeypatch: py
     walked(reserve, start.order, start.step_us, 1000)
     fit = (reserve.overdraft(order) == NOTHING and task.measured(order).step_us <= start.step_us for order in tried)
     first = next(i for i, fits in enumerate(fit, 1) if fits)
-    assert len(tried) == first + int(AFTER * (1000 - first))
+    assert len(tried) == first + int(AFTER * (1000 - first - OVERDRAFT))
 
 
 def test_what_fits_by_luck_alone_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

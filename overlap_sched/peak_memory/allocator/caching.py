@@ -27,18 +27,34 @@ Not replayed: several streams (collectives in a graph take their memory on the c
 hold it until their wait, which is in the live ranges, instead of ``record_stream``); ``garbage_collection_threshold``;
 private pools of CUDA graphs. Segments lie in the order in which they were made, while cudaMalloc promises nothing:
 that decides ties.
+
+Schedulers replay it thousands of times: so it is made of whole numbers, lists and dictionaries, which are fast to look
+up and to copy. A block is its address. Free ones lie in three tables::
+
+    pool    [(4 MiB, 20), (8 MiB, 2), ...]   by size, then address: best fit
+    starts  {2: 8 MiB, 20: 4 MiB, ...}       from its first address to its size: joins it to what is before it
+    ends    {10: 2, 24: 20, ...}             from the address behind it to its first: to what is behind it
 """
 
 import copy
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
 MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, MIB, 2 * MIB
 MIN_LARGE_ALLOC, ROUND_LARGE = 10 * MIB, 2 * MIB
+
+Address = int
+"""Of a block: it stands for the block while that is in use."""
+NO_BLOCK: Address = -1
+"""In the place of a block: what has no bytes needs none."""
+SMALL_BASE: Address = 2**62
+"""Blocks of the small pool lie from here on."""
+BITS = 64
+"""A free block of a pool is one number, compared faster than a pair: its size, then so many bits of address."""
+ADDRESS = 2**BITS - 1
 
 
 class OutOfDeviceMemoryError(Exception):
@@ -49,17 +65,11 @@ class FullDeviceError(OutOfDeviceMemoryError):
     """A request that the capacity does not hold; nothing was given back (``CachingAllocator.halts``)."""
 
 
-@dataclass(eq=False, slots=True)
-class Block:
-    """A range of addresses, in use or free; ``before`` and ``after`` are its neighbours in the segment."""
+class Block(NamedTuple):
+    """A range of addresses."""
 
-    address: int
+    address: Address
     size: int
-    small: bool
-    free: bool = True
-    mapped: bool = True
-    before: "Block | None" = None
-    after: "Block | None" = None
 
 
 class CachingAllocator:
@@ -69,6 +79,7 @@ class CachingAllocator:
         settings: How it is set up. capacity: bytes that the device has for it.
         reserved_bytes, allocated_bytes: Now. peak_reserved_bytes, peak_allocated_bytes: the most so far.
         segments: How many it has asked for. retries: how often cached memory was given back under pressure.
+        used: The blocks that are in use, and their sizes.
         halts: When the capacity does not suffice it fails at once, as it is: what asks may go on with a copy.
         most_retries: It gives nothing back any more after so many.
         lent_bytes: By how much it has raised its capacity itself, where that did not suffice: most_lent_bytes at most.
@@ -77,105 +88,106 @@ class CachingAllocator:
 
     def __init__(self, settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> None:
         self.settings, self.capacity = settings, capacity
-        self._sizes: dict[int, int] = {}  # of requests seen so far, rounded
-        self._picky = settings.max_split_size_bytes < NO_LIMIT
+        self.used = dict[Address, int]()
         self.halts, self.most_retries, self.most_lent_bytes = False, NO_LIMIT, 0
         self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = self.lent_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
         self.on_lending: Callable[[], object] = lambda: None
-        self._pools: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}  # free: (size, address, block)
-        self._next_address = 0
+        self._sizes = dict[int, int]()  # of requests seen so far, rounded
+        self._picky = settings.max_split_size_bytes < NO_LIMIT  # the smallest block that fits may not be the one
+        self._unsplit_size = settings.max_split_size_bytes
+        self._least_small, self._least_large = MIN_BLOCK, SMALL_SIZE + 1  # a rest of so much becomes a block
+        self._small, self._large = list[int](), list[int]()
+        self._starts, self._ends = dict[Address, int](), dict[Address, Address]()
+        self._segment_sizes = dict[Address, int]()  # of each segment, by its first address
+        self._next_address = {True: SMALL_BASE, False: 0}
 
-    def allocate(self, count: int) -> Block | None:
-        """A block for so many bytes; none for 0.
+    def allocate(self, count: int) -> Address:
+        """A block for so many bytes.
 
         Raises:
             FullDeviceError: The capacity does not suffice as things are, and it halts there.
             OutOfDeviceMemoryError: The capacity does not suffice.
         """
-        if count == 0:
-            return None
-        size = self._rounded(count)
-        at, pool = self._place(size), self._pools[size <= SMALL_SIZE]
-        block = pool.pop(at)[2] if at >= 0 else self._grown(size)
-        if block.size > size:
-            self._split(block, size)
-        block.free = False
-        self.allocated_bytes += block.size
+        if not count:
+            return NO_BLOCK
+        size = self._sizes.get(count) or self._rounded(count)
+        small = size <= SMALL_SIZE
+        pool = self._small if small else self._large
+        at = bisect_left(pool, size << BITS)
+        if self._picky:
+            at = self._fit(pool, at, size)
+        if at < len(pool):
+            block = pool.pop(at)
+            address, have = block & ADDRESS, block >> BITS
+            del self._starts[address], self._ends[address + have]
+        else:
+            address, have = self._grown(size)
+        left = have - size
+        if left >= (self._least_small if small else self._least_large) and size < self._unsplit_size:
+            begin = address + size
+            self._starts[begin], self._ends[address + have] = left, begin
+            insort(pool, left << BITS | begin)
+            have = size
+        self.used[address] = have
+        self.allocated_bytes += have
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
-        return block
+        return address
 
-    def free(self, block: Block | None) -> None:
+    def free(self, address: Address) -> None:
         """Give a block back."""
-        if block is None:
+        if address == NO_BLOCK:
             return
-        self.allocated_bytes -= block.size
-        block.free = True
-        before, after = block.before, block.after
-        if (before is not None and before.free) or (after is not None and after.free):
-            block = self._merged(block)
-        self._put(block)
+        size = self.used.pop(address)
+        self.allocated_bytes -= size
+        self._join(address, size)
 
     def growth_bytes(self, count: int) -> int:
         """What a request for so many bytes would reserve more, as things stand; changes nothing."""
-        if count == 0:
+        if not count:
             return 0
         size = self._rounded(count)
-        return self._growth(size) if self._place(size) < 0 else 0
+        pool = self._pool(size)
+        return self._growth(size) if self._fit(pool, bisect_left(pool, size << BITS), size) == len(pool) else 0
 
     def shortfall_bytes(self, size: int) -> int:
         """How many bytes the capacity lacks for the segment of a request, rounded, that no free block serves."""
         return self.reserved_bytes + self._growth(size) - self.capacity
 
     def free_blocks(self) -> list[Block]:
-        """All that is free, by pool and size."""
-        return [block for pool in self._pools.values() for _, _, block in pool]
+        """All that is free."""
+        return list(map(Block, self._starts.keys(), self._starts.values()))
 
     def largest_free_bytes(self) -> int:
         """The largest free block of the large pool."""
-        pool = self._pools[False]
-        return pool[-1][0] if pool else 0
+        return self._large[-1] >> BITS if self._large else 0
 
-    def copied(self, used: Iterable[Block]) -> tuple[Self, Mapping[Block, Block]]:
-        """The allocator as it is, to go another way; and what stands for each of its blocks there. O(blocks).
-
-        Args:
-            used: The blocks that are in use, all of them.
-        """
+    def copied(self) -> Self:
+        """The allocator as it is, to go another way. O(blocks)."""
         found = copy.copy(self)
-        twins = {
-            block: Block(block.address, block.size, block.small, block.free, block.mapped)
-            for block in (*used, *self._all_free())
-        }
-        for block, twin in twins.items():
-            twin.before = None if block.before is None else twins[block.before]
-            twin.after = None if block.after is None else twins[block.after]
-        found._stand_alone(twins)
-        return found, twins
-
-    def _all_free(self) -> list[Block]:
-        """All blocks that are not in use, mapped or not."""
-        return self.free_blocks()
-
-    def _stand_alone(self, twins: Mapping[Block, Block]) -> None:
-        """Hold the twins of the blocks that it holds, in lists of its own."""
-        self._pools = {
-            small: [(size, address, twins[block]) for size, address, block in pool]
-            for small, pool in self._pools.items()
-        }
+        found.used, found._small, found._large = self.used.copy(), self._small.copy(), self._large.copy()
+        found._starts, found._ends = self._starts.copy(), self._ends.copy()
+        found._segment_sizes, found._next_address = self._segment_sizes.copy(), self._next_address.copy()
+        return found
 
     def _rounded(self, count: int) -> int:
-        size = self._sizes.get(count)
-        if size is None:
-            size = self._sizes[count] = rounded(count, self.settings)
+        size = self._sizes[count] = rounded(count, self.settings)
         return size
 
-    def _place(self, size: int) -> int:
-        """Where in its pool the free block is that a request gets; -1: there is none."""
-        pool = self._pools[size <= SMALL_SIZE]
-        at = bisect_left(pool, (size,))
-        return -1 if at == len(pool) or (self._picky and self._oversized(pool[at][0], size)) else at
+    def _pool(self, size: int) -> list[int]:
+        """Of requests of such a size."""
+        return self._small if size <= SMALL_SIZE else self._large
+
+    def _fit(self, pool: list[int], at: int, size: int) -> int:
+        """Where in its pool the free block is that a request gets; the pool's end: there is none.
+
+        Args:
+            pool: Of the request.
+            at: Where its smallest block is that is large enough.
+            size: Of the request.
+        """
+        return len(pool) if at < len(pool) and self._oversized(pool[at] >> BITS, size) else at
 
     def _oversized(self, have: int, size: int) -> bool:
         """Is a block too large to be given for a request that it may not be split for?"""
@@ -183,11 +195,11 @@ class CachingAllocator:
         return size < limit <= have or (size >= limit and have >= size + self.settings.max_non_split_rounding_bytes)
 
     def _grown(self, size: int) -> Block:
-        """A block from the device, after a retry where it has no more."""
+        """A block from the device, after a retry where it has no more; it is in no pool."""
         block = self._from_device(size)
         if block is None and self.halts:
             raise FullDeviceError
-        if block is None and self._released_one(size):
+        if block is None and self._released_some(size):
             block = self._from_device(size)
         if block is None and self.retries < self.most_retries:
             self.retries += 1
@@ -218,86 +230,77 @@ class CachingAllocator:
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
     def _from_device(self, size: int) -> Block | None:
-        segment = self._growth(size)
+        segment, small = self._growth(size), size <= SMALL_SIZE
         if self.reserved_bytes + segment > self.capacity:
             return None
-        block = Block(self._next_address, segment, size <= SMALL_SIZE)
-        self._next_address += segment
+        address = self._next_address[small]
+        self._next_address[small] += segment + MIN_BLOCK  # with a gap: blocks of two segments never join
+        self._segment_sizes[address] = segment
         self.segments += 1
         self._reserve(segment)
-        return block
+        return Block(address, segment)
 
-    def _released_one(self, size: int) -> bool:
+    def _released_some(self, size: int) -> bool:
         """Give back blocks that are not split, as many as serve the request (``release_available_cached_blocks``)."""
         limit = self.settings.max_split_size_bytes
         if limit == NO_LIMIT:
             return False
-        pool, wanted = self._pools[size <= SMALL_SIZE], max(size, limit)
-        at = bisect_left(pool, (wanted,))
-        if at < len(pool):
-            self._give_back(pool, at)
+        pool, wanted = self._pool(size), max(size, limit)
+        large = [block & ADDRESS for block in pool[bisect_left(pool, limit << BITS) :]]
+        whole = [Block(address, self._starts[address]) for address in large if self._whole(address)]
+        enough = next((block for block in whole if block.size >= wanted), None)
+        if enough is not None:
+            self._give_back(enough.address)
             return True
         released = 0
-        while pool and released < wanted and pool[-1][0] >= limit:
-            released += pool[-1][0]
-            self._give_back(pool, len(pool) - 1)
+        while whole and released < wanted:
+            block = whole.pop()
+            self._give_back(block.address)
+            released += block.size
         return released >= wanted
 
     def _release(self) -> None:
         """Give back every segment that is wholly free."""
-        for pool in self._pools.values():
-            for at in reversed(range(len(pool))):
-                if pool[at][2].before is None and pool[at][2].after is None:
-                    self._give_back(pool, at)
+        for address in [address for address in self._segment_sizes if self._whole(address)]:
+            self._give_back(address)
 
-    def _give_back(self, pool: list[tuple[int, int, Block]], at: int) -> None:
-        self._reserve(-pool.pop(at)[0])
+    def _whole(self, address: Address) -> bool:
+        """Is what lies there a segment that is wholly free?"""
+        return self._starts.get(address) == self._segment_sizes.get(address)
+
+    def _give_back(self, address: Address) -> None:
+        self._take(address)
+        self._reserve(-self._segment_sizes.pop(address))
 
     def _reserve(self, count: int) -> None:
         self.reserved_bytes += count
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
 
-    def _should_split(self, block: Block, size: int) -> bool:
-        left = block.size - size
-        if block.small:
-            return left >= MIN_BLOCK
-        return left > SMALL_SIZE and size < self.settings.max_split_size_bytes
+    def _join(self, address: Address, size: int) -> None:
+        """A block becomes free: one with its free neighbours."""
+        starts, ends, end = self._starts, self._ends, address + size
+        pool = self._small if address >= SMALL_BASE else self._large
+        after = starts.pop(end, 0)
+        if after:
+            del pool[bisect_left(pool, after << BITS | end)]
+            size += after
+            end += after
+        before = ends.pop(address, NO_BLOCK)
+        if before != NO_BLOCK:
+            have = starts[before]
+            del pool[bisect_left(pool, have << BITS | before)]
+            size += have
+            address = before
+        starts[address], ends[end] = size, address
+        insort(pool, size << BITS | address)
 
-    def _split(self, block: Block, size: int) -> None:
-        if not self._should_split(block, size):
-            return
-        rest = Block(block.address + size, block.size - size, block.small, before=block, after=block.after)
-        if block.after is not None:
-            block.after.before = rest
-        block.after, block.size = rest, size
-        self._put(rest)
-
-    def _put(self, block: Block) -> None:
-        insort(self._pools[block.small], (block.size, block.address, block))
-
-    def _take(self, block: Block) -> None:
-        """Out of the free blocks."""
-        pool = self._pools[block.small]
-        del pool[bisect_left(pool, (block.size, block.address))]
-
-    def _merged(self, block: Block) -> Block:
-        """The block, which is in no pool, joined with its free neighbours that are mapped as it is."""
-        before, after = block.before, block.after
-        if before is not None and before.free and before.mapped == block.mapped:
-            self._take(before)
-            before.size += block.size
-            before.after = after
-            if after is not None:
-                after.before = before
-            block = before
-        if after is not None and after.free and after.mapped == block.mapped:
-            self._take(after)
-            block.size += after.size
-            block.after = after.after
-            if after.after is not None:
-                after.after.before = block
-        return block
+    def _take(self, address: Address) -> None:
+        """Out of what is free."""
+        size = self._starts.pop(address)
+        del self._ends[address + size]
+        pool = self._small if address >= SMALL_BASE else self._large
+        del pool[bisect_left(pool, size << BITS | address)]
 
 
 def rounded(count: int, settings: AllocatorSettings = PLAIN) -> int:

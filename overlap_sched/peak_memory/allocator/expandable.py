@@ -5,19 +5,24 @@ From ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.13 to 2.15): ``get_free_bloc
 ``unmap``. The range of addresses has no end here (in torch it is nine eighths of the device's memory).
 """
 
-import bisect
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from typing import Self
 
 from overlap_sched.peak_memory.allocator.caching import (
+    ADDRESS,
+    BITS,
     MIN_BLOCK,
+    NO_BLOCK,
+    SMALL_BASE,
     SMALL_BUFFER,
     SMALL_SIZE,
+    Address,
     Block,
     CachingAllocator,
 )
 from overlap_sched.problem.allocator_settings import EXPANDABLE, NO_LIMIT, AllocatorSettings
 
-_ADDRESSES = 2**62
+_ADDRESSES = 2**61
 
 
 class ExpandableAllocator(CachingAllocator):
@@ -26,131 +31,101 @@ class ExpandableAllocator(CachingAllocator):
     def __init__(self, settings: AllocatorSettings = EXPANDABLE, capacity: int = NO_LIMIT) -> None:
         super().__init__(settings, capacity)
         self._page = {True: SMALL_BUFFER, False: settings.large_segment_size_bytes}
-        self._unmapped: dict[bool, list[tuple[int, Block]]] = {
-            small: [(0, Block(0, _ADDRESSES, small, mapped=False))] for small in (True, False)
-        }
+        self._picky, self._unsplit_size, self._least_large = True, NO_LIMIT, MIN_BLOCK
+        self._unmapped = {SMALL_BASE: _ADDRESSES, 0: _ADDRESSES}  # from its first address to its size
+        self._unmapped_ends = {SMALL_BASE + _ADDRESSES: SMALL_BASE, _ADDRESSES: 0}
+        self._holes = {True: [SMALL_BASE], False: [0]}  # what is not mapped, of each pool, by address
 
-    def _all_free(self) -> list[Block]:
-        return super()._all_free() + [block for pool in self._unmapped.values() for _, block in pool]
+    def copied(self) -> Self:
+        """As its parent's."""
+        found = super().copied()
+        found._unmapped, found._unmapped_ends = self._unmapped.copy(), self._unmapped_ends.copy()
+        found._holes = {small: holes.copy() for small, holes in self._holes.items()}
+        return found
 
-    def _stand_alone(self, twins: Mapping[Block, Block]) -> None:
-        super()._stand_alone(twins)
-        self._unmapped = {
-            small: [(address, twins[block]) for address, block in pool] for small, pool in self._unmapped.items()
-        }
-
-    def _place(self, size: int) -> int:
-        pool = self._pools[size <= SMALL_SIZE]
-        at = bisect.bisect_left(pool, (size,))
+    def _fit(self, pool: list[int], at: int, size: int) -> int:
         if at == len(pool):
-            return -1
-        while at + 1 < len(pool) and _can_grow_to(pool[at + 1][2]) < _can_grow_to(pool[at][2]):
+            return at
+        can_grow_to = self._can_grow_to
+        while at + 1 < len(pool) and can_grow_to(pool[at + 1]) < can_grow_to(pool[at]):
             at += 1
-        return -1 if self._picky and self._oversized(pool[at][0], size) else at
+        return super()._fit(pool, at, size)
 
-    def _should_split(self, block: Block, size: int) -> bool:
-        return block.size - size >= MIN_BLOCK
+    def _can_grow_to(self, block: int) -> int:
+        """Of a free block as it stands in its pool (``expandable_size``)."""
+        size, address = block >> BITS, block & ADDRESS
+        return size + self._unmapped.get(address + size, 0)
 
     def _from_device(self, size: int) -> Block | None:
-        block = self._room(size)
-        if not block.mapped:
-            mapped = self._map(block, min(block.size, size))
-            if mapped is None:
+        at = self._room(size)
+        if at not in self._starts and not self._map(at, min(self._unmapped[at], size)):
+            return None
+        while (have := self._starts[at]) < size:
+            if not self._map(at + have, min(size - have, self._unmapped[at + have])):
                 return None
-            block = mapped
-        while block.size < size:
-            after = block.after
-            assert after is not None  # _room found enough behind it
-            mapped = self._map(after, min(size - block.size, after.size))
-            if mapped is None:
-                return None
-            block = mapped
-        self._take(block)
-        return block
+        self._take(at)
+        return Block(at, have)
 
     def _lacking_bytes(self, size: int) -> int:
         return self._page[size <= SMALL_SIZE]  # page by page: how many are mapped already depends on the place
 
-    def _room(self, size: int) -> Block:
+    def _room(self, size: int) -> Address:
         """The lowest block from which on so many bytes are free or not mapped."""
-        for _, unmapped in self._unmapped[size <= SMALL_SIZE]:
-            start = unmapped.before if unmapped.before is not None and unmapped.before.free else unmapped
-            room = 0
-            block: Block | None = start
-            while room < size and block is not None and block.free:
-                room += block.size
-                block = block.after
-            if room >= size:
+        for hole in self._holes[size <= SMALL_SIZE]:
+            at = start = self._ends.get(hole, hole)
+            while at - start < size and (have := self._starts.get(at) or self._unmapped.get(at)):
+                at += have
+            if at - start >= size:
                 return start
         raise AssertionError("the range of addresses has an end")
 
-    def _map(self, block: Block, size: int) -> Block | None:
-        """Map the first bytes of a block, in whole pages; free, joined with its neighbours. None: no memory."""
-        size = -(-size // self._page[block.small]) * self._page[block.small]
+    def _map(self, at: Address, size: int) -> bool:
+        """Map the first bytes of what is not mapped, in whole pages; they are free then. False: there is no memory."""
+        page, have = self._page[at >= SMALL_BASE], self._unmapped[at]
+        size = -(-size // page) * page
         if self.reserved_bytes + size > self.capacity:
-            return None
-        self._take(block)
-        if size < block.size:
-            rest = Block(block.address + size, block.size - size, block.small, mapped=False)
-            self._splice(rest, block, block.after)
-            self._put(rest)
-        block.size, block.mapped = size, True
+            return False
+        self._remove_hole(at)
+        if size < have:
+            self._add_hole(at + size, have - size)
         self.segments += 1
         self._reserve(size)
-        block = self._merged(block)
-        self._put(block)
-        return block
+        self._join(at, size)
+        return True
 
-    def _released_one(self, size: int) -> bool:
+    def _released_some(self, size: int) -> bool:
         return False
 
     def _release(self) -> None:
         """Unmap every page that is wholly free."""
-        for pool in self._pools.values():
-            for _, _, block in list(pool):
-                self._unmap(block)
+        for block in self.free_blocks():
+            self._unmap(block)
 
     def _unmap(self, block: Block) -> None:
-        page = self._page[block.small]
-        begin, end = -(-block.address // page) * page, (block.address + block.size) // page * page
+        page, stop = self._page[block.address >= SMALL_BASE], block.address + block.size
+        begin, end = -(-block.address // page) * page, stop // page * page
         if begin >= end:
             return
-        self._take(block)
-        if block.address + block.size > end:
-            after = Block(end, block.address + block.size - end, block.small)
-            self._splice(after, block, block.after)
-            self._put(after)
+        self._take(block.address)
+        if stop > end:
+            self._join(end, stop - end)
         if begin > block.address:
-            front = Block(block.address, begin - block.address, block.small)
-            self._splice(front, block.before, block)
-            self._put(front)
-        block.address, block.size, block.mapped = begin, end - begin, False
+            self._join(block.address, begin - block.address)
         self._reserve(begin - end)
-        self._put(self._merged(block))
+        after = self._unmapped.get(end, 0)
+        if after:
+            self._remove_hole(end)
+        before = self._unmapped_ends.get(begin, NO_BLOCK)
+        if before != NO_BLOCK:
+            self._remove_hole(before)
+            begin = before
+        self._add_hole(begin, end + after - begin)
 
-    @staticmethod
-    def _splice(block: Block, before: Block | None, after: Block | None) -> None:
-        block.before, block.after = before, after
-        if before is not None:
-            before.after = block
-        if after is not None:
-            after.before = block
+    def _add_hole(self, at: Address, size: int) -> None:
+        self._unmapped[at], self._unmapped_ends[at + size] = size, at
+        insort(self._holes[at >= SMALL_BASE], at)
 
-    def _put(self, block: Block) -> None:
-        if block.mapped:
-            super()._put(block)
-        else:
-            bisect.insort(self._unmapped[block.small], (block.address, block))
-
-    def _take(self, block: Block) -> None:
-        if block.mapped:
-            super()._take(block)
-        else:
-            pool = self._unmapped[block.small]
-            pool.pop(bisect.bisect_left(pool, (block.address,)))
-
-
-def _can_grow_to(block: Block) -> int:
-    """``expandable_size``."""
-    after = block.after
-    return block.size + (after.size if after is not None and not after.mapped else 0)
+    def _remove_hole(self, at: Address) -> None:
+        del self._unmapped_ends[at + self._unmapped.pop(at)]
+        holes = self._holes[at >= SMALL_BASE]
+        del holes[bisect_left(holes, at)]

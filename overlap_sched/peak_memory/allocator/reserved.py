@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, Address, CachingAllocator, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -41,18 +41,17 @@ class UnderWay:
     """A replay as far as it has come.
 
     Attributes:
-        allocator: What it has come to. held: per storage its block; none where it has none now.
+        allocator: What it has come to. held: per storage its block.
         at: The next event.
     """
 
     allocator: CachingAllocator
-    held: list[Block | None]
+    held: list[Address]
     at: int = 0
 
     def copied(self) -> "UnderWay":
         """The same, to go another way."""
-        found, twins = self.allocator.copied([block for block in self.held if block is not None])
-        return UnderWay(found, [None if block is None else twins[block] for block in self.held], self.at)
+        return UnderWay(self.allocator.copied(), self.held.copy(), self.at)
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Requests:
 
     def begin(self, new: CachingAllocator) -> UnderWay:
         """A replay by a new allocator, before its first event."""
-        return UnderWay(new, [None] * len(self.sizes))
+        return UnderWay(new, [NO_BLOCK] * len(self.sizes))
 
     def go_on(self, replay: UnderWay) -> CachingAllocator:
         """The allocator behind the order's end.
@@ -105,7 +104,7 @@ class Requests:
                 held[event] = allocate(sizes[event])
             else:
                 free(held[~event])
-                held[~event] = None
+                held[~event] = NO_BLOCK
         replay.at = len(self.events)
         return replay.allocator
 

@@ -6,7 +6,7 @@ faster at that.
 
 from collections.abc import Iterable
 
-from overlap_sched.peak_memory.allocator.caching import Block, CachingAllocator
+from overlap_sched.peak_memory.allocator.caching import Address, CachingAllocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId
 
@@ -15,14 +15,14 @@ class AllocatorRun:
     """An allocator and what it holds, after the nodes that have run.
 
     Attributes:
-        allocator: It. held: Per live storage its block (none where it has no bytes).
+        allocator: It. held: Per live storage its block.
         asked_bytes: What was asked for last: what does not fit, where something does not.
     """
 
     def __init__(self, live_ranges: LiveRanges, allocator: CachingAllocator) -> None:
         """Only the inputs are there; the allocator was new."""
         self.allocator = allocator
-        self.held: dict[int, Block | None] = {}
+        self.held: dict[int, Address] = {}
         self.asked_bytes = 0
         self._steps, self._sizes, self._left = live_ranges.steps, live_ranges.sizes, live_ranges.uses_left()
         self._allocate(live_ranges.given)

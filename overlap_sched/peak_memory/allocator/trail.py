@@ -1,0 +1,180 @@
+"""What orders lack that are like another one: each is replayed from where it begins to differ.
+
+::
+
+    order       |====|====|====|= = = = = = = =    the trail: what all devices hold, every few nodes, as far as asked
+    like it     . . . . . |====|m o v e d=======   replayed from the checkpoint before it differs
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import length_hint
+
+from overlap_sched.peak_memory.allocator.caching import (
+    Address,
+    CachingAllocator,
+    FullDeviceError,
+    OutOfDeviceMemoryError,
+)
+from overlap_sched.peak_memory.allocator.reserved import allocator
+from overlap_sched.peak_memory.allocator.shortage import Device, Lacking
+from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.problem import NodeId, StorageId
+from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
+
+CHECKPOINTS = 32
+"""Of a trail."""
+
+
+@dataclass
+class _Replay:
+    """Of some nodes, on one device.
+
+    Attributes:
+        allocator: What it has come to. held: per live storage its block.
+        storages: What something was lent for.
+    """
+
+    allocator: CachingAllocator
+    held: dict[StorageId, Address] = field(default_factory=dict)
+    storages: list[StorageId] = field(default_factory=list)
+
+    def copied(self) -> "_Replay":
+        """The same, to go another way."""
+        return _Replay(self.allocator.copied(), self.held.copy(), self.storages.copy())
+
+    def serve(self, events: Sequence[int], sizes: Sequence[int]) -> int:
+        """Allocate and free, up to what does not fit: at which event that is; else their number.
+
+        Raises:
+            OutOfDeviceMemoryError: More than may be lent is lacking.
+        """
+        allocate, free, held, to_come = self.allocator.allocate, self.allocator.free, self.held, iter(events)
+        self.allocator.on_lending = lambda: self.storages.append(events[len(events) - length_hint(to_come) - 1])
+        try:
+            for event in to_come:
+                if event >= 0:
+                    held[event] = allocate(sizes[event])
+                else:
+                    free(held.pop(~event))
+        except FullDeviceError:
+            return len(events) - length_hint(to_come) - 1
+        return len(events)
+
+
+@dataclass
+class _State:
+    """All devices behind some nodes of an order.
+
+    Attributes:
+        left: Per storage, how many of its users have not run.
+        together: On as many devices as suffice so far. alone: on those that do not, the least first.
+    """
+
+    left: list[int]
+    together: _Replay | None
+    alone: list[_Replay] = field(default_factory=list)
+
+    def copied(self) -> "_State":
+        """The same, to go another way."""
+        together = None if self.together is None else self.together.copied()
+        return _State(self.left.copy(), together, [one.copied() for one in self.alone])
+
+    @property
+    def lent_bytes(self) -> int:
+        """On all devices."""
+        return sum(one.allocator.lent_bytes for one in self.alone)
+
+
+class Trail:
+    """An order's replay on several devices, with checkpoints: made as far as others are like it."""
+
+    def __init__(
+        self, live_ranges: LiveRanges, order: Sequence[NodeId], devices: Sequence[Device], settings: AllocatorSettings
+    ) -> None:
+        """Only the inputs are there."""
+        self._live_ranges, self._order = live_ranges, order
+        self._devices = sorted(set(devices))
+        together = _Replay(allocator(settings, self._devices[0].capacity))
+        together.allocator.halts = True
+        state = _State(live_ranges.uses_left(), together)
+        self._serve(state, live_ranges.given, NO_LIMIT)
+        self._every = max(len(order) // CHECKPOINTS, 1)
+        self._states = [state]
+
+    def lacking_of(self, order: Sequence[NodeId], most_bytes: int = NO_LIMIT) -> Lacking:
+        """What another valid order of the same nodes lacks on all devices, together.
+
+        Args:
+            order: Its beginning is not replayed again as far as it is that of the trail.
+            most_bytes: What lacks more is not replayed to its end: ``most_bytes + 1`` is said of it.
+        """
+        first = alike(self._order, order) // self._every
+        state = self._at(first).copied()
+        try:
+            for checkpoint in range(first, -(-len(order) // self._every)):
+                self._run(state, self._part(order, checkpoint), most_bytes)
+        except OutOfDeviceMemoryError:
+            return Lacking(most_bytes + 1, ())
+        return Lacking(state.lent_bytes, [s for one in state.alone for s in one.storages])
+
+    def _at(self, checkpoint: int) -> _State:
+        """What all devices hold there."""
+        while len(self._states) <= checkpoint:
+            state = self._states[-1].copied()
+            self._run(state, self._part(self._order, len(self._states) - 1), NO_LIMIT)
+            self._states.append(state)
+        return self._states[checkpoint]
+
+    def _part(self, order: Sequence[NodeId], checkpoint: int) -> Sequence[NodeId]:
+        """What is run between a checkpoint and the next one."""
+        return order[checkpoint * self._every : (checkpoint + 1) * self._every]
+
+    def _run(self, state: _State, nodes: Sequence[NodeId], most_bytes: int) -> None:
+        """Some nodes more."""
+        steps, left, events = self._live_ranges.steps, state.left, list[int]()
+        for v in nodes:
+            makes, uses, drops = steps[v]
+            events += makes
+            for s in uses:
+                left[s] -= 1
+                if not left[s]:
+                    events.append(~s)
+            for s in drops:
+                events.append(~s)
+        self._serve(state, events, most_bytes)
+
+    def _serve(self, state: _State, events: Sequence[int], most_bytes: int) -> None:
+        sizes = self._live_ranges.sizes
+        for one in state.alone:
+            self._lend(state, one, events, most_bytes)
+        while state.together is not None:
+            at = state.together.serve(events, sizes)
+            if at == len(events):
+                break
+            device, events = self._devices[len(state.alone)], events[at:]
+            full = state.together.copied()
+            full.allocator.halts, full.allocator.most_retries = False, device.most_retries
+            state.alone.append(full)
+            if len(state.alone) < len(self._devices):
+                state.together.allocator.capacity = self._devices[len(state.alone)].capacity
+            else:
+                state.together = None
+            self._lend(state, full, events, most_bytes)
+
+    def _lend(self, state: _State, one: _Replay, events: Sequence[int], most_bytes: int) -> None:
+        """Go on with one device; what all of them lack is no more than so many bytes."""
+        one.allocator.most_lent_bytes = most_bytes - (state.lent_bytes - one.allocator.lent_bytes)
+        one.serve(events, self._live_ranges.sizes)
+
+
+def alike(one: Sequence[NodeId], other: Sequence[NodeId]) -> int:
+    """How many nodes two orders have in common at their beginning. By bisection: what is equal is compared fast."""
+    low, high = 0, len(one)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

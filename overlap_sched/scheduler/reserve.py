@@ -33,9 +33,9 @@ from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.shift import shift
 from overlap_sched.scheduler.wander import AFTER, WORTH, wandered
 
-EQUAL, CLOSE, HELD = 1.001, 1.005, 1.02
-"""Parts of the best step. Where an order can be held within the first, none is mended any more; within the second, no
-more runs are tried, and no walk; within the last, no tighter budgets and nearer orders."""
+CLOSE, HELD = 1.005, 1.02
+"""Parts of the best step. Where an order can be held within the first, nothing more is tried; within the second, no
+tighter budgets and no nearer orders."""
 MENDED = 1.03
 """Orders whose step is within this part of the best, or may be taken, are mended, those first that break least."""
 RUNS, REPAIRS = 3, 0.5
@@ -150,7 +150,7 @@ class _Held:
     def _mend(self, most: int) -> None:
         """Mend the nearest of what was made, so many at most."""
         for found in self._nearest()[:most]:
-            if self.held_us <= self._best.step_us * EQUAL:
+            if self.held_us <= self._best.step_us * CLOSE:
                 break
             self.tried += self._repairs(found)
 
@@ -175,7 +175,7 @@ class _Held:
             mended = self._reserve.repaired(found, rooms)
             broken = self._reserve.overdraft(mended.order)
             yield broken, mended
-            if broken != NOTHING or mended.step_us <= self._best.step_us * EQUAL:
+            if broken != NOTHING or mended.step_us <= self._best.step_us * CLOSE:
                 break
 
     def _walk(self) -> None:

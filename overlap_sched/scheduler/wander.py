@@ -30,6 +30,9 @@ BATCH = 16
 """So many orders like one are tried in turn: what that one holds is replayed once for them."""
 OVERDRAFT = 10
 """To look at all that an order breaks takes as long as so many trials."""
+HOPELESS, LOOK = 0.1, 0.33
+"""Where all that is short enough lacks more than the first part of what the original order reserves, after the second
+part of the trials, the walk ends: such ones have not been seen to arrive."""
 WORTH, AFTER = 0.004, 0.6
 """Once an order breaks nothing: what is shorter by more than this part is looked for, in so much of the trials left."""
 
@@ -48,8 +51,10 @@ def wandered(
         trials: Orders that are tried.
     """
     task, moves = reserve.task, Moves.of(reserve.task, best, others)
-    front, held = Front.of(reserve, starts, enough_us), None
+    front, held, looked_at = Front.of(reserve, starts, enough_us), None, (1 - LOOK) * trials
     while trials > 0 and front.members:
+        if trials < looked_at and front.most_lacking(front.enough_us) > HOPELESS * reserve.reserved_bytes:
+            break
         start = front.pick(moves.rng)
         trail = reserve.trail(start.order)
         for _ in range(min(BATCH, trials)):
@@ -69,7 +74,7 @@ def wandered(
                 new, trials = replace(new, lacking=reserve.overdraft(order).over_bytes), trials - OVERDRAFT
                 if not new.lacking:
                     trials = trials if held is not None else int(AFTER * trials)
-                    front, held = front.shorter(step_us * (1 - WORTH)), new
+                    front, held, looked_at = front.shorter(step_us * (1 - WORTH)), new, (1 - LOOK) * trials
             if new.lacking <= most_bytes:
                 front.keep(new)
     found = front.members if held is None or held in front.members else [*front.members, held]

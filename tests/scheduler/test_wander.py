@@ -1,5 +1,6 @@
 """Random walks: by hand on a small problem, and promises on random graphs."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,11 +14,12 @@ from overlap_sched.peak_memory.allocator.shortage import Device, Replays
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, PLAIN
+from overlap_sched.scheduler import wander
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.front import FAR, Front, Member
 from overlap_sched.scheduler.moves import Moves
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.wander import AFTER, OVERDRAFT, wandered
+from overlap_sched.scheduler.wander import AFTER, BATCH, OVERDRAFT, wandered
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
@@ -120,11 +122,26 @@ def test_once_an_order_breaks_nothing_a_walk_goes_on_for_a_while(monkeypatch: py
         return tried[-1]
 
     monkeypatch.setattr(Moves, "moved", counted)
+    monkeypatch.setattr(wander, "HOPELESS", math.inf)
     start = task.measured(task.problem.original_order)
     walked(reserve, start.order, start.step_us, 1000)
     fit = (reserve.overdraft(order) == NOTHING and task.measured(order).step_us <= start.step_us for order in tried)
     first = next(i for i, fits in enumerate(fit, 1) if fits)
     assert len(tried) == first + int(AFTER * (1000 - first - OVERDRAFT))
+
+
+def test_a_walk_ends_where_too_much_is_lacking_after_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, tried = task_of(scattered()), list[Order]()
+    moved = Moves.moved
+
+    def counted(self: Moves, start: Member, front: Front) -> Order:
+        tried.append(moved(self, start, front))
+        return tried[-1]
+
+    monkeypatch.setattr(Moves, "moved", counted)
+    start = task.measured(task.problem.original_order)
+    walked(on_a_smaller_device(task, 400 * MIB), start.order, start.step_us, 300)  # the largest result alone has 520
+    assert 100 <= len(tried) <= 100 + BATCH
 
 
 def test_what_fits_by_luck_alone_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ BATCH = 16
 """So many orders like one are tried in turn: what that one holds is replayed once for them."""
 OVERDRAFT = 10
 """To look at all that an order breaks takes as long as so many trials."""
-HOPELESS, LOOK = 0.1, 0.33
+HOPELESS, LOOK = 0.2, 0.33
 """Where all that is short enough lacks more than the first part of what the original order reserves, after the second
 part of the trials, the walk ends: such ones have not been seen to arrive."""
 WORTH, AFTER = 0.004, 0.6

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.devices import Device, where_full
 from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.allocator.shortage import Device, Lacking, Replays
-from overlap_sched.peak_memory.allocator.trail import Trail
+from overlap_sched.peak_memory.allocator.trail import Lacking, Trail
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, AllocatorSettings
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
@@ -80,7 +80,7 @@ class Reserve:
     def overdraft(self, order: Order) -> Overdraft:
         """What a valid order breaks."""
         requests, (smallest, original, largest) = requests_of(self.task.live_ranges, order), self.devices
-        full = dict(Replays(requests, self.devices, self.settings).full())
+        full = dict(where_full(requests, self.devices, self.settings))
         over_bytes, retries = 0, 0
         for device in (smallest, largest):
             if device in full:
@@ -97,9 +97,9 @@ class Reserve:
                 return Overdraft(True, 0, over_bytes)
         return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes)
 
-    def lacking(self, order: Order, most_bytes: int = NO_LIMIT) -> Lacking:
-        """What a valid order lacks on all devices together; above ``most_bytes`` some figure above it."""
-        return Replays(requests_of(self.task.live_ranges, order), self.devices, self.settings).lacking(most_bytes)
+    def lacking(self, order: Order) -> Lacking:
+        """What a valid order lacks on all devices together."""
+        return self.trail(order).lacking_of(order)
 
     def trail(self, order: Order) -> Trail:
         """An order's replay on all devices, for others that are like it."""

@@ -3,16 +3,22 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched import Problem
+from overlap_sched import Kind, Node, Problem, Storage
+from overlap_sched.peak_memory.allocator.devices import Device
 from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.allocator.shortage import Device, Replays
-from overlap_sched.peak_memory.allocator.trail import Trail, alike
+from overlap_sched.peak_memory.allocator.trail import Lacking, Trail, alike
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
+from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from tests.peak_memory.test_devices import SETTINGS, from_the_start
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
-from tests.peak_memory.test_shortage import SETTINGS
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
+
+
+def chain_of(*sizes: int) -> Problem:
+    """Each node uses what the one before has made."""
+    nodes = [Node(f"n{v}", Kind.COMPUTE, (v - 1,) * (v > 0), (v,), (v - 1,) * (v > 0), 1.0) for v in range(len(sizes))]
+    return Problem("chain", tuple(nodes), tuple(map(Storage, sizes)), {})
 
 
 @given(
@@ -28,14 +34,30 @@ def test_as_if_it_were_replayed_from_its_start(
     problem = with_sizes_of_all_kinds(problem)
     live_ranges, order = LiveRanges(problem), random_order(problem, seed)
     most = requests_of(live_ranges, order).replayed(settings).peak_reserved_bytes
-    devices = [Device(most * percent // 100, retries) for percent, retries in rows]
-    trail = Trail(live_ranges, order, devices, settings)
+    devices = {Device(most * percent // 100, retries) for percent, retries in rows}
+    trail = Trail(live_ranges, order, list(devices), settings)
     for other in (order, *(random_order(problem, each) for each in seeds)):
-        whole = Replays(requests_of(live_ranges, other), devices, settings).lacking()
-        assert trail.lacking_of(other) == whole
-        assert trail.lacking_of(other, whole.lent_bytes) == whole
-        if whole.lent_bytes:
-            assert trail.lacking_of(other, whole.lent_bytes - 1).lent_bytes == whole.lent_bytes
+        requests = requests_of(live_ranges, other)
+        lent_bytes = sum(from_the_start(requests, device, settings).lent_bytes for device in devices)
+        found = trail.lacking_of(other)
+        assert found.lent_bytes == lent_bytes
+        assert bool(found.storages) == (lent_bytes > 0)
+        assert trail.lacking_of(other, lent_bytes) == found
+        if lent_bytes:
+            assert trail.lacking_of(other, lent_bytes - 1).lent_bytes == lent_bytes
+
+
+def test_what_something_is_lent_for() -> None:
+    """In turn 12 and 30 MiB: the second lacks 2 in 40; nothing is lacking in 50; the second lacks 22 in 20."""
+    problem = chain_of(12 * MIB, 30 * MIB)
+    live_ranges, order = LiveRanges(problem), problem.original_order
+
+    def lacking(*capacities: int) -> Lacking:
+        return Trail(live_ranges, order, [Device(each * MIB) for each in capacities], PLAIN).lacking_of(order)
+
+    assert lacking(40, 50) == Lacking(2 * MIB, [1])
+    assert lacking(40, 20) == Lacking(24 * MIB, [1, 1])
+    assert lacking(10) == Lacking(32 * MIB, [0, 1])
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))

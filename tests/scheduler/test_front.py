@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from overlap_sched.peak_memory.allocator.shortage import Lacking
+from overlap_sched.peak_memory.allocator.trail import Lacking
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN
 from overlap_sched.scheduler.candidate import Candidate

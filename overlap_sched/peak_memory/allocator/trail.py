@@ -1,6 +1,8 @@
-"""What orders lack that are like another one: each is replayed from where it begins to differ.
+"""By how many bytes orders miss what devices have: one figure, which falls as an order comes nearer to fitting.
 
-::
+That an order runs out of memory says little of whether another one comes nearer. So a replay goes on where a device
+does not suffice: what is lacking is lent, and the sum of that is what the order lacks. Orders that are like another one
+are replayed from where they begin to differ::
 
     order       |====|====|====|= = = = = = = =    the trail: what all devices hold, every few nodes, as far as asked
     like it     . . . . . |====|m o v e d=======   replayed from the checkpoint before it differs
@@ -9,6 +11,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import length_hint
+from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import (
     Address,
@@ -16,14 +19,26 @@ from overlap_sched.peak_memory.allocator.caching import (
     FullDeviceError,
     OutOfDeviceMemoryError,
 )
+from overlap_sched.peak_memory.allocator.devices import Device
 from overlap_sched.peak_memory.allocator.reserved import allocator
-from overlap_sched.peak_memory.allocator.shortage import Device, Lacking
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
 
 CHECKPOINTS = 32
 """Of a trail."""
+
+
+class Lacking(NamedTuple):
+    """What an order lacks.
+
+    Attributes:
+        lent_bytes: By how much.
+        storages: What something is lent for, in turn, on one device after the other.
+    """
+
+    lent_bytes: int
+    storages: Sequence[StorageId]
 
 
 @dataclass

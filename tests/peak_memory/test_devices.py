@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from overlap_sched import Problem
 from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, CachingAllocator, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.devices import Device, where_full
 from overlap_sched.peak_memory.allocator.reserved import Requests, allocator, requests_of
-from overlap_sched.peak_memory.allocator.shortage import Device, Lacking, Replays
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, AllocatorSettings
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
@@ -50,7 +50,7 @@ def test_each_device_as_if_it_were_alone(
     requests = requests_of(LiveRanges(problem), random_order(problem, seed))
     most = requests.replayed(settings).peak_reserved_bytes
     devices = {Device(most * percent // 100, retries) for percent, retries in rows}
-    full = dict(Replays(requests, list(devices), settings).full())
+    full = dict(where_full(requests, list(devices), settings))
     assert set(full) == {device for device in devices if device.capacity < most}
     for device, replay in full.items():
         alone = from_the_start(requests, device, settings)
@@ -58,32 +58,11 @@ def test_each_device_as_if_it_were_alone(
         assert said(requests.go_on(replay)) == said(alone)
 
 
-@given(problems(models=("runtime",)), st.integers(0, 2**32), st.integers(10, 100), st.sampled_from(SETTINGS))
-def test_what_is_lacking_is_what_all_devices_lack(
-    problem: Problem, seed: int, percent: int, settings: AllocatorSettings
-) -> None:
-    problem = with_sizes_of_all_kinds(problem)
-    requests = requests_of(LiveRanges(problem), random_order(problem, seed))
-    most = requests.replayed(settings).peak_reserved_bytes * percent // 100
-    devices = (Device(most + 40 * MIB, 0), Device(most), Device(most, 1))
-    replays = Replays(requests, devices, settings)
-    lacking = sum(from_the_start(requests, device, settings).lent_bytes for device in devices)
-    assert replays.lacking().lent_bytes == lacking
-    assert replays.lacking(lacking) == replays.lacking()
-    assert bool(replays.lacking().storages) == (lacking > 0)
-    if lacking:
-        assert replays.lacking(lacking - 1).lent_bytes == lacking
-
-
-def test_what_something_is_lent_for() -> None:
-    """12 and 30 MiB in 40: the second lacks 2; in 50 nothing does; in 20 the second lacks 22."""
+def test_a_replay_is_where_its_device_is_full() -> None:
+    """12 and 30 MiB: the second does not fit in 40, both do in 50."""
     requests = Requests((0, 1, ~0, ~1), (12 * MIB, 30 * MIB), 42 * MIB)
-    replays = Replays(requests, (Device(40 * MIB), Device(50 * MIB)), PLAIN)
-    assert replays.lacking() == Lacking(2 * MIB, [1])
-    assert Replays(requests, (Device(40 * MIB), Device(20 * MIB)), PLAIN).lacking() == Lacking(24 * MIB, [1, 1])
-    assert Replays(requests, (Device(10 * MIB),), PLAIN).lacking() == Lacking(32 * MIB, [0, 1])
-    assert [device.capacity for device, _ in replays.full()] == [40 * MIB]
-    ((_, replay),) = replays.full()
+    ((device, replay),) = where_full(requests, (Device(50 * MIB), Device(40 * MIB)), PLAIN)
+    assert device.capacity == 40 * MIB
     assert (replay.at, replay.allocator.reserved_bytes) == (1, 12 * MIB)
     assert replay.held[0] != NO_BLOCK
     assert replay.held[1] == NO_BLOCK

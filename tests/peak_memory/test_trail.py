@@ -16,9 +16,10 @@ from tests.support.oracle import random_order
 
 
 def chain_of(*sizes: int) -> Problem:
-    """Each node uses what the one before has made."""
+    """Each node uses what the one before has made; the last has nothing to do with the others, and makes no bytes."""
     nodes = [Node(f"n{v}", Kind.COMPUTE, (v - 1,) * (v > 0), (v,), (v - 1,) * (v > 0), 1.0) for v in range(len(sizes))]
-    return Problem("chain", tuple(nodes), tuple(map(Storage, sizes)), {})
+    other = Node("other", Kind.COMPUTE, (), (len(sizes),), (), 1.0)
+    return Problem("chain", (*nodes, other), tuple(map(Storage, (*sizes, 0))), {})
 
 
 @given(
@@ -45,19 +46,31 @@ def test_as_if_it_were_replayed_from_its_start(
         assert trail.lacking_of(other, lent_bytes) == found
         if lent_bytes:
             assert trail.lacking_of(other, lent_bytes - 1).lent_bytes == lent_bytes
+            assert trail.lacking_of(other, lent_bytes // 2).lent_bytes > lent_bytes // 2
 
 
 def test_what_something_is_lent_for() -> None:
     """In turn 12 and 30 MiB: the second lacks 2 in 40; nothing is lacking in 50; the second lacks 22 in 20."""
     problem = chain_of(12 * MIB, 30 * MIB)
-    live_ranges, order = LiveRanges(problem), problem.original_order
+    live_ranges = LiveRanges(problem)
 
-    def lacking(*capacities: int) -> Lacking:
-        return Trail(live_ranges, order, [Device(each * MIB) for each in capacities], PLAIN).lacking_of(order)
+    def lacking(*capacities: int, most: int = 100) -> Lacking:
+        trail = Trail(live_ranges, (2, 0, 1), [Device(each * MIB) for each in capacities], PLAIN)
+        return trail.lacking_of((0, 1, 2), most * MIB)
 
     assert lacking(40, 50) == Lacking(2 * MIB, [1])
     assert lacking(40, 20) == Lacking(24 * MIB, [1, 1])
     assert lacking(10) == Lacking(32 * MIB, [0, 1])
+    assert lacking(40, 20, most=23) == Lacking(23 * MIB + 1, ())
+
+
+def test_a_device_gives_back_as_often_as_it_may() -> None:
+    """12 MiB are cached when 30 are asked for beside 14: without them 44 suffice, with them it takes 56."""
+    problem = chain_of(12 * MIB, 14 * MIB, 30 * MIB)
+    order = problem.original_order
+    for retries, lent_bytes in ((0, 11 * MIB), (1, 0)):
+        trail = Trail(LiveRanges(problem), order, [Device(45 * MIB, retries)], PLAIN)
+        assert trail.lacking_of(order).lent_bytes == lent_bytes
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))

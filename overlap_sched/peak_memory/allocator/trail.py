@@ -122,7 +122,7 @@ class Trail:
 
         Args:
             order: Its beginning is not replayed again as far as it is that of the trail.
-            most_bytes: What lacks more is not replayed to its end: ``most_bytes + 1`` is said of it.
+            most_bytes: What lacks more need not be replayed to its end: some figure above it is said.
         """
         first = alike(self._order, order) // self._every
         state = self._at(first).copied()

@@ -2,7 +2,7 @@
 
 Where an order's results land is chance. Of orders that differ a little from one that nearly fits, one in some dozens
 lacks less. But what lacks little is often too long, and what is short lacks much. So the walk keeps the Pareto front of
-both (:mod:`overlap_sched.scheduler.front`). It moves one order of it, more often one that is near the goal
+both (:mod:`overlap_sched.scheduler.front`). It moves one order of it a few times, more often one that is near the goal
 (:mod:`overlap_sched.scheduler.moves`), and keeps what comes of that where none dominates it; those that it dominates
 go::
 

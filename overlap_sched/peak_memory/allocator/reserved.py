@@ -1,6 +1,6 @@
 """What the caching allocator makes of an order: reserved, the smallest capacity, retries."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -8,7 +8,7 @@ from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, Address, Cachi
 from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import Problem
+from overlap_sched.problem import NodeId, Problem
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
 CAPACITY_STEP = 8 * MIB
@@ -126,25 +126,30 @@ class Requests:
 
 def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
     """What a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
-    steps, sizes, left = live_ranges.steps, live_ranges.sizes, live_ranges.uses_left()
-    events, freed = list(live_ranges.given), live_ranges.freed_size
-    live = peak = live_ranges.input_bytes
-    for v in order:
+    events = [*live_ranges.given, *events_of(live_ranges, order, live_ranges.uses_left())]
+    live_bytes = max(live_ranges.input_bytes, int(live_ranges.profile(order).max(initial=0)))
+    return Requests(tuple(events), live_ranges.sizes, live_bytes)
+
+
+def events_of(live_ranges: LiveRanges, nodes: Iterable[NodeId], left: list[int]) -> list[int]:
+    """What some nodes ask of the allocator, in turn, as in :class:`Requests`.
+
+    Args:
+        live_ranges: Of their problem.
+        nodes: In the order in which they run.
+        left: Per storage, how many of its users have not run: is counted down.
+    """
+    steps, events = live_ranges.steps, list[int]()
+    for v in nodes:
         makes, uses, drops = steps[v]
-        if makes:
-            events += makes
-            live += live_ranges.alloc_bytes[v]
-            if live > peak:
-                peak = live
+        events += makes
         for s in uses:
             left[s] -= 1
             if not left[s]:
                 events.append(~s)
-                live -= freed[s]
         for s in drops:
             events.append(~s)
-            live -= sizes[s]
-    return Requests(tuple(events), sizes, peak)
+    return events
 
 
 def replay_allocator(problem: Problem, order: Sequence[int], settings: AllocatorSettings = PLAIN) -> Reservation:

@@ -20,7 +20,7 @@ from overlap_sched.peak_memory.allocator.caching import (
     OutOfDeviceMemoryError,
 )
 from overlap_sched.peak_memory.allocator.devices import Device
-from overlap_sched.peak_memory.allocator.reserved import allocator
+from overlap_sched.peak_memory.allocator.reserved import allocator, events_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
@@ -147,17 +147,7 @@ class Trail:
 
     def _run(self, state: _State, nodes: Sequence[NodeId], most_bytes: int) -> None:
         """Some nodes more."""
-        steps, left, events = self._live_ranges.steps, state.left, list[int]()
-        for v in nodes:
-            makes, uses, drops = steps[v]
-            events += makes
-            for s in uses:
-                left[s] -= 1
-                if not left[s]:
-                    events.append(~s)
-            for s in drops:
-                events.append(~s)
-        self._serve(state, events, most_bytes)
+        self._serve(state, events_of(self._live_ranges, nodes, state.left), most_bytes)
 
     def _serve(self, state: _State, events: Sequence[int], most_bytes: int) -> None:
         sizes = self._live_ranges.sizes

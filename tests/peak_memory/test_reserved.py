@@ -204,6 +204,11 @@ def test_max_split_size() -> None:
     assert run(CachingAllocator(settings), "a100 -a b70").reserved_bytes == 170 * MIB
     pressed = run(CachingAllocator(settings, 150 * MIB), "a100 -a b70")
     assert (pressed.retries, pressed.reserved_bytes) == (0, 70 * MIB)  # one oversize block is given back: no retry
+    whole = run(CachingAllocator(allocator_settings("max_split_size_mb:22")), "a22.1")
+    assert whole.allocated_bytes == 24 * MIB  # 1.9 MiB of the segment are left, and stay with the block
+    part = allocator_settings("max_split_size_mb:30,large_segment_size_mb:200")
+    with pytest.raises(OutOfDeviceMemoryError):  # 195 MiB of the segment are free, but not all of it
+        run(CachingAllocator(part, 210 * MIB), "a5 b40")
 
 
 @pytest.mark.parametrize(

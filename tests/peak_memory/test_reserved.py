@@ -108,6 +108,17 @@ def test_unmapped_pages_are_mapped_again_at_the_lowest_place() -> None:
     assert (allocator.allocate(50 * MIB), allocator.reserved_bytes) == (45 * MIB, 120 * MIB)
 
 
+def test_pages_that_are_unmapped_one_after_the_other_are_one_place() -> None:
+    allocator = ExpandableAllocator(EXPANDABLE, 60 * MIB)
+    first, second, _ = (allocator.allocate(20 * MIB) for _ in range(3))
+    for page in (first, second):
+        allocator.free(page)
+        with pytest.raises(OutOfDeviceMemoryError):
+            allocator.allocate(50 * MIB)
+    assert allocator.reserved_bytes == 20 * MIB
+    assert allocator.allocate(40 * MIB) == first
+
+
 class SlowExpandable:
     """Bytes of one pool as pages and intervals, all of them looked at for every request."""
 

@@ -190,6 +190,15 @@ def test_the_cheapest_neighbours_that_are_large_enough_make_room() -> None:
     assert room(q=math.inf) == []
 
 
+def test_a_small_request_gets_no_room_among_large_blocks() -> None:
+    problem = line(("p", 32, ""), ("q", 1, ""), ("r", 1, ""), ("small", 1, ""))
+    problem = replace(problem, nodes=(*problem.nodes[:-1], problem.nodes[-1]._replace(use=(0, 1, 2, 3))))
+    growth = Growth(0, {0: 32 * MIB, 1: 2 * MIB})
+    failure = outgrown(LiveRanges(problem), problem.original_order, growth, 0)
+    assert failure is not None
+    assert cheapest_room(failure, lambda s: (1.0, 3.0, 2.0)[s]) == [2]
+
+
 @given(st.integers(0, 2**32), st.sampled_from(PRESERVE), st.integers(0, 40))
 @settings(max_examples=30)
 def test_repairs_keep_rules_budget_and_launch_order(seed: int, preserve: Preserve, headroom: int) -> None:

@@ -143,6 +143,9 @@ def test_a_walk_ends_where_too_much_is_lacking_after_a_third(monkeypatch: pytest
     start = task.measured(task.problem.original_order)
     walked(on_a_smaller_device(task, 100 * MIB), start.order, start.step_us, 300)  # the largest result has 520
     assert 100 <= len(tried) <= 100 + BATCH
+    tried.clear()
+    walked(on_a_smaller_device(task, 500 * MIB), start.order, start.step_us, 300)
+    assert len(tried) == 300
 
 
 def test_what_fits_by_luck_alone_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

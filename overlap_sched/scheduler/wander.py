@@ -32,7 +32,7 @@ OVERDRAFT = 10
 """To look at all that an order breaks takes as long as so many trials."""
 HOPELESS, LOOK = 0.2, 0.33
 """Where all that is short enough lacks more than the first part of what the original order reserves, after the second
-part of the trials, the walk ends: such ones have not been seen to arrive."""
+part of the trials, the walk ends: none that was so far off by then has been seen to fit in the end."""
 WORTH, AFTER = 0.004, 0.6
 """Once an order breaks nothing: what is shorter by more than this part is looked for, in so much of the trials left."""
 

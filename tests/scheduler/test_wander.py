@@ -81,6 +81,18 @@ def walked(reserve: Reserve, start: Order, enough_us: float, trials: int) -> lis
     return wandered(reserve, [(reserve.overdraft(start), found)], found, [start], enough_us, trials)
 
 
+def noted_moves(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
+    """What walks move to from now on, in turn."""
+    tried, moved = list[Order](), Moves.moved
+
+    def noted(self: Moves, start: Member, front: Front) -> Order:
+        tried.append(moved(self, start, front))
+        return tried[-1]
+
+    monkeypatch.setattr(Moves, "moved", noted)
+    return tried
+
+
 def test_a_walk_finds_the_order_in_which_what_lasts_lands_well() -> None:
     task = task_of(scattered())
     reserve = on_a_smaller_device(task, 560 * MIB)
@@ -115,14 +127,7 @@ def test_a_walk_starts_from_what_is_longer_than_it_may_be() -> None:
 
 def test_once_an_order_breaks_nothing_a_walk_goes_on_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(scattered())
-    reserve, tried = on_a_smaller_device(task, 560 * MIB), []
-    moved = Moves.moved
-
-    def counted(self: Moves, start: Member, front: Front) -> Order:
-        tried.append(moved(self, start, front))
-        return tried[-1]
-
-    monkeypatch.setattr(Moves, "moved", counted)
+    reserve, tried = on_a_smaller_device(task, 560 * MIB), noted_moves(monkeypatch)
     monkeypatch.setattr(wander, "HOPELESS", math.inf)
     start = task.measured(task.problem.original_order)
     walked(reserve, start.order, start.step_us, 1000)
@@ -132,14 +137,7 @@ def test_once_an_order_breaks_nothing_a_walk_goes_on_for_a_while(monkeypatch: py
 
 
 def test_a_walk_ends_where_too_much_is_lacking_after_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, tried = task_of(scattered()), list[Order]()
-    moved = Moves.moved
-
-    def counted(self: Moves, start: Member, front: Front) -> Order:
-        tried.append(moved(self, start, front))
-        return tried[-1]
-
-    monkeypatch.setattr(Moves, "moved", counted)
+    task, tried = task_of(scattered()), noted_moves(monkeypatch)
     start = task.measured(task.problem.original_order)
     walked(on_a_smaller_device(task, 100 * MIB), start.order, start.step_us, 300)  # the largest result has 520
     assert 100 <= len(tried) <= 100 + BATCH

@@ -157,7 +157,7 @@ class CachingAllocator:
 
     def free_blocks(self) -> list[Block]:
         """All that is free."""
-        return list(map(Block, self._starts.keys(), self._starts.values()))
+        return [Block(*one) for one in self._starts.items()]
 
     def largest_free_bytes(self) -> int:
         """The largest free block of the large pool."""

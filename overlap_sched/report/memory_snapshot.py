@@ -19,7 +19,8 @@ from typing import Any
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.allocator.caching import SMALL_BASE, Address, Block, CachingAllocator
+from overlap_sched.peak_memory.allocator.caching import SMALL_BASE, Address, Block
+from overlap_sched.peak_memory.allocator.kinds import allocator
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
@@ -92,7 +93,7 @@ class _Replayed:
         self._problem, self._device, self._title = problem, device, title
         self._kinds = memory_kinds(problem)
         self._position = {v: at for at, v in enumerate(order)}
-        self._allocator = CachingAllocator(PLAIN)
+        self._allocator = allocator(PLAIN)
         self._held = dict[int, Address]()
         self._segments = list[Block]()
         ranges, run = LiveRanges(problem), replay(problem, order)
@@ -146,8 +147,8 @@ class _Replayed:
 
     def segments(self) -> list[Entry]:
         """What is there at the end."""
-        used = self._allocator.used
-        blocks = {address: self._block(Block(address, used[address]), s) for s, address in self._held.items()}
+        size_of = self._allocator.size_of
+        blocks = {address: self._block(Block(address, size_of(address)), s) for s, address in self._held.items()}
         blocks |= {block.address: self._block(block) for block in self._allocator.free_blocks()}
         addresses, found = sorted(blocks), []
         for begin, size in self._segments:

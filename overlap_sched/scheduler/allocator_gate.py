@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from sortedcontainers import SortedList
 
-from overlap_sched.peak_memory.allocator.caching import CachingAllocator
+from overlap_sched.peak_memory.allocator.kinds import allocator
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId
@@ -35,16 +35,16 @@ class AllocatorGate:
         self.limit_bytes = limit_bytes
         self._grows = grows
         self._nodes, self._storages = live_ranges.problem.nodes, live_ranges.problem.storages
-        self._beside = AllocatorRun(live_ranges, CachingAllocator())
+        self._beside = AllocatorRun(live_ranges, allocator())
         self._waiting: dict[NodeId, int] = {}  # the largest storage of each node that was not admitted
         self._by_size: SortedList[tuple[int, NodeId]] = SortedList()
 
     def admits(self, v: NodeId) -> bool:
         """Can v run ahead of its place? Else it waits here."""
-        allocator = self._beside.allocator
+        beside = self._beside.allocator
         sizes = [self._storages[s].bytes for s in self._nodes[v].alloc]
-        growth = sum([allocator.growth_bytes(size) for size in sizes])
-        if growth == 0 or allocator.reserved_bytes + growth <= self.limit_bytes + self._grows.get(v, 0):
+        growth = sum([beside.growth_bytes(size) for size in sizes])
+        if growth == 0 or beside.reserved_bytes + growth <= self.limit_bytes + self._grows.get(v, 0):
             return True
         self._waiting[v] = max(sizes)
         self._by_size.add((max(sizes), v))

@@ -19,10 +19,10 @@ from overlap_sched.peak_memory.allocator.caching import (
     SMALL_BASE,
     SMALL_SIZE,
     Address,
-    CachingAllocator,
     OutOfDeviceMemoryError,
     rounded,
 )
+from overlap_sched.peak_memory.allocator.kinds import allocator
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId
@@ -49,7 +49,7 @@ class Growth:
     @classmethod
     def of(cls, live_ranges: LiveRanges, order: Sequence[NodeId]) -> "Growth":
         """Of a valid order."""
-        run = AllocatorRun(live_ranges, CachingAllocator())
+        run = AllocatorRun(live_ranges, allocator())
         inputs_bytes = before = run.allocator.reserved_bytes
         by_node: dict[NodeId, int] = {}
         for v in order:
@@ -79,7 +79,7 @@ def outgrown(live_ranges: LiveRanges, order: Sequence[NodeId], growth: Growth, s
 
     Growth is counted as it goes, not at the end: what grows too early is in the way of what must grow later.
     """
-    run = AllocatorRun(live_ranges, CachingAllocator())
+    run = AllocatorRun(live_ranges, allocator())
     run.allocator.most_retries = 0
     run.allocator.capacity = run.allocator.reserved_bytes + spare_bytes
     return _failure(run, order, growth.by_node, gives_back=False)
@@ -88,7 +88,7 @@ def outgrown(live_ranges: LiveRanges, order: Sequence[NodeId], growth: Growth, s
 def out_of_memory(live_ranges: LiveRanges, order: Sequence[NodeId], capacity: int) -> Failure | None:
     """Where an order runs out of memory on a device of so many bytes, with plain segments; None: nowhere."""
     try:
-        run = AllocatorRun(live_ranges, CachingAllocator(PLAIN, capacity))
+        run = AllocatorRun(live_ranges, allocator(PLAIN, capacity))
     except OutOfDeviceMemoryError:
         return None  # the inputs alone do not fit: no order does
     return _failure(run, order, {}, gives_back=True)
@@ -114,8 +114,7 @@ def cheapest_room(failure: Failure, cost_of: Callable[[int], float]) -> list[int
     segments, small = list(_segments(failure.run, cost_of)), failure.size <= SMALL_SIZE
     rooms = [_neighbours(segment, failure.size) for segment in segments if (segment[0].address >= SMALL_BASE) == small]
     if failure.gives_back:
-        allocator = failure.run.allocator
-        rooms.append(_whole(segments, allocator.shortfall_bytes(failure.size)))
+        rooms.append(_whole(segments, failure.run.allocator.shortfall_bytes(failure.size)))
     cost, blocks = min(rooms, key=lambda room: room[0], default=(math.inf, []))
     return [block.storage for block in blocks if block.storage is not None] if cost < math.inf else []
 
@@ -131,9 +130,9 @@ class _Priced(NamedTuple):
 
 def _segments(run: AllocatorRun, cost_of: Callable[[int], float]) -> Iterator[list[_Priced]]:
     """The blocks of each segment, by address."""
-    free, used = run.allocator.free_blocks(), run.allocator.used
-    blocks = [_Priced(*block, None, 0.0) for block in free]
-    blocks += [_Priced(block, used[block], s, cost_of(s)) for s, block in run.held.items() if block != NO_BLOCK]
+    size_of = run.allocator.size_of
+    blocks = [_Priced(*block, None, 0.0) for block in run.allocator.free_blocks()]
+    blocks += [_Priced(block, size_of(block), s, cost_of(s)) for s, block in run.held.items() if block != NO_BLOCK]
     segment = list[_Priced]()
     for block in sorted(blocks, key=lambda block: block.address):
         if segment and segment[-1].address + segment[-1].size < block.address:  # there is a gap between two segments

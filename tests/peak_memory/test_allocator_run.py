@@ -27,4 +27,6 @@ def test_step_by_step_it_ends_as_the_replay_does(problem: Problem, seed: int) ->
     assert run.allocator.peak_reserved_bytes == whole.peak_reserved_bytes
     assert run.allocator.peak_allocated_bytes == whole.peak_allocated_bytes
     assert run.allocator.allocated_bytes == whole.allocated_bytes
-    assert sum(run.allocator.used[block] for block in run.held.values() if block != NO_BLOCK) == whole.allocated_bytes
+    assert (
+        sum(run.allocator.size_of(block) for block in run.held.values() if block != NO_BLOCK) == whole.allocated_bytes
+    )

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Problem
-from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, CachingAllocator, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.devices import Device, where_full
-from overlap_sched.peak_memory.allocator.reserved import Requests, allocator, requests_of
+from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
+from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, AllocatorSettings
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
@@ -18,7 +19,7 @@ from tests.support.oracle import random_order
 SETTINGS = (PLAIN, EXPANDABLE, replace(PLAIN, max_split_size_bytes=20 * MIB))
 
 
-def said(found: CachingAllocator) -> tuple[int, ...]:
+def said(found: Allocator) -> tuple[int, ...]:
     return (
         found.reserved_bytes,
         found.peak_reserved_bytes,
@@ -31,7 +32,7 @@ def said(found: CachingAllocator) -> tuple[int, ...]:
     )
 
 
-def from_the_start(requests: Requests, device: Device, settings: AllocatorSettings) -> CachingAllocator:
+def from_the_start(requests: Requests, device: Device, settings: AllocatorSettings) -> Allocator:
     found = allocator(settings, device.capacity)
     found.most_retries, found.most_lent_bytes = device.most_retries, NO_LIMIT
     return requests.go_on(requests.begin(found))

@@ -79,20 +79,19 @@ class CachingAllocator:
         settings: How it is set up. capacity: bytes that the device has for it.
         reserved_bytes, allocated_bytes: Now. peak_reserved_bytes, peak_allocated_bytes: the most so far.
         segments: How many it has asked for. retries: how often cached memory was given back under pressure.
-        used: The blocks that are in use, and their sizes.
         halts: When the capacity does not suffice it fails at once, as it is: what asks may go on with a copy.
         most_retries: It gives nothing back any more after so many.
         lent_bytes: By how much it has raised its capacity itself, where that did not suffice: most_lent_bytes at most.
-        on_lending: Called each time that it does.
+        on_lending: Called each time that it does; ``None``: nothing is.
     """
 
     def __init__(self, settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> None:
         self.settings, self.capacity = settings, capacity
-        self.used = dict[Address, int]()
+        self._used = dict[Address, int]()
         self.halts, self.most_retries, self.most_lent_bytes = False, NO_LIMIT, 0
         self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = self.lent_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
-        self.on_lending: Callable[[], object] = lambda: None
+        self.on_lending: Callable[[], object] | None = None
         self._sizes = dict[int, int]()  # of requests seen so far, rounded
         self._picky = settings.max_split_size_bytes < NO_LIMIT  # the smallest block that fits may not be the one
         self._unsplit_size = settings.max_split_size_bytes
@@ -129,7 +128,7 @@ class CachingAllocator:
             self._starts[begin], self._ends[address + have] = left, begin
             insort(pool, left << BITS | begin)
             have = size
-        self.used[address] = have
+        self._used[address] = have
         self.allocated_bytes += have
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
@@ -139,7 +138,7 @@ class CachingAllocator:
         """Give a block back."""
         if address == NO_BLOCK:
             return
-        size = self.used.pop(address)
+        size = self._used.pop(address)
         self.allocated_bytes -= size
         self._join(address, size)
 
@@ -155,6 +154,10 @@ class CachingAllocator:
         """How many bytes the capacity lacks for the segment of a request, rounded, that no free block serves."""
         return self.reserved_bytes + self._growth(size) - self.capacity
 
+    def size_of(self, address: Address) -> int:
+        """Of a block that is in use."""
+        return self._used[address]
+
     def free_blocks(self) -> list[Block]:
         """All that is free."""
         return [Block(*one) for one in self._starts.items()]
@@ -166,7 +169,7 @@ class CachingAllocator:
     def copied(self) -> Self:
         """The allocator as it is, to go another way. O(blocks)."""
         found = copy.copy(self)
-        found.used, found._small, found._large = self.used.copy(), self._small.copy(), self._large.copy()
+        found._used, found._small, found._large = self._used.copy(), self._small.copy(), self._large.copy()
         found._starts, found._ends = self._starts.copy(), self._ends.copy()
         found._segment_sizes, found._next_address = self._segment_sizes.copy(), self._next_address.copy()
         return found
@@ -215,7 +218,8 @@ class CachingAllocator:
             raise OutOfDeviceMemoryError
         self.lent_bytes += count
         self.capacity += count
-        self.on_lending()
+        if self.on_lending is not None:
+            self.on_lending()
 
     def _lacking_bytes(self, size: int) -> int:
         """What is lent for a request at once."""

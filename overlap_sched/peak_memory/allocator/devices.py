@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import FullDeviceError
-from overlap_sched.peak_memory.allocator.reserved import Requests, UnderWay, allocator
+from overlap_sched.peak_memory.allocator.kinds import allocator
+from overlap_sched.peak_memory.allocator.reserved import Requests, UnderWay
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
 
 

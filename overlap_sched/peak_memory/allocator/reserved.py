@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, Address, CachingAllocator, OutOfDeviceMemoryError
-from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
+from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, Address, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, Problem
@@ -30,12 +30,6 @@ class Reservation:
     segments: int
 
 
-def allocator(settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingAllocator:
-    """An allocator as the settings want it."""
-    kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
-    return kind(settings, capacity)
-
-
 @dataclass
 class UnderWay:
     """A replay as far as it has come.
@@ -45,7 +39,7 @@ class UnderWay:
         at: The next event.
     """
 
-    allocator: CachingAllocator
+    allocator: Allocator
     held: list[Address]
     at: int = 0
 
@@ -79,7 +73,7 @@ class Requests:
         except OutOfDeviceMemoryError:
             return None
 
-    def replayed(self, settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingAllocator:
+    def replayed(self, settings: AllocatorSettings, capacity: int = NO_LIMIT) -> Allocator:
         """The allocator behind the order's end.
 
         Raises:
@@ -87,11 +81,11 @@ class Requests:
         """
         return self.go_on(self.begin(allocator(settings, capacity)))
 
-    def begin(self, new: CachingAllocator) -> UnderWay:
+    def begin(self, new: Allocator) -> UnderWay:
         """A replay by a new allocator, before its first event."""
         return UnderWay(new, [NO_BLOCK] * len(self.sizes))
 
-    def go_on(self, replay: UnderWay) -> CachingAllocator:
+    def go_on(self, replay: UnderWay) -> Allocator:
         """The allocator behind the order's end.
 
         Raises:

@@ -6,7 +6,8 @@ faster at that.
 
 from collections.abc import Iterable
 
-from overlap_sched.peak_memory.allocator.caching import Address, CachingAllocator
+from overlap_sched.peak_memory.allocator.caching import Address
+from overlap_sched.peak_memory.allocator.kinds import Allocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId
 
@@ -19,7 +20,7 @@ class AllocatorRun:
         asked_bytes: What was asked for last: what does not fit, where something does not.
     """
 
-    def __init__(self, live_ranges: LiveRanges, allocator: CachingAllocator) -> None:
+    def __init__(self, live_ranges: LiveRanges, allocator: Allocator) -> None:
         """Only the inputs are there; the allocator was new."""
         self.allocator = allocator
         self.held: dict[int, Address] = {}

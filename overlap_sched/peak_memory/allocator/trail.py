@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import (
     Address,
-    CachingAllocator,
     FullDeviceError,
     OutOfDeviceMemoryError,
 )
 from overlap_sched.peak_memory.allocator.devices import Device
-from overlap_sched.peak_memory.allocator.reserved import allocator, events_of
+from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
+from overlap_sched.peak_memory.allocator.reserved import events_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
@@ -50,7 +50,7 @@ class _Replay:
         storages: What something was lent for.
     """
 
-    allocator: CachingAllocator
+    allocator: Allocator
     held: dict[StorageId, Address] = field(default_factory=dict)
     storages: list[StorageId] = field(default_factory=list)
 
@@ -74,6 +74,8 @@ class _Replay:
                     free(held.pop(~event))
         except FullDeviceError:
             return len(events) - length_hint(to_come) - 1
+        finally:
+            self.allocator.on_lending = None  # it refers to the replay: that must not be a cycle
         return len(events)
 
 

@@ -1,0 +1,181 @@
+"""The compiled allocator answers as the one in Python does, whatever it is asked."""
+
+import gc
+import importlib.util
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sched.peak_memory.allocator import kinds
+from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, CachingAllocator, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.kinds import COMPILED, Allocator, allocator, in_python
+from overlap_sched.problem.allocator_settings import (
+    EXPANDABLE,
+    MIB,
+    NO_LIMIT,
+    PLAIN,
+    AllocatorSettings,
+    allocator_settings,
+)
+
+needs_compiled = pytest.mark.skipif(not COMPILED, reason="no C compiler was there when the package was installed")
+
+SETTINGS = (
+    PLAIN,
+    EXPANDABLE,
+    replace(PLAIN, max_split_size_bytes=25 * MIB),
+    replace(EXPANDABLE, max_split_size_bytes=25 * MIB, max_non_split_rounding_bytes=2 * MIB),
+    replace(EXPANDABLE, large_segment_size_bytes=6 * MIB),
+    allocator_settings("roundup_power2_divisions:8,large_segment_size_mb:12"),
+    allocator_settings("roundup_power2_divisions:[4:1,16:4,>:2],expandable_segments:True"),
+)
+SIZES = st.one_of(
+    st.sampled_from((0, 1, 511, 512, 513, MIB - 511, MIB, MIB + 1, 8 * MIB, 10 * MIB - 1, 10 * MIB, 32 * MIB)),
+    st.integers(0, 3 * MIB),
+    st.integers(0, 40 * MIB),
+)
+REQUESTS = st.one_of(
+    st.tuples(st.just("allocate"), SIZES),
+    st.tuples(st.just("free"), st.integers(0, 100)),
+    st.tuples(st.just("capacity"), st.one_of(st.integers(0, 150 * MIB), st.just(NO_LIMIT))),
+    st.tuples(st.just("halts"), st.booleans()),
+    st.tuples(st.just("most_retries"), st.sampled_from((0, 1, 2, NO_LIMIT))),
+    st.tuples(st.just("most_lent_bytes"), st.one_of(st.integers(0, 100 * MIB), st.just(NO_LIMIT))),
+    st.tuples(st.just("copy"), st.just(0)),
+    st.tuples(st.just("ask"), SIZES),
+)
+
+
+class Asked:
+    """An allocator that is asked one thing after the other; it says all that can be seen of it."""
+
+    def __init__(self, new: Allocator) -> None:
+        self.allocator, self.held, self.lendings, self.left = new, list[int](), 0, list[Allocator]()
+        new.on_lending = self.lend
+
+    def lend(self) -> None:
+        self.lendings += 1
+
+    def ask(self, what: str, value: Any) -> object:
+        """What came of it: a block, the name of an exception, or figures."""
+        if what == "allocate":
+            try:
+                self.held.append(self.allocator.allocate(value))
+            except OutOfDeviceMemoryError as error:
+                return type(error)
+            return self.held[-1]
+        if what == "free":
+            return self.allocator.free(self.held.pop(value % len(self.held))) if self.held else None
+        if what == "copy":
+            self.left.append(self.allocator)
+            self.allocator = self.allocator.copied()
+            return None
+        if what == "ask":
+            limited = self.allocator.capacity < NO_LIMIT
+            return self.allocator.growth_bytes(value), limited and self.allocator.shortfall_bytes(max(value, 1))
+        setattr(self.allocator, what, value)
+        return getattr(self.allocator, what)
+
+    def seen(self) -> tuple[object, ...]:
+        return figures(self.allocator, self.held), self.lendings
+
+    def seen_of_what_was_copied(self) -> list[tuple[object, ...]]:
+        return [figures(one, ()) for one in self.left]
+
+
+def figures(found: Allocator, held: tuple[int, ...] | list[int]) -> tuple[object, ...]:
+    return (
+        (found.settings, found.capacity, found.halts, found.most_retries, found.most_lent_bytes, found.lent_bytes),
+        (found.reserved_bytes, found.allocated_bytes, found.peak_reserved_bytes, found.peak_allocated_bytes),
+        (found.segments, found.retries, found.largest_free_bytes(), sorted(found.free_blocks())),
+        [found.size_of(block) for block in held if block != NO_BLOCK],
+    )
+
+
+@needs_compiled
+@given(st.sampled_from(SETTINGS), st.integers(20 * MIB, 200 * MIB), st.lists(REQUESTS, max_size=80))
+def test_the_same_answers(settings: AllocatorSettings, capacity: int, requests: list[tuple[str, Any]]) -> None:
+    one, other = Asked(in_python(settings, capacity)), Asked(allocator(settings, capacity))
+    assert type(one.allocator) is not type(other.allocator)
+    for request in requests:
+        assert one.ask(*request) == other.ask(*request)
+        assert one.seen() == other.seen()
+    assert one.seen_of_what_was_copied() == other.seen_of_what_was_copied()
+
+
+@needs_compiled
+@given(st.sampled_from(SETTINGS), st.integers(0, 2**32))
+def test_the_same_answers_where_there_are_many_blocks(settings: AllocatorSettings, seed: int) -> None:
+    """Hundreds of blocks come and go on a full device: tables grow, and places in them are used again."""
+    fuzz = random.Random(seed)
+    one, other = Asked(in_python(settings, 900 * MIB)), Asked(allocator(settings, 900 * MIB))
+    for which in (one, other):
+        which.allocator.most_lent_bytes = NO_LIMIT
+    for _ in range(600):
+        size = int(2 ** fuzz.uniform(8, 24))
+        request = ("free", fuzz.randrange(10**6)) if fuzz.random() < 0.45 else ("allocate", size)
+        assert one.ask(*request) == other.ask(*request)
+    assert one.seen() == other.seen()
+
+
+@needs_compiled
+@pytest.mark.parametrize("made", [in_python, allocator])
+def test_blocks_that_are_not_in_use_cannot_be_given_back(made: Callable[..., Allocator]) -> None:
+    new = made(PLAIN)
+    with pytest.raises(KeyError, match=r"^512$"):
+        new.free(512)
+    with pytest.raises(KeyError, match=r"^512$"):
+        new.size_of(512)
+    new.free(NO_BLOCK)
+
+
+@needs_compiled
+def test_what_cannot_be_read_is_an_error() -> None:
+    new: Any = allocator(PLAIN)
+    for call in (new.allocate, new.free, new.size_of, new.growth_bytes, new.shortfall_bytes):
+        with pytest.raises(TypeError):
+            call("1 MiB")
+    with pytest.raises(TypeError):
+        new.capacity = "1 MiB"
+    with pytest.raises(AttributeError, match="cannot be deleted"):
+        del new.capacity
+    with pytest.raises(TypeError):
+        type(new)(PLAIN, "1 MiB")
+    with pytest.raises(AttributeError):
+        type(new)(None)
+
+
+@needs_compiled
+def test_an_error_of_what_is_called_reaches_the_caller() -> None:
+    new = allocator(PLAIN, 10 * MIB)
+    new.most_lent_bytes, new.on_lending = NO_LIMIT, lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        new.allocate(20 * MIB)
+
+
+@needs_compiled
+def test_it_goes_when_nobody_refers_to_it() -> None:
+    new = allocator(PLAIN)
+    new.on_lending = new.largest_free_bytes  # a cycle
+    kind, address = type(new), id(new)
+    assert any(id(one) == address for one in gc.get_objects())
+    del new
+    gc.collect()
+    assert not any(id(one) == address and type(one) is kind for one in gc.get_objects())
+
+
+def test_without_the_compiled_one_python_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "overlap_sched.peak_memory.allocator._compiled", None)
+    spec = importlib.util.spec_from_file_location("kinds_without_a_compiler", kinds.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    assert not found.COMPILED
+    assert type(found.allocator(PLAIN, MIB)) is CachingAllocator

@@ -10,6 +10,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import numpy as np
+
 from overlap_sched.problem.model import Problem
 from overlap_sched.problem.node import Kind, NodeId, Position
 
@@ -51,7 +53,7 @@ def neighbours(problem: Problem, pairs: Iterable[Pair]) -> Neighbours:
 
 def positions(order: Sequence[NodeId]) -> list[Position]:
     """Per node, where it stands in an order of all."""
-    found = [0] * len(order)
-    for at, v in enumerate(order):
-        found[v] = at
-    return found
+    found = np.empty(len(order), dtype=np.int64)
+    found[np.array(order, dtype=np.int64)] = np.arange(len(order))
+    places: list[Position] = found.tolist()
+    return places

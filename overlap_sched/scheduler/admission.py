@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.problem import NodeId, Position
-from overlap_sched.scheduler.range_max import RangeMax
+from overlap_sched.scheduler.range_max import LOWEST, RangeMax
 from overlap_sched.scheduler.reference import Reference
 
 THIS_STEP = -1
@@ -71,6 +71,12 @@ class CompletionProfile:
         self.flat = limit.ndim == 0
         self.peak_limit = int(limit) if self.flat else 0
         self.step_of = np.arange(len(self.order))  # where each open position will run, for a positional limit
+        self._over, self._narrows = self.step_of, self.step_of  # as below
+        if not self.flat:
+            # bytes above the budget at each open position if one more node ran ahead of it; and what comes on top when
+            # it has, as the budget is that of the step behind. No node runs ahead of the last position
+            behind = np.append(limit[1:], [0, 0])
+            self._over, self._narrows = reference.profile - behind[:-1], behind[:-1] - behind[1:]
         self.steps = 0
         self.first = 0
         self.has_run = [False] * len(self.order)
@@ -109,11 +115,12 @@ class CompletionProfile:
             return True
         rise = self.kept_bytes[v]
         if not self.flat:
-            excess = self._excess(v)
-            over = np.flatnonzero(excess > 0)
-            if len(over):
-                self.obstacle = Obstacle(int(excess[over[-1]]), first + int(over[-1]))
-                return False
+            if self._over[first:at].max() > -rise:
+                excess = self._excess(v)
+                over = np.flatnonzero(excess > 0)
+                if len(over):
+                    self.obstacle = Obstacle(int(excess[over[-1]]), first + int(over[-1]))
+                    return False
         elif rise and self.profile.max(first, at) > self.peak_limit - rise:
             self.updates += 1
             deaths = self.deaths(v)
@@ -137,8 +144,8 @@ class CompletionProfile:
     def _excess(self, v: NodeId) -> npt.NDArray[np.int64]:
         """Bytes above the budget at each position from the first open one to v's own, if v ran now."""
         first, at = self.first, self.position[v]
-        limit = self.peak_limit if self.flat else self.limit[self.step_of[first:at] + 1]
-        excess = self.profile.array(first, at) - limit + self.kept_bytes[v]
+        over = self.profile.array(first, at) - self.peak_limit if self.flat else self._over[first:at]
+        excess = over + self.kept_bytes[v]
         for p, size in self.deaths(v):
             excess[max(p + 1 - first, 0) :] -= size
         return excess
@@ -166,22 +173,12 @@ class CompletionProfile:
             Ranges of reference positions, end excluded, where the profile went down.
         """
         first, at, has_run, open_users = self.first, self.position[v], self.has_run, self.open_users
-        lowered = []
-        if at != first:
-            if self.kept_bytes[v]:
-                self.profile.add(first, at, self.kept_bytes[v])
-            for p, size in self.deaths(v):
-                begin = max(p + 1, first)
-                if begin < at:
-                    self.profile.add(begin, at, -size)
-                    lowered.append((begin, at))
-            self.updates += len(lowered) + 1
-            if not self.flat:
-                self.step_of[first:at] += 1
+        lowered = self._run_ahead(v) if at != first else []
         self.profile.drop(at)
         has_run[v] = True
         self.steps += 1
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes + self.alloc_bytes[v])
+        if self.live_bytes + self.alloc_bytes[v] > self.peak_bytes:
+            self.peak_bytes = self.live_bytes + self.alloc_bytes[v]
         self.live_bytes += self.kept_bytes[v]
         for s in self.use[v]:
             open_users[s] -= 1
@@ -197,4 +194,24 @@ class CompletionProfile:
             while first < n and has_run[order[first]]:
                 first += 1
             self.first = first
+        return lowered
+
+    def _run_ahead(self, v: NodeId) -> list[tuple[int, int]]:
+        """The profile as v runs before others that come first in the reference order."""
+        first, at, kept_bytes, lowered = self.first, self.position[v], self.kept_bytes[v], []
+        if kept_bytes:
+            self.profile.add(first, at, kept_bytes)
+        if not self.flat:
+            over, step_of = self._over, self.step_of[first:at]
+            over[first:at] += kept_bytes + self._narrows[step_of]
+            over[at] = LOWEST
+            step_of += 1
+        for p, size in self.deaths(v):
+            begin = max(p + 1, first)
+            if begin < at:
+                self.profile.add(begin, at, -size)
+                if not self.flat:
+                    self._over[begin:at] -= size
+                lowered.append((begin, at))
+        self.updates += len(lowered) + 1
         return lowered

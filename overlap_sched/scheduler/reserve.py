@@ -38,7 +38,7 @@ CLOSE, HELD = 1.005, 1.02
 tighter budgets and no nearer orders."""
 MENDED = 1.03
 """Orders whose step is within this part of the best, or may be taken, are mended, those first that break least."""
-RUNS, REPAIRS = 3, 0.5
+RUNS, REPAIRS = 2, 0.5
 """Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
 MENDABLE = 0.2
 """What lacks more of what the original order reserves is not mended: that does not come to an end."""

@@ -28,7 +28,7 @@ from overlap_sched.scheduler.relink import between
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.shift import shifted
 
-TIGHT, TIGHTER = (0.7, 0.5, 0.4, 0.3, 0.25, 0.2), 3
+TIGHT, TIGHTER = (0.7, 0.45, 0.3, 0.2), 2
 """Tighter budgets, as parts of the way from what is live in the original order at each place to its peak; and policies
 that are run within each."""
 NEARER, NEARER_SHIFTS = (95, 90, 80, 70, 50, 30, 20, 10, 5, 2), (40, 12)

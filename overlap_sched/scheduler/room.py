@@ -10,7 +10,7 @@ those can go back to the device. Of all, the one whose storages cost least to mo
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,10 +22,11 @@ from overlap_sched.peak_memory.allocator.caching import (
     OutOfDeviceMemoryError,
     rounded,
 )
-from overlap_sched.peak_memory.allocator.kinds import allocator
+from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
+from overlap_sched.peak_memory.allocator.reserved import events_of
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import NodeId
+from overlap_sched.problem import Kind, NodeId, StorageId
 from overlap_sched.problem.allocator_settings import PLAIN
 
 
@@ -65,12 +66,14 @@ class Failure(NamedTuple):
 
     Attributes:
         node: That asks. size: for so many bytes, rounded.
-        run: The allocator there. gives_back: may whole segments go back to the device?
+        allocator: As it is there. held: per live storage its block.
+        gives_back: May whole segments go back to the device?
     """
 
     node: NodeId
     size: int
-    run: AllocatorRun
+    allocator: Allocator
+    held: Mapping[StorageId, Address]
     gives_back: bool
 
 
@@ -79,28 +82,39 @@ def outgrown(live_ranges: LiveRanges, order: Sequence[NodeId], growth: Growth, s
 
     Growth is counted as it goes, not at the end: what grows too early is in the way of what must grow later.
     """
-    run = AllocatorRun(live_ranges, allocator())
-    run.allocator.most_retries = 0
-    run.allocator.capacity = run.allocator.reserved_bytes + spare_bytes
-    return _failure(run, order, growth.by_node, gives_back=False)
+    rises = {live_ranges.steps[v].makes[0]: count for v, count in growth.by_node.items()}
+    device = allocator(PLAIN, growth.inputs_bytes + spare_bytes)
+    device.most_retries = 0
+    return _failure(live_ranges, order, device, rises, gives_back=False)
 
 
 def out_of_memory(live_ranges: LiveRanges, order: Sequence[NodeId], capacity: int) -> Failure | None:
     """Where an order runs out of memory on a device of so many bytes, with plain segments; None: nowhere."""
-    try:
-        run = AllocatorRun(live_ranges, allocator(PLAIN, capacity))
-    except OutOfDeviceMemoryError:
-        return None  # the inputs alone do not fit: no order does
-    return _failure(run, order, {}, gives_back=True)
+    return _failure(live_ranges, order, allocator(PLAIN, capacity), {}, gives_back=True)
 
 
-def _failure(run: AllocatorRun, order: Sequence[NodeId], grows: dict[NodeId, int], gives_back: bool) -> Failure | None:
-    for v in order:
-        run.allocator.capacity += grows.get(v, 0)
+def _failure(
+    live_ranges: LiveRanges,
+    order: Sequence[NodeId],
+    device: Allocator,
+    rises: Mapping[StorageId, int],
+    gives_back: bool,
+) -> Failure | None:
+    """The first on a device whose capacity rises by so many bytes when a storage is made."""
+    sizes, held = live_ranges.sizes, dict[StorageId, Address]()
+    for event in [*live_ranges.given, *events_of(live_ranges, order, live_ranges.uses_left())]:
+        if event < 0:
+            device.free(held.pop(~event))
+            continue
+        if event in rises:
+            device.capacity += rises[event]
         try:
-            run.step(v)
+            held[event] = device.allocate(sizes[event])
         except OutOfDeviceMemoryError:
-            return Failure(v, rounded(run.asked_bytes), run, gives_back)
+            maker = live_ranges.problem.allocator[event]
+            if live_ranges.problem.nodes[maker].kind is Kind.INPUT:
+                return None  # the inputs alone do not fit: no order does
+            return Failure(maker, rounded(sizes[event]), device, held, gives_back)
     return None
 
 
@@ -111,10 +125,10 @@ def cheapest_room(failure: Failure, cost_of: Callable[[int], float]) -> list[int
         failure: The request.
         cost_of: What it costs to have a live storage out of its way; ``math.inf``: that cannot be had.
     """
-    segments, small = list(_segments(failure.run, cost_of)), failure.size <= SMALL_SIZE
+    segments, small = list(_segments(failure, cost_of)), failure.size <= SMALL_SIZE
     rooms = [_neighbours(segment, failure.size) for segment in segments if (segment[0].address >= SMALL_BASE) == small]
     if failure.gives_back:
-        rooms.append(_whole(segments, failure.run.allocator.shortfall_bytes(failure.size)))
+        rooms.append(_whole(segments, failure.allocator.shortfall_bytes(failure.size)))
     cost, blocks = min(rooms, key=lambda room: room[0], default=(math.inf, []))
     return [block.storage for block in blocks if block.storage is not None] if cost < math.inf else []
 
@@ -128,11 +142,11 @@ class _Priced(NamedTuple):
     cost: float
 
 
-def _segments(run: AllocatorRun, cost_of: Callable[[int], float]) -> Iterator[list[_Priced]]:
+def _segments(failure: Failure, cost_of: Callable[[int], float]) -> Iterator[list[_Priced]]:
     """The blocks of each segment, by address."""
-    size_of = run.allocator.size_of
-    blocks = [_Priced(*block, None, 0.0) for block in run.allocator.free_blocks()]
-    blocks += [_Priced(block, size_of(block), s, cost_of(s)) for s, block in run.held.items() if block != NO_BLOCK]
+    size_of = failure.allocator.size_of
+    blocks = [_Priced(*block, None, 0.0) for block in failure.allocator.free_blocks()]
+    blocks += [_Priced(block, size_of(block), s, cost_of(s)) for s, block in failure.held.items() if block != NO_BLOCK]
     segment = list[_Priced]()
     for block in sorted(blocks, key=lambda block: block.address):
         if segment and segment[-1].address + segment[-1].size < block.address:  # there is a gap between two segments

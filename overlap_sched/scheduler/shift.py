@@ -17,13 +17,13 @@ Both cost memory in between: the wait holds the collective's input, the launch i
 budget allows. Memory is exact: a move changes it only between its two places.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import Pair, launch_pairs, neighbours
 from overlap_sched.scheduler.candidate import Candidate, Task
 
@@ -70,9 +70,7 @@ def shifted(
     before, after = neighbours(problem, (*pairs, *launch_pairs(problem, order, "group")))
     line = _Line(live_ranges, order, limit, farthest)
     still = [_takes_no_time(problem, v) for v in range(len(order))]
-    for v in reversed(order):
-        if still[v]:
-            line.move_later(v, min((int(line.position[w]) for w in after[v]), default=len(order)) - 1)
+    _later(line, (v for v in reversed(order) if still[v]), after)
     prepares = [False] * len(order)  # a launch, or what takes no time and is there for a launch alone
     for v in reversed(line.order.tolist()):
         launch = problem.nodes[v].kind is Kind.COLLECTIVE
@@ -83,7 +81,16 @@ def shifted(
     for v in line.order.tolist():
         if prepares[v] and problem.nodes[v].kind is not Kind.WAIT:
             line.move_sooner(v, max(max((int(line.position[u]) + 1 for u in before[v]), default=0), front))
+    # a launch may have gone to just behind a view that it shares with a wait's first user, in front of which both are
+    again = [still[v] and (not prepares[v] or problem.nodes[v].kind is Kind.WAIT) for v in range(len(order))]
+    _later(line, (v for v in reversed(line.order.tolist()) if again[v]), after)
     return tuple(line.order.tolist())
+
+
+def _later(line: "_Line", nodes: Iterable[NodeId], after: Sequence[tuple[NodeId, ...]]) -> None:
+    """Each of these to just before the first of what comes after it, as far as memory allows."""
+    for v in nodes:
+        line.move_later(v, min((int(line.position[w]) for w in after[v]), default=len(line.order)) - 1)
 
 
 def _takes_no_time(problem: Problem, v: int) -> bool:

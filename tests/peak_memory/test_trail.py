@@ -37,7 +37,8 @@ def test_as_if_it_were_replayed_from_its_start(
     most = requests_of(live_ranges, order).replayed(settings).peak_reserved_bytes
     devices = {Device(most * percent // 100, retries) for percent, retries in rows}
     trail = Trail(live_ranges, order, list(devices), settings)
-    for other in (order, *(random_order(problem, each) for each in seeds)):
+    others = [random_order(problem, each) for each in seeds]
+    for other in (order, *others, *(like(order, other, seed) for other in others)):
         requests = requests_of(live_ranges, other)
         lent_bytes = sum(from_the_start(requests, device, settings).lent_bytes for device in devices)
         found = trail.lacking_of(other)
@@ -47,6 +48,13 @@ def test_as_if_it_were_replayed_from_its_start(
         if lent_bytes:
             assert trail.lacking_of(other, lent_bytes - 1).lent_bytes == lent_bytes
             assert trail.lacking_of(other, lent_bytes // 2).lent_bytes > lent_bytes // 2
+
+
+def like(order: list[int], other: list[int], seed: int) -> list[int]:
+    """The order, in some middle part of it as the other one."""
+    begin, end = sorted((seed % (len(order) + 1), seed // 1000 % (len(order) + 1)))
+    part = set(order[begin:end])
+    return [*order[:begin], *(v for v in other if v in part), *order[end:]]
 
 
 def test_what_something_is_lent_for() -> None:

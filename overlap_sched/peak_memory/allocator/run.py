@@ -17,14 +17,12 @@ class AllocatorRun:
 
     Attributes:
         allocator: It. held: Per live storage its block.
-        asked_bytes: What was asked for last: what does not fit, where something does not.
     """
 
     def __init__(self, live_ranges: LiveRanges, allocator: Allocator) -> None:
         """Only the inputs are there; the allocator was new."""
         self.allocator = allocator
         self.held: dict[int, Address] = {}
-        self.asked_bytes = 0
         self._steps, self._sizes, self._left = live_ranges.steps, live_ranges.sizes, live_ranges.uses_left()
         self._allocate(live_ranges.given)
 
@@ -49,5 +47,4 @@ class AllocatorRun:
 
     def _allocate(self, made: Iterable[int]) -> None:
         for s in made:
-            self.asked_bytes = self._sizes[s]
-            self.held[s] = self.allocator.allocate(self.asked_bytes)
+            self.held[s] = self.allocator.allocate(self._sizes[s])

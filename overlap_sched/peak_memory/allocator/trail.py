@@ -2,10 +2,11 @@
 
 That an order runs out of memory says little of whether another one comes nearer. So a replay goes on where a device
 does not suffice: what is lacking is lent, and the sum of that is what the order lacks. Orders that are like another one
-are replayed from where they begin to differ::
+are replayed from where they begin to differ; what they ask for is found anew up to where they are the same again::
 
-    order       |====|====|====|= = = = = = = =    the trail: what all devices hold, every few nodes, as far as asked
-    like it     . . . . . |====|m o v e d=======   replayed from the checkpoint before it differs
+    order       |====|====|====|= = =|= = =|= =    the trail: what all devices hold, every few nodes, as far as asked
+    like it     . . . . . |====|moved|= = =|= =    replayed from the checkpoint before it differs
+    asks for    . . . . . |found anew|the same
 """
 
 from collections.abc import Sequence
@@ -84,18 +85,16 @@ class _State:
     """All devices behind some nodes of an order.
 
     Attributes:
-        left: Per storage, how many of its users have not run.
         together: On as many devices as suffice so far. alone: on those that do not, the least first.
     """
 
-    left: list[int]
     together: _Replay | None
     alone: list[_Replay] = field(default_factory=list)
 
     def copied(self) -> "_State":
         """The same, to go another way."""
         together = None if self.together is None else self.together.copied()
-        return _State(self.left.copy(), together, [one.copied() for one in self.alone])
+        return _State(together, [one.copied() for one in self.alone])
 
     @property
     def lent_bytes(self) -> int:
@@ -114,23 +113,31 @@ class Trail:
         self._devices = sorted(set(devices))
         together = _Replay(allocator(settings, self._devices[0].capacity))
         together.allocator.halts = True
-        state = _State(live_ranges.uses_left(), together)
+        state = _State(together)
         self._serve(state, live_ranges.given, NO_LIMIT)
         self._every = max(len(order) // CHECKPOINTS, 1)
-        self._states = [state]
+        self._states, self._events, self._left = [state], list[list[int]](), list[list[int]]()
+        left = live_ranges.uses_left()  # per storage, how many of its users have not run
+        for checkpoint in range(-(-len(order) // self._every)):
+            self._left.append(left.copy())
+            self._events.append(events_of(live_ranges, self._part(order, checkpoint), left))
 
     def lacking_of(self, order: Sequence[NodeId], most_bytes: int = NO_LIMIT) -> Lacking:
         """What another valid order of the same nodes lacks on all devices, together.
 
         Args:
-            order: Its beginning is not replayed again as far as it is that of the trail.
+            order: Where it begins as the trail's does, it is not replayed again.
             most_bytes: What lacks more need not be replayed to its end: some figure above it is said.
         """
         first = alike(self._order, order) // self._every
-        state = self._at(first).copied()
+        same = -(-(len(order) - alike(self._order[::-1], order[::-1])) // self._every)
+        state, left = self._at(first).copied(), self._left[first].copy() if first < same else []
         try:
-            for checkpoint in range(first, -(-len(order) // self._every)):
-                self._run(state, self._part(order, checkpoint), most_bytes)
+            for checkpoint in range(first, same):
+                events = events_of(self._live_ranges, self._part(order, checkpoint), left)
+                self._serve(state, events, most_bytes)
+            for events in self._events[max(first, same) :]:
+                self._serve(state, events, most_bytes)
         except OutOfDeviceMemoryError:
             return Lacking(most_bytes + 1, ())
         return Lacking(state.lent_bytes, [s for one in state.alone for s in one.storages])
@@ -139,7 +146,7 @@ class Trail:
         """What all devices hold there."""
         while len(self._states) <= checkpoint:
             state = self._states[-1].copied()
-            self._run(state, self._part(self._order, len(self._states) - 1), NO_LIMIT)
+            self._serve(state, self._events[len(self._states) - 1], NO_LIMIT)
             self._states.append(state)
         return self._states[checkpoint]
 
@@ -147,11 +154,8 @@ class Trail:
         """What is run between a checkpoint and the next one."""
         return order[checkpoint * self._every : (checkpoint + 1) * self._every]
 
-    def _run(self, state: _State, nodes: Sequence[NodeId], most_bytes: int) -> None:
-        """Some nodes more."""
-        self._serve(state, events_of(self._live_ranges, nodes, state.left), most_bytes)
-
     def _serve(self, state: _State, events: Sequence[int], most_bytes: int) -> None:
+        """Some requests more."""
         sizes = self._live_ranges.sizes
         for one in state.alone:
             self._lend(state, one, events, most_bytes)

@@ -20,6 +20,7 @@ functions*, 2004.)
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from overlap_sched.peak_memory.allocator.trail import Trail
 from overlap_sched.problem import Order
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.front import Front, Member
@@ -50,32 +51,68 @@ def wandered(
         enough_us: A step that is short enough, in microseconds; what is a little longer is kept, too.
         trials: Orders that are tried.
     """
-    task, moves = reserve.task, Moves.of(reserve.task, best, others)
-    front, held, looked_at = Front.of(reserve, starts, enough_us), None, (1 - LOOK) * trials
-    while trials > 0 and front.members:
-        if trials < looked_at and front.most_lacking(front.enough_us) > HOPELESS * reserve.reserved_bytes:
-            break
-        start = front.pick(moves.rng)
-        trail = reserve.trail(start.order)
-        for _ in range(min(BATCH, trials)):
-            trials -= 1
-            order = moves.moved(start, front)
-            if order == start.order or not task.within_budget(order):
-                continue
-            step_us = task.step_times.of(order)
-            most_bytes = front.most_lacking(step_us)
-            if most_bytes < 0:
-                continue
-            lacking = trail.lacking_of(order, most_bytes)
-            if lacking.lent_bytes > most_bytes:
-                continue
-            new = Member(order, step_us, lacking.lent_bytes, lacking.storages, start.made_from)
-            if not new.lacking and step_us <= front.enough_us:
-                new, trials = replace(new, lacking=reserve.overdraft(order).over_bytes), trials - OVERDRAFT
-                if not new.lacking:
-                    trials = trials if held is not None else int(AFTER * trials)
-                    front, held, looked_at = front.shorter(step_us * (1 - WORTH)), new, (1 - LOOK) * trials
-            if new.lacking <= most_bytes:
-                front.keep(new)
-    found = front.members if held is None or held in front.members else [*front.members, held]
-    return [task.remeasured(member.made_from, member.order) for member in sorted(found, key=lambda each: each.step_us)]
+    walk = _Walk(reserve, Moves.of(reserve.task, best, others), Front.of(reserve, starts, enough_us), trials)
+    while walk.goes_on():
+        walk.try_some()
+    found = walk.front.members
+    if walk.held is not None and walk.held not in found:
+        found = [*found, walk.held]
+    remeasured = reserve.task.remeasured
+    return [remeasured(member.made_from, member.order) for member in sorted(found, key=lambda each: each.step_us)]
+
+
+class _Walk:
+    """A walk under way.
+
+    Attributes:
+        front: As far as it has come. held: the shortest that breaks nothing.
+    """
+
+    def __init__(self, reserve: Reserve, moves: Moves, front: Front, trials: int) -> None:
+        self._reserve, self._moves, self.front = reserve, moves, front
+        self.held: Member | None = None
+        self._begin(trials)
+
+    def _begin(self, trials: int) -> None:
+        """So many more orders may be tried; at some time behind some of them it is looked whether there is hope."""
+        self._trials, self._look_at = trials, (1 - LOOK) * trials
+
+    def goes_on(self) -> bool:
+        """Are there orders to try, and is there hope?"""
+        if self._trials <= 0 or not self.front.members:
+            return False
+        least = self.front.most_lacking(self.front.enough_us)
+        return self._trials >= self._look_at or least <= HOPELESS * self._reserve.reserved_bytes
+
+    def try_some(self) -> None:
+        """Some orders like one of the front, which keeps what it does not dominate."""
+        start = self.front.pick(self._moves.rng)
+        trail = self._reserve.trail(start.order)
+        for _ in range(min(BATCH, self._trials)):
+            self._trials -= 1
+            order = self._moves.moved(start, self.front)
+            if order != start.order and self._reserve.task.within_budget(order):
+                self._try(order, start, trail)
+
+    def _try(self, order: Order, start: Member, trail: Trail) -> None:
+        step_us = self._reserve.task.step_times.of(order)
+        most_bytes = self.front.most_lacking(step_us)
+        if most_bytes < 0:
+            return
+        lacking = trail.lacking_of(order, most_bytes)
+        if lacking.lent_bytes > most_bytes:
+            return
+        new = Member(order, step_us, lacking.lent_bytes, lacking.storages, start.made_from)
+        if not new.lacking and step_us <= self.front.enough_us:
+            new = self._looked_at(new)
+        if new.lacking <= most_bytes:
+            self.front.keep(new)
+
+    def _looked_at(self, new: Member) -> Member:
+        """With all that it breaks, as it may suffice by luck alone; where that is nothing, what is shorter is next."""
+        self._trials -= OVERDRAFT
+        new = replace(new, lacking=self._reserve.overdraft(new.order).over_bytes)
+        if not new.lacking:
+            self._begin(self._trials if self.held is not None else int(AFTER * self._trials))
+            self.front, self.held = self.front.shorter(new.step_us * (1 - WORTH)), new
+        return new

@@ -64,9 +64,11 @@ make_venv() {
     }
 }
 
+compiled_from=overlap_sched/peak_memory/allocator/_compiled.c
+
 # What the environment was made from; changes when any of it does.
 fingerprint() {
-    cat "$root/setup.cfg" "$root/pyproject.toml" "$root/scripts/setup_env.sh" | cksum
+    (cd "$root" && cat setup.cfg setup.py pyproject.toml scripts/setup_env.sh $compiled_from) | cksum
     printf '%s\n' "$root" "$("$python" --version)" "torch $(suitable_torch "$python")"
 }
 

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCED = ("scripts/setup_env.sh", "scripts/find_python.sh")
 SCRIPTS = (*SOURCED, "scripts/repro.sh", "scripts/test.sh", "scripts/test_torch.sh", ".ci/run")
+MADE_FROM = ("setup.cfg", "setup.py", "pyproject.toml", "overlap_sched/peak_memory/allocator/_compiled.c")
 WITHOUT_TORCH = ("bench", "gallery", "report_page", "robust", "small_graphs")
 TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "mktemp", "rm", "tail", "tee", "touch")
 # Writes down how it is called. Has torch once $BOX/torch exists. Fails where $FAIL is part of its arguments.
@@ -32,7 +33,7 @@ esac
 @pytest.fixture
 def box(tmp_path: Path) -> Path:
     """A folder with the scripts in `repo`, a fake python3.11 in `bin`, and nothing else on the PATH but TOOLS."""
-    for name in (*SCRIPTS, "setup.cfg", "pyproject.toml"):
+    for name in (*SCRIPTS, *MADE_FROM):
         target = tmp_path / "repo" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)
@@ -137,11 +138,12 @@ def test_the_second_run_installs_nothing(box: Path) -> None:
     assert calls(box) == ["-m llama_repro"]
 
 
-def test_changed_requirements_are_installed_but_torch_is_kept(box: Path) -> None:
+@pytest.mark.parametrize("changed", MADE_FROM)
+def test_changed_requirements_are_installed_but_torch_is_kept(box: Path, changed: str) -> None:
     run(box, "scripts/repro.sh")
     calls(box)
-    with open(box / "repo" / "setup.cfg", "a") as setup:
-        setup.write("\n# changed\n")
+    with open(box / "repo" / changed, "a") as file:
+        file.write("\n# changed\n")
     run(box, "scripts/repro.sh")
     assert calls(box) == ["-m pip install -q -e .[torch,plot,html,test]", "-m llama_repro"]
 

@@ -1,4 +1,4 @@
-"""Types of ``_compiled.c``; what each does: :mod:`overlap_sched.peak_memory.allocator.caching`."""
+"""Types of ``compiled/module.c``; what each does: :mod:`overlap_sched.peak_memory.allocator.caching`."""
 
 from collections.abc import Callable
 from typing import Self

@@ -1,0 +1,320 @@
+/* The caching allocator, compiled. Schedulers replay it thousands of times; in Python its tables took most of that.
+ *
+ *     tables.h        what it is made of
+ *     allocator.h     the allocator, its free blocks
+ *     segments.h      where it gets memory: by cudaMalloc,
+ *     expandable.h    or page by page
+ *     requests.h      what happens when a block is asked for
+ *     module.c        what Python sees: CompiledAllocator
+ *
+ * tests/peak_memory/test_compiled.py holds every answer against those of caching.py and expandable.py.
+ */
+
+#include "requests.h"
+#include <structmember.h>
+
+static int
+number(PyObject *object, i64 *value)
+{
+    int overflow;
+    *value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (overflow > 0)
+        *value = NO_LIMIT;
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int
+number_of(PyObject *settings, const char *name, i64 *value)
+{
+    PyObject *object = PyObject_GetAttrString(settings, name);
+    int failed = object ? number(object, value) : -1;
+    Py_XDECREF(object);
+    return failed;
+}
+
+static int
+read_settings(Allocator *a)
+{
+    PyObject *expandable = PyObject_GetAttrString(a->settings, "expandable_segments");
+    a->expandable = expandable ? PyObject_IsTrue(expandable) : -1;
+    Py_XDECREF(expandable);
+    if (a->expandable < 0 || number_of(a->settings, "max_split_size_bytes", &a->max_split_size) < 0 ||
+        number_of(a->settings, "max_non_split_rounding_bytes", &a->max_rounding) < 0 ||
+        number_of(a->settings, "large_segment_size_bytes", &a->large_segment_size) < 0)
+        return -1;
+    PyObject *divisions = PyObject_GetAttrString(a->settings, "roundup_power2_divisions");
+    PyObject *each = divisions ? PySequence_Fast(divisions, "roundup_power2_divisions are a sequence") : NULL;
+    Py_XDECREF(divisions);
+    if (!each)
+        return -1;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(each);
+    a->rounds_up = count == INTERVALS;
+    for (Py_ssize_t k = 0; a->rounds_up && k < count; k++)
+        if (number(PySequence_Fast_GET_ITEM(each, k), &a->divisions[k]) < 0) {
+            Py_DECREF(each);
+            return -1;
+        }
+    Py_DECREF(each);
+    return 0;
+}
+
+static PyObject *
+Allocator_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"settings", "capacity", NULL};
+    PyObject *settings, *capacity = no_limit;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O|O", names, &settings, &capacity))
+        return NULL;
+    Allocator *a = (Allocator *)type->tp_alloc(type, 0);
+    if (!a)
+        return NULL;
+    a->settings = Py_NewRef(settings);
+    a->on_lending = Py_NewRef(Py_None);
+    a->most_retries = NO_LIMIT;
+    if (number(capacity, &a->capacity) < 0 || read_settings(a) < 0) {
+        Py_DECREF(a);
+        return NULL;
+    }
+    a->picky = a->expandable || a->max_split_size < NO_LIMIT; /* the smallest block that fits may not be the one */
+    a->unsplit_size = a->expandable ? NO_LIMIT : a->max_split_size;
+    a->least_large = a->expandable ? MIN_BLOCK : SMALL_SIZE + 1; /* a rest of so much becomes a block */
+    a->next_address[SMALL] = SMALL_BASE;
+    if (a->expandable) {
+        add_hole(a, SMALL_BASE, ADDRESSES);
+        add_hole(a, 0, ADDRESSES);
+    }
+    if (sound(a) < 0) {
+        Py_DECREF(a);
+        return NULL;
+    }
+    return (PyObject *)a;
+}
+
+static int
+Allocator_traverse(Allocator *a, visitproc visit, void *arg)
+{
+    Py_VISIT(a->settings);
+    Py_VISIT(a->on_lending);
+    return 0;
+}
+
+static int
+Allocator_clear(Allocator *a)
+{
+    Py_CLEAR(a->settings);
+    Py_CLEAR(a->on_lending);
+    return 0;
+}
+
+static void
+Allocator_dealloc(Allocator *a)
+{
+    PyObject_GC_UnTrack(a);
+    Allocator_clear(a);
+    for (int p = 0; p < POOLS; p++) {
+        free(a->pools[p].pairs);
+        free(a->holes[p].pairs);
+    }
+    for (int t = 0; t < TABLES; t++)
+        free(a->tables[t].pairs);
+    Py_TYPE(a)->tp_free((PyObject *)a);
+}
+
+static PyObject *
+Allocator_allocate(Allocator *a, PyObject *arg)
+{
+    i64 count, address = NO_BLOCK;
+    if (number(arg, &count) < 0 || (count && allocate(a, count, &address) < 0))
+        return NULL;
+    return PyLong_FromLongLong(address);
+}
+
+static PyObject *
+Allocator_free(Allocator *a, PyObject *arg)
+{
+    i64 address;
+    if (number(arg, &address) < 0)
+        return NULL;
+    if (address == NO_BLOCK)
+        Py_RETURN_NONE;
+    i64 size = table_pop(&a->tables[USED], address, -1);
+    if (size < 0) {
+        PyErr_SetObject(PyExc_KeyError, arg);
+        return NULL;
+    }
+    a->allocated_bytes -= size;
+    join(a, address, size);
+    if (sound(a) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+Allocator_size_of(Allocator *a, PyObject *arg)
+{
+    i64 address, size = -1;
+    if (number(arg, &address) < 0)
+        return NULL;
+    size = table_get(&a->tables[USED], address, -1);
+    if (size < 0) {
+        PyErr_SetObject(PyExc_KeyError, arg);
+        return NULL;
+    }
+    return PyLong_FromLongLong(size);
+}
+
+static PyObject *
+Allocator_growth_bytes(Allocator *a, PyObject *arg)
+{
+    i64 count;
+    if (number(arg, &count) < 0)
+        return NULL;
+    i64 size = rounded(a, count);
+    return PyLong_FromLongLong(!count || fit(a, size) < a->pools[pool_of(size)].count ? 0 : growth(a, size));
+}
+
+static PyObject *
+Allocator_shortfall_bytes(Allocator *a, PyObject *arg)
+{
+    i64 size;
+    if (number(arg, &size) < 0)
+        return NULL;
+    return PyLong_FromLongLong(shortfall(a, size));
+}
+
+static PyObject *
+Allocator_free_blocks(Allocator *a, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *found = PyList_New(0);
+    for (int p = 0; found && p < POOLS; p++)
+        for (size_t at = 0; found && at < a->pools[p].count; at++) {
+            const Pair *pair = &a->pools[p].pairs[at];
+            PyObject *block = PyObject_CallFunction(block_type, "LL", (long long)pair->value, (long long)pair->key);
+            if (!block || PyList_Append(found, block) < 0)
+                Py_CLEAR(found);
+            Py_XDECREF(block);
+        }
+    return found;
+}
+
+static PyObject *
+Allocator_largest_free_bytes(Allocator *a, PyObject *Py_UNUSED(ignored))
+{
+    const Sorted *large = &a->pools[LARGE];
+    return PyLong_FromLongLong(large->count ? large->pairs[large->count - 1].key : 0);
+}
+
+static PyObject *
+Allocator_copied(Allocator *a, PyObject *Py_UNUSED(ignored))
+{
+    Allocator *copy = (Allocator *)Py_TYPE(a)->tp_alloc(Py_TYPE(a), 0);
+    if (!copy)
+        return NULL;
+    size_t head = offsetof(Allocator, settings), tables = offsetof(Allocator, pools);
+    memcpy((char *)copy + head, (const char *)a + head, tables - head);
+    Py_INCREF(copy->settings);
+    Py_INCREF(copy->on_lending);
+    for (int p = 0; p < POOLS; p++) {
+        copy->failed |= sorted_copy(&copy->pools[p], &a->pools[p]) < 0;
+        copy->failed |= sorted_copy(&copy->holes[p], &a->holes[p]) < 0;
+    }
+    for (int t = 0; t < TABLES; t++)
+        copy->failed |= table_copy(&copy->tables[t], &a->tables[t]) < 0;
+    if (sound(copy) < 0) {
+        Py_DECREF(copy);
+        return NULL;
+    }
+    return (PyObject *)copy;
+}
+
+/* Numbers that may be NO_LIMIT: by where they are. */
+static PyObject *
+limit_get(Allocator *a, void *offset)
+{
+    i64 value = *(i64 *)((char *)a + (size_t)offset);
+    return value == NO_LIMIT ? Py_NewRef(no_limit) : PyLong_FromLongLong(value);
+}
+
+static int
+limit_set(Allocator *a, PyObject *value, void *offset)
+{
+    if (!value) {
+        PyErr_SetString(PyExc_AttributeError, "cannot be deleted");
+        return -1;
+    }
+    return number(value, (i64 *)((char *)a + (size_t)offset));
+}
+
+#define LIMIT(name) {#name, (getter)limit_get, (setter)limit_set, NULL, (void *)offsetof(Allocator, name)}
+static PyGetSetDef Allocator_limits[] = {LIMIT(capacity), LIMIT(most_retries), LIMIT(most_lent_bytes), {NULL}};
+
+#define COUNT(name) {#name, T_LONGLONG, offsetof(Allocator, name), 0, NULL}
+static PyMemberDef Allocator_members[] = {
+    {"settings", T_OBJECT_EX, offsetof(Allocator, settings), READONLY, NULL},
+    {"on_lending", T_OBJECT_EX, offsetof(Allocator, on_lending), 0, NULL},
+    {"halts", T_BOOL, offsetof(Allocator, halts), 0, NULL},
+    COUNT(reserved_bytes),
+    COUNT(allocated_bytes),
+    COUNT(peak_reserved_bytes),
+    COUNT(peak_allocated_bytes),
+    COUNT(segments),
+    COUNT(retries),
+    COUNT(lent_bytes),
+    {NULL},
+};
+
+#define METHOD(name, takes) {#name, (PyCFunction)Allocator_##name, takes, NULL}
+static PyMethodDef Allocator_methods[] = {
+    METHOD(allocate, METH_O),
+    METHOD(free, METH_O),
+    METHOD(size_of, METH_O),
+    METHOD(growth_bytes, METH_O),
+    METHOD(shortfall_bytes, METH_O),
+    METHOD(free_blocks, METH_NOARGS),
+    METHOD(largest_free_bytes, METH_NOARGS),
+    METHOD(copied, METH_NOARGS),
+    {NULL},
+};
+
+static PyTypeObject AllocatorType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "overlap_sched.peak_memory.allocator._compiled.CompiledAllocator",
+    .tp_basicsize = sizeof(Allocator),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "caching.CachingAllocator and expandable.ExpandableAllocator, compiled",
+    .tp_new = Allocator_new,
+    .tp_dealloc = (destructor)Allocator_dealloc,
+    .tp_traverse = (traverseproc)Allocator_traverse,
+    .tp_clear = (inquiry)Allocator_clear,
+    .tp_methods = Allocator_methods,
+    .tp_members = Allocator_members,
+    .tp_getset = Allocator_limits,
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "overlap_sched.peak_memory.allocator._compiled",
+    .m_doc = "The caching allocator, compiled: see caching.py",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC
+PyInit__compiled(void)
+{
+    PyObject *caching = PyImport_ImportModule("overlap_sched.peak_memory.allocator.caching"), *found;
+    if (!caching)
+        return NULL;
+    full_device_error = PyObject_GetAttrString(caching, "FullDeviceError");
+    out_of_device_memory_error = PyObject_GetAttrString(caching, "OutOfDeviceMemoryError");
+    block_type = PyObject_GetAttrString(caching, "Block");
+    no_limit = PyObject_GetAttrString(caching, "NO_LIMIT");
+    Py_DECREF(caching);
+    if (!full_device_error || !out_of_device_memory_error || !block_type || !no_limit)
+        return NULL;
+    if (PyType_Ready(&AllocatorType) < 0 || !(found = PyModule_Create(&module)))
+        return NULL;
+    if (PyModule_AddObjectRef(found, "CompiledAllocator", (PyObject *)&AllocatorType) < 0) {
+        Py_DECREF(found);
+        return NULL;
+    }
+    return found;
+}

@@ -161,6 +161,8 @@ def test_blocks_that_are_not_in_use_cannot_be_given_back(made: Callable[..., All
         new.free(512)
     with pytest.raises(KeyError, match=r"^512$"):
         new.size_of(512)
+    with pytest.raises(KeyError, match=r"^-1$"):
+        new.size_of(NO_BLOCK)
     new.free(NO_BLOCK)
 
 

@@ -37,7 +37,7 @@ typedef struct {
     i64 next_address[POOLS];
     Sorted pools[POOLS], holes[POOLS];
     Table tables[TABLES];
-    int failed;
+    int failed; /* there was no memory for a table: what is asked next ends in MemoryError */
 } Allocator;
 
 typedef struct {
@@ -86,10 +86,9 @@ rounded(const Allocator *a, i64 count)
 static void
 add_free(Allocator *a, i64 address, i64 size)
 {
-    table_put(&a->tables[STARTS], address, size);
-    table_put(&a->tables[ENDS], address + size, address);
-    if (sorted_add(&a->pools[pool_at(address)], size, address) < 0)
-        a->failed = 1;
+    a->failed |= table_put(&a->tables[STARTS], address, size) < 0;
+    a->failed |= table_put(&a->tables[ENDS], address + size, address) < 0;
+    a->failed |= sorted_add(&a->pools[pool_at(address)], size, address) < 0;
 }
 
 /* Out of what is free. */

@@ -14,10 +14,9 @@ page_of(const Allocator *a, int pool)
 static void
 add_hole(Allocator *a, i64 at, i64 size)
 {
-    table_put(&a->tables[UNMAPPED], at, size);
-    table_put(&a->tables[UNMAPPED_ENDS], at + size, at);
-    if (sorted_add(&a->holes[pool_at(at)], at, 0) < 0)
-        a->failed = 1;
+    a->failed |= table_put(&a->tables[UNMAPPED], at, size) < 0;
+    a->failed |= table_put(&a->tables[UNMAPPED_ENDS], at + size, at) < 0;
+    a->failed |= sorted_add(&a->holes[pool_at(at)], at, 0) < 0;
 }
 
 static i64
@@ -74,6 +73,8 @@ mapped_block(Allocator *a, i64 size, Block *block)
     for (; have < size && !a->failed; have = table_get(&a->tables[STARTS], at, 0))
         if (!map_pages(a, at + have, size - have))
             return 0;
+    if (a->failed)
+        return 0;
     take(a, at);
     *block = (Block){at, have};
     return 1;

@@ -129,6 +129,16 @@ Allocator_allocate(Allocator *a, PyObject *arg)
     return PyLong_FromLongLong(address);
 }
 
+/* Of a block that is in use; -1 and an exception: there is none. */
+static i64
+size_in_use(const Allocator *a, PyObject *arg, i64 address)
+{
+    i64 size = address < 0 ? -1 : table_get(&a->tables[USED], address, -1);
+    if (size < 0)
+        PyErr_SetObject(PyExc_KeyError, arg);
+    return size;
+}
+
 static PyObject *
 Allocator_free(Allocator *a, PyObject *arg)
 {
@@ -137,11 +147,10 @@ Allocator_free(Allocator *a, PyObject *arg)
         return NULL;
     if (address == NO_BLOCK)
         Py_RETURN_NONE;
-    i64 size = table_pop(&a->tables[USED], address, -1);
-    if (size < 0) {
-        PyErr_SetObject(PyExc_KeyError, arg);
+    i64 size = size_in_use(a, arg, address);
+    if (size < 0)
         return NULL;
-    }
+    table_pop(&a->tables[USED], address, -1);
     a->allocated_bytes -= size;
     join(a, address, size);
     if (sound(a) < 0)
@@ -152,15 +161,11 @@ Allocator_free(Allocator *a, PyObject *arg)
 static PyObject *
 Allocator_size_of(Allocator *a, PyObject *arg)
 {
-    i64 address, size = -1;
+    i64 address;
     if (number(arg, &address) < 0)
         return NULL;
-    size = table_get(&a->tables[USED], address, -1);
-    if (size < 0) {
-        PyErr_SetObject(PyExc_KeyError, arg);
-        return NULL;
-    }
-    return PyLong_FromLongLong(size);
+    i64 size = size_in_use(a, arg, address);
+    return size < 0 ? NULL : PyLong_FromLongLong(size);
 }
 
 static PyObject *

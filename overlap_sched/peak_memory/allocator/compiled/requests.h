@@ -66,12 +66,9 @@ grown(Allocator *a, i64 size, Block *block)
 static int
 sound(const Allocator *a)
 {
-    int failed = a->failed;
-    for (int t = 0; t < TABLES; t++)
-        failed |= a->tables[t].failed;
-    if (failed)
+    if (a->failed)
         PyErr_NoMemory();
-    return failed ? -1 : 0;
+    return a->failed ? -1 : 0;
 }
 
 static int
@@ -83,10 +80,8 @@ allocate(Allocator *a, i64 count, i64 *address)
     Block block;
     size_t at = fit(a, size);
     if (at < pool->count) {
-        block = (Block){pool->pairs[at].value, pool->pairs[at].key};
-        sorted_drop(pool, at);
-        table_pop(&a->tables[STARTS], block.address, 0);
-        table_pop(&a->tables[ENDS], block.address + block.size, 0);
+        block.address = pool->pairs[at].value;
+        block.size = take(a, block.address);
     }
     else if (grown(a, size, &block) < 0)
         return -1;
@@ -97,7 +92,7 @@ allocate(Allocator *a, i64 count, i64 *address)
         add_free(a, block.address + size, left);
         block.size = size;
     }
-    table_put(&a->tables[USED], block.address, block.size);
+    a->failed |= table_put(&a->tables[USED], block.address, block.size) < 0;
     a->allocated_bytes += block.size;
     if (a->allocated_bytes > a->peak_allocated_bytes)
         a->peak_allocated_bytes = a->allocated_bytes;

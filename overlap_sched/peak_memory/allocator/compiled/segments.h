@@ -14,7 +14,7 @@ new_segment(Allocator *a, i64 size, Block *block)
         return 0;
     *block = (Block){a->next_address[pool], segment};
     a->next_address[pool] += segment + MIN_BLOCK; /* with a gap: blocks of two segments never join */
-    table_put(&a->tables[SEGMENT_SIZES], block->address, segment);
+    a->failed |= table_put(&a->tables[SEGMENT_SIZES], block->address, segment) < 0;
     a->segments++;
     reserve(a, segment);
     return 1;

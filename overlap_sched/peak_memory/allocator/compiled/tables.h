@@ -27,8 +27,9 @@ typedef struct {
     Pair *pairs; /* key -1: empty */
     size_t count;
     int bits; /* 2**bits places; 0: none yet */
-    int failed;
 } Table;
+
+/* What may need more memory returns -1 where there is none; it is then as it was. */
 
 static size_t
 sorted_at(const Sorted *sorted, i64 key, i64 value)
@@ -65,7 +66,8 @@ sorted_add(Sorted *sorted, i64 key, i64 value)
 static void
 sorted_drop(Sorted *sorted, size_t at)
 {
-    memmove(sorted->pairs + at, sorted->pairs + at + 1, (--sorted->count - at) * sizeof(Pair));
+    if (at < sorted->count) /* else there was no memory to add it */
+        memmove(sorted->pairs + at, sorted->pairs + at + 1, (--sorted->count - at) * sizeof(Pair));
 }
 
 static int
@@ -106,18 +108,16 @@ table_get(const Table *table, i64 key, i64 otherwise)
     return pair->key == key ? pair->value : otherwise;
 }
 
-static void
+static int
 table_put(Table *table, i64 key, i64 value)
 {
     size_t places = table->bits ? (size_t)1 << table->bits : 0;
     if (2 * (table->count + 1) > places) {
-        Table larger = {NULL, table->count, table->bits ? table->bits + 1 : 5, 0};
+        Table larger = {NULL, table->count, table->bits ? table->bits + 1 : 5};
         size_t more = (size_t)1 << larger.bits;
         larger.pairs = malloc(more * sizeof(Pair));
-        if (!larger.pairs) {
-            table->failed = 1;
-            return;
-        }
+        if (!larger.pairs)
+            return -1;
         memset(larger.pairs, 0xff, more * sizeof(Pair));
         for (size_t at = 0; at < places; at++)
             if (table->pairs[at].key != -1)
@@ -128,6 +128,7 @@ table_put(Table *table, i64 key, i64 value)
     Pair *pair = table_pair(table, key);
     table->count += pair->key == -1;
     *pair = (Pair){key, value};
+    return 0;
 }
 
 /* Take a key out; what came behind it for want of its place moves up. */

@@ -71,7 +71,6 @@ class CompletionProfile:
         self.flat = limit.ndim == 0
         self.peak_limit = int(limit) if self.flat else 0
         self.step_of = np.arange(len(self.order))  # where each open position will run, for a positional limit
-        self._over, self._narrows = self.step_of, self.step_of  # as below
         if not self.flat:
             # bytes above the budget at each open position if one more node ran ahead of it; and what comes on top when
             # it has, as the budget is that of the step behind. No node runs ahead of the last position

@@ -23,7 +23,7 @@ from overlap_sched.peak_memory.allocator.caching import (
     rounded,
 )
 from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
-from overlap_sched.peak_memory.allocator.reserved import events_of
+from overlap_sched.peak_memory.allocator.reserved import all_events_of
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, StorageId
@@ -102,7 +102,7 @@ def _failure(
 ) -> Failure | None:
     """The first on a device whose capacity rises by so many bytes when a storage is made."""
     sizes, held = live_ranges.sizes, dict[StorageId, Address]()
-    for event in [*live_ranges.given, *events_of(live_ranges, order, live_ranges.uses_left())]:
+    for event in all_events_of(live_ranges, order):
         if event < 0:
             device.free(held.pop(~event))
             continue

@@ -120,9 +120,14 @@ class Requests:
 
 def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
     """What a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
-    events = [*live_ranges.given, *events_of(live_ranges, order, live_ranges.uses_left())]
+    events = all_events_of(live_ranges, order)
     live_bytes = max(live_ranges.input_bytes, int(live_ranges.profile(order).max(initial=0)))
     return Requests(tuple(events), live_ranges.sizes, live_bytes)
+
+
+def all_events_of(live_ranges: LiveRanges, order: Sequence[NodeId]) -> list[int]:
+    """The events of :class:`Requests` of a valid order."""
+    return [*live_ranges.given, *events_of(live_ranges, order, live_ranges.uses_left())]
 
 
 def events_of(live_ranges: LiveRanges, nodes: Iterable[NodeId], left: list[int]) -> list[int]:

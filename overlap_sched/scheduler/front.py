@@ -13,7 +13,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from overlap_sched.problem import Order, StorageId
@@ -70,6 +70,10 @@ class Front:
     def shorter(self, enough_us: float) -> "Front":
         """The same where less is enough."""
         return Front(self.members, enough_us, self._reserved_bytes)
+
+    def anew(self, look: Callable[[Member], Member]) -> "Front":
+        """The same where each is looked at once more."""
+        return Front(map(look, self.members), self.enough_us, self._reserved_bytes)
 
     def most_lacking(self, step_us: float) -> int:
         """What an order of such a step may lack to be kept, in bytes; below 0: it is too long."""

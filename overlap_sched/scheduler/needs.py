@@ -1,13 +1,12 @@
 """What the original order needs of the caching allocator, what another order breaks of it, and gates for runs."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
-from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.devices import Device, where_full
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.allocator.trail import Lacking, Trail
@@ -79,31 +78,38 @@ class Reserve:
 
     def overdraft(self, order: Order) -> Overdraft:
         """What a valid order breaks."""
+        return self.looked_at(order)[0]
+
+    def looked_at(self, order: Order) -> tuple[Overdraft, Sequence[Device]]:
+        """The same, and where it runs by luck alone: a larger device on which it does not."""
         requests, (smallest, original, largest) = requests_of(self.task.live_ranges, order), self.devices
         full = dict(where_full(requests, self.devices, self.settings))
-        over_bytes, retries = 0, 0
+        over_bytes, retries, unlucky = 0, 0, list[Device]()
         for device in (smallest, largest):
             if device in full:
-                full[device].allocator.most_lent_bytes = NO_LIMIT
-                over_bytes = max(requests.go_on(full[device]).lent_bytes, over_bytes)
+                lender = full[device].replay.allocator
+                lender.most_lent_bytes = NO_LIMIT
+                full[device].go_on(requests)
+                over_bytes = max(lender.lent_bytes, over_bytes)
         if smallest in full and not over_bytes:  # more memory may be worse: it must not run there by luck alone
             reserved = requests.replayed(self.settings).peak_reserved_bytes
-            over_bytes = max(requests.smallest_capacity(self.settings, reserved) - smallest.capacity, 0)
+            fails_in, runs_in = requests.bisected(self.settings, reserved, smallest.capacity)
+            if runs_in > smallest.capacity:
+                over_bytes, unlucky = runs_in - smallest.capacity, [Device(fails_in)]
         if original in full:
-            full[original].allocator.most_retries = NO_LIMIT
-            try:
-                retries = requests.go_on(full[original]).retries
-            except OutOfDeviceMemoryError:
-                return Overdraft(True, 0, over_bytes)
-        return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes)
+            full[original].replay.allocator.most_retries = NO_LIMIT
+            if not full[original].go_on(requests):
+                return Overdraft(True, 0, over_bytes), unlucky
+            retries = full[original].replay.allocator.retries
+        return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes), unlucky
 
     def lacking(self, order: Order) -> Lacking:
         """What a valid order lacks on all devices together."""
         return self.trail(order).lacking_of(order)
 
-    def trail(self, order: Order) -> Trail:
-        """An order's replay on all devices, for others that are like it."""
-        return Trail(self.task.live_ranges, order, self.devices, self.settings)
+    def trail(self, order: Order, more: Sequence[Device] = ()) -> Trail:
+        """An order's replay on all devices, and more of them, for others that are like it."""
+        return Trail(self.task.live_ranges, order, [*self.devices, *more], self.settings)
 
     @property
     def most_capacity(self) -> int:

@@ -19,11 +19,10 @@ from overlap_sched.peak_memory.allocator.caching import (
     SMALL_BASE,
     SMALL_SIZE,
     Address,
-    OutOfDeviceMemoryError,
     rounded,
 )
 from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
-from overlap_sched.peak_memory.allocator.reserved import all_events_of
+from overlap_sched.peak_memory.allocator.reserved import Replay, all_events_of
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, StorageId
@@ -66,14 +65,14 @@ class Failure(NamedTuple):
 
     Attributes:
         node: That asks. size: for so many bytes, rounded.
-        allocator: As it is there. held: per live storage its block.
+        allocator: As it is there. held: per storage its block.
         gives_back: May whole segments go back to the device?
     """
 
     node: NodeId
     size: int
     allocator: Allocator
-    held: Mapping[StorageId, Address]
+    held: Sequence[Address]
     gives_back: bool
 
 
@@ -101,20 +100,17 @@ def _failure(
     gives_back: bool,
 ) -> Failure | None:
     """The first on a device whose capacity rises by so many bytes when a storage is made."""
-    sizes, held = live_ranges.sizes, dict[StorageId, Address]()
-    for event in all_events_of(live_ranges, order):
-        if event < 0:
-            device.free(held.pop(~event))
-            continue
-        if event in rises:
-            device.capacity += rises[event]
-        try:
-            held[event] = device.allocate(sizes[event])
-        except OutOfDeviceMemoryError:
-            maker = live_ranges.problem.allocator[event]
+    events, sizes, at = all_events_of(live_ranges, order), live_ranges.sizes, 0
+    replay = Replay.begin(device, len(sizes))
+    for end in [*(at for at, event in enumerate(events) if event in rises), len(events)]:
+        at = replay.serve(events[:end], sizes, at)
+        if at < end:
+            maker = live_ranges.problem.allocator[events[at]]
             if live_ranges.problem.nodes[maker].kind is Kind.INPUT:
                 return None  # the inputs alone do not fit: no order does
-            return Failure(maker, rounded(sizes[event]), device, held, gives_back)
+            return Failure(maker, rounded(sizes[events[at]]), device, replay.held, gives_back)
+        if end < len(events):
+            device.capacity += rises[events[end]]
     return None
 
 
@@ -146,7 +142,9 @@ def _segments(failure: Failure, cost_of: Callable[[int], float]) -> Iterator[lis
     """The blocks of each segment, by address."""
     size_of = failure.allocator.size_of
     blocks = [_Priced(*block, None, 0.0) for block in failure.allocator.free_blocks()]
-    blocks += [_Priced(block, size_of(block), s, cost_of(s)) for s, block in failure.held.items() if block != NO_BLOCK]
+    blocks += [
+        _Priced(block, size_of(block), s, cost_of(s)) for s, block in enumerate(failure.held) if block != NO_BLOCK
+    ]
     segment = list[_Priced]()
     for block in sorted(blocks, key=lambda block: block.address):
         if segment and segment[-1].address + segment[-1].size < block.address:  # there is a gap between two segments

@@ -20,6 +20,7 @@ functions*, 2004.)
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from overlap_sched.peak_memory.allocator.devices import Device
 from overlap_sched.peak_memory.allocator.trail import Trail
 from overlap_sched.problem import Order
 from overlap_sched.scheduler.candidate import Candidate
@@ -34,6 +35,8 @@ OVERDRAFT = 10
 HOPELESS, LOOK = 0.2, 0.33
 """Where all that is short enough lacks more than the first part of what the original order reserves, after the second
 part of the trials, the walk ends: none that was so far off by then has been seen to fit in the end."""
+MOST_UNLUCKY = 3
+"""So many devices are looked at besides those on which an order must run: larger ones on which one did not."""
 WORTH, AFTER = 0.004, 0.6
 """Once an order breaks nothing: what is shorter by more than this part is looked for, in so much of the trials left."""
 
@@ -70,6 +73,7 @@ class _Walk:
 
     def __init__(self, reserve: Reserve, moves: Moves, front: Front, trials: int) -> None:
         self._reserve, self._moves, self.front = reserve, moves, front
+        self._unlucky = list[Device]()
         self.held: Member | None = None
         self._begin(trials)
 
@@ -86,13 +90,15 @@ class _Walk:
 
     def try_some(self) -> None:
         """Some orders like one of the front, which keeps what it does not dominate."""
-        start = self.front.pick(self._moves.rng)
-        trail = self._reserve.trail(start.order)
+        start, devices = self.front.pick(self._moves.rng), len(self._unlucky)
+        trail = self._reserve.trail(start.order, self._unlucky)
         for _ in range(min(BATCH, self._trials)):
             self._trials -= 1
             order = self._moves.moved(start, self.front)
             if order != start.order and self._reserve.task.within_budget(order):
                 self._try(order, start, trail)
+            if len(self._unlucky) > devices:
+                break  # the trail does not know the new one
 
     def _try(self, order: Order, start: Member, trail: Trail) -> None:
         step_us = self._reserve.task.step_times.of(order)
@@ -105,14 +111,24 @@ class _Walk:
         new = Member(order, step_us, lacking.lent_bytes, lacking.storages, start.made_from)
         if not new.lacking and step_us <= self.front.enough_us:
             new = self._looked_at(new)
-        if new.lacking <= most_bytes:
+        if new.lacking <= self.front.most_lacking(step_us):
             self.front.keep(new)
 
     def _looked_at(self, new: Member) -> Member:
         """With all that it breaks, as it may suffice by luck alone; where that is nothing, what is shorter is next."""
         self._trials -= OVERDRAFT
-        new = replace(new, lacking=self._reserve.overdraft(new.order).over_bytes)
+        broken, unlucky = self._reserve.looked_at(new.order)
+        if unlucky and len(self._unlucky) < MOST_UNLUCKY:
+            self._unlucky += unlucky
+            self.front = self.front.anew(self._on_all_devices)
+            return self._on_all_devices(new)
+        new = replace(new, lacking=broken.over_bytes)
         if not new.lacking:
             self._begin(self._trials if self.held is not None else int(AFTER * self._trials))
             self.front, self.held = self.front.shorter(new.step_us * (1 - WORTH)), new
         return new
+
+    def _on_all_devices(self, member: Member) -> Member:
+        """With what it lacks on those that were found to matter, too."""
+        lacking = self._reserve.trail(member.order, self._unlucky).lacking_of(member.order)
+        return replace(member, lacking=lacking.lent_bytes, lacking_for=lacking.storages)

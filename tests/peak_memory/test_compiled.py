@@ -1,12 +1,10 @@
 """The compiled allocator answers as the one in Python does, whatever it is asked."""
 
-import gc
 import importlib.util
 import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -44,6 +42,7 @@ SIZES = st.one_of(
 REQUESTS = st.one_of(
     st.tuples(st.just("allocate"), SIZES),
     st.tuples(st.just("free"), st.integers(0, 100)),
+    st.tuples(st.just("serve"), st.lists(SIZES, max_size=12)),
     st.tuples(st.just("capacity"), st.one_of(st.integers(0, 150 * MIB), st.just(NO_LIMIT))),
     st.tuples(st.just("halts"), st.booleans()),
     st.tuples(st.just("most_retries"), st.sampled_from((0, 1, 2, NO_LIMIT))),
@@ -57,11 +56,7 @@ class Asked:
     """An allocator that is asked one thing after the other; it says all that can be seen of it."""
 
     def __init__(self, new: Allocator) -> None:
-        self.allocator, self.held, self.lendings, self.left = new, list[int](), 0, list[Allocator]()
-        new.on_lending = self.lend
-
-    def lend(self) -> None:
-        self.lendings += 1
+        self.allocator, self.held, self.left = new, list[int](), list[Allocator]()
 
     def ask(self, what: str, value: Any) -> object:
         """What came of it: a block, the name of an exception, or figures."""
@@ -73,6 +68,8 @@ class Asked:
             return self.held[-1]
         if what == "free":
             return self.allocator.free(self.held.pop(value % len(self.held))) if self.held else None
+        if what == "serve":
+            return self.serve(value)
         if what == "copy":
             self.left.append(self.allocator)
             self.allocator = self.allocator.copied()
@@ -83,8 +80,18 @@ class Asked:
         setattr(self.allocator, what, value)
         return getattr(self.allocator, what)
 
+    def serve(self, sizes: list[int]) -> object:
+        """Storages of such sizes, from the second on; each third one is freed where the next comes; all in the end."""
+        events = [s if k else ~(s - 1) for s in range(len(sizes)) for k in range(int(s % 3 < 1 < s), 2)]
+        held, lent_for = [NO_BLOCK] * len(sizes), list[int]()
+        at = self.allocator.serve(events, sizes, held, lent_for, min(1, len(events)))
+        found = at, list(held), lent_for
+        assert self.allocator.serve(tuple(~s for s in range(len(sizes))), sizes, held, lent_for) == len(sizes)
+        assert set(held) <= {NO_BLOCK}
+        return found
+
     def seen(self) -> tuple[object, ...]:
-        return figures(self.allocator, self.held), self.lendings
+        return figures(self.allocator, self.held)
 
     def seen_of_what_was_copied(self) -> list[tuple[object, ...]]:
         return [figures(one, ()) for one in self.left]
@@ -183,34 +190,38 @@ def test_what_cannot_be_read_is_an_error() -> None:
 
 
 @needs_compiled
-def test_an_error_of_what_is_called_reaches_the_caller() -> None:
-    new = allocator(PLAIN, 10 * MIB)
-    new.most_lent_bytes, new.on_lending = NO_LIMIT, lambda: 1 // 0
-    with pytest.raises(ZeroDivisionError):
-        new.allocate(20 * MIB)
+@pytest.mark.parametrize("made", [in_python, allocator])
+def test_what_a_serving_leaves(made: Callable[..., Allocator]) -> None:
+    """12 MiB and 30: the second does not fit in 40, then 2 are lent for it. The third has no bytes."""
+    new, held, lent_for = made(PLAIN, 40 * MIB), [NO_BLOCK] * 3, list[int]()
+    events, sizes = [0, 1, ~0, 2], (12 * MIB, 30 * MIB, 0)
+    assert new.serve(events, sizes, held, lent_for) == 1
+    assert (held[1:], lent_for, new.allocated_bytes) == ([NO_BLOCK] * 2, [], 12 * MIB)
+    new.most_lent_bytes = NO_LIMIT
+    assert new.serve(tuple(events), list(sizes), held, lent_for, 1) == 4
+    assert (held[0], held[2], lent_for, new.lent_bytes) == (NO_BLOCK, NO_BLOCK, [1], 2 * MIB)
+    assert new.size_of(held[1]) == new.allocated_bytes == 30 * MIB
+    assert new.serve(events, sizes, held, lent_for, 4) == 4
 
 
 @needs_compiled
-def test_a_copy_calls_what_its_original_called() -> None:
-    calls = list[int]()
-    new = allocator(PLAIN, 10 * MIB)
-    new.most_lent_bytes, new.on_lending = NO_LIMIT, partial(calls.append, 1)
-    copy = new.copied()
-    new.on_lending = None
-    gc.collect()
-    copy.allocate(20 * MIB)
-    assert calls == [1]
-
-
-@needs_compiled
-def test_it_goes_when_nobody_refers_to_it() -> None:
-    new = allocator(PLAIN)
-    new.on_lending = new.largest_free_bytes  # a cycle
-    kind, address = type(new), id(new)
-    assert any(id(one) == address for one in gc.get_objects())
-    del new
-    gc.collect()
-    assert not any(id(one) == address and type(one) is kind for one in gc.get_objects())
+@pytest.mark.parametrize("made", [in_python, allocator])
+def test_requests_that_are_wrong_are_errors(made: Callable[..., Allocator]) -> None:
+    new: Any = made(PLAIN)
+    for events in ([1], [~1]):
+        with pytest.raises(IndexError):
+            new.serve(events, (MIB,), [NO_BLOCK], [])
+    with pytest.raises(KeyError, match=r"^512$"):
+        new.serve([~0], (MIB,), [512], [])
+    with pytest.raises(ValueError, match=r"counted from 0|Indices"):
+        new.serve([0], (MIB,), [NO_BLOCK], [], -1)
+    with pytest.raises(TypeError):
+        new.serve(["0"], (MIB,), [NO_BLOCK], [])
+    with pytest.raises(TypeError):
+        new.serve([0], ("1 MiB",), [NO_BLOCK], [])
+    with pytest.raises(TypeError):
+        new.serve(None, (MIB,), [NO_BLOCK], [])
+    assert new.allocated_bytes == 0
 
 
 def test_without_the_compiled_one_python_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,8 @@ up and to copy. A block is its address. Free ones lie in three tables::
 
 import copy
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple, Self
 
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
@@ -58,11 +59,7 @@ ADDRESS = 2**BITS - 1
 
 
 class OutOfDeviceMemoryError(Exception):
-    """A request that the capacity does not hold, after all that is cached was given back."""
-
-
-class FullDeviceError(OutOfDeviceMemoryError):
-    """A request that the capacity does not hold; nothing was given back (``CachingAllocator.halts``)."""
+    """A request that the capacity does not hold, after all that is cached was given back, where that may be."""
 
 
 class Block(NamedTuple):
@@ -82,7 +79,6 @@ class CachingAllocator:
         halts: When the capacity does not suffice it fails at once, as it is: what asks may go on with a copy.
         most_retries: It gives nothing back any more after so many.
         lent_bytes: By how much it has raised its capacity itself, where that did not suffice: most_lent_bytes at most.
-        on_lending: Called each time that it does; ``None``: nothing is.
     """
 
     def __init__(self, settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> None:
@@ -91,7 +87,6 @@ class CachingAllocator:
         self.halts, self.most_retries, self.most_lent_bytes = False, NO_LIMIT, 0
         self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = self.lent_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
-        self.on_lending: Callable[[], object] | None = None
         self._sizes = dict[int, int]()  # of requests seen so far, rounded
         self._picky = settings.max_split_size_bytes < NO_LIMIT  # the smallest block that fits may not be the one
         self._unsplit_size = settings.max_split_size_bytes
@@ -105,7 +100,6 @@ class CachingAllocator:
         """A block for so many bytes.
 
         Raises:
-            FullDeviceError: The capacity does not suffice as things are, and it halts there.
             OutOfDeviceMemoryError: The capacity does not suffice.
         """
         if not count:
@@ -141,6 +135,37 @@ class CachingAllocator:
         size = self._used.pop(address)
         self.allocated_bytes -= size
         self._join(address, size)
+
+    def serve(
+        self,
+        events: Sequence[int],
+        sizes: Sequence[int],
+        held: list[Address],
+        lent_for: list[int],
+        begin: int = 0,
+    ) -> int:
+        """Serve requests in turn, up to one that the capacity does not hold: says which that is; their number: none.
+
+        Args:
+            events: Storage ``s`` is allocated, for ``~s`` it is freed.
+            sizes: Per storage, bytes.
+            held: Per storage, its block; ``NO_BLOCK`` where there is none. Is kept.
+            lent_for: The storages are added for which something had to be lent.
+            begin: Of the requests, those before this one are not served.
+        """
+        for at, event in enumerate(islice(events, begin, None), begin):
+            if event < 0:
+                self.free(held[~event])
+                held[~event] = NO_BLOCK
+                continue
+            before = self.lent_bytes
+            try:
+                held[event] = self.allocate(sizes[event])
+            except OutOfDeviceMemoryError:
+                return at
+            if self.lent_bytes > before:
+                lent_for.append(event)
+        return len(events)
 
     def growth_bytes(self, count: int) -> int:
         """What a request for so many bytes would reserve more, as things stand; changes nothing."""
@@ -201,7 +226,7 @@ class CachingAllocator:
         """A block from the device, after a retry where it has no more; it is in no pool."""
         block = self._from_device(size)
         if block is None and self.halts:
-            raise FullDeviceError
+            raise OutOfDeviceMemoryError
         if block is None and self._released_some(size):
             block = self._from_device(size)
         if block is None and self.retries < self.most_retries:
@@ -218,8 +243,6 @@ class CachingAllocator:
             raise OutOfDeviceMemoryError
         self.lent_bytes += count
         self.capacity += count
-        if self.on_lending is not None:
-            self.on_lending()
 
     def _lacking_bytes(self, size: int) -> int:
         """What is lent for a request at once."""

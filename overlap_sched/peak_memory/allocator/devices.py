@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from overlap_sched.peak_memory.allocator.caching import FullDeviceError
 from overlap_sched.peak_memory.allocator.kinds import allocator
-from overlap_sched.peak_memory.allocator.reserved import Requests, UnderWay
+from overlap_sched.peak_memory.allocator.reserved import Replay, Requests
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
 
 
@@ -21,10 +20,25 @@ class Device(NamedTuple):
     most_retries: int = NO_LIMIT
 
 
+class Full(NamedTuple):
+    """A device that is full before an order's end.
+
+    Attributes:
+        replay: Up to the request that it does not hold as it is. at: which one that is.
+    """
+
+    replay: Replay
+    at: int
+
+    def go_on(self, requests: Requests) -> bool:
+        """To the order's end; false: it runs out of memory before."""
+        return self.replay.serve(requests.events, requests.sizes, self.at) == len(requests.events)
+
+
 def where_full(
     requests: Requests, devices: Sequence[Device], settings: AllocatorSettings
-) -> Iterator[tuple[Device, UnderWay]]:
-    """The devices that are full before an order's end, the least first; each with its replay, which is there.
+) -> Iterator[tuple[Device, Full]]:
+    """The devices that are full before an order's end, the least first.
 
     Up to there one replay stands for all devices that are larger::
 
@@ -32,15 +46,13 @@ def where_full(
         the least                     |- - - - - - - - - - ->    what comes behind that is up to the caller
         the next                                    |- - - ->
     """
-    common = requests.begin(allocator(settings))
+    common, at = Replay.begin(allocator(settings), len(requests.sizes)), 0
     common.allocator.halts = True
     for device in sorted(set(devices)):
         common.allocator.capacity = device.capacity
-        try:
-            requests.go_on(common)
-        except FullDeviceError:
-            alone = common.copied()
-            alone.allocator.halts, alone.allocator.most_retries = False, device.most_retries
-            yield device, alone
-        else:
+        at = common.serve(requests.events, requests.sizes, at)
+        if at == len(requests.events):
             return
+        alone = common.copied()
+        alone.allocator.halts, alone.allocator.most_retries = False, device.most_retries
+        yield device, Full(alone, at)

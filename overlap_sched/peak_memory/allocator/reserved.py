@@ -1,8 +1,7 @@
 """What the caching allocator makes of an order: reserved, the smallest capacity, retries."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 
 from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, Address, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
@@ -31,21 +30,30 @@ class Reservation:
 
 
 @dataclass
-class UnderWay:
-    """A replay as far as it has come.
+class Replay:
+    """Requests served by an allocator, as far as that has come.
 
     Attributes:
         allocator: What it has come to. held: per storage its block.
-        at: The next event.
+        lent_for: The storages for which something was lent.
     """
 
     allocator: Allocator
     held: list[Address]
-    at: int = 0
+    lent_for: list[int] = field(default_factory=list)
 
-    def copied(self) -> "UnderWay":
+    @classmethod
+    def begin(cls, new: Allocator, storages: int) -> "Replay":
+        """By a new allocator, of requests for so many storages."""
+        return cls(new, [NO_BLOCK] * storages)
+
+    def serve(self, events: Sequence[int], sizes: Sequence[int], begin: int = 0) -> int:
+        """Go on, see :meth:`~overlap_sched.peak_memory.allocator.caching.CachingAllocator.serve`."""
+        return self.allocator.serve(events, sizes, self.held, self.lent_for, begin)
+
+    def copied(self) -> "Replay":
         """The same, to go another way."""
-        return UnderWay(self.allocator.copied(), self.held.copy(), self.at)
+        return Replay(self.allocator.copied(), self.held.copy(), self.lent_for.copy())
 
 
 @dataclass(frozen=True)
@@ -79,43 +87,31 @@ class Requests:
         Raises:
             OutOfDeviceMemoryError: The capacity does not suffice.
         """
-        return self.go_on(self.begin(allocator(settings, capacity)))
-
-    def begin(self, new: Allocator) -> UnderWay:
-        """A replay by a new allocator, before its first event."""
-        return UnderWay(new, [NO_BLOCK] * len(self.sizes))
-
-    def go_on(self, replay: UnderWay) -> Allocator:
-        """The allocator behind the order's end.
-
-        Raises:
-            OutOfDeviceMemoryError: What it has does not suffice; the replay is where that happened.
-        """
-        allocate, free, sizes, held = replay.allocator.allocate, replay.allocator.free, self.sizes, replay.held
-        begin = replay.at
-        for replay.at, event in enumerate(islice(self.events, begin, None), begin):
-            if event >= 0:
-                held[event] = allocate(sizes[event])
-            else:
-                free(held[~event])
-                held[~event] = NO_BLOCK
-        replay.at = len(self.events)
+        replay = Replay.begin(allocator(settings, capacity), len(self.sizes))
+        if replay.serve(self.events, self.sizes) < len(self.events):
+            raise OutOfDeviceMemoryError
         return replay.allocator
 
-    def smallest_capacity(self, settings: AllocatorSettings, enough: int, too_small: int = -1) -> int:
+    def smallest_capacity(self, settings: AllocatorSettings, enough: int) -> int:
         """The least in which the order runs, to :data:`CAPACITY_STEP`, by bisection: a lucky smaller one may exist.
 
         Args:
             settings: Of the allocator.
             enough: A capacity in which it runs: what it reserves without a limit.
-            too_small: One in which it is known not to run: nothing below is tried.
+        """
+        return self.bisected(settings, enough, 0)[1]
+
+    def bisected(self, settings: AllocatorSettings, enough: int, sought: int) -> tuple[int, int]:
+        """The same; it ends where the order is found to run in what is sought.
+
+        Returns:
+            The largest that was found not to suffice, and the least that was found to.
         """
         low, high = self.live_bytes, enough
-        while high - low > CAPACITY_STEP:
+        while high - low > CAPACITY_STEP and high > sought:
             middle = (low + high) // 2
-            runs = middle > too_small and self.fits(middle, settings)
-            low, high = (low, middle) if runs else (middle, high)
-        return high
+            low, high = (low, middle) if self.fits(middle, settings) else (middle, high)
+        return low, high
 
 
 def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:

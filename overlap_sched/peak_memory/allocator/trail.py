@@ -11,17 +11,12 @@ are replayed from where they begin to differ; what they ask for is found anew up
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import length_hint
 from typing import NamedTuple
 
-from overlap_sched.peak_memory.allocator.caching import (
-    Address,
-    FullDeviceError,
-    OutOfDeviceMemoryError,
-)
+from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.devices import Device
-from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
-from overlap_sched.peak_memory.allocator.reserved import events_of
+from overlap_sched.peak_memory.allocator.kinds import allocator
+from overlap_sched.peak_memory.allocator.reserved import Replay, events_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
@@ -43,44 +38,6 @@ class Lacking(NamedTuple):
 
 
 @dataclass
-class _Replay:
-    """Of some nodes, on one device.
-
-    Attributes:
-        allocator: What it has come to. held: per live storage its block.
-        storages: What something was lent for.
-    """
-
-    allocator: Allocator
-    held: dict[StorageId, Address] = field(default_factory=dict)
-    storages: list[StorageId] = field(default_factory=list)
-
-    def copied(self) -> "_Replay":
-        """The same, to go another way."""
-        return _Replay(self.allocator.copied(), self.held.copy(), self.storages.copy())
-
-    def serve(self, events: Sequence[int], sizes: Sequence[int]) -> int:
-        """Allocate and free, up to what does not fit: at which event that is; else their number.
-
-        Raises:
-            OutOfDeviceMemoryError: More than may be lent is lacking.
-        """
-        allocate, free, held, to_come = self.allocator.allocate, self.allocator.free, self.held, iter(events)
-        self.allocator.on_lending = lambda: self.storages.append(events[len(events) - length_hint(to_come) - 1])
-        try:
-            for event in to_come:
-                if event >= 0:
-                    held[event] = allocate(sizes[event])
-                else:
-                    free(held.pop(~event))
-        except FullDeviceError:
-            return len(events) - length_hint(to_come) - 1
-        finally:
-            self.allocator.on_lending = None  # it refers to the replay: that must not be a cycle
-        return len(events)
-
-
-@dataclass
 class _State:
     """All devices behind some nodes of an order.
 
@@ -88,8 +45,8 @@ class _State:
         together: On as many devices as suffice so far. alone: on those that do not, the least first.
     """
 
-    together: _Replay | None
-    alone: list[_Replay] = field(default_factory=list)
+    together: Replay | None
+    alone: list[Replay] = field(default_factory=list)
 
     def copied(self) -> "_State":
         """The same, to go another way."""
@@ -111,7 +68,7 @@ class Trail:
         """Only the inputs are there."""
         self._live_ranges, self._order = live_ranges, order
         self._devices = sorted(set(devices))
-        together = _Replay(allocator(settings, self._devices[0].capacity))
+        together = Replay.begin(allocator(settings, self._devices[0].capacity), len(live_ranges.sizes))
         together.allocator.halts = True
         state = _State(together)
         self._serve(state, live_ranges.given, NO_LIMIT)
@@ -140,7 +97,7 @@ class Trail:
                 self._serve(state, events, most_bytes)
         except OutOfDeviceMemoryError:
             return Lacking(most_bytes + 1, ())
-        return Lacking(state.lent_bytes, [s for one in state.alone for s in one.storages])
+        return Lacking(state.lent_bytes, [s for one in state.alone for s in one.lent_for])
 
     def _at(self, checkpoint: int) -> _State:
         """What all devices hold there."""
@@ -155,7 +112,11 @@ class Trail:
         return order[checkpoint * self._every : (checkpoint + 1) * self._every]
 
     def _serve(self, state: _State, events: Sequence[int], most_bytes: int) -> None:
-        """Some requests more."""
+        """Some requests more.
+
+        Raises:
+            OutOfDeviceMemoryError: More than so many bytes are lacking on all devices.
+        """
         sizes = self._live_ranges.sizes
         for one in state.alone:
             self._lend(state, one, events, most_bytes)
@@ -173,10 +134,11 @@ class Trail:
                 state.together = None
             self._lend(state, full, events, most_bytes)
 
-    def _lend(self, state: _State, one: _Replay, events: Sequence[int], most_bytes: int) -> None:
+    def _lend(self, state: _State, one: Replay, events: Sequence[int], most_bytes: int) -> None:
         """Go on with one device; what all of them lack is no more than so many bytes."""
         one.allocator.most_lent_bytes = most_bytes - (state.lent_bytes - one.allocator.lent_bytes)
-        one.serve(events, self._live_ranges.sizes)
+        if one.serve(events, self._live_ranges.sizes) < len(events):
+            raise OutOfDeviceMemoryError
 
 
 def alike(one: Sequence[NodeId], other: Sequence[NodeId]) -> int:

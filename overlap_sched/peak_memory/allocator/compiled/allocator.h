@@ -20,14 +20,14 @@
 #define NO_LIMIT INT64_MAX /* in Python 2**63: the largest number here, read and written as that */
 #define INTERVALS 16
 
-static PyObject *full_device_error, *out_of_device_memory_error, *block_type, *no_limit;
+static PyObject *out_of_device_memory_error, *block_type, *no_limit;
 
 enum { USED, STARTS, ENDS, SEGMENT_SIZES, UNMAPPED, UNMAPPED_ENDS, TABLES };
 enum { LARGE, SMALL, POOLS };
 
 typedef struct {
     PyObject_HEAD
-    PyObject *settings, *on_lending;
+    PyObject *settings;
     i64 capacity, most_retries, most_lent_bytes;
     long long reserved_bytes, allocated_bytes, peak_reserved_bytes, peak_allocated_bytes, segments, retries, lent_bytes;
     char halts;

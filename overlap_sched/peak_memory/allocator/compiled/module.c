@@ -4,24 +4,15 @@
  *     allocator.h     the allocator, its free blocks
  *     segments.h      where it gets memory: by cudaMalloc,
  *     expandable.h    or page by page
- *     requests.h      what happens when a block is asked for
+ *     requests.h      what happens when a block is asked for or given back
+ *     serve.h         an order's requests, in turn
  *     module.c        what Python sees: CompiledAllocator
  *
  * tests/peak_memory/test_compiled.py holds every answer against those of caching.py and expandable.py.
  */
 
-#include "requests.h"
+#include "serve.h"
 #include <structmember.h>
-
-static int
-number(PyObject *object, i64 *value)
-{
-    int overflow;
-    *value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    if (overflow > 0)
-        *value = NO_LIMIT;
-    return *value == -1 && PyErr_Occurred() ? -1 : 0;
-}
 
 static int
 number_of(PyObject *settings, const char *name, i64 *value)
@@ -69,7 +60,6 @@ Allocator_new(PyTypeObject *type, PyObject *args, PyObject *named)
     if (!a)
         return NULL;
     a->settings = Py_NewRef(settings);
-    a->on_lending = Py_NewRef(Py_None);
     a->most_retries = NO_LIMIT;
     if (number(capacity, &a->capacity) < 0 || read_settings(a) < 0) {
         Py_DECREF(a);
@@ -90,27 +80,10 @@ Allocator_new(PyTypeObject *type, PyObject *args, PyObject *named)
     return (PyObject *)a;
 }
 
-static int
-Allocator_traverse(Allocator *a, visitproc visit, void *arg)
-{
-    Py_VISIT(a->settings);
-    Py_VISIT(a->on_lending);
-    return 0;
-}
-
-static int
-Allocator_clear(Allocator *a)
-{
-    Py_CLEAR(a->settings);
-    Py_CLEAR(a->on_lending);
-    return 0;
-}
-
 static void
 Allocator_dealloc(Allocator *a)
 {
-    PyObject_GC_UnTrack(a);
-    Allocator_clear(a);
+    Py_XDECREF(a->settings);
     for (int p = 0; p < POOLS; p++) {
         free(a->pools[p].pairs);
         free(a->holes[p].pairs);
@@ -129,31 +102,13 @@ Allocator_allocate(Allocator *a, PyObject *arg)
     return PyLong_FromLongLong(address);
 }
 
-/* Of a block that is in use; -1 and an exception: there is none. */
-static i64
-size_in_use(const Allocator *a, PyObject *arg, i64 address)
-{
-    i64 size = address < 0 ? -1 : table_get(&a->tables[USED], address, -1);
-    if (size < 0)
-        PyErr_SetObject(PyExc_KeyError, arg);
-    return size;
-}
-
 static PyObject *
 Allocator_free(Allocator *a, PyObject *arg)
 {
     i64 address;
     if (number(arg, &address) < 0)
         return NULL;
-    if (address == NO_BLOCK)
-        Py_RETURN_NONE;
-    i64 size = size_in_use(a, arg, address);
-    if (size < 0)
-        return NULL;
-    table_pop(&a->tables[USED], address, -1);
-    a->allocated_bytes -= size;
-    join(a, address, size);
-    if (sound(a) < 0)
+    if (address != NO_BLOCK && free_block(a, address) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -164,8 +119,28 @@ Allocator_size_of(Allocator *a, PyObject *arg)
     i64 address;
     if (number(arg, &address) < 0)
         return NULL;
-    i64 size = size_in_use(a, arg, address);
+    i64 size = size_in_use(a, address);
     return size < 0 ? NULL : PyLong_FromLongLong(size);
+}
+
+static PyObject *
+Allocator_serve(Allocator *a, PyObject *args)
+{
+    Storages storages;
+    PyObject *events, *sizes;
+    Py_ssize_t at = 0;
+    if (!PyArg_ParseTuple(args, "OOO!O!|n", &events, &sizes, &PyList_Type, &storages.held, &PyList_Type,
+                          &storages.lent_for, &at))
+        return NULL;
+    events = PySequence_Fast(events, "requests are a sequence");
+    storages.sizes = events ? PySequence_Fast(sizes, "sizes are a sequence") : NULL;
+    if (storages.sizes && at < 0)
+        PyErr_SetString(PyExc_ValueError, "requests are counted from 0");
+    else if (storages.sizes)
+        at = serve(a, events, at, &storages);
+    Py_XDECREF(events);
+    Py_XDECREF(storages.sizes);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
 }
 
 static PyObject *
@@ -218,7 +193,6 @@ Allocator_copied(Allocator *a, PyObject *Py_UNUSED(ignored))
     size_t head = offsetof(Allocator, settings), tables = offsetof(Allocator, pools);
     memcpy((char *)copy + head, (const char *)a + head, tables - head);
     Py_INCREF(copy->settings);
-    Py_INCREF(copy->on_lending);
     for (int p = 0; p < POOLS; p++) {
         copy->failed |= sorted_copy(&copy->pools[p], &a->pools[p]) < 0;
         copy->failed |= sorted_copy(&copy->holes[p], &a->holes[p]) < 0;
@@ -256,7 +230,6 @@ static PyGetSetDef Allocator_limits[] = {LIMIT(capacity), LIMIT(most_retries), L
 #define COUNT(name) {#name, T_LONGLONG, offsetof(Allocator, name), 0, NULL}
 static PyMemberDef Allocator_members[] = {
     {"settings", T_OBJECT_EX, offsetof(Allocator, settings), READONLY, NULL},
-    {"on_lending", T_OBJECT_EX, offsetof(Allocator, on_lending), 0, NULL},
     {"halts", T_BOOL, offsetof(Allocator, halts), 0, NULL},
     COUNT(reserved_bytes),
     COUNT(allocated_bytes),
@@ -272,6 +245,7 @@ static PyMemberDef Allocator_members[] = {
 static PyMethodDef Allocator_methods[] = {
     METHOD(allocate, METH_O),
     METHOD(free, METH_O),
+    METHOD(serve, METH_VARARGS),
     METHOD(size_of, METH_O),
     METHOD(growth_bytes, METH_O),
     METHOD(shortfall_bytes, METH_O),
@@ -284,12 +258,10 @@ static PyMethodDef Allocator_methods[] = {
 static PyTypeObject AllocatorType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "overlap_sched.peak_memory.allocator._compiled.CompiledAllocator",
     .tp_basicsize = sizeof(Allocator),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_doc = "caching.CachingAllocator and expandable.ExpandableAllocator, compiled",
     .tp_new = Allocator_new,
     .tp_dealloc = (destructor)Allocator_dealloc,
-    .tp_traverse = (traverseproc)Allocator_traverse,
-    .tp_clear = (inquiry)Allocator_clear,
     .tp_methods = Allocator_methods,
     .tp_members = Allocator_members,
     .tp_getset = Allocator_limits,
@@ -308,12 +280,11 @@ PyInit__compiled(void)
     PyObject *caching = PyImport_ImportModule("overlap_sched.peak_memory.allocator.caching"), *found;
     if (!caching)
         return NULL;
-    full_device_error = PyObject_GetAttrString(caching, "FullDeviceError");
     out_of_device_memory_error = PyObject_GetAttrString(caching, "OutOfDeviceMemoryError");
     block_type = PyObject_GetAttrString(caching, "Block");
     no_limit = PyObject_GetAttrString(caching, "NO_LIMIT");
     Py_DECREF(caching);
-    if (!full_device_error || !out_of_device_memory_error || !block_type || !no_limit)
+    if (!out_of_device_memory_error || !block_type || !no_limit)
         return NULL;
     if (PyType_Ready(&AllocatorType) < 0 || !(found = PyModule_Create(&module)))
         return NULL;

@@ -1,4 +1,4 @@
-/* What happens when a block is asked for. */
+/* What happens when a block is asked for, and when it is given back. */
 
 #ifndef OVERLAP_SCHED_REQUESTS_H
 #define OVERLAP_SCHED_REQUESTS_H
@@ -28,11 +28,7 @@ lend(Allocator *a, i64 size)
     }
     a->lent_bytes += count;
     a->capacity += count;
-    if (a->on_lending == Py_None)
-        return 0;
-    PyObject *said = PyObject_CallNoArgs(a->on_lending);
-    Py_XDECREF(said);
-    return said ? 0 : -1;
+    return 0;
 }
 
 /* A block from the device, after a retry where it has no more; it is in no pool. */
@@ -41,7 +37,7 @@ grown(Allocator *a, i64 size, Block *block)
 {
     int found = from_device(a, size, block);
     if (!found && a->halts) {
-        PyErr_SetNone(full_device_error);
+        PyErr_SetNone(out_of_device_memory_error);
         return -1;
     }
     if (!found && released_some(a, size))
@@ -97,6 +93,32 @@ allocate(Allocator *a, i64 count, i64 *address)
     if (a->allocated_bytes > a->peak_allocated_bytes)
         a->peak_allocated_bytes = a->allocated_bytes;
     *address = block.address;
+    return sound(a);
+}
+
+/* Of a block that is in use; -1 and an exception: there is none. */
+static i64
+size_in_use(const Allocator *a, i64 address)
+{
+    i64 size = address < 0 ? -1 : table_get(&a->tables[USED], address, -1);
+    if (size < 0) {
+        PyObject *key = PyLong_FromLongLong(address);
+        if (key)
+            PyErr_SetObject(PyExc_KeyError, key);
+        Py_XDECREF(key);
+    }
+    return size;
+}
+
+static int
+free_block(Allocator *a, i64 address)
+{
+    i64 size = size_in_use(a, address);
+    if (size < 0)
+        return -1;
+    table_pop(&a->tables[USED], address, -1);
+    a->allocated_bytes -= size;
+    join(a, address, size);
     return sound(a);
 }
 

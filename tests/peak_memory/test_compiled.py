@@ -5,15 +5,18 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.peak_memory.allocator import kinds
+from overlap_sched import EXAMPLE, Problem
+from overlap_sched.peak_memory.allocator import events, kinds
 from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, CachingAllocator, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.kinds import COMPILED, Allocator, allocator, in_python
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem.allocator_settings import (
     EXPANDABLE,
     MIB,
@@ -22,6 +25,11 @@ from overlap_sched.problem.allocator_settings import (
     AllocatorSettings,
     allocator_settings,
 )
+from tests.support.graphs import problems
+from tests.support.oracle import random_order
+
+if COMPILED:
+    from overlap_sched.peak_memory.allocator import _compiled
 
 needs_compiled = pytest.mark.skipif(not COMPILED, reason="no C compiler was there when the package was installed")
 
@@ -208,9 +216,9 @@ def test_what_a_serving_leaves(made: Callable[..., Allocator]) -> None:
 @pytest.mark.parametrize("made", [in_python, allocator])
 def test_requests_that_are_wrong_are_errors(made: Callable[..., Allocator]) -> None:
     new: Any = made(PLAIN)
-    for events in ([1], [~1]):
+    for wrong in ([1], [~1]):
         with pytest.raises(IndexError):
-            new.serve(events, (MIB,), [NO_BLOCK], [])
+            new.serve(wrong, (MIB,), [NO_BLOCK], [])
     with pytest.raises(KeyError, match=r"^512$"):
         new.serve([~0], (MIB,), [512], [])
     with pytest.raises(ValueError, match=r"counted from 0|Indices"):
@@ -224,12 +232,54 @@ def test_requests_that_are_wrong_are_errors(made: Callable[..., Allocator]) -> N
     assert new.allocated_bytes == 0
 
 
+@needs_compiled
+@given(problems(models=("runtime",)), st.integers(0, 2**32))
+def test_the_same_events(problem: Problem, seed: int) -> None:
+    live_ranges, order = LiveRanges(problem), random_order(problem, seed)
+    middle = len(order) // 2
+    left, counted = live_ranges.uses_left(), live_ranges.uses_left()
+    for nodes in (order[:middle], tuple(order[middle:])):
+        assert events.events_of(live_ranges, nodes, left) == events.in_python(live_ranges.steps, nodes, counted)
+        assert left == counted
+
+
+@needs_compiled
+def test_nodes_that_are_wrong_are_errors() -> None:
+    events_of: Any = _compiled.events_of
+    for nodes in ([1], [-1]):
+        with pytest.raises(IndexError, match=rf"there is no node {nodes[0]}"):
+            events_of([((0,), (), ())], nodes, [1])
+    with pytest.raises(IndexError, match="there is no storage 3"):
+        events_of([((), (3,), ())], [0], [1])
+    for step in ((), ((), ()), ((), (), [0])):
+        with pytest.raises(TypeError, match="a step is three tuples of storages"):
+            events_of([step], [0], [1])
+    for step in (((), ("0",), ()), ((), (), ("0",))):
+        with pytest.raises(TypeError):
+            events_of([step], [0], [1])
+    with pytest.raises(TypeError):
+        events_of([((), (0,), ())], [0], ["1"])
+    with pytest.raises(TypeError):
+        events_of([], 0, [1])
+
+
 def test_without_the_compiled_one_python_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("overlap_sched.peak_memory.allocator._compiled", raising=False)
     monkeypatch.setitem(sys.modules, "overlap_sched.peak_memory.allocator._compiled", None)
-    spec = importlib.util.spec_from_file_location("kinds_without_a_compiler", kinds.__file__)
+    found = anew(kinds)
+    assert not found.COMPILED
+    assert type(found.allocator(PLAIN, MIB)) is CachingAllocator
+    found, problem = anew(events), EXAMPLE
+    assert not found.COMPILED
+    live_ranges, order = LiveRanges(problem), problem.original_order
+    assert found.all_events_of(live_ranges, order) == events.all_events_of(live_ranges, order)
+
+
+def anew(module: ModuleType) -> ModuleType:
+    """A module as it is when it is imported now."""
+    spec = importlib.util.spec_from_file_location("imported_anew", str(module.__file__))
     assert spec is not None
     assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
-    assert not found.COMPILED
-    assert type(found.allocator(PLAIN, MIB)) is CachingAllocator
+    return found

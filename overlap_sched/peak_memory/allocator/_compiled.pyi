@@ -1,10 +1,17 @@
-"""Types of ``compiled/module.c``; what each does: :mod:`overlap_sched.peak_memory.allocator.caching`."""
+"""Types of ``compiled/module.c``.
+
+What each does: :mod:`overlap_sched.peak_memory.allocator.caching`, :mod:`overlap_sched.peak_memory.allocator.events`.
+"""
 
 from collections.abc import Sequence
 from typing import Self
 
 from overlap_sched.peak_memory.allocator.caching import Address, Block
+from overlap_sched.peak_memory.live_ranges import Step
+from overlap_sched.problem import NodeId
 from overlap_sched.problem.allocator_settings import AllocatorSettings
+
+def events_of(steps: Sequence[Step], nodes: Sequence[NodeId], left: list[int], /) -> list[int]: ...
 
 class CompiledAllocator:
     settings: AllocatorSettings

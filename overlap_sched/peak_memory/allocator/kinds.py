@@ -7,13 +7,13 @@ from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
 from overlap_sched.problem.allocator_settings import NO_LIMIT, PLAIN, AllocatorSettings
 
 try:
-    from overlap_sched.peak_memory.allocator._compiled import CompiledAllocator
+    from overlap_sched.peak_memory.allocator import _compiled
 except ImportError:  # no C compiler was there when the package was installed
     COMPILED = False
 else:
     COMPILED = True
 
-Allocator: TypeAlias = "CachingAllocator | CompiledAllocator"
+Allocator: TypeAlias = "CachingAllocator | _compiled.CompiledAllocator"
 
 
 def allocator(settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> Allocator:
@@ -24,7 +24,7 @@ def allocator(settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> 
         capacity: Bytes that the device has for it.
     """
     if COMPILED:
-        return CompiledAllocator(settings, capacity)
+        return _compiled.CompiledAllocator(settings, capacity)
     return in_python(settings, capacity)
 
 

@@ -1,13 +1,14 @@
 """What the caching allocator makes of an order: reserved, the smallest capacity, retries."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, Address, OutOfDeviceMemoryError
+from overlap_sched.peak_memory.allocator.events import all_events_of
 from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import NodeId, Problem
+from overlap_sched.problem import Problem
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
 CAPACITY_STEP = 8 * MIB
@@ -119,32 +120,6 @@ def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
     events = all_events_of(live_ranges, order)
     live_bytes = max(live_ranges.input_bytes, int(live_ranges.profile(order).max(initial=0)))
     return Requests(tuple(events), live_ranges.sizes, live_bytes)
-
-
-def all_events_of(live_ranges: LiveRanges, order: Sequence[NodeId]) -> list[int]:
-    """The events of :class:`Requests` of a valid order."""
-    return [*live_ranges.given, *events_of(live_ranges, order, live_ranges.uses_left())]
-
-
-def events_of(live_ranges: LiveRanges, nodes: Iterable[NodeId], left: list[int]) -> list[int]:
-    """What some nodes ask of the allocator, in turn, as in :class:`Requests`.
-
-    Args:
-        live_ranges: Of their problem.
-        nodes: In the order in which they run.
-        left: Per storage, how many of its users have not run: is counted down.
-    """
-    steps, events = live_ranges.steps, list[int]()
-    for v in nodes:
-        makes, uses, drops = steps[v]
-        events += makes
-        for s in uses:
-            left[s] -= 1
-            if not left[s]:
-                events.append(~s)
-        for s in drops:
-            events.append(~s)
-    return events
 
 
 def replay_allocator(problem: Problem, order: Sequence[int], settings: AllocatorSettings = PLAIN) -> Reservation:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.devices import Device
+from overlap_sched.peak_memory.allocator.events import events_of
 from overlap_sched.peak_memory.allocator.kinds import allocator
-from overlap_sched.peak_memory.allocator.reserved import Replay, events_of
+from overlap_sched.peak_memory.allocator.reserved import Replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings

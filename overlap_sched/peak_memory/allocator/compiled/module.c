@@ -6,12 +6,13 @@
  *     expandable.h    or page by page
  *     requests.h      what happens when a block is asked for or given back
  *     serve.h         an order's requests, in turn
- *     module.c        what Python sees: CompiledAllocator
+ *     events.h        which those are
+ *     module.c        what Python sees: CompiledAllocator, events_of
  *
- * tests/peak_memory/test_compiled.py holds every answer against those of caching.py and expandable.py.
+ * tests/peak_memory/test_compiled.py holds every answer against those of caching.py, expandable.py and events.py.
  */
 
-#include "serve.h"
+#include "events.h"
 #include <structmember.h>
 
 static int
@@ -267,11 +268,14 @@ static PyTypeObject AllocatorType = {
     .tp_getset = Allocator_limits,
 };
 
+static PyMethodDef functions[] = {{"events_of", events_of, METH_VARARGS, NULL}, {NULL}};
+
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "overlap_sched.peak_memory.allocator._compiled",
     .m_doc = "The caching allocator, compiled: see caching.py",
     .m_size = -1,
+    .m_methods = functions,
 };
 
 PyMODINIT_FUNC

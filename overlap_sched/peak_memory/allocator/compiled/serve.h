@@ -21,15 +21,12 @@ typedef struct {
 } Storages;
 
 static int
-numbers_of(const Storages *storages, i64 storage, i64 *size, i64 *block)
+known(const Storages *storages, i64 storage)
 {
-    if (storage >= PySequence_Fast_GET_SIZE(storages->sizes) || storage >= PyList_GET_SIZE(storages->held)) {
-        PyErr_Format(PyExc_IndexError, "there is no storage %lld", (long long)storage);
-        return -1;
-    }
-    if (number(PySequence_Fast_GET_ITEM(storages->sizes, storage), size) < 0)
-        return -1;
-    return number(PyList_GET_ITEM(storages->held, storage), block);
+    if (storage < PySequence_Fast_GET_SIZE(storages->sizes) && storage < PyList_GET_SIZE(storages->held))
+        return 1;
+    PyErr_Format(PyExc_IndexError, "there is no storage %lld", (long long)storage);
+    return 0;
 }
 
 static int
@@ -40,18 +37,36 @@ hold(const Storages *storages, i64 storage, i64 block)
 }
 
 static int
+allocate_for(Allocator *a, i64 storage, const Storages *storages)
+{
+    i64 size, block = NO_BLOCK;
+    if (number(PySequence_Fast_GET_ITEM(storages->sizes, storage), &size) < 0)
+        return -1;
+    if (size && allocate(a, size, &block) < 0)
+        return -1;
+    return hold(storages, storage, block);
+}
+
+static int
+free_of(Allocator *a, i64 storage, const Storages *storages)
+{
+    i64 block;
+    if (number(PyList_GET_ITEM(storages->held, storage), &block) < 0)
+        return -1;
+    if (block == NO_BLOCK)
+        return 0;
+    return free_block(a, block) < 0 ? -1 : hold(storages, storage, NO_BLOCK);
+}
+
+static int
 serve_one(Allocator *a, PyObject *event, const Storages *storages)
 {
-    i64 asked, size, block, lent_bytes = a->lent_bytes;
-    if (number(event, &asked) < 0)
+    i64 storage, lent_bytes = a->lent_bytes;
+    if (number(event, &storage) < 0 || !known(storages, storage < 0 ? ~storage : storage))
         return -1;
-    i64 storage = asked < 0 ? ~asked : asked;
-    if (numbers_of(storages, storage, &size, &block) < 0)
-        return -1;
-    if (asked < 0)
-        return block == NO_BLOCK ? 0 : free_block(a, block) < 0 ? -1 : hold(storages, storage, NO_BLOCK);
-    block = NO_BLOCK;
-    if ((size && allocate(a, size, &block) < 0) || hold(storages, storage, block) < 0)
+    if (storage < 0)
+        return free_of(a, ~storage, storages);
+    if (allocate_for(a, storage, storages) < 0)
         return -1;
     return a->lent_bytes > lent_bytes ? PyList_Append(storages->lent_for, event) : 0;
 }

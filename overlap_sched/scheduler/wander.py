@@ -18,11 +18,12 @@ functions*, 2004.)
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from overlap_sched.peak_memory.allocator.devices import Device
 from overlap_sched.peak_memory.allocator.trail import Trail
 from overlap_sched.problem import Order
+from overlap_sched.problem.allocator_settings import NO_LIMIT
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.front import Front, Member
 from overlap_sched.scheduler.moves import Moves
@@ -30,15 +31,19 @@ from overlap_sched.scheduler.needs import Reserve, Tried
 
 BATCH = 16
 """So many orders like one are tried in turn: what that one holds is replayed once for them."""
-OVERDRAFT = 10
+OVERDRAFT = 3
 """To look at all that an order breaks takes as long as so many trials."""
+MOST = 4
+"""So many times the trials that may be in vain are tried at most."""
 HOPELESS, LOOK = 0.2, 0.33
 """Where all that is short enough lacks more than the first part of what the original order reserves, after the second
-part of the trials, the walk ends: none that was so far off by then has been seen to fit in the end."""
+part of the trials that may be in vain, the walk ends: none that was so far off by then has been seen to fit in the end.
+"""
 MOST_UNLUCKY = 3
 """So many devices are looked at besides those on which an order must run: larger ones on which one did not."""
 WORTH, AFTER = 0.004, 0.6
-"""Once an order breaks nothing: what is shorter by more than this part is looked for, in so much of the trials left."""
+"""Once an order breaks nothing: what is shorter by more than the first part is looked for, in so many more trials: the
+second part of those that may be in vain."""
 
 
 def wandered(
@@ -52,7 +57,7 @@ def wandered(
         best: The best one, whatever it breaks.
         others: Valid orders that parts are moved towards.
         enough_us: A step that is short enough, in microseconds; what is a little longer is kept, too.
-        trials: Orders that are tried.
+        trials: So many orders in turn may be tried in vain: none that is short enough lacks less than those before.
     """
     walk = _Walk(reserve, Moves.of(reserve.task, best, others), Front.of(reserve, starts, enough_us), trials)
     while walk.goes_on():
@@ -64,6 +69,34 @@ def wandered(
     return [remeasured(member.made_from, member.order) for member in sorted(found, key=lambda each: each.step_us)]
 
 
+@dataclass
+class Trials:
+    """How many orders are tried.
+
+    Attributes:
+        most: In all, at most. most_in_vain: in turn, each of which gains nothing.
+        tried, in_vain: So far. least: what lacks least of what is short enough, in bytes, so far.
+    """
+
+    most: int
+    most_in_vain: int
+    tried: int = 0
+    in_vain: int = 0
+    least: int = NO_LIMIT
+
+    def count(self, tried: int, least: int) -> None:
+        """So many more were tried; what lacks least, of what is short enough, lacks so many bytes now."""
+        self.tried += tried
+        self.in_vain = 0 if least < self.least else self.in_vain + tried
+        self.least = min(least, self.least)
+
+    def go_on(self, hopeless: float) -> bool:
+        """Are there orders to try, and is there hope: does what lacks least lack no more than so many bytes by now?"""
+        if self.tried >= self.most or self.in_vain >= self.most_in_vain:
+            return False
+        return self.tried < LOOK * self.most_in_vain or self.least <= hopeless
+
+
 class _Walk:
     """A walk under way.
 
@@ -73,27 +106,22 @@ class _Walk:
 
     def __init__(self, reserve: Reserve, moves: Moves, front: Front, trials: int) -> None:
         self._reserve, self._moves, self.front = reserve, moves, front
-        self._unlucky = list[Device]()
+        self._trials, self._unlucky = Trials(MOST * trials, trials), list[Device]()
         self.held: Member | None = None
-        self._begin(trials)
-
-    def _begin(self, trials: int) -> None:
-        """So many more orders may be tried; at some time behind some of them it is looked whether there is hope."""
-        self._trials, self._look_at = trials, (1 - LOOK) * trials
 
     def goes_on(self) -> bool:
         """Are there orders to try, and is there hope?"""
-        if self._trials <= 0 or not self.front.members:
-            return False
-        least = self.front.most_lacking(self.front.enough_us)
-        return self._trials >= self._look_at or least <= HOPELESS * self._reserve.reserved_bytes
+        return bool(self.front.members) and self._trials.go_on(HOPELESS * self._reserve.reserved_bytes)
+
+    def _count(self, tried: int) -> None:
+        self._trials.count(tried, self.front.most_lacking(self.front.enough_us))
 
     def try_some(self) -> None:
         """Some orders like one of the front, which keeps what it does not dominate."""
         start, devices = self.front.pick(self._moves.rng), len(self._unlucky)
         trail = self._reserve.trail(start.order, self._unlucky)
-        for _ in range(min(BATCH, self._trials)):
-            self._trials -= 1
+        for _ in range(min(BATCH, self._trials.most - self._trials.tried)):
+            self._count(1)
             order = self._moves.moved(start, self.front)
             if order != start.order and self._reserve.task.within_budget(order):
                 self._try(order, start, trail)
@@ -116,17 +144,24 @@ class _Walk:
 
     def _looked_at(self, new: Member) -> Member:
         """With all that it breaks, as it may suffice by luck alone; where that is nothing, what is shorter is next."""
-        self._trials -= OVERDRAFT
+        self._count(OVERDRAFT)
         broken, unlucky = self._reserve.looked_at(new.order)
         if unlucky and len(self._unlucky) < MOST_UNLUCKY:
             self._unlucky += unlucky
             self.front = self.front.anew(self._on_all_devices)
+            self._trials.least = NO_LIMIT
             return self._on_all_devices(new)
         new = replace(new, lacking=broken.over_bytes)
         if not new.lacking:
-            self._begin(self._trials if self.held is not None else int(AFTER * self._trials))
-            self.front, self.held = self.front.shorter(new.step_us * (1 - WORTH)), new
+            self._look_for_shorter(new)
         return new
+
+    def _look_for_shorter(self, held: Member) -> None:
+        if self.held is None:
+            trials = int(AFTER * self._trials.most_in_vain)
+            self._trials = Trials(trials, trials)
+        self._trials.least = NO_LIMIT
+        self.front, self.held = self.front.shorter(held.step_us * (1 - WORTH)), held
 
     def _on_all_devices(self, member: Member) -> Member:
         """With what it lacks on those that were found to matter, too."""

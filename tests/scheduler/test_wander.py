@@ -1,6 +1,7 @@
 """Random walks: by hand on a small problem, and promises on random graphs."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.front import FAR, Front, Member
 from overlap_sched.scheduler.moves import Moves
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.wander import AFTER, BATCH, OVERDRAFT, wandered
+from overlap_sched.scheduler.wander import AFTER, BATCH, MOST, Trials, wandered
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
@@ -133,7 +134,7 @@ def test_once_an_order_breaks_nothing_a_walk_goes_on_for_a_while(monkeypatch: py
     walked(reserve, start.order, start.step_us, 1000)
     fit = (reserve.overdraft(order) == NOTHING and task.measured(order).step_us <= start.step_us for order in tried)
     first = next(i for i, fits in enumerate(fit, 1) if fits)
-    assert len(tried) == first + int(AFTER * (1000 - first - OVERDRAFT))
+    assert len(tried) == first + int(AFTER * 1000)
 
 
 def test_a_walk_ends_where_too_much_is_lacking_after_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,47 @@ def test_a_walk_ends_where_too_much_is_lacking_after_a_third(monkeypatch: pytest
     assert 100 <= len(tried) <= 100 + BATCH
     tried.clear()
     walked(on_a_smaller_device(task, 500 * MIB), start.order, start.step_us, 300)
-    assert len(tried) == 300
+    assert 300 <= len(tried) <= MOST * 300
+
+
+def test_trials_go_on_while_something_is_gained() -> None:
+    trials = Trials(most=25, most_in_vain=10)
+    for tried, least, goes_on in ((3, 100, True), (9, 100, True), (1, 100, False), (1, 99, True), (10, 99, False)):
+        trials.count(tried, least)
+        assert trials.go_on(hopeless=1000) == goes_on
+    trials.count(1, 98)  # 25 in all
+    assert not trials.go_on(hopeless=1000)
+
+
+def test_trials_end_where_there_is_no_hope_by_a_third_of_those_that_may_be_in_vain() -> None:
+    trials = Trials(most=1000, most_in_vain=100)
+    trials.count(32, 51)
+    assert trials.go_on(hopeless=50)
+    trials.count(1, 51)
+    assert not trials.go_on(hopeless=50)
+    trials.count(1, 50)
+    assert trials.go_on(hopeless=50)
+
+
+def test_a_larger_device_on_which_an_order_fails_is_looked_at_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each order is said to fail on a device that is too small for all: from then on it lacks what it lacks there."""
+    task = task_of(scattered())
+    reserve, devices = on_a_smaller_device(task, 560 * MIB), list[int]()
+    start, trail = task.measured(task.problem.original_order), Reserve.trail
+
+    def noted(self: Reserve, order: Order, more: Sequence[Device] = ()) -> Trail:
+        devices.append(len(more))
+        return trail(self, order, more)
+
+    broken = reserve.overdraft(start.order)
+    monkeypatch.setattr(Reserve, "trail", noted)
+    unlucky = iter(Device(capacity * MIB) for capacity in (400, 401, 402, 403))
+    monkeypatch.setattr(Reserve, "looked_at", lambda self, order: (Overdraft(False, 0, 7), [next(unlucky)]))
+    found = wandered(reserve, [(broken, start)], start, [], start.step_us, 200)
+    assert devices == sorted(devices)
+    assert devices[-1] == 1  # none lacks nothing any more, so that none is looked at again
+    lacking = [trail(reserve, each.order, [Device(400 * MIB)]).lacking_of(each.order).lent_bytes for each in found]
+    assert 0 < min(lacking) < trail(reserve, start.order, [Device(400 * MIB)]).lacking_of(start.order).lent_bytes
 
 
 def test_what_fits_by_luck_alone_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +193,7 @@ def test_what_fits_by_luck_alone_is_no_end(monkeypatch: pytest.MonkeyPatch) -> N
     reserve = on_a_smaller_device(task, 560 * MIB)
     start = task.measured(task.problem.original_order)
     broken = reserve.overdraft(start.order)
-    monkeypatch.setattr(Reserve, "overdraft", lambda self, order: Overdraft(False, 0, 7))
+    monkeypatch.setattr(Reserve, "looked_at", lambda self, order: (Overdraft(False, 0, 7), []))
     found = wandered(reserve, [(broken, start)], start, [], start.step_us, 200)
     assert found
     assert all(reserve.lacking(each.order).lent_bytes == 0 for each in found)

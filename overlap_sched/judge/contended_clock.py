@@ -10,6 +10,7 @@ the compute at hand is; then rates are new::
 Where groups have several lanes, as many of a group are in flight, each at 1 / crowding of its rate when all are in use.
 """
 
+import copy
 import math
 from collections import deque
 
@@ -53,6 +54,15 @@ class ContendedClock:
         # Since when compute has run while nothing in flight changed (its left_us is of then); none: left_us is of now.
         self._since_us: float | None = None
         self._slowed, self._until_us = 1.0, math.inf  # from then on: factor on compute, and time to the next finish
+
+    def copied(self) -> "ContendedClock":
+        """The clock as it stands, to go another way."""
+        found = copy.copy(self)
+        found.start_us, found.finish_us = self.start_us.copy(), self.finish_us.copy()
+        found._queue = {name: queue.copy() for name, queue in self._queue.items()}
+        found._flying, found._link_pace = self._flying.copy(), self._link_pace.copy()
+        found._left_us = self._left_us.copy()
+        return found
 
     def launch(self, v: int) -> None:
         """Collective v goes on its group's stream."""

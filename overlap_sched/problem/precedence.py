@@ -57,3 +57,15 @@ def positions(order: Sequence[NodeId]) -> list[Position]:
     found[np.array(order, dtype=np.int64)] = np.arange(len(order))
     places: list[Position] = found.tolist()
     return places
+
+
+def alike(one: Sequence[NodeId], other: Sequence[NodeId]) -> int:
+    """How many nodes two orders have in common at their beginning. By bisection: what is equal is compared fast."""
+    low, high = 0, len(one)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -28,6 +28,7 @@ from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.front import Front, Member
 from overlap_sched.scheduler.moves import Moves
 from overlap_sched.scheduler.needs import Reserve, Tried
+from overlap_sched.scheduler.step_time import StepTrail
 
 BATCH = 16
 """So many orders like one are tried in turn: what that one holds is replayed once for them."""
@@ -120,26 +121,26 @@ class _Walk:
         """Some orders like one of the front, which keeps what it does not dominate."""
         start, devices = self.front.pick(self._moves.rng), len(self._unlucky)
         trail = self._reserve.trail(start.order, self._unlucky)
+        steps = StepTrail(self._reserve.task.step_times, start.order)
         for _ in range(min(BATCH, self._trials.most - self._trials.tried)):
             self._count(1)
             order = self._moves.moved(start, self.front)
             if order != start.order and self._reserve.task.within_budget(order):
-                self._try(order, start, trail)
+                self._try(Member(order, steps.of(order), 0, (), start.made_from), trail)
             if len(self._unlucky) > devices:
                 break  # the trail does not know the new one
 
-    def _try(self, order: Order, start: Member, trail: Trail) -> None:
-        step_us = self._reserve.task.step_times.of(order)
-        most_bytes = self.front.most_lacking(step_us)
+    def _try(self, new: Member, trail: Trail) -> None:
+        most_bytes = self.front.most_lacking(new.step_us)
         if most_bytes < 0:
             return
-        lacking = trail.lacking_of(order, most_bytes)
+        lacking = trail.lacking_of(new.order, most_bytes)
         if lacking.lent_bytes > most_bytes:
             return
-        new = Member(order, step_us, lacking.lent_bytes, lacking.storages, start.made_from)
-        if not new.lacking and step_us <= self.front.enough_us:
+        new = replace(new, lacking=lacking.lent_bytes, lacking_for=lacking.storages)
+        if not new.lacking and new.step_us <= self.front.enough_us:
             new = self._looked_at(new)
-        if new.lacking <= self.front.most_lacking(step_us):
+        if new.lacking <= self.front.most_lacking(new.step_us):
             self.front.keep(new)
 
     def _looked_at(self, new: Member) -> Member:

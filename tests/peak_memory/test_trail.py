@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from overlap_sched import Kind, Node, Problem, Storage
 from overlap_sched.peak_memory.allocator.devices import Device
 from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.allocator.trail import Lacking, Trail, alike
+from overlap_sched.peak_memory.allocator.trail import Lacking, Trail
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from overlap_sched.problem.precedence import alike
 from tests.peak_memory.test_devices import SETTINGS, from_the_start
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems

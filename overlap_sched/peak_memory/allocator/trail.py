@@ -21,6 +21,7 @@ from overlap_sched.peak_memory.allocator.reserved import Replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
+from overlap_sched.problem.precedence import alike
 
 CHECKPOINTS = 32
 """Of a trail."""
@@ -140,15 +141,3 @@ class Trail:
         one.allocator.most_lent_bytes = most_bytes - (state.lent_bytes - one.allocator.lent_bytes)
         if one.serve(events, self._live_ranges.sizes) < len(events):
             raise OutOfDeviceMemoryError
-
-
-def alike(one: Sequence[NodeId], other: Sequence[NodeId]) -> int:
-    """How many nodes two orders have in common at their beginning. By bisection: what is equal is compared fast."""
-    low, high = 0, len(one)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

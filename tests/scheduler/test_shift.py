@@ -155,4 +155,4 @@ def test_under_contention_the_phase_keeps_what_it_would_make_longer(
     best = task.measured(tuple(random_order(problem, seed)))
     made = shift(task, best, np.array(2**61))
     assert made.step_us <= best.step_us * (1 + SAME_STEP)
-    assert made.step_us == replay(problem, made.order).step_us
+    assert made.step_us == pytest.approx(replay(problem, made.order).step_us, rel=1e-9)

@@ -2,7 +2,7 @@
 """What torch's caching allocator needs for our order of a graph, beside what it needs for the original one.
 
     scripts/reserved.py                          graphs beside those of the benchmark, both networks, both kinds
-    scripts/reserved.py --later                  graphs by which nothing in the scheduler was chosen
+    scripts/reserved.py --later                  graphs by which little or nothing in the scheduler was chosen
     scripts/reserved.py scripts/instances/*      problem files
     scripts/reserved.py --allocator plain --comm-scale 1 --markdown
 
@@ -112,7 +112,9 @@ def figures(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", type=Path, help="problem files (default: graphs traced for this)")
-    parser.add_argument("--later", action="store_true", help="graphs by which nothing in the scheduler was chosen")
+    parser.add_argument(
+        "--later", action="store_true", help="graphs by which little or nothing in the scheduler was chosen"
+    )
     parser.add_argument("--comm-scale", nargs="+", type=float, default=[1.0, 4.0], help="networks (default: 1 4)")
     parser.add_argument(
         "--allocator", nargs="+", choices=list(SEGMENTS), default=list(SEGMENTS), help="segments (default: both)"

@@ -26,12 +26,16 @@ _LATER = (
     LlamaConfig("9b-16x8", 4096, 14336, 18, 32, 8, 256000, 1, 4096, fsdp=16, tp=8),
     LlamaConfig("6b-16", 4096, 16384, 14, 32, 32, 50000, 2, 4096, fsdp=16),
     LlamaConfig("20b-32x2", 6144, 16384, 10, 48, 8, 100000, 1, 4096, fsdp=32, tp=2),
+    LlamaConfig("5b-64", 3584, 12544, 18, 28, 4, 64000, 2, 4096, fsdp=64),
+    LlamaConfig("11b-8x4", 4608, 12288, 16, 36, 12, 128000, 1, 8192, fsdp=8, tp=4),
+    LlamaConfig("4b-64x2", 3072, 8192, 26, 24, 8, 151936, 2, 4096, fsdp=64, tp=2),
+    LlamaConfig("40b-16x8", 8192, 22016, 10, 64, 8, 32000, 1, 4096, fsdp=16, tp=8),
 )
 UNSEEN = {config.name: config for config in _TABLED}
 """By name: size, and FSDP x tensor parallel. Some have fewer layers than models of that size."""
 LATER = {config.name: config for config in _LATER}
-"""Others, traced after the scheduler was made. By what the first four lacked, random walks were made anew; by the last
-four, nothing was chosen."""
+"""Others, traced after the scheduler was made. By what the first four lacked, random walks were made anew, and how long
+they go on was chosen by rows of the first eight; by the last four, nothing was chosen."""
 
 
 def unseen_problems(config: LlamaConfig, progress: Callable[[str], None] = lambda text: None) -> Iterator[Problem]:

@@ -219,6 +219,10 @@ def test_requests_that_are_wrong_are_errors(made: Callable[..., Allocator]) -> N
     for wrong in ([1], [~1]):
         with pytest.raises(IndexError):
             new.serve(wrong, (MIB,), [NO_BLOCK], [])
+    with pytest.raises(IndexError):
+        new.serve([1], (MIB,), [NO_BLOCK] * 2, [])
+    with pytest.raises(IndexError):
+        new.serve([~1], (MIB, MIB), [NO_BLOCK], [])
     with pytest.raises(KeyError, match=r"^512$"):
         new.serve([~0], (MIB,), [512], [])
     with pytest.raises(ValueError, match=r"counted from 0|Indices"):
@@ -249,8 +253,9 @@ def test_nodes_that_are_wrong_are_errors() -> None:
     for nodes in ([1], [-1]):
         with pytest.raises(IndexError, match=rf"there is no node {nodes[0]}"):
             events_of([((0,), (), ())], nodes, [1])
-    with pytest.raises(IndexError, match="there is no storage 3"):
-        events_of([((), (3,), ())], [0], [1])
+    for storage in (3, -1):
+        with pytest.raises(IndexError, match=f"there is no storage {storage}"):
+            events_of([((), (storage,), ())], [0], [1])
     for step in ((), ((), ()), ((), (), [0])):
         with pytest.raises(TypeError, match="a step is three tuples of storages"):
             events_of([step], [0], [1])

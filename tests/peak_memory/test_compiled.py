@@ -274,9 +274,9 @@ def test_without_the_compiled_one_python_serves(monkeypatch: pytest.MonkeyPatch)
     found = anew(kinds)
     assert not found.COMPILED
     assert type(found.allocator(PLAIN, MIB)) is CachingAllocator
-    found, problem = anew(events), EXAMPLE
+    monkeypatch.setattr(kinds, "COMPILED", False)
+    found, live_ranges, order = anew(events), LiveRanges(EXAMPLE), EXAMPLE.original_order
     assert not found.COMPILED
-    live_ranges, order = LiveRanges(problem), problem.original_order
     assert found.all_events_of(live_ranges, order) == events.all_events_of(live_ranges, order)
 
 

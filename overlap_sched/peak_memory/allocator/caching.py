@@ -144,14 +144,17 @@ class CachingAllocator:
         lent_for: list[int],
         begin: int = 0,
     ) -> int:
-        """Serve requests in turn, up to one that the capacity does not hold: says which that is; their number: none.
+        """Serve requests in turn, as far as the capacity holds them.
 
         Args:
             events: Storage ``s`` is allocated, for ``~s`` it is freed.
             sizes: Per storage, bytes.
-            held: Per storage, its block; ``NO_BLOCK`` where there is none. Is kept.
-            lent_for: The storages are added for which something had to be lent.
-            begin: Of the requests, those before this one are not served.
+            held: Per storage, its block, ``NO_BLOCK`` where there is none: is kept up to date.
+            lent_for: To this the storages are added for which something had to be lent.
+            begin: The first that is served.
+
+        Returns:
+            The first that the capacity does not hold; where it holds all, how many there are.
         """
         for at, event in enumerate(islice(events, begin, None), begin):
             if event < 0:

@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 
+from overlap_sched.peak_memory.allocator.kinds import COMPILED
 from overlap_sched.peak_memory.live_ranges import LiveRanges, Step
 from overlap_sched.problem import NodeId
 
-try:
+if COMPILED:
     from overlap_sched.peak_memory.allocator import _compiled
-except ImportError:  # no C compiler was there when the package was installed
-    COMPILED = False
-else:
-    COMPILED = True
 
 
 def all_events_of(live_ranges: LiveRanges, order: Sequence[NodeId]) -> list[int]:

@@ -31,7 +31,7 @@ from overlap_sched.scheduler.repair import ROOMS
 from overlap_sched.scheduler.reserve_runs import nearer_orders, runs_beside_an_allocator, tighter_runs
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.shift import shift
-from overlap_sched.scheduler.wander import AFTER, WORTH, wandered
+from overlap_sched.scheduler.wander import WORTH, wandered
 
 CLOSE, HELD = 1.005, 1.02
 """Parts of the best step. Where an order can be held within the first, nothing more is tried; within the second, no
@@ -50,6 +50,8 @@ OTHERS = 4
 """Walks go part of the way to so many of the orders that break least, too, and to those that all runs start from."""
 WALK_NODES, MOST_TRIALS = 1_000_000, 300
 """Of all walks, per unit of effort: so many nodes in all trials, and so many trials at most."""
+SHORTER = 0.6
+"""Of these trials, where an order is held already and a shorter one is looked for."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
@@ -183,7 +185,7 @@ class _Held:
         nodes = max(len(self._best.order), 1)
         trials = self._reserve.task.options.effort * min(WALK_NODES // nodes, MOST_TRIALS)
         if self.held_us <= self._most_us:
-            self._wander(self.held_us * (1 - WORTH), int(AFTER * trials))
+            self._wander(self.held_us * (1 - WORTH), int(SHORTER * trials))
             return
         longer = sorted({min(self._best.step_us * part, self._most_us) for part in LONGER})
         for most_us in longer:

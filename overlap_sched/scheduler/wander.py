@@ -34,17 +34,16 @@ BATCH = 16
 """So many orders like one are tried in turn: what that one holds is replayed once for them."""
 OVERDRAFT = 3
 """To look at all that an order breaks takes as long as so many trials."""
-MOST = 4
-"""So many times the trials that may be in vain are tried at most."""
+MOST, MOST_SHORTER = 4, 2
+"""So many times the trials that may be in vain are tried at most; once an order fits, so many more for a shorter one."""
 HOPELESS, LOOK = 0.2, 0.33
 """Where all that is short enough lacks more than the first part of what the original order reserves, after the second
 part of the trials that may be in vain, the walk ends: none that was so far off by then has been seen to fit in the end.
 """
 MOST_UNLUCKY = 3
 """So many devices are looked at besides those on which an order must run: larger ones on which one did not."""
-WORTH, AFTER = 0.004, 0.6
-"""Once an order breaks nothing: what is shorter by more than the first part is looked for, in so many more trials: the
-second part of those that may be in vain."""
+WORTH = 0.004
+"""Once an order breaks nothing, what is shorter by more than this part is looked for."""
 
 
 def wandered(
@@ -159,8 +158,8 @@ class _Walk:
 
     def _look_for_shorter(self, held: Member) -> None:
         if self.held is None:
-            trials = int(AFTER * self._trials.most_in_vain)
-            self._trials = Trials(trials, trials)
+            in_vain = self._trials.most_in_vain
+            self._trials = Trials(MOST_SHORTER * in_vain, in_vain)
         self._trials.least = NO_LIMIT
         self.front, self.held = self.front.shorter(held.step_us * (1 - WORTH)), held
 

@@ -35,7 +35,7 @@ BATCH = 16
 OVERDRAFT = 3
 """To look at all that an order breaks takes as long as so many trials."""
 MOST, MOST_SHORTER = 4, 2
-"""So many times the trials that may be in vain are tried at most; once an order fits, so many more for a shorter one."""
+"""So many times the trials that may be in vain are tried at most; once an order fits, so many for a shorter one."""
 HOPELESS, LOOK = 0.2, 0.33
 """Where all that is short enough lacks more than the first part of what the original order reserves, after the second
 part of the trials that may be in vain, the walk ends: none that was so far off by then has been seen to fit in the end.

@@ -186,9 +186,12 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cost", "held"), [(0, False), (2, False), (12, True), (1000, True)])
+@pytest.mark.parametrize(("cost", "held"), [(0, False), (2, False), (20, True), (1000, True)])
 def test_what_keeping_to_the_allocator_may_cost(cost: float, held: bool) -> None:
-    """More than asked for never; of all that is allowed none need be the shortest."""
+    """More than asked for never; of all that is allowed none need be the shortest.
+
+    With 20 % one is found that is 4 % longer; with 8 to 15 % that one is there, too, and only chance finds it.
+    """
     unfitted = Unfitted(large_layers(8, 20), Options(allocator="expandable", allocator_cost=cost))
     assert unfitted.reserve is not None
     live, fitted = unfitted.live.scheduled.step_us, unfitted.fitted.scheduled.step_us

@@ -49,9 +49,9 @@ LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
 OTHERS = 4
 """Walks go part of the way to so many of the orders that break least, too, and to those that all runs start from."""
 WALK_NODES, MOST_TRIALS = 1_000_000, 300
-"""Of all walks, per unit of effort: so many nodes in all trials, and so many trials at most."""
+"""Trials that a walk may make in vain, per unit of effort: so many nodes in all of them, and so many at most."""
 SHORTER = 0.6
-"""Of these trials, where an order is held already and a shorter one is looked for."""
+"""Part of them, where an order is held already and a walk looks for a shorter one."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 

@@ -101,10 +101,10 @@ def _failure(
     gives_back: bool,
 ) -> Failure | None:
     """The first on a device whose capacity rises by so many bytes when a storage is made."""
-    events, sizes, at = all_events_of(live_ranges, order), live_ranges.sizes, 0
+    events, sizes, begin = all_events_of(live_ranges, order), live_ranges.sizes, 0
     replay = Replay.begin(device, len(sizes))
     for end in [*(at for at, event in enumerate(events) if event in rises), len(events)]:
-        at = replay.serve(events[:end], sizes, at)
+        at = begin + replay.serve(events[begin:end], sizes)
         if at < end:
             maker = live_ranges.problem.allocator[events[at]]
             if live_ranges.problem.nodes[maker].kind is Kind.INPUT:
@@ -112,6 +112,7 @@ def _failure(
             return Failure(maker, rounded(sizes[events[at]]), device, replay.held, gives_back)
         if end < len(events):
             device.capacity += rises[events[end]]
+        begin = end
     return None
 
 

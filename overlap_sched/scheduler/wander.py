@@ -49,7 +49,7 @@ WORTH = 0.004
 def wandered(
     reserve: Reserve, starts: Iterable[Tried], best: Candidate, others: Sequence[Order], enough_us: float, trials: int
 ) -> list[Candidate]:
-    """The front behind so many trials, shortest first: in it what breaks nothing, where that was found.
+    """The front at the end of a walk, shortest first: in it what breaks nothing, where that was found.
 
     Args:
         reserve: What an order may need; the budget of its task is kept.
@@ -57,7 +57,7 @@ def wandered(
         best: The best one, whatever it breaks.
         others: Valid orders that parts are moved towards.
         enough_us: A step that is short enough, in microseconds; what is a little longer is kept, too.
-        trials: So many orders in turn may be tried in vain: none that is short enough lacks less than those before.
+        trials: So many orders may be tried in vain, one after the other: what is short enough lacks no less for any.
     """
     walk = _Walk(reserve, Moves.of(reserve.task, best, others), Front.of(reserve, starts, enough_us), trials)
     while walk.goes_on():
@@ -125,21 +125,21 @@ class _Walk:
             self._count(1)
             order = self._moves.moved(start, self.front)
             if order != start.order and self._reserve.task.within_budget(order):
-                self._try(Member(order, steps.of(order), 0, (), start.made_from), trail)
+                self._try(order, steps.of(order), start, trail)
             if len(self._unlucky) > devices:
                 break  # the trail does not know the new one
 
-    def _try(self, new: Member, trail: Trail) -> None:
-        most_bytes = self.front.most_lacking(new.step_us)
+    def _try(self, order: Order, step_us: float, start: Member, trail: Trail) -> None:
+        most_bytes = self.front.most_lacking(step_us)
         if most_bytes < 0:
             return
-        lacking = trail.lacking_of(new.order, most_bytes)
+        lacking = trail.lacking_of(order, most_bytes)
         if lacking.lent_bytes > most_bytes:
             return
-        new = replace(new, lacking=lacking.lent_bytes, lacking_for=lacking.storages)
-        if not new.lacking and new.step_us <= self.front.enough_us:
+        new = Member(order, step_us, lacking.lent_bytes, lacking.storages, start.made_from)
+        if not new.lacking and step_us <= self.front.enough_us:
             new = self._looked_at(new)
-        if new.lacking <= self.front.most_lacking(new.step_us):
+        if new.lacking <= self.front.most_lacking(step_us):  # the front may be another one by now
             self.front.keep(new)
 
     def _looked_at(self, new: Member) -> Member:

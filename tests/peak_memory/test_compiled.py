@@ -89,8 +89,8 @@ class Asked:
         return getattr(self.allocator, what)
 
     def serve(self, sizes: list[int]) -> object:
-        """Storages of such sizes, from the second on; each third one is freed where the next comes; all in the end."""
-        events = [s if k else ~(s - 1) for s in range(len(sizes)) for k in range(int(s % 3 < 1 < s), 2)]
+        """Storages of such sizes, but the first; two of three are freed at once, all in the end."""
+        events = [event for s in range(len(sizes)) for event in ((s, ~s) if s % 3 else (s,))]
         held, lent_for = [NO_BLOCK] * len(sizes), list[int]()
         at = self.allocator.serve(events, sizes, held, lent_for, min(1, len(events)))
         found = at, list(held), lent_for

@@ -94,6 +94,28 @@ def noted_moves(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     return tried
 
 
+class NotedTrials(Trials):
+    """With how many of them were moves; looks at all that an order breaks are the others."""
+
+    moves = 0
+
+    def count(self, tried: int, least: int) -> None:
+        self.moves += tried == 1
+        super().count(tried, least)
+
+
+def noted_trials(monkeypatch: pytest.MonkeyPatch) -> list[NotedTrials]:
+    """How many orders walks try from now on, in turn: to find one that fits, then a shorter one."""
+    made = list[NotedTrials]()
+
+    def noted(most: int, most_in_vain: int) -> NotedTrials:
+        made.append(NotedTrials(most, most_in_vain))
+        return made[-1]
+
+    monkeypatch.setattr(wander, "Trials", noted)
+    return made
+
+
 def test_a_walk_finds_the_order_in_which_what_lasts_lands_well() -> None:
     task = task_of(scattered())
     reserve = on_a_smaller_device(task, 560 * MIB)
@@ -128,23 +150,28 @@ def test_a_walk_starts_from_what_is_longer_than_it_may_be() -> None:
 
 def test_once_an_order_breaks_nothing_a_walk_goes_on_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(scattered())
-    reserve, tried = on_a_smaller_device(task, 560 * MIB), noted_moves(monkeypatch)
+    reserve, tried, made = on_a_smaller_device(task, 560 * MIB), noted_moves(monkeypatch), noted_trials(monkeypatch)
     monkeypatch.setattr(wander, "HOPELESS", math.inf)
     start = task.measured(task.problem.original_order)
     walked(reserve, start.order, start.step_us, 1000)
     fit = (reserve.overdraft(order) == NOTHING and task.measured(order).step_us <= start.step_us for order in tried)
     first = next(i for i, fits in enumerate(fit, 1) if fits)
-    assert first + 1000 <= len(tried) <= first + MOST_SHORTER * 1000
+    to_fit, shorter = made
+    assert (to_fit.most, to_fit.most_in_vain) == (MOST * 1000, 1000)
+    assert (shorter.most, shorter.most_in_vain) == (MOST_SHORTER * 1000, 1000)
+    assert shorter.in_vain >= 1000 or shorter.tried == MOST_SHORTER * 1000
+    assert len(tried) == first + shorter.moves
 
 
 def test_a_walk_ends_where_too_much_is_lacking_after_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, tried = task_of(scattered()), noted_moves(monkeypatch)
+    task, tried, made = task_of(scattered()), noted_moves(monkeypatch), noted_trials(monkeypatch)
     start = task.measured(task.problem.original_order)
     walked(on_a_smaller_device(task, 100 * MIB), start.order, start.step_us, 300)  # the largest result has 520
     assert 100 <= len(tried) <= 100 + BATCH
     tried.clear()
     walked(on_a_smaller_device(task, 500 * MIB), start.order, start.step_us, 300)
-    assert 300 <= len(tried) <= MOST * 300
+    assert 300 <= made[-1].in_vain < 300 + BATCH
+    assert 300 <= len(tried) == made[-1].moves <= MOST * 300
 
 
 def test_trials_go_on_while_something_is_gained() -> None:

@@ -21,10 +21,8 @@ add_used(PyObject *events, PyObject *object, PyObject *left)
     i64 storage, count;
     if (number(object, &storage) < 0)
         return -1;
-    if (storage < 0 || storage >= PyList_GET_SIZE(left)) {
-        PyErr_Format(PyExc_IndexError, "there is no storage %lld", (long long)storage);
-        return -1;
-    }
+    if (storage < 0 || storage >= PyList_GET_SIZE(left))
+        return there_is_no("storage", storage);
     if (number(PyList_GET_ITEM(left, storage), &count) < 0)
         return -1;
     PyObject *less = PyLong_FromLongLong(count - 1);
@@ -74,10 +72,8 @@ add_steps(PyObject *events, PyObject *steps, PyObject *nodes, PyObject *left)
         i64 v;
         if (number(PySequence_Fast_GET_ITEM(nodes, at), &v) < 0)
             return -1;
-        if (v < 0 || v >= PyList_GET_SIZE(steps)) {
-            PyErr_Format(PyExc_IndexError, "there is no node %lld", (long long)v);
-            return -1;
-        }
+        if (v < 0 || v >= PyList_GET_SIZE(steps))
+            return there_is_no("node", v);
         if (add_step(events, PyList_GET_ITEM(steps, v), left) < 0)
             return -1;
     }

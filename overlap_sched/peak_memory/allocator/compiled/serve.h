@@ -15,6 +15,13 @@ number(PyObject *object, i64 *value)
     return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
+static int
+there_is_no(const char *what, i64 at)
+{
+    PyErr_Format(PyExc_IndexError, "there is no %s %lld", what, (long long)at);
+    return -1;
+}
+
 /* What they are about: per storage its size, and its block in what is held; for which of them something was lent. */
 typedef struct {
     PyObject *sizes, *held, *lent_for;
@@ -23,10 +30,7 @@ typedef struct {
 static int
 known(const Storages *storages, i64 storage)
 {
-    if (storage < PySequence_Fast_GET_SIZE(storages->sizes) && storage < PyList_GET_SIZE(storages->held))
-        return 1;
-    PyErr_Format(PyExc_IndexError, "there is no storage %lld", (long long)storage);
-    return 0;
+    return storage < PySequence_Fast_GET_SIZE(storages->sizes) && storage < PyList_GET_SIZE(storages->held);
 }
 
 static int
@@ -61,11 +65,14 @@ free_of(Allocator *a, i64 storage, const Storages *storages)
 static int
 serve_one(Allocator *a, PyObject *event, const Storages *storages)
 {
-    i64 storage, lent_bytes = a->lent_bytes;
-    if (number(event, &storage) < 0 || !known(storages, storage < 0 ? ~storage : storage))
+    i64 asked, lent_bytes = a->lent_bytes;
+    if (number(event, &asked) < 0)
         return -1;
-    if (storage < 0)
-        return free_of(a, ~storage, storages);
+    i64 storage = asked < 0 ? ~asked : asked;
+    if (!known(storages, storage))
+        return there_is_no("storage", storage);
+    if (asked < 0)
+        return free_of(a, storage, storages);
     if (allocate_for(a, storage, storages) < 0)
         return -1;
     return a->lent_bytes > lent_bytes ? PyList_Append(storages->lent_for, event) : 0;

@@ -22,7 +22,7 @@ held at that price, what loses least within it, a percent of memory counting as 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve, Tried, held_us
@@ -45,7 +45,8 @@ MENDABLE = 0.2
 MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
 LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
-"""Parts of the best step that are short enough for a walk, in turn, as far as they may be taken."""
+"""Parts of the best step that are short enough for a walk, in turn, up to the first that is no less than what may be
+taken: who may take longer orders goes the same way as who may not, and then farther."""
 OTHERS = 4
 """Walks go part of the way to so many of the orders that break least, too, and to those that all runs start from."""
 WALK_NODES, MOST_TRIALS = 1_000_000, 300
@@ -181,23 +182,27 @@ class _Held:
                 break
 
     def _walk(self) -> None:
-        """Move at random: where something is held, to what is shorter; else to what is held, first to what is short."""
-        nodes = max(len(self._best.order), 1)
+        """Move at random, to what is held and short, else to what is longer; else to what is shorter than is held."""
+        nodes, before_us = max(len(self._best.order), 1), self.held_us
         trials = self._reserve.task.options.effort * min(WALK_NODES // nodes, MOST_TRIALS)
-        if self.held_us <= self._most_us:
-            self._wander(self.held_us * (1 - WORTH), int(SHORTER * trials))
-            return
-        longer = sorted({min(self._best.step_us * part, self._most_us) for part in LONGER})
-        for most_us in longer:
-            if self.held_us > most_us:
-                self._wander(most_us, trials // len(longer))
+        for enough_us in self._enough_us():
+            if self.held_us == before_us and enough_us < before_us * (1 - WORTH):
+                self._wander(enough_us, trials)
+        if self.held_us == before_us and before_us < math.inf:
+            self._wander(before_us * (1 - WORTH), int(SHORTER * trials))
+
+    def _enough_us(self) -> list[float]:
+        """Steps that are short enough for a walk, in turn; one more than may be taken, as a walk goes on from there."""
+        most, original_us = 1 + self._reserve.task.options.allocator_cost / 100, self._original.step_us
+        parts = [part for before, part in pairwise((1.0, *LONGER)) if before < most] if most > HELD else [most]
+        return [min(self._best.step_us * part, original_us) for part in parts]
 
     def _wander(self, enough_us: float, trials: int) -> None:
         """Move so often, from all that was tried."""
         others = [self._original.order, tuple(self._reference.order)]
         others += [found.order for found in _distinct(self.tried)[:OTHERS]]
         found = wandered(self._reserve, self.tried, self._best, others, enough_us, trials)
-        self.tried += [(self._reserve.overdraft(each.order), each) for each in found if each.step_us <= self._most_us]
+        self.tried += [(self._reserve.overdraft(each.order), each) for each in found]
 
     def _try_nearer(self) -> None:
         """The original order, and others nearer and nearer to what runs start from, until some can be held."""

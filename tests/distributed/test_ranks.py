@@ -13,7 +13,7 @@ pytest.importorskip("torch.distributed")
 
 def job(scenes: str, ranks: int, folder: Path) -> list[dict[str, Any] | None]:
     """Runs a job; what each rank wrote, ``None`` for one that died before it could."""
-    run_ranks("tests.support.agreement_ranks", scenes, folder, ranks=ranks)
+    run_ranks("tests.support.agreement_ranks", scenes, folder, ranks=ranks, fresh=True)
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 

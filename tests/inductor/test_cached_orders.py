@@ -174,7 +174,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
     def run(folder: Path) -> None:
         for job, steps in jobs.items():
-            run_ranks("tests.support.inductor.cached_runs", folder, job, *steps, ranks=RANKS, limit_s=400)
+            run_ranks("tests.support.inductor.cached_runs", folder, job, *steps, ranks=RANKS, limit_s=400, fresh=True)
 
     folder = filled_once(tmp_path_factory, "cached", run)
     found: Found = [{} for _ in range(RANKS)]

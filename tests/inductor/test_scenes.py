@@ -17,17 +17,30 @@ pytestmark = pytest.mark.slow
 Found = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["two ranks", "four ranks"])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each rank found in each scene."""
-    return scenes_of(request.param, tmp_path_factory)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each of two ranks found in each scene; they are processes with hashes of their own."""
+    return scenes_of(2, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each of four ranks found in those scenes in which it matters that more than one rank is not odd."""
+    return scenes_of(4, tmp_path_factory, "equal", "one rank fails", "pipeline", "uneven", "dies", *ODD)
+
+
+@pytest.fixture(params=["two", "four"])
+def found(request: pytest.FixtureRequest) -> Found:
+    """On two ranks, and on four."""
+    ranks: Found = request.getfixturevalue(request.param)
+    return ranks
 
 
 def scenes_of(ranks: int, factory: pytest.TempPathFactory, *scenes: str) -> Found:
     """What each rank finds in these scenes; none named: in all."""
 
     def run(folder: Path) -> None:
-        run_ranks("tests.support.inductor.scenes", folder, *scenes, ranks=ranks)
+        run_ranks("tests.support.inductor.scenes", folder, *scenes, ranks=ranks, fresh=ranks == 2)
 
     folder = filled_once(factory, f"scenes-{ranks}", run)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]
@@ -35,10 +48,25 @@ def scenes_of(ranks: int, factory: pytest.TempPathFactory, *scenes: str) -> Foun
 
 SPLITS = ["experts", "experts, in generated code"]
 """Experts whose sizes only the data knows: the graphs of all ranks are one."""
+ODD = {"graph": "operators", "options": "options", "costs": "costs"}
+"""What the last rank has of its own."""
+ALSO_ODD = {
+    "graph, in generated code": "operators",
+    "options, in generated code": "options",
+    "moves, one rank with other options": "options",
+}
+
+
+def test_four_ranks_that_are_alike_take_the_new_order(four: Found) -> None:
+    check_new_order(four, "equal")
 
 
 @pytest.mark.parametrize("scene", ["equal", "equal, in generated code", "costs of rank 0", "moves", *SPLITS])
-def test_ranks_that_are_alike_take_the_new_order(found: Found, scene: str) -> None:
+def test_ranks_that_are_alike_take_the_new_order(two: Found, scene: str) -> None:
+    check_new_order(two, scene)
+
+
+def check_new_order(found: Found, scene: str) -> None:
     for rank in found:
         assert rank[scene]["equal"]
         assert rank[scene]["kept"] == [None, None]
@@ -49,24 +77,23 @@ def test_ranks_that_are_alike_take_the_new_order(found: Found, scene: str) -> No
         assert rank[scene]["launches"] == found[0][scene]["launches"]
 
 
-def test_where_all_agree_launches_move(found: Found) -> None:
+def test_where_all_agree_launches_move(two: Found) -> None:
     """Else that they are kept would say little."""
-    for rank in found:
+    for rank in two:
         assert any(rank["moves"]["moved"])
-
-
-ODD = {
-    "graph": "operators",
-    "graph, in generated code": "operators",
-    "options": "options",
-    "options, in generated code": "options",
-    "moves, one rank with other options": "options",
-    "costs": "costs",
-}
 
 
 @pytest.mark.parametrize("scene", ODD)
 def test_an_odd_rank_leaves_all_with_their_launches_and_what_else_there_is_to_gain(found: Found, scene: str) -> None:
+    check_launches_kept(found, scene, ODD[scene])
+
+
+@pytest.mark.parametrize("scene", ALSO_ODD)
+def test_an_odd_rank_of_two_leaves_both_with_their_launches(two: Found, scene: str) -> None:
+    check_launches_kept(two, scene, ALSO_ODD[scene])
+
+
+def check_launches_kept(found: Found, scene: str, differ: str) -> None:
     last = len(found) - 1
     others = "rank 0" if last == 1 else f"ranks 0-{last - 1}"
     for rank in found:
@@ -75,26 +102,26 @@ def test_an_odd_rank_leaves_all_with_their_launches_and_what_else_there_is_to_ga
         assert rank[scene]["launches"] == found[0][scene]["launches"]
         assert rank[scene]["changed"][1]
         for kept in rank[scene]["kept"]:
-            assert f"the ranks differ in {ODD[scene]}: {others} against rank {last}" in kept
+            assert f"the ranks differ in {differ}: {others} against rank {last}" in kept
             assert "; launch order kept." in kept
-
-
-UNEVEN = ["uneven", "uneven, in generated code"]
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Three ranks, which the rows of a DTensor seldom suit."""
-    return scenes_of(3, tmp_path_factory, *UNEVEN)
+    return scenes_of(3, tmp_path_factory, "uneven")
 
 
-@pytest.mark.parametrize("scene", UNEVEN)
-def test_rows_that_do_not_divide_by_three(three: Found, scene: str) -> None:
-    test_rows_that_do_not_divide_by_the_ranks(three, scene)
+@pytest.mark.parametrize("ranks", ["two", "three", "four"])
+def test_rows_that_do_not_divide_by_the_ranks(ranks: str, request: pytest.FixtureRequest) -> None:
+    check_uneven(request.getfixturevalue(ranks), "uneven")
 
 
-@pytest.mark.parametrize("scene", UNEVEN)
-def test_rows_that_do_not_divide_by_the_ranks(found: Found, scene: str) -> None:
+def test_rows_that_do_not_divide_by_two_in_generated_code(two: Found) -> None:
+    check_uneven(two, "uneven, in generated code")
+
+
+def check_uneven(found: Found, scene: str) -> None:
     for rank in found:
         assert rank[scene]["equal"]
         assert rank[scene]["changed"][1]
@@ -118,25 +145,25 @@ def test_one_rank_that_fails_takes_nothing_from_the_others(found: Found) -> None
     assert last["reasons"] == ["KeyError: 'mm'", "KeyError: 'mm'"]
 
 
-def test_graphs_compiled_in_different_order(found: Found) -> None:
+def test_graphs_compiled_in_different_order(two: Found) -> None:
     """Somebody has to go on without knowing: launches are kept, whichever graph the others compile."""
-    for rank in found:
+    for rank in two:
         assert rank["different order"]["equal"]
         assert rank["different order"]["moved"] == [False, False]
 
 
-def test_a_step_that_one_rank_has_compiled_already(found: Found) -> None:
-    for rank in found:
+def test_a_step_that_one_rank_has_compiled_already(two: Found) -> None:
+    for rank in two:
         first, again = rank["hit and miss"]
         assert first["equal"]
         assert again["equal"]
         assert first["changed"] == [True, True]
-    assert [rank["hit and miss"][1]["changed"] for rank in found] == [[True, True]] * (len(found) - 1) + [[]]
+    assert [rank["hit and miss"][1]["changed"] for rank in two] == [[True, True]] * (len(two) - 1) + [[]]
 
 
-def test_one_rank_that_fails_only_the_second_time(found: Found) -> None:
+def test_one_rank_that_fails_only_the_second_time(two: Found) -> None:
     """No launch moves then on any rank, though all had agreed on an order of the same graph before."""
-    *others, last = [rank["fails the second time"] for rank in found]
+    *others, last = [rank["fails the second time"] for rank in two]
     for first, again in (*others, last):
         assert first["equal"]
         assert again["equal"]

@@ -23,6 +23,9 @@ from tests.support.layers import layers
 from tests.support.oracle import INSTANCES, peak_by_definition
 
 listings = pytest.mark.parametrize("listed", LISTINGS.values(), ids=list(LISTINGS))
+LEAST_ALIKE = ("one by one", "shuffled")
+least_alike = pytest.mark.parametrize("listed", map(LISTINGS.__getitem__, LEAST_ALIKE), ids=LEAST_ALIKE)
+"""Where one graph takes seconds."""
 
 
 def task_of(problem: Problem, options: Options | None = None) -> tuple[Task, Reference]:
@@ -156,7 +159,7 @@ def test_forward_beside_backward_ends_near_the_bound(listing: str) -> None:
 
 
 @pytest.mark.slow
-@listings
+@least_alike
 @pytest.mark.parametrize("which", ["halves", "halves that gather", "forward and backward", "two backward"])
 def test_real_graphs_end_near_the_bound(listed: Callable[[Chains], Problem], which: str) -> None:
     ahead, back = (read_problem(INSTANCES / f"llama3_8b_{name}_64_2d.json.gz") for name in ("fw", "bw"))
@@ -170,7 +173,7 @@ def test_real_graphs_end_near_the_bound(listed: Callable[[Chains], Problem], whi
 
 
 @pytest.mark.slow
-@listings
+@least_alike
 def test_halves_on_a_slow_network(listed: Callable[[Chains], Problem]) -> None:
     ahead = read_problem(INSTANCES / "llama3_8b_fw_64_2d.json.gz")
     assert gap(slower_network(listed(halves(ahead)), 4.0)) < 0.045

@@ -1,8 +1,12 @@
 """Start a program on several ranks, as torchrun does, and wait for it: a hang is an error, not a wait.
 
-``python -m tests.support.ranks MODULE arguments`` is one of them.
+To import torch's compiler takes seconds of a processor. So ranks are forked from a server that has imported it; where
+it matters that each has hashes and an interpreter of its own, ask for fresh ones.
+
+``python -m tests.support.ranks MODULE arguments`` is a fresh one.
 """
 
+import multiprocessing
 import os
 import random
 import runpy
@@ -13,17 +17,80 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol, cast
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = range(15_000, 30_000)
 """Below those that the system gives to connections (from 32,768 on, on Linux): none of these takes one meanwhile."""
 GRACE_S = 10.0
 """Once a rank has failed, the others have so long (seconds) to say what they say of it."""
+IMPORTED = [
+    "torch",
+    "torch._inductor.compile_fx",
+    "torch._inductor.codegen.cpp",
+    "torch._dynamo.backends.inductor",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+]
+"""By the server; none of ours: a rank imports those as they are now. None of these starts a thread."""
+THREADS = "OMP_NUM_THREADS"
+"""Read when torch is imported, by the server already."""
 
 
-def run_ranks(module: str, *arguments: object, ranks: int, limit_s: float = 240, **environment: str) -> str:
+class Rank(Protocol):
+    """A process."""
+
+    def code(self) -> int | None:
+        """What it ended with; None: it has not."""
+
+    def kill(self) -> None:
+        """End it, and wait for that."""
+
+
+class _Fresh:
+    def __init__(self, module: str, arguments: Sequence[str], output: IO[str], environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ranks", module, *arguments],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class _Forked:
+    def __init__(self, module: str, arguments: Sequence[str], output: IO[str], environment: dict[str, str]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
+        with mock.patch.dict(os.environ, {THREADS: environment[THREADS]}):
+            forkserver.ensure_running()
+        given = (module, arguments, output.name, {**os.environ, **environment})
+        self._process = cast(BaseProcess, context.Process(target=forked, args=given, daemon=True))
+        self._process.start()
+
+    def code(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def run_ranks(
+    module: str, *arguments: object, ranks: int, limit_s: float = 240, fresh: bool = False, **environment: str
+) -> str:
     """Run ``python -m module arguments`` on each rank; what they said, one after the other.
 
     Raises:
@@ -33,44 +100,43 @@ def run_ranks(module: str, *arguments: object, ranks: int, limit_s: float = 240,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": "1",
+        THREADS: "1",
     }
     # into files: a rank that says much would stand still at a full pipe, and all others with it
     with ExitStack() as opened:
-        outputs = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
-        return _run(module, arguments, outputs, limit_s, {**where, **environment})
+        outputs = [opened.enter_context(tempfile.NamedTemporaryFile("w+")) for _ in range(ranks)]
+        return _run(module, list(map(str, arguments)), outputs, limit_s, fresh, {**where, **environment})
 
 
 def _run(
-    module: str, arguments: Sequence[object], outputs: Sequence[IO[str]], limit_s: float, environment: dict[str, str]
+    module: str,
+    arguments: Sequence[str],
+    outputs: Sequence[IO[str]],
+    limit_s: float,
+    fresh: bool,
+    environment: dict[str, str],
 ) -> str:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.ranks", module, *map(str, arguments)],
-            cwd=ROOT,
-            env={**os.environ, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        for rank, output in enumerate(outputs)
-    ]
+    processes: list[Rank] = []
     try:
+        for rank, output in enumerate(outputs):
+            own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append((_Fresh if fresh else _Forked)(module, arguments, output, own))
         _wait(processes, limit_s)
-        late = [rank for rank, process in enumerate(processes) if process.poll() is None]
+        codes = [process.code() for process in processes]
     finally:
         for process in processes:
             process.kill()
-            process.wait()
     said = "\n".join(map(_read, outputs))
+    late = [rank for rank, code in enumerate(codes) if code is None]
     assert not late, f"ranks {late} have not ended within {limit_s:g} s, or after another had failed:\n{said}"
-    assert not any(process.returncode for process in processes), said
+    assert not any(codes), said
     return said
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
+def _wait(processes: Sequence[Rank], limit_s: float) -> None:
     """For all to end; not much longer where one has failed."""
     ends_s, failed = time.monotonic() + limit_s, False
-    while None in (codes := [process.poll() for process in processes]) and time.monotonic() < ends_s:
+    while None in (codes := [process.code() for process in processes]) and time.monotonic() < ends_s:
         if not failed and any(codes):
             ends_s, failed = min(ends_s, time.monotonic() + GRACE_S), True
         time.sleep(0.05)
@@ -91,6 +157,17 @@ def free_port() -> int:
 def _read(output: IO[str]) -> str:
     output.seek(0)
     return output.read()
+
+
+def forked(module: str, arguments: Sequence[str], output: str, environment: dict[str, str]) -> None:
+    """A rank that was forked: with an output, an environment and a folder of its own."""
+    with open(output, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    main(module, *arguments)
 
 
 def main(module: str, *arguments: str) -> None:

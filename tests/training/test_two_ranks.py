@@ -14,6 +14,7 @@ import torch
 from llama_repro.training.arguments import parse
 from llama_repro.training.trainer import make_trainer
 from llama_repro.training.world import world_of
+from tests.support.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 STEPS = 5
@@ -35,11 +36,16 @@ def torchrun(script: Path, *arguments: str, ranks: int = 2, timeout: float = 600
     )
 
 
-def trained(ranks: int, out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+def trained(ranks: int, out: Path, *arguments: str, by_torchrun: bool = False) -> tuple[dict[str, Any], str]:
     """What the ranks wrote, and what they said."""
-    done = torchrun(ROOT / "scripts/train.py", *arguments, "--json", str(out), ranks=ranks)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(out.read_text()), done.stdout
+    arguments = (*arguments, "--json", str(out))
+    if by_torchrun:
+        done = torchrun(ROOT / "scripts/train.py", *arguments, ranks=ranks)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        said = done.stdout
+    else:
+        said = run_ranks("tests.support.train_ranks", *arguments, ranks=ranks, limit_s=600)
+    return json.loads(out.read_text()), said
 
 
 def unsharded_losses(monkeypatch: pytest.MonkeyPatch, *given: str) -> list[float]:
@@ -64,13 +70,15 @@ def test_training(ranks, sharding, dtype, accumulate, collectives, tolerance, tm
     common = (*common, "--sharding", sharding, *data)
     saved = tmp_path / "checkpoint"
     keep = ("--checkpoint", str(saved), "--checkpoint-every", "3") if accumulate > 1 else ()
-    none, _ = trained(ranks, tmp_path / "none.json", *common, "--scheduler", "none", *keep)
+    none, _ = trained(ranks, tmp_path / "none.json", *common, "--scheduler", "none", *keep, by_torchrun=keep != ())
     first = 0
     if keep:  # ours goes on where the first run was after three steps
         shutil.rmtree(saved / f"step-{STEPS:08}")
         first = 3
     scheduled = ("--scheduler", "overlap_sched", "--measure", "--strict", "--headroom", "1MiB", "--costs", "h100")
-    ours, said = trained(ranks, tmp_path / "ours.json", *common, *scheduled, "--slow-network", "0.05", *keep)
+    ours, said = trained(
+        ranks, tmp_path / "ours.json", *common, *scheduled, "--slow-network", "0.05", *keep, by_torchrun=keep != ()
+    )
 
     # the order changes nothing on any rank, nor does a resume
     assert ("train: resumed after step 3" in said) == bool(keep)

@@ -48,7 +48,7 @@ def test_the_rewritten_graph_gives_what_the_whole_gives(parts: int, which: int) 
             check_alike(want, got)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_layers(seed: int) -> None:
     """Any numbers of experts, of those that a token goes to, of tokens and of parts: down to one token in a part."""
     rng = random.Random(seed)

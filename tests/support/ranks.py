@@ -38,8 +38,8 @@ IMPORTED = [
     "torch.distributed.tensor.parallel",
 ]
 """By the server; none of ours: a rank imports those as they are now. None of these starts a thread."""
-THREADS = "OMP_NUM_THREADS"
-"""Read when torch is imported, by the server already."""
+THREADS, POOL = "OMP_NUM_THREADS", "TORCH_WARM_POOL"
+"""Read when torch is imported, by the server already. Inductor's pool, where there is Triton, would start threads."""
 
 
 class Rank(Protocol):
@@ -74,7 +74,7 @@ class _Forked:
     def __init__(self, module: str, arguments: Sequence[str], output: IO[str], environment: dict[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
-        with mock.patch.dict(os.environ, {THREADS: environment[THREADS]}):
+        with mock.patch.dict(os.environ, {THREADS: environment[THREADS], POOL: "0"}):
             forkserver.ensure_running()
         given = (module, arguments, output.name, {**os.environ, **environment})
         self._process = cast(BaseProcess, context.Process(target=forked, args=given, daemon=True))

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 
 import overlap_sched
 from overlap_sched.distributed import shard
-from tests.support.sharding.decoder import EVEN, UNEVEN, Decoder, batch, decoder
+from tests.support.sharding.decoder import EVEN, LAYERS, UNEVEN, Decoder, batch, decoder
 
 STEPS = 2
 """The second has momentum from the first."""
@@ -52,6 +52,7 @@ class Way:
     layers: bool = False
     accumulate: int = 1
     late: bool = False
+    depth: int = LAYERS
 
 
 def ways(ranks: int) -> dict[str, Way]:
@@ -82,7 +83,7 @@ def build(way: Way, apply: Apply) -> Decoder:
     """The model, sharded."""
     names = ("a", "b", "c")[: len(way.mesh)]
     mesh = init_device_mesh("cpu", way.mesh, mesh_dim_names=names)
-    model = decoder(way.sizes, way.tied)
+    model = decoder(way.sizes, way.tied, way.depth)
     if way.tp:
         for layer in model.model.layers:
             attention = layer.self_attn
@@ -216,9 +217,13 @@ def main() -> None:
         result["even"] = compared(even)
         result["compiled alone"] = compiled(even, "inductor")
         result["compiled with us"] = compiled(even, "inductor", ours=True)
-        result["compiled, accumulated"] = compiled(ways(2)["accumulated"], "aot_eager")
+        short = replace(ways(2)["accumulated"], depth=1)  # half as much to compile
+        result["accumulated, short"] = compared(short)
+        result["compiled, accumulated"] = compiled(short, "aot_eager")
     else:
-        result["compiled, tensor parallel"] = compiled(ways(4)["tensor parallel"], "aot_eager")
+        short = replace(ways(4)["tensor parallel"], depth=1)
+        result["tensor parallel, short"] = compared(short)
+        result["compiled, tensor parallel"] = compiled(short, "aot_eager")
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
 

@@ -58,11 +58,11 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    def __init__(self, rows: int, inside: int) -> None:
+    def __init__(self, rows: int, inside: int, depth: int) -> None:
         super().__init__()
         self.embed_tokens, self.embed_positions = nn.Embedding(rows, WIDTH), nn.Embedding(POSITIONS, WIDTH)
         self.embed_positions.weight.requires_grad_(False)
-        self.layers, self.norm = nn.ModuleList(Layer(inside) for _ in range(LAYERS)), Norm()
+        self.layers, self.norm = nn.ModuleList(Layer(inside) for _ in range(depth)), Norm()
         self.register_buffer("scale", torch.tensor(2.0))
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ class Body(nn.Module):
 class Decoder(nn.Module):
     """``Decoder()(input_ids, labels=...)["loss"]``; ``tied``: the head's weight is the embedding's."""
 
-    def __init__(self, rows: int, inside: int, tied: bool) -> None:
+    def __init__(self, rows: int, inside: int, tied: bool, depth: int) -> None:
         super().__init__()
-        self.model, self.lm_head = Body(rows, inside), nn.Linear(WIDTH, rows, bias=False)
+        self.model, self.lm_head = Body(rows, inside, depth), nn.Linear(WIDTH, rows, bias=False)
         if tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -88,10 +88,10 @@ class Decoder(nn.Module):
         return OrderedDict(loss=loss, logits=logits)
 
 
-def decoder(sizes: tuple[int, int] = UNEVEN, tied: bool = True) -> Decoder:
-    """The same on every rank; its position embedding is frozen."""
+def decoder(sizes: tuple[int, int] = UNEVEN, tied: bool = True, depth: int = LAYERS) -> Decoder:
+    """The same on every rank, of so many layers; its position embedding is frozen."""
     torch.manual_seed(0)
-    return Decoder(*sizes, tied)
+    return Decoder(*sizes, tied, depth)
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:

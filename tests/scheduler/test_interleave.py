@@ -24,7 +24,7 @@ from tests.support.oracle import INSTANCES, peak_by_definition
 
 listings = pytest.mark.parametrize("listed", LISTINGS.values(), ids=list(LISTINGS))
 LEAST_ALIKE = ("one by one", "shuffled")
-least_alike = pytest.mark.parametrize("listed", map(LISTINGS.__getitem__, LEAST_ALIKE), ids=LEAST_ALIKE)
+least_alike = pytest.mark.parametrize("listed", [LISTINGS[name] for name in LEAST_ALIKE], ids=LEAST_ALIKE)
 """Where one graph takes seconds."""
 
 

@@ -46,7 +46,7 @@ MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
 LONGER = (HELD, 1.05, 1.1, 1.2, 1.5, math.inf)
 """Parts of the best step that are short enough for a walk, in turn, up to the first that is no less than what may be
-taken: who may take longer orders goes the same way as who may not, and then farther."""
+taken. A higher price begins with the same walks as a lower one, so that it seldom ends with a longer order."""
 OTHERS = 4
 """Walks go part of the way to so many of the orders that break least, too, and to those that all runs start from."""
 WALK_NODES, MOST_TRIALS = 1_000_000, 300
@@ -182,19 +182,22 @@ class _Held:
                 break
 
     def _walk(self) -> None:
-        """Move at random, to what is held and short, else to what is longer; else to what is shorter than is held."""
+        """Move at random: to what is held, first to what is short; if in vain, to what is shorter than is held."""
         nodes, before_us = max(len(self._best.order), 1), self.held_us
         trials = self._reserve.task.options.effort * min(WALK_NODES // nodes, MOST_TRIALS)
         for enough_us in self._enough_us():
-            if self.held_us == before_us and enough_us < before_us * (1 - WORTH):
+            if self.held_us == before_us and enough_us < before_us:
                 self._wander(enough_us, trials)
-        if self.held_us == before_us and before_us < math.inf:
+        if self.held_us == before_us and before_us <= self._most_us:
             self._wander(before_us * (1 - WORTH), int(SHORTER * trials))
 
     def _enough_us(self) -> list[float]:
-        """Steps that are short enough for a walk, in turn; one more than may be taken, as a walk goes on from there."""
+        """Steps that are short enough for a walk, in turn.
+
+        The last may be longer than what may be taken: once an order is held there, the walk goes on to shorter ones.
+        """
         most, original_us = 1 + self._reserve.task.options.allocator_cost / 100, self._original.step_us
-        parts = [part for before, part in pairwise((1.0, *LONGER)) if before < most] if most > HELD else [most]
+        parts = [min(HELD, most), *(part for before, part in pairwise(LONGER) if before < most)]
         return [min(self._best.step_us * part, original_us) for part in parts]
 
     def _wander(self, enough_us: float, trials: int) -> None:

@@ -188,7 +188,7 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "slower", "enough"), [(12, 1, 4), (6, 3, 6)])
 def test_what_keeping_to_the_allocator_may_cost(count: int, slower: int, enough: int) -> None:
-    """More than asked for never; and who may pay more gets no longer order."""
+    """Never more than asked for; and a higher cost gives no longer order than a lower one."""
     before_us = math.inf
     for cost in (0, 2, 4, 6, 10, 15, 30, 1000):
         problem = slower_network(large_layers(count, 20), slower)

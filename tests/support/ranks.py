@@ -43,31 +43,17 @@ THREADS, POOL = "OMP_NUM_THREADS", "TORCH_WARM_POOL"
 
 
 class Rank(Protocol):
-    """A process."""
+    """A process, as :class:`subprocess.Popen` has it."""
 
-    def code(self) -> int | None:
-        """What it ended with; None: it has not."""
-
-    def kill(self) -> None:
-        """End it, and wait for that."""
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> object: ...
 
 
-class _Fresh:
-    def __init__(self, module: str, arguments: Sequence[str], output: IO[str], environment: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.ranks", module, *arguments],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-
-    def code(self) -> int | None:
-        return self._process.poll()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+def _fresh(module: str, arguments: Sequence[str], output: IO[str], environment: dict[str, str]) -> Rank:
+    command = [sys.executable, "-m", "tests.support.ranks", module, *arguments]
+    whole = {**os.environ, **environment}
+    return subprocess.Popen(command, cwd=ROOT, env=whole, stdout=output, stderr=subprocess.STDOUT)
 
 
 class _Forked:
@@ -80,11 +66,13 @@ class _Forked:
         self._process = cast(BaseProcess, context.Process(target=forked, args=given, daemon=True))
         self._process.start()
 
-    def code(self) -> int | None:
+    def poll(self) -> int | None:
         return self._process.exitcode
 
     def kill(self) -> None:
         self._process.kill()
+
+    def wait(self) -> None:
         self._process.join()
 
 
@@ -120,12 +108,13 @@ def _run(
     try:
         for rank, output in enumerate(outputs):
             own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append((_Fresh if fresh else _Forked)(module, arguments, output, own))
+            processes.append((_fresh if fresh else _Forked)(module, arguments, output, own))
         _wait(processes, limit_s)
-        codes = [process.code() for process in processes]
+        codes = [process.poll() for process in processes]
     finally:
         for process in processes:
             process.kill()
+            process.wait()
     said = "\n".join(map(_read, outputs))
     late = [rank for rank, code in enumerate(codes) if code is None]
     assert not late, f"ranks {late} have not ended within {limit_s:g} s, or after another had failed:\n{said}"
@@ -136,7 +125,7 @@ def _run(
 def _wait(processes: Sequence[Rank], limit_s: float) -> None:
     """For all to end; not much longer where one has failed."""
     ends_s, failed = time.monotonic() + limit_s, False
-    while None in (codes := [process.code() for process in processes]) and time.monotonic() < ends_s:
+    while None in (codes := [process.poll() for process in processes]) and time.monotonic() < ends_s:
         if not failed and any(codes):
             ends_s, failed = min(ends_s, time.monotonic() + GRACE_S), True
         time.sleep(0.05)

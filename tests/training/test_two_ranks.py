@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def trained(ranks: int, out: Path, *arguments: str, by_torchrun: bool = False) -
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         said = done.stdout
     else:
-        said = run_ranks("tests.support.train_ranks", *arguments, ranks=ranks, limit_s=600)
+        said = run_ranks("scripts.train", *arguments, ranks=ranks, limit_s=600)
     return json.loads(out.read_text()), said
 
 
@@ -70,15 +71,14 @@ def test_training(ranks, sharding, dtype, accumulate, collectives, tolerance, tm
     common = (*common, "--sharding", sharding, *data)
     saved = tmp_path / "checkpoint"
     keep = ("--checkpoint", str(saved), "--checkpoint-every", "3") if accumulate > 1 else ()
-    none, _ = trained(ranks, tmp_path / "none.json", *common, "--scheduler", "none", *keep, by_torchrun=keep != ())
+    train = partial(trained, ranks, by_torchrun=bool(keep))
+    none, _ = train(tmp_path / "none.json", *common, "--scheduler", "none", *keep)
     first = 0
     if keep:  # ours goes on where the first run was after three steps
         shutil.rmtree(saved / f"step-{STEPS:08}")
         first = 3
     scheduled = ("--scheduler", "overlap_sched", "--measure", "--strict", "--headroom", "1MiB", "--costs", "h100")
-    ours, said = trained(
-        ranks, tmp_path / "ours.json", *common, *scheduled, "--slow-network", "0.05", *keep, by_torchrun=keep != ()
-    )
+    ours, said = train(tmp_path / "ours.json", *common, *scheduled, "--slow-network", "0.05", *keep)
 
     # the order changes nothing on any rank, nor does a resume
     assert ("train: resumed after step 3" in said) == bool(keep)

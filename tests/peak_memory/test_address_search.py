@@ -190,8 +190,12 @@ def test_too_many_cells_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 HARD = Path(__file__).parents[1] / "data" / "minimalloc"
 
 
+LONG = "DJ"
+"""The two that take longest, up to a minute each: ``scripts/memory_zoo.py --hard tests/data/minimalloc`` has all."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("letter", LETTERS)
+@pytest.mark.parametrize("letter", sorted(set(LETTERS) - set(LONG)))
 def test_hard_problems_fit_into_their_capacity(letter: str) -> None:
     problem = hard_problem(HARD, letter)
     order = problem.original_order

@@ -9,7 +9,7 @@ from llama_repro.training.slow_network import NoLink, slow_network
 from llama_repro.training.world import world_of
 from overlap_sched.inductor.gloo import safe_gathers
 from tests.support.inductor.models import routed, unroute
-from tests.training.test_two_ranks import ROOT, torchrun
+from tests.support.ranks import run_ranks
 
 FUNCTIONAL = torch.ops._c10d_functional
 
@@ -63,5 +63,4 @@ def test_gloo_holds_a_copy(collective, monkeypatch):
 
 @pytest.mark.slow
 def test_many_in_flight_are_clean():
-    done = torchrun(ROOT / "tests/support/gather_rounds.py", "safe", timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks("tests.support.gather_rounds", "safe", ranks=2, limit_s=120)

@@ -1,7 +1,6 @@
 """``scripts/train.py --trace``: fresh traces of gloo ranks, matched against the graphs of the same run."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from overlap_sched.dump import load_dump
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift
 from overlap_sched.fx.profile import lifted_with_profile
-from tests.training.test_two_ranks import trained
+from tests.training.test_two_ranks import fsdp_runs
 
 
 def test_emulated_collectives_are_not_traced() -> None:
@@ -24,12 +23,11 @@ def test_emulated_collectives_are_not_traced() -> None:
 
 
 @pytest.mark.slow
-def test_fresh_traces_of_two_ranks(tmp_path: Path) -> None:
+def test_fresh_traces_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What ran is in our order, the graph that is written in its own: harder than without us."""
-    folder = tmp_path / "traces"
-    run = ("--device", "cpu", "--steps", "2", "--scheduler", "overlap_sched", "--accumulate", "2", "--costs", "h100")
-    trained(2, tmp_path / "out.json", *run, "--trace", str(folder))
-    assert len(json.loads((tmp_path / "out.json").read_text())["losses"]) == 2  # those traced are not among them
+    runs = fsdp_runs(tmp_path_factory)
+    folder = runs / "traces"
+    assert len(json.loads((runs / "ours.json").read_text())["losses"]) == 2  # those traced are not among them
     traces = read_traces([folder / "rank0.json.gz", folder / "rank1.json.gz"])
     assert [len(trace.steps) for trace in traces] == [3, 3]
 

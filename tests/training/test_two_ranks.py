@@ -1,4 +1,7 @@
-"""``scripts/train.py`` as it is used: two or four gloo ranks under torchrun, compiled, each way of sharding."""
+"""``scripts/train.py`` as it is used: two gloo ranks under torchrun or four, compiled, each way of sharding.
+
+The two ranks also leave traces; ``test_traces`` reads them.
+"""
 
 import json
 import os
@@ -7,29 +10,48 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from llama_repro.training.arguments import parse
+from llama_repro.training.sizes import SIZES
 from llama_repro.training.trainer import make_trainer
 from llama_repro.training.world import world_of
+from tests.support.once import filled_once
+from tests.support.one_layer import ONE_LAYER
 from tests.support.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 STEPS = 5
 NEAR_BYTES = 2**18
 """How far measured memory may be from the prediction: Inductor lets dead buffers lie for later ones of their size."""
+SCHEDULED = ("--scheduler", "overlap_sched", "--measure", "--strict", "--headroom", "1MiB", "--costs", "h100")
+DATA = ("--data", str(ROOT / "CONTRIBUTING.md"))
 pytestmark = pytest.mark.slow
 
 
-def torchrun(script: Path, *arguments: str, ranks: int = 2, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+def common(sharding: str, dtype: str, accumulate: int) -> tuple[str, ...]:
+    """What is asked of every run."""
+    steps = ("--device", "cpu", "--steps", str(STEPS), "--accumulate", str(accumulate))
+    return (*steps, "--sharding", sharding, "--dtype", dtype)
+
+
+def torchrun(*arguments: str) -> str:
+    """What two ranks said."""
+    done = ended(*arguments, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def ended(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Two ranks under torchrun, to their end."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "LOCAL"))}
     path = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), str(ROOT)) if part)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return subprocess.run(
-        [*command, str(script), *arguments],
+        [*command, str(ROOT / "scripts/train.py"), *arguments],
         env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -37,16 +59,45 @@ def torchrun(script: Path, *arguments: str, ranks: int = 2, timeout: float = 600
     )
 
 
-def trained(ranks: int, out: Path, *arguments: str, by_torchrun: bool = False) -> tuple[dict[str, Any], str]:
-    """What the ranks wrote, and what they said."""
-    arguments = (*arguments, "--json", str(out))
-    if by_torchrun:
-        done = torchrun(ROOT / "scripts/train.py", *arguments, ranks=ranks)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        said = done.stdout
-    else:
-        said = run_ranks("scripts.train", *arguments, ranks=ranks, limit_s=600)
-    return json.loads(out.read_text()), said
+class Runs(NamedTuple):
+    """What ranks wrote and said of two runs that differ in who orders their graphs."""
+
+    none: dict[str, Any]
+    ours: dict[str, Any]
+    said: str
+
+
+@pytest.fixture(scope="module")
+def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Two ranks, in bfloat16, under torchrun; ours goes on where the first run was after three steps, with traces."""
+    folder = fsdp_runs(tmp_path_factory)
+    none, ours = (json.loads((folder / f"{who}.json").read_text()) for who in ("none", "ours"))
+    return Runs(none, ours, (folder / "said").read_text())
+
+
+def fsdp_runs(factory: pytest.TempPathFactory) -> Path:
+    """The folder of the two runs, which are made once."""
+
+    def train(folder: Path) -> None:
+        keep = ("--checkpoint", str(folder / "checkpoint"), "--checkpoint-every", "3")
+        torchrun(*common("fsdp", "bf16", 2), *keep, "--scheduler", "none", "--json", str(folder / "none.json"))
+        shutil.rmtree(folder / "checkpoint" / f"step-{STEPS:08}")
+        written = ("--trace", str(folder / "traces"), "--json", str(folder / "ours.json"))
+        said = torchrun(*common("fsdp", "bf16", 2), *keep, *SCHEDULED, *written)
+        (folder / "said").write_text(said)
+
+    return filled_once(factory, "fsdp-runs", train)
+
+
+@pytest.fixture
+def sharded_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Four ranks, with tensor parallelism, on a network that is slow; one layer."""
+    monkeypatch.setitem(SIZES, "tiny", ONE_LAYER)
+    none, ours = tmp_path / "none.json", tmp_path / "ours.json"
+    train = partial(run_ranks, "tests.support.one_layer", *common("2d", "fp32", 1), *DATA, ranks=4, limit_s=600)
+    train("--scheduler", "none", "--json", none)
+    said = train(*SCHEDULED, "--slow-network", "0.05", "--json", ours)
+    return Runs(json.loads(none.read_text()), json.loads(ours.read_text()), said)
 
 
 def unsharded_losses(monkeypatch: pytest.MonkeyPatch, *given: str) -> list[float]:
@@ -58,59 +109,51 @@ def unsharded_losses(monkeypatch: pytest.MonkeyPatch, *given: str) -> list[float
         return [trainer.step(number) for number in range(STEPS)]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "sharding", "dtype", "accumulate", "collectives", "tolerance"),
-    [
-        (2, "fsdp", "bf16", 2, (21, 41), 2e-3),
-        (4, "2d", "fp32", 1, (29, 49), 1e-5),
-    ],
-)
-def test_training(ranks, sharding, dtype, accumulate, collectives, tolerance, tmp_path, monkeypatch):
-    data = ("--data", str(ROOT / "CONTRIBUTING.md")) if ranks == 4 else ()
-    common = ("--device", "cpu", "--steps", str(STEPS), "--dtype", dtype, "--accumulate", str(accumulate))
-    common = (*common, "--sharding", sharding, *data)
-    saved = tmp_path / "checkpoint"
-    keep = ("--checkpoint", str(saved), "--checkpoint-every", "3") if accumulate > 1 else ()
-    train = partial(trained, ranks, by_torchrun=bool(keep))
-    none, _ = train(tmp_path / "none.json", *common, "--scheduler", "none", *keep)
-    first = 0
-    if keep:  # ours goes on where the first run was after three steps
-        shutil.rmtree(saved / f"step-{STEPS:08}")
-        first = 3
-    scheduled = ("--scheduler", "overlap_sched", "--measure", "--strict", "--headroom", "1MiB", "--costs", "h100")
-    ours, said = train(tmp_path / "ours.json", *common, *scheduled, "--slow-network", "0.05", *keep)
+def test_training_by_fsdp(fsdp: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "train: resumed after step 3" in fsdp.said
+    check_results(fsdp, ranks=2, first=3)
+    check_orders(fsdp, accumulate=2, collectives=(21, 41))
+    check_losses(fsdp, 2e-3, unsharded_losses(monkeypatch, "--dtype", "bf16", "--accumulate", "4"))
 
-    # the order changes nothing on any rank, nor does a resume
-    assert ("train: resumed after step 3" in said) == bool(keep)
-    assert len(none["losses"]) == STEPS
-    assert ours["losses"] == none["losses"][first:]
-    assert ours["weights"] == none["weights"]
-    assert len(set(ours["weights"])) == ranks
 
-    # every graph was scheduled, and what ran is what was planned: each launch, wait and matmul in its place
-    assert [graph["name"].split()[0] for graph in ours["graphs"]] == ["forward", "backward"]
-    assert all(graph["changed"] for graph in ours["graphs"]), ours["graphs"]
-    measured = ours["measured"]["graphs"]
+def test_training_in_two_dimensions(sharded_twice: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "resumed" not in sharded_twice.said
+    check_results(sharded_twice, ranks=4, first=0)
+    check_orders(sharded_twice, accumulate=1, collectives=(16, 27))
+    link_us = sum(graph["used"]["link_us"] for graph in sharded_twice.ours["graphs"])
+    assert sharded_twice.ours["network_us"][0] == pytest.approx(link_us)  # as slow as the scheduler took it to be
+    check_losses(sharded_twice, 1e-5, unsharded_losses(monkeypatch, "--dtype", "fp32", "--accumulate", "2", *DATA))
+
+
+def check_results(runs: Runs, ranks: int, first: int) -> None:
+    """The order changes nothing on any rank, nor does a resume, and as much is fused as without us."""
+    assert len(runs.none["losses"]) == STEPS
+    assert runs.ours["losses"] == runs.none["losses"][first:]
+    assert runs.ours["weights"] == runs.none["weights"]
+    assert len(set(runs.ours["weights"])) == ranks
+    assert runs.ours["kernels"] == runs.none["kernels"]
+
+
+def check_orders(runs: Runs, accumulate: int, collectives: tuple[int, int]) -> None:
+    """Every graph was scheduled, and what ran is what was planned: each launch, wait and matmul in its place."""
+    graphs, measured = runs.ours["graphs"], runs.ours["measured"]["graphs"]
+    assert [graph["name"].split()[0] for graph in graphs] == ["forward", "backward"]
+    assert all(graph["changed"] for graph in graphs), graphs
     assert [graph["kind"] for graph in measured] == ["forward", "backward"] * accumulate
     assert tuple(graph["collectives"] for graph in measured[:2]) == collectives
-    for planned, ran in zip(ours["graphs"] * accumulate, measured, strict=True):
+    for planned, ran in zip(graphs * accumulate, measured, strict=True):
         assert ran["program"] == planned["used"]["program"]
         assert ran["matmuls_in_between"] > planned["original"]["matmuls_in_between"]
         assert abs(ran["growth_bytes"] - planned["used"]["growth_bytes"]) < NEAR_BYTES
-    assert ours["kernels"] == none["kernels"]  # as much is fused as without us
 
-    # the network was as slow as the scheduler took it to be
-    link_us = accumulate * sum(graph["used"]["link_us"] for graph in ours["graphs"])
-    assert ours["network_us"][0] == pytest.approx(link_us)
 
-    # the same model on one rank, which takes the batches of all as micro batches
-    micro = accumulate * (2 if sharding == "2d" else ranks)
-    reference = unsharded_losses(monkeypatch, "--dtype", dtype, "--accumulate", str(micro), *data)
-    assert [float.fromhex(loss) for loss in none["losses"]] == pytest.approx(reference, rel=tolerance)
+def check_losses(runs: Runs, tolerance: float, reference: list[float]) -> None:
+    """Those of the same model on one rank, which takes the batches of all as micro batches."""
+    assert [float.fromhex(loss) for loss in runs.none["losses"]] == pytest.approx(reference, rel=tolerance)
 
 
 def test_a_mistake_is_told_once_and_ends_all_ranks():
-    done = torchrun(ROOT / "scripts/train.py", "--sharding", "2d", "--tp", "4", ranks=2, timeout=60)
+    done = ended("--sharding", "2d", "--tp", "4", timeout=60)
     assert done.returncode != 0
     told = "train: a world of 2 ranks cannot be divided into tensor-parallel groups of 4 (--tp)."
     assert told in done.stderr

@@ -13,8 +13,9 @@ that a list scheduler cannot reach, and may find none. As long as no state is dr
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nsmallest
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +31,11 @@ LOOKS, MOST_WIDE, LEAST_WIDE = 1_000, 64, 32
 """States that a unit of effort may look at, the widest beam, and the narrowest that is worth it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """Nodes that have run (as bits), and where that leaves everything; ``trail`` leads back to the beginning."""
+class _State(NamedTuple):
+    """Nodes that have run (as bits), and where that leaves everything; ``trail`` leads back to the beginning.
+
+    A named tuple, as hundreds of thousands are made: a frozen dataclass takes several times as long.
+    """
 
     done: int
     ready: tuple[int, ...]
@@ -120,22 +123,25 @@ def _unwound(state: _State) -> tuple[int, ...]:
 
 
 class _Tables:
-    """What stays the same for all states, as bits and tables."""
+    """What stays the same for all states, as bits and tables, most of them by node id."""
 
     def __init__(self, reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair]) -> None:
-        problem = reference.problem
+        problem, ranges = reference.problem, reference.live_ranges
         self.nodes, self.reference, self.looked = problem.nodes, reference, 0
         self.limit = np.broadcast_to(limit, len(self.nodes)).tolist()
         before, self.after = neighbours(problem, pairs)
         self.before = [_bits(b) for b in before]
         self.users = [_bits(reference.order[at] for at in users) for users in reference.users]
         self.waits = {v: _bits(w) for v, w in problem.waits.items()}
-        level_us = reference.priorities().bottom_level_us
+        self.groups = {group: k for k, group in enumerate(problem.groups)}
+        self.stream = [self.groups[node.group or ""] if node.kind is Kind.COLLECTIVE else None for node in self.nodes]
+        self.alloc, self.kept, self.freed = list(ranges.alloc_bytes), list(ranges.kept_bytes), list(ranges.freed_size)
+        self.costs = reference.costs
+        self.level_us = list(reference.priorities().bottom_level_us)
         self.waited_us = {  # per collective: the longest path from its start to the end through its waits
-            v: self.nodes[v].time_us + max((level_us[w] for w in problem.waits.get(v, ())), default=0.0)
+            v: self.nodes[v].time_us + max((self.level_us[w] for w in problem.waits.get(v, ())), default=0.0)
             for v in problem.collectives
         }
-        self.groups = {group: k for k, group in enumerate(problem.groups)}
 
     def start(self) -> _State:
         """Nothing has run."""
@@ -150,46 +156,44 @@ class _Tables:
 
     def successors(self, state: _State) -> Iterator[_State]:
         """One state per ready node that fits, with all that costs nothing run after it."""
+        room = self.limit[state.steps] - state.live_bytes
         for v in state.ready:
-            if self._fits(state, v):
+            if self.alloc[v] <= room:
                 self.looked += 1
                 yield self.settled(self.run(state, v))
 
     def settled(self, state: _State) -> _State:
         """Run everything that takes neither time nor memory, and say what can still come of it."""
-        going = True
-        while going:
-            going = False
-            for v in state.ready:
-                if self._is_free(state, v):
-                    state, going = self.run(state, v), True
-                    break
-        return replace(state, bound_us=self._bound_us(state))
+        while (v := self._free(state)) is not None:
+            state = self.run(state, v)
+        return state._replace(bound_us=self._bound_us(state))
 
-    def _fits(self, state: _State, v: int) -> bool:
-        return state.live_bytes + self.reference.live_ranges.alloc_bytes[v] <= self.limit[state.steps]
-
-    def _is_free(self, state: _State, v: int) -> bool:
-        if (
-            self.reference.costs[v]
-            or state.live_bytes + self.reference.live_ranges.alloc_bytes[v] > self.limit[state.steps]
-        ):
-            return False
-        return self._finish_us(state, v) <= state.clock_us
+    def _free(self, state: _State) -> int | None:
+        """The first ready node that takes neither."""
+        for v in state.ready:
+            if (
+                not self.costs[v]
+                and state.live_bytes + self.alloc[v] <= self.limit[state.steps]
+                and self._finish_us(state, v) <= state.clock_us
+            ):
+                return v
+        return None
 
     def _finish_us(self, state: _State, v: int) -> float:
         """When the collective that v waits for is finished; 0 where it waits for none of this graph."""
         collective = self.nodes[v].collective
-        return 0.0 if collective is None else next(us for u, us in state.in_flight if u == collective)
+        if collective is not None:
+            for u, us in state.in_flight:
+                if u == collective:
+                    return us
+        return 0.0
 
     def run(self, state: _State, v: int) -> _State:
         """The state after v."""
-        node, done = self.nodes[v], state.done | 1 << v
-        clock_us, left_us, free_us, streams_us, in_flight = (
-            state.clock_us, state.left_us, state.free_us, state.streams_us, state.in_flight,
-        )  # fmt: skip
-        if node.kind is Kind.COLLECTIVE:
-            k = self.groups[node.group or ""]
+        done, ready, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps, _, _ = state
+        node, k = self.nodes[v], self.stream[v]
+        done |= 1 << v
+        if k is not None:
             finish_us = max(clock_us, free_us[k]) + node.time_us
             free_us = (*free_us[:k], finish_us, *free_us[k + 1 :])
             streams_us = (*streams_us[:k], streams_us[k] - node.time_us, *streams_us[k + 1 :])
@@ -200,29 +204,28 @@ class _Tables:
         else:
             clock_us += node.time_us
             left_us -= node.time_us
-        live = state.live_bytes + self.reference.live_ranges.kept_bytes[v]
-        peak = max(state.peak_bytes, state.live_bytes + self.reference.live_ranges.alloc_bytes[v])
+        peak = max(peak, live + self.alloc[v])
+        live += self.kept[v]
         for s in node.use:
             if not self.users[s] & ~done:
-                live -= self.reference.live_ranges.freed_size[s]
-        new = [w for w in self.after[v] if not self.before[w] & ~done]
-        ready = (*(u for u in state.ready if u != v), *new)
-        steps, trail = state.steps + 1, (v, state)
-        return _State(done, ready, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps, 0.0, trail)
+                live -= self.freed[s]
+        at = ready.index(v)
+        ready = (*ready[:at], *ready[at + 1 :], *[w for w in self.after[v] if not self.before[w] & ~done])
+        trail = (v, state)
+        return _State(done, ready, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps + 1, 0.0, trail)
 
     def _bound_us(self, state: _State) -> float:
         """No order that goes on from here is shorter."""
-        level_us, clock_us = self.reference.priorities().bottom_level_us, state.clock_us
-        bound_us = max([clock_us + state.left_us, *state.free_us])
-        for free_us, left_us in zip(state.free_us, state.streams_us, strict=True):
+        clock_us, free_us, level_us = state.clock_us, state.free_us, self.level_us
+        bound_us = max(clock_us + state.left_us, *free_us)
+        for is_free_us, left_us in zip(free_us, state.streams_us, strict=True):
             if left_us > 0:
-                bound_us = max(bound_us, max(clock_us, free_us) + left_us)
+                bound_us = max(bound_us, max(clock_us, is_free_us) + left_us)
         for v in state.ready:
-            node, at_us = self.nodes[v], clock_us
-            if node.kind is Kind.COLLECTIVE:  # who needs its launch only does not wait for its stream
-                start_us = max(at_us, state.free_us[self.groups[node.group or ""]])
-                bound_us = max(bound_us, start_us + self.waited_us[v])
-            elif node.kind is Kind.WAIT:
+            at_us, k = clock_us, self.stream[v]
+            if k is not None:  # who needs its launch only does not wait for its stream
+                bound_us = max(bound_us, max(at_us, free_us[k]) + self.waited_us[v])
+            elif self.nodes[v].collective is not None:
                 at_us = max(at_us, self._finish_us(state, v))
             bound_us = max(bound_us, at_us + level_us[v])
         return bound_us

@@ -78,9 +78,9 @@ class Checkpointed(nn.Module):
         return made
 
 
-def blocks(dropout: float = 0.0) -> nn.Sequential:
-    """Three of them."""
-    return nn.Sequential(*(Block(dropout) for _ in range(3)))
+def blocks(dropout: float = 0.0, number: int = 3) -> nn.Sequential:
+    """Some of them."""
+    return nn.Sequential(*(Block(dropout) for _ in range(number)))
 
 
 def dropping() -> nn.Sequential:

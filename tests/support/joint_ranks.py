@@ -25,7 +25,7 @@ def one(**how: Any) -> dict[str, Any]:
     torch.compiler.reset()
     partitioning.clear_partitions()
     torch.manual_seed(0)
-    model = blocks()
+    model = blocks(number=2)
     for block in model:
         shard(block, init_device_mesh("cpu", (dist.get_world_size(),)))
     given = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))

@@ -19,7 +19,7 @@ import pytest
 from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
-RUNS = int(os.environ.get("FAULT_RUNS", "40"))
+RUNS = int(os.environ.get("FAULT_RUNS", "32"))
 RANKS = 2
 
 pytestmark = pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_repro.bench.cases import slower_network
-from overlap_sched import EXAMPLE, Options, Problem, read_problem, schedule
+from overlap_sched import EXAMPLE, Options, Problem, Schedule, read_problem, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.options import Base
 from overlap_sched.peak_memory.allocator.caching import CachingAllocator
@@ -231,12 +232,18 @@ def test_whatever_it_costs_every_graph_can_be_held(problem: Problem, allocator: 
     assert unfitted.fitted.scheduled.step_us <= unfitted.fitted.original.step_us * (1 + SAME_STEP)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama3_8b_bw_64_1d", "llama3_8b_fw_64_2d", "dsv3_bw_64"])
-@pytest.mark.parametrize("allocator", ["plain", "expandable"])
-def test_real_graphs_run_in_what_their_original_order_needs(name: str, allocator: str) -> None:
+@cache
+def scheduled(name: str, allocator: str) -> tuple[Problem, Schedule]:
+    """An instance, and its order beside an allocator; several tests look at it."""
     problem = read_problem(INSTANCES / f"{name}.json.gz")
-    free, held = (schedule(problem, Options(allocator=kind)) for kind in ("none", allocator))
+    return problem, schedule(problem, Options(allocator=allocator))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("allocator", ["plain", "expandable"])
+@pytest.mark.parametrize("name", ["llama3_8b_bw_64_1d", "llama3_8b_fw_64_2d", "dsv3_bw_64"])
+def test_real_graphs_run_in_what_their_original_order_needs(name: str, allocator: str) -> None:
+    (problem, free), (_, held) = (scheduled(name, kind) for kind in ("none", allocator))
     found = reserved_change(problem, problem.original_order, held.order, PLAIN if allocator == "plain" else EXPANDABLE)
     assert found.new_bytes <= 1.03 * found.original_bytes
     assert found.new_capacity_bytes <= 1.002 * found.original_capacity_bytes
@@ -247,12 +254,10 @@ def test_real_graphs_run_in_what_their_original_order_needs(name: str, allocator
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3_8b_bw_64_1d", "llama3_8b_fw_64_2d", "dsv3_bw_64"])
 def test_the_judge_agrees(name: str, allocator_judge: Any) -> None:
-    path = INSTANCES / f"{name}.json.gz"
-    problem = read_problem(path)
-    with gzip.open(path, "rt") as file:
+    with gzip.open(INSTANCES / f"{name}.json.gz", "rt") as file:
         data = json.load(file)
-    order = list(schedule(problem, Options(allocator="plain")).order)
-    original = list(problem.original_order)
+    problem, held = scheduled(name, "plain")
+    order, original = list(held.order), list(problem.original_order)
     _, enough, capacity, _ = allocator_judge.figures(data, original)
     _, reserved, needed, retries = allocator_judge.figures(data, order, enough)
     assert reserved <= 1.03 * enough

@@ -213,7 +213,7 @@ def main() -> None:
     result["to fully_shard"] = resumed(folder / "ours", shard, fully_shard)
     result["from fully_shard"] = resumed(folder / "theirs", fully_shard, shard)
     if ranks == 2:
-        even = Way((2,), BF16, EVEN, tied=False)
+        even = Way((2,), BF16, EVEN, tied=False, depth=1)
         result["even"] = compared(even)
         result["compiled alone"] = compiled(even, "inductor")
         result["compiled with us"] = compiled(even, "inductor", ours=True)

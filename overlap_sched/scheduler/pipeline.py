@@ -10,6 +10,7 @@
       -> relink      far from the bound: orders between the base and the best one      relink
     best of these
       -> reserve     where torch's allocator cannot hold it: one near it that it can   reserve
+      -> fill links  where the network binds: launches moved to where it would rest    fill_links
       -> verify      the judges look at the order; they share no code with the above   judge
       -> explain     why each collective is where it is                                explain
 
@@ -29,6 +30,7 @@ from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
+from overlap_sched.scheduler.fill_links import fill_links
 from overlap_sched.scheduler.fill_tail import fill_tail
 from overlap_sched.scheduler.needs import NOTHING, Reserve
 from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
@@ -162,8 +164,11 @@ class _Found:
     def chosen(self, reserve: Reserve | None, walks: bool = True) -> tuple[Candidate, int]:
         """This, or one near it that the allocator can hold; and the peak that headroom is counted from."""
         best, asked = self.best, self.asked
-        if reserve is not None and best.order != self.original.order:
-            best = within_reserve(reserve, Reference(asked.problem, self.base, asked.live_ranges), best, walks)
+        if best.order != self.original.order:
+            if reserve is not None:
+                best = within_reserve(reserve, Reference(asked.problem, self.base, asked.live_ranges), best, walks)
+            if walks:
+                best = fill_links(asked, best, reserve)
         kept = best.order == self.original.order and not asked.within_budget(best.order)
         return best, self.original.peak_bytes if kept else asked.base_bytes
 

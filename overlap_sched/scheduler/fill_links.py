@@ -1,0 +1,166 @@
+"""Fill idle links: where the network binds, launches move to where its busiest link would rest.
+
+A link rests where nothing may be launched: beside compute that takes all the memory there is, say. Where the network
+binds, the step is longer by as much. What was launched before, and is not needed soon, could run there::
+
+    compute |= x needed =|              |= all the memory there is =|= d needed =|
+    link    |===== c =====|== x ==|                                 |== d ==|
+
+    compute |         |= x needed =|= all the memory there is =|    |= d needed =|
+    link    |== x ==|              |===== c =====|             |== d ==|
+
+So one launch from before an idle place is put off until there; or one from behind it is brought forward, with the cheap
+compute that it waits for. The former leaves another hole, where something else may fit. Which moves lead on is seen
+later, and memory admits few: they are tried at random, from a seed of its own (all ranks get the same order), and kept
+where the step is no longer for it.
+"""
+
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from overlap_sched.judge.replay import replay
+from overlap_sched.problem import Kind, NodeId, Order, Position, Problem
+from overlap_sched.problem.precedence import neighbours, positions
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.needs import NOTHING, Reserve
+from overlap_sched.scheduler.priority import CHEAP
+from overlap_sched.scheduler.step_time import StepTrail
+
+TRIED_NODES, MOST_TRIALS = 500_000, 300
+"""Orders that are tried per unit of effort: so many nodes in all of them, and so many at most."""
+MOST_IN_VAIN = 100
+"""After so many in turn of which none is shorter, there are no more."""
+GRAIN = 2e-5
+"""Where a link rests for less than this part of the step, nothing is moved."""
+FORWARD = 0.3
+"""Part of the moves that bring a launch forward."""
+FARTHEST = 30
+"""Launches of the link that a move passes at most, few more often than many."""
+MOST_NODES = 8
+"""A launch and what it waits for."""
+
+
+class IdlePlace(NamedTuple):
+    """Where a link rests: how long, in microseconds; and the position of what the compute stream has begun by then."""
+
+    idle_us: float
+    position: Position
+
+
+def fill_links(task: Task, best: Candidate, reserve: Reserve | None) -> Candidate:
+    """The phase: the candidate, or a shorter one in which the busiest link rests less.
+
+    Args:
+        task: What is asked for. Nothing is tried where all compute takes longer than the busiest link.
+        best: A candidate within the budget.
+        reserve: What orders may need of the allocator: none is taken that breaks more than the candidate does.
+            ``None``: live bytes alone count.
+    """
+    problem, launches = task.problem, busiest_link(task.problem)
+    if sum(problem.nodes[v].time_us for v in launches) < sum(problem.compute_us):
+        return best
+    filler = _Filler(task, launches, best, reserve)
+    for _ in range(task.options.effort * min(TRIED_NODES // len(problem.nodes), MOST_TRIALS)):
+        if not filler.places or filler.in_vain == MOST_IN_VAIN:
+            break
+        filler.try_one()
+    return task.remeasured(best, filler.order) if filler.step_us < best.step_us * (1 - SAME_STEP) else best
+
+
+def busiest_link(problem: Problem) -> list[NodeId]:
+    """The collectives of the groups that share the link with the most to do."""
+    launches: dict[str, list[NodeId]] = {}
+    for v in problem.collectives:
+        launches.setdefault(problem.contention.link_of(problem.nodes[v].group), []).append(v)
+    return max(launches.values(), key=lambda its: sum(problem.nodes[v].time_us for v in its), default=[])
+
+
+def idle_places(problem: Problem, order: Order, launches: Sequence[NodeId], least_us: float) -> list[IdlePlace]:
+    """Where the link of some collectives rests for longer than that, between the first and the last of them."""
+    timeline, places = replay(problem, order), list[IdlePlace]()
+    begun_us = [timeline.at_us[v] for v in order]
+    in_turn = sorted(launches, key=timeline.start_us.__getitem__)
+    busy_until_us = timeline.finish_us[in_turn[0]] if in_turn else 0.0
+    for v in in_turn:
+        idle_us = timeline.start_us[v] - busy_until_us
+        if idle_us > least_us:
+            places.append(IdlePlace(idle_us, bisect_right(begun_us, busy_until_us) - 1))
+        busy_until_us = max(timeline.finish_us[v], busy_until_us)
+    return places
+
+
+class _Filler:
+    """The best order so far.
+
+    Attributes:
+        order, step_us: It, and its step. places: where the link rests.
+        in_vain: Orders tried since a shorter one was found.
+    """
+
+    def __init__(self, task: Task, launches: Sequence[NodeId], best: Candidate, reserve: Reserve | None) -> None:
+        self._task, self._launches, self._reserve = task, launches, reserve
+        self._may_break = NOTHING if reserve is None else reserve.overdraft(best.order)
+        self._before, self._after = neighbours(task.problem, task.pairs)
+        self._cheap_us = CHEAP * sum(task.problem.compute_us)
+        self._rng = random.Random(0)
+        self.step_us, self.in_vain = best.step_us, 0
+        self._take(best.order)
+
+    def try_one(self) -> None:
+        """Try one order like the best, which it becomes where its step is no longer."""
+        self.in_vain += 1
+        order = self._moved()
+        if order is None or not self._task.within_budget(order):
+            return
+        step_us = self._trail.of(order)
+        if step_us > self.step_us * (1 + SAME_STEP) or not self._may_be_held(order):
+            return
+        if step_us < self.step_us * (1 - SAME_STEP):
+            self.step_us, self.in_vain = step_us, 0
+        self._take(order)
+
+    def _may_be_held(self, order: Order) -> bool:
+        return self._reserve is None or self._reserve.overdraft(order) <= self._may_break
+
+    def _take(self, order: Order) -> None:
+        self.order, self._position = order, positions(order)
+        self._trail = StepTrail(self._task.step_times, order)
+        self._in_turn = sorted(self._launches, key=self._position.__getitem__)
+        self._launched_at = [self._position[v] for v in self._in_turn]
+        self.places = idle_places(self._task.problem, order, self._launches, GRAIN * self.step_us)
+
+    def _moved(self) -> Order | None:
+        """With one launch at a place where the link rests, a long one more often; ``None``: it cannot go there."""
+        rng = self._rng
+        at = rng.choices(self.places, weights=[place.idle_us for place in self.places])[0].position
+        forward, passed = rng.random() < FORWARD, int(FARTHEST ** rng.random())
+        which = bisect_left(self._launched_at, at) + (passed - 1 if forward else -passed)
+        if not 0 <= which < len(self._in_turn):
+            return None
+        return self._brought_forward(self._in_turn[which], at) if forward else self._put_off(self._in_turn[which], at)
+
+    def _put_off(self, v: NodeId, at: Position) -> Order | None:
+        """With a node right before what is at a position, or before the first that needs it."""
+        at, before = min([at, *(self._position[u] for u in self._after[v])]), self._position[v]
+        if at <= before + 1:
+            return None
+        return (*self.order[:before], *self.order[before + 1 : at], v, *self.order[at:])
+
+    def _brought_forward(self, v: NodeId, at: Position) -> Order | None:
+        """With a node right before what is at a position, and before it what it needs, if that is little."""
+        moved, look = {v}, [v]
+        while look:
+            for u in self._before[look.pop()]:
+                if self._position[u] >= at and u not in moved:
+                    if len(moved) == MOST_NODES or not self._is_cheap(u):
+                        return None
+                    moved.add(u)
+                    look.append(u)
+        behind = self.order[at:]
+        return (*self.order[:at], *(u for u in behind if u in moved), *(u for u in behind if u not in moved))
+
+    def _is_cheap(self, v: NodeId) -> bool:
+        node = self._task.problem.nodes[v]
+        return node.kind is Kind.COMPUTE and node.time_us <= self._cheap_us

@@ -1,0 +1,172 @@
+"""Launches moved to where the busiest link rests: by hand, and promises on random graphs."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Storage, schedule
+from overlap_sched.judge.validate import violation
+from overlap_sched.options import Preserve
+from overlap_sched.problem.allocator_settings import PLAIN
+from overlap_sched.problem.contention import Contention
+from overlap_sched.scheduler import fill_links as under_test
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.fill_links import MOST_IN_VAIN, IdlePlace, busiest_link, fill_links, idle_places
+from overlap_sched.scheduler.needs import Reserve
+from tests.judge.test_contention import contended, contentions
+from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
+from tests.support.graphs import problems
+from tests.support.oracle import peak_by_definition
+
+
+def beside_a_large_node(large_us: float = 30.0, cast_us: float = 0.0) -> Problem:
+    """The picture of the module: all take 10 us but for ``c`` and ``large``, beside which 10 bytes more have no room.
+
+    ::
+
+        compute | mm |               | x needed | large    |   | d needed |        110 us
+        link    | a | c        | x   |                     | d |
+
+        compute | mm | x needed | large      | d needed |                           70 us
+        link    | a | x | d |   | c          |
+    """
+    gather, large = ("all_gather", "g"), Node("large", Kind.COMPUTE, (5,), (3,), (), large_us)
+    nodes = (
+        Node("a", Kind.COLLECTIVE, (), (0,), (), 10.0, *gather),
+        Node("c", Kind.COLLECTIVE, (), (1,), (), 30.0, *gather),
+        Node("mm", Kind.COMPUTE, time_us=10.0),
+        Node("x", Kind.COLLECTIVE, (2,), (2,), (), 10.0, *gather),
+        Node("wait x", Kind.WAIT, (3,), (), (2,), collective=3),
+        Node("x needed", Kind.COMPUTE, (4,), (), (2,), 10.0),
+        large,
+        Node("cast", Kind.COMPUTE, time_us=cast_us),
+        Node("d", Kind.COLLECTIVE, (7,), (4,), (), 10.0, *gather),
+        Node("wait d", Kind.WAIT, (8,), (), (4,), collective=8),
+        Node("d needed", Kind.COMPUTE, (6, 9), (), (4,), 10.0),
+        Node("wait c", Kind.WAIT, (1,), (), (1,), collective=1),
+        Node("wait a", Kind.WAIT, (0,), (), (0,), collective=0),
+        Node("output", Kind.OUTPUT, (10, 11, 12), (), (0, 1)),
+    )
+    return Problem("large", nodes, tuple(Storage(size) for size in (10, 10, 10, 60, 10)), {"g": Group(8, True)})
+
+
+def filled(problem: Problem, headroom: int = 0, effort: int = 4) -> tuple[list[str], float]:
+    """The order that comes of the original one, by names, and its step."""
+    task = Task(problem, Options(headroom=headroom, effort=effort), max(peak_by_definition(problem, [*range(14)])))
+    made = fill_links(task, task.measured(problem.original_order), None)
+    return [problem.nodes[v].name for v in made.order], made.step_us
+
+
+def test_what_is_not_needed_soon_runs_beside_the_large_node() -> None:
+    problem = beside_a_large_node()
+    assert idle_places(problem, problem.original_order, [0, 1, 3, 8], 0.1) == [IdlePlace(40.0, 5)]
+    assert filled(problem, effort=0) == ([node.name for node in problem.nodes], 110.0)
+    order, step_us = filled(problem)
+    assert order.index("x") < order.index("c") < order.index("large") < order.index("d")
+    assert step_us == 80.0
+
+
+def test_what_has_room_is_brought_forward_with_what_prepares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "FORWARD", 1.0)
+    problem = beside_a_large_node()
+    assert filled(problem)[1] == 110.0
+    order, step_us = filled(problem, headroom=10)
+    assert order[order.index("wait x") + 1 :][:4] == ["cast", "d", "x needed", "large"]
+    assert step_us == 100.0
+
+
+def test_no_dear_compute_is_brought_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "FORWARD", 1.0)
+    assert filled(beside_a_large_node(large_us=20.0, cast_us=10.0), headroom=10)[1] == 110.0
+
+
+def test_nothing_is_tried_where_compute_binds(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = beside_a_large_node(large_us=30.1)
+    monkeypatch.setattr(under_test, "idle_places", None)
+    assert filled(problem) == ([node.name for node in problem.nodes], 110.1)
+
+
+def test_it_ends_after_so_many_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_vain, real = list[int](), under_test._Filler.try_one
+
+    def noted(self: under_test._Filler) -> None:
+        real(self)
+        in_vain.append(self.in_vain)
+
+    monkeypatch.setattr(under_test._Filler, "try_one", noted)
+    assert filled(beside_a_large_node())[1] == 80.0
+    assert 0 in in_vain
+    in_vain.clear()
+    monkeypatch.setattr(under_test, "FORWARD", 1.0)  # for that there is no room
+    assert filled(beside_a_large_node())[1] == 110.0
+    assert in_vain == [*range(1, MOST_IN_VAIN + 1)]
+
+
+def test_more_effort_tries_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[under_test._Filler]()
+    monkeypatch.setattr(under_test._Filler, "try_one", lambda self: tried.append(self))
+    monkeypatch.setattr(under_test, "MOST_TRIALS", 7)
+    filled(beside_a_large_node(), effort=3)
+    assert len(tried) == 21
+    monkeypatch.setattr(under_test, "TRIED_NODES", 5 * 14)
+    filled(beside_a_large_node(), effort=3)
+    assert len(tried) == 21 + 15
+
+
+def test_groups_of_one_link_are_busy_together() -> None:
+    problem = beside_a_large_node()
+    nodes = list(problem.nodes)
+    nodes[1] = nodes[1]._replace(group="h")
+    nodes[3] = nodes[3]._replace(group="k")
+    groups = {name: Group(8, True) for name in ("g", "h", "k")}
+    problem = replace(problem, nodes=tuple(nodes), groups=groups)
+    assert busiest_link(problem) == [1]
+    shared = replace(problem, contention=Contention(links={"g": "wire", "k": "wire"}))
+    assert sum(problem.nodes[v].time_us for v in busiest_link(shared)) == 30.0
+    shared = replace(problem, contention=Contention(links={"h": "wire", "k": "wire"}))
+    assert busiest_link(shared) == [1, 3]
+
+
+@settings(max_examples=200)
+@given(problems(max_steps=30), st.sampled_from(("none", "group", "all")), contentions, st.integers(0, 12))
+def test_within_the_budget_and_never_longer(
+    problem: Problem, preserve: Preserve, contention: Contention, room: int
+) -> None:
+    problem = contended(problem, contention)
+    options = Options(memory_model=problem.memory_model, preserve_collective_order=preserve, headroom=room)
+    task = Task(problem, options, max(peak_by_definition(problem, list(problem.original_order))))
+    best = task.measured(problem.original_order)
+    made = fill_links(task, best, None)
+    assert made is best or made.step_us < best.step_us
+    assert violation(problem, made.order) is None
+    assert made == task.remeasured(best, made.order)
+    assert (task.live_ranges.profile(made.order) <= task.limit).all()
+    at = {v: k for k, v in enumerate(made.order)}
+    assert all(at[u] < at[v] for u, v in task.pairs)
+
+
+@settings(max_examples=100)
+@given(problems(max_steps=30, models=("runtime",)), st.floats(0.5, 1.0))
+def test_breaks_no_more_of_what_the_allocator_has(problem: Problem, part: float) -> None:
+    problem = with_sizes_of_all_kinds(problem)
+    task = Task(problem, Options(headroom="50%"), max(peak_by_definition(problem, list(problem.original_order))))
+    reserve = Reserve.of(task, PLAIN)
+    reserve = replace(reserve, spare_bytes=0, capacity_bytes=int(part * reserve.capacity_bytes))
+    best = task.measured(problem.original_order)
+    made = fill_links(task, best, reserve)
+    assert reserve.overdraft(made.order) <= reserve.overdraft(best.order)
+
+
+@pytest.mark.parametrize("allocator", ["none", "plain"])
+def test_the_last_phase_knows_what_the_allocator_has(monkeypatch: pytest.MonkeyPatch, allocator: str) -> None:
+    known = list[bool]()
+
+    def noted(task: Task, best: Candidate, reserve: Reserve | None) -> Candidate:
+        known.append(reserve is not None)
+        return best
+
+    monkeypatch.setattr("overlap_sched.scheduler.pipeline.fill_links", noted)
+    schedule(EXAMPLE, Options(allocator=allocator, strict=True))
+    assert known == [allocator == "plain"]

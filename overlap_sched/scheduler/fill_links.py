@@ -9,7 +9,7 @@ binds, the step is longer by as much. What was launched before, and is not neede
     compute |         |= x needed =|= all the memory there is =|    |= d needed =|
     link    |== x ==|              |===== c =====|             |== d ==|
 
-So one launch from before an idle place is put off until there; or one from behind it is brought forward, with the cheap
+So one launch from before an idle place is deferred until there; or one from behind it is brought forward, with the cheap
 compute that it waits for. The former leaves another hole, where something else may fit. Which moves lead on is seen
 later, and memory admits few: they are tried at random, from a seed of its own (all ranks get the same order), and kept
 where the step is no longer for it.
@@ -139,9 +139,9 @@ class _Filler:
         which = bisect_left(self._launched_at, at) + (passed - 1 if forward else -passed)
         if not 0 <= which < len(self._in_turn):
             return None
-        return self._brought_forward(self._in_turn[which], at) if forward else self._put_off(self._in_turn[which], at)
+        return self._brought_forward(self._in_turn[which], at) if forward else self._deferred(self._in_turn[which], at)
 
-    def _put_off(self, v: NodeId, at: Position) -> Order | None:
+    def _deferred(self, v: NodeId, at: Position) -> Order | None:
         """With a node right before what is at a position, or before the first that needs it."""
         at, before = min([at, *(self._position[u] for u in self._after[v])]), self._position[v]
         if at <= before + 1:

@@ -9,10 +9,10 @@ binds, the step is longer by as much. What was launched before, and is not neede
     compute |         |= x needed =|= all the memory there is =|    |= d needed =|
     link    |== x ==|              |===== c =====|             |== d ==|
 
-So one launch from before an idle place is deferred until there; or one from behind it is brought forward, with the cheap
-compute that it waits for. The former leaves another hole, where something else may fit. Which moves lead on is seen
-later, and memory admits few: they are tried at random, from a seed of its own (all ranks get the same order), and kept
-where the step is no longer for it.
+So one launch from before an idle place is deferred until there; or one from behind it is brought forward, with the
+cheap compute that it waits for. The former leaves another hole, where something else may fit. Which moves lead on is
+seen later, and memory admits few: they are tried at random, from a seed of its own (all ranks get the same order), and
+kept where the step is no longer for it.
 """
 
 import random

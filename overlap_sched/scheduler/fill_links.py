@@ -59,10 +59,11 @@ def fill_links(task: Task, best: Candidate, reserve: Reserve | None) -> Candidat
             ``None``: live bytes alone count.
     """
     problem, launches = task.problem, busiest_link(task.problem)
-    if sum(problem.nodes[v].time_us for v in launches) < sum(problem.compute_us):
+    trials = task.options.effort * min(TRIED_NODES // len(problem.nodes), MOST_TRIALS)
+    if not trials or sum(problem.nodes[v].time_us for v in launches) < sum(problem.compute_us):
         return best
     filler = _Filler(task, launches, best, reserve)
-    for _ in range(task.options.effort * min(TRIED_NODES // len(problem.nodes), MOST_TRIALS)):
+    for _ in range(trials):
         if not filler.places or filler.in_vain == MOST_IN_VAIN:
             break
         filler.try_one()

@@ -164,6 +164,9 @@ def test_more_effort_tries_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "TRIED_NODES", 5 * 14)
     filled(beside_a_large_node(), effort=3)
     assert len(tried) == 21 + 15
+    monkeypatch.setattr(under_test, "TRIED_NODES", 13)
+    monkeypatch.setattr(under_test, "replay", None)  # of a large graph that alone would take long
+    filled(beside_a_large_node(), effort=3)
 
 
 def test_groups_of_one_link_are_busy_together() -> None:

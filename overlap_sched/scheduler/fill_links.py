@@ -1,6 +1,6 @@
-"""Fill idle links: where the network binds, launches move to where its busiest link would rest.
+"""Fill idle links: where the network binds, launches move to where its busiest link would be idle.
 
-A link rests where nothing may be launched: beside compute that takes all the memory there is, say. Where the network
+A link is idle where nothing may be launched: beside compute that takes all the memory there is, say. Where the network
 binds, the step is longer by as much. What was launched before, and is not needed soon, could run there::
 
     compute |= x needed =|              |= all the memory there is =|= d needed =|
@@ -33,7 +33,7 @@ TRIED_NODES, MOST_TRIALS = 500_000, 300
 MOST_IN_VAIN = 100
 """After so many in turn of which none is shorter, there are no more."""
 GRAIN = 2e-5
-"""Where a link rests for less than this part of the step, nothing is moved."""
+"""Where a link is idle for less than this part of the step, nothing is moved."""
 FORWARD = 0.3
 """Part of the moves that bring a launch forward."""
 FARTHEST = 30
@@ -43,14 +43,14 @@ MOST_NODES = 8
 
 
 class IdlePlace(NamedTuple):
-    """Where a link rests: how long, in microseconds; and the position of what the compute stream has begun by then."""
+    """Where a link is idle: microseconds, and the position of what the compute stream has begun by then."""
 
     idle_us: float
     position: Position
 
 
 def fill_links(task: Task, best: Candidate, reserve: Reserve | None) -> Candidate:
-    """The phase: the candidate, or a shorter one in which the busiest link rests less.
+    """The phase: the candidate, or a shorter one in which the busiest link is idle for less time.
 
     Args:
         task: What is asked for. Nothing is tried where all compute takes longer than the busiest link.
@@ -79,7 +79,7 @@ def busiest_link(problem: Problem) -> list[NodeId]:
 
 
 def idle_places(problem: Problem, order: Order, launches: Sequence[NodeId], least_us: float) -> list[IdlePlace]:
-    """Where the link of some collectives rests for longer than that, between the first and the last of them."""
+    """Where the link of some collectives is idle for longer than that, between the first and the last of them."""
     timeline, places = replay(problem, order), list[IdlePlace]()
     begun_us = [timeline.at_us[v] for v in order]
     in_turn = sorted(launches, key=timeline.start_us.__getitem__)
@@ -96,7 +96,7 @@ class _Filler:
     """The best order so far.
 
     Attributes:
-        order, step_us: It, and its step. places: where the link rests.
+        order, step_us: It, and its step. places: where the link is idle.
         in_vain: Orders tried since a shorter one was found.
     """
 
@@ -129,15 +129,15 @@ class _Filler:
         self.order, self._position = order, positions(order)
         self._trail = StepTrail(self._task.step_times, order)
         self._in_turn = sorted(self._launches, key=self._position.__getitem__)
-        self._launched_at = [self._position[v] for v in self._in_turn]
         self.places = idle_places(self._task.problem, order, self._launches, GRAIN * self.step_us)
 
     def _moved(self) -> Order | None:
-        """With one launch at a place where the link rests, a long one more often; ``None``: it cannot go there."""
+        """With one launch at a place where the link is idle, a long one more often; ``None``: it cannot go there."""
         rng = self._rng
         at = rng.choices(self.places, weights=[place.idle_us for place in self.places])[0].position
         forward, passed = rng.random() < FORWARD, int(FARTHEST ** rng.random())
-        which = bisect_left(self._launched_at, at) + (passed - 1 if forward else -passed)
+        behind = bisect_left(self._in_turn, at, key=self._position.__getitem__)
+        which = behind + (passed - 1 if forward else -passed)
         if not 0 <= which < len(self._in_turn):
             return None
         return self._brought_forward(self._in_turn[which], at) if forward else self._deferred(self._in_turn[which], at)

@@ -10,7 +10,7 @@
       -> relink      far from the bound: orders between the base and the best one      relink
     best of these
       -> reserve     where torch's allocator cannot hold it: one near it that it can   reserve
-      -> fill links  where the network binds: launches moved to where it would rest    fill_links
+      -> fill links  where the network binds: launches moved to where it would be idle fill_links
       -> verify      the judges look at the order; they share no code with the above   judge
       -> explain     why each collective is where it is                                explain
 

@@ -1,4 +1,4 @@
-"""Launches moved to where the busiest link rests: by hand, and promises on random graphs."""
+"""Launches moved to where the busiest link is idle: by hand, and promises on random graphs."""
 
 import random
 from dataclasses import replace
@@ -56,7 +56,11 @@ def beside_a_large_node(large_us: float = 30.0, cast_us: float = 0.0) -> Problem
 
 def filled(problem: Problem, headroom: int = 0, effort: int = 4) -> tuple[list[str], float]:
     """The order that comes of the original one, by names, and its step."""
-    task = Task(problem, Options(headroom=headroom, effort=effort), max(peak_by_definition(problem, [*range(14)])))
+    task = Task(
+        problem,
+        Options(headroom=headroom, effort=effort),
+        max(peak_by_definition(problem, list(problem.original_order))),
+    )
     made = fill_links(task, task.measured(problem.original_order), None)
     return [problem.nodes[v].name for v in made.order], made.step_us
 
@@ -79,7 +83,7 @@ def test_what_has_room_is_brought_forward_with_what_prepares_it(monkeypatch: pyt
     assert step_us == 100.0
 
 
-def test_no_dear_compute_is_brought_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_expensive_compute_is_brought_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "FORWARD", 1.0)
     assert filled(beside_a_large_node(large_us=20.0, cast_us=10.0), headroom=10)[1] == 110.0
 
@@ -95,7 +99,7 @@ def test_little_is_brought_forward_and_no_wait(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_link_is_busy_until_the_last_of_its_groups_is_done() -> None:
-    """Beside ``c``, which takes 30 us, another group gets through 10 us of work in 20; after both, the link rests."""
+    """Beside ``c``, which takes 30 us, another group gets through 10 us of work in 20; after both, the link is idle."""
     problem = beside_a_large_node()
     nodes = list(problem.nodes)
     nodes[3] = nodes[3]._replace(group="h")
@@ -107,7 +111,7 @@ def test_a_link_is_busy_until_the_last_of_its_groups_is_done() -> None:
 
 
 @pytest.mark.parametrize("worse", [0, 1])
-def test_none_is_taken_that_the_allocator_holds_no_more(monkeypatch: pytest.MonkeyPatch, worse: int) -> None:
+def test_none_is_taken_that_lacks_more_for_the_allocator(monkeypatch: pytest.MonkeyPatch, worse: int) -> None:
     """All others are said to lack a byte more than the original one, or as much."""
     problem = beside_a_large_node()
     task = Task(problem, Options(), 80)

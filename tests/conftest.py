@@ -12,10 +12,33 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from overlap_sched import EXAMPLE, write_problem
+from tests.support.examples import NIGHTLY
 
 # Inductor takes the widest vectors that the processor says it has; else each process compiles and loads one probe for
 # each kind first (7 s of processor time with an empty cache, 1 s with its own).
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Nights have more time than commits."""
+    parser.addoption(
+        "--nightly", action="store_true", help="tests marked nightly, too, and properties on more examples"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before test modules are imported: their decorators say on how many examples."""
+    if config.getoption("--nightly"):
+        os.environ[NIGHTLY] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only nights have time for."""
+    if not config.getoption("--nightly"):
+        left_out = [item for item in items if "nightly" in item.keywords]
+        items[:] = [item for item in items if "nightly" not in item.keywords]
+        config.hook.pytest_deselected(items=left_out)
+
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")

@@ -98,6 +98,7 @@ def options_somewhere() -> frozenset[str]:
     places = [*ROOT.glob("overlap_sched/cli/*.py"), *ROOT.glob("scripts/*"), *ROOT.glob("llama_repro/**/*.py")]
     text = "\n".join(path.read_text() for path in places if path.is_file())
     others = {"--help", "--nproc-per-node", "--no-deps", "--index-url", "--fix"}  # argparse, torchrun, pip, pip, ruff
+    others |= {"--nightly"}  # our tests
     others |= {"--module", "--config", "--override", "--compile", "--parallelism"}  # torchtitan
     return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | others
 

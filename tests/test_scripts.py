@@ -307,11 +307,11 @@ def test_continuous_integration_runs_both_and_closes_with_the_whole_suite(box: P
     ran = [call for call in calls(box) if call.startswith("-m pytest")]
     assert ran == [
         "-m pytest -n 2 --dist worksteal -m not slow",
-        f"-m pytest -n 2 --dist worksteal {TOUCH_TORCH} -m not slow",
+        f"-m pytest -n 2 --dist worksteal {TOUCH_TORCH} -m not slow or private -m not slow",
     ]
     assert endings(done) == [
         f"[ci] ======== {NEWEST}: passed",
-        f"==== 2 passed of pytest -n 2 --dist worksteal {TOUCH_TORCH} -m not slow in 1.00s ====",
+        f"==== 2 passed of pytest -n 2 --dist worksteal {TOUCH_TORCH} -m not slow or private -m not slow in 1.00s ====",
         f"[ci] ======== {ALL}: passed",
         "==== 2 passed of pytest -n 2 --dist worksteal -m not slow in 1.00s ====",
     ]

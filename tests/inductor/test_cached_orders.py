@@ -190,6 +190,7 @@ def of(found: Found, step: str, what: str) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jobs: Found) -> None:
     for step in ("first", *SECOND, *HEALING, *BUCKETS):
         launches = []
@@ -202,6 +203,7 @@ def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jo
 
 
 @pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("step", ["again", "mega", "healed"])
 def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None:
     assert of(jobs, step, "hits") == [2, 2]
@@ -213,6 +215,7 @@ def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("step", ["again", "mega"])
 def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found, step: str) -> None:
     for rank in jobs:
@@ -222,6 +225,7 @@ def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found, 
 
 
 @pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("step", ["again, wiped", "again, version"])
 def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found, step: str) -> None:
     assert of(jobs, step, "hits") == [2, 0]
@@ -231,6 +235,7 @@ def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found, step: s
 
 
 @pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("step", ["again, version on all", "again, options on all"])
 def test_another_version_and_other_options_do_not_hit(jobs: Found, step: str) -> None:
     assert of(jobs, step, "hits") == [0, 0]
@@ -239,6 +244,7 @@ def test_another_version_and_other_options_do_not_hit(jobs: Found, step: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> None:
     """Both hit, with other options: what they found is compiled again, and that is what they find the next time."""
     assert of(jobs, "options, odd", "hits") == [0, 0]
@@ -256,6 +262,7 @@ def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_ranks_that_are_alike_again_come_back_to_the_better_order(jobs: Found) -> None:
     """First one rank drops its order that moves launches, then both drop the ones that do not."""
     assert of(jobs, "healing", "hits") == [2, 0]
@@ -265,6 +272,7 @@ def test_ranks_that_are_alike_again_come_back_to_the_better_order(jobs: Found) -
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
     """Ranks are asked about the rewrites and about the order, whether they find code or compile."""
     assert of(jobs, "buckets", "asked") == of(jobs, "buckets again", "asked") == [4, 4]
@@ -278,6 +286,7 @@ def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_where_ranks_differ_by_then_nothing_is_rewritten(jobs: Found) -> None:
     """One rank finds rewritten code, the other has other options: neither rewrites, both keep their launches."""
     assert of(jobs, "buckets, options", "hits") == [0, 0]

@@ -144,6 +144,7 @@ def runs(ranks: None) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_a_hit_serves_the_same_order(runs: dict[str, Any]) -> None:
     first, again = runs["first"], runs["again"]
     assert first[2]["fxgraph_cache_miss"] == 2
@@ -155,6 +156,7 @@ def test_a_hit_serves_the_same_order(runs: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_other_options_do_not_hit(runs: dict[str, Any]) -> None:
     first, other = runs["first"], runs["other"]
     assert other[2]["fxgraph_cache_miss"] == 2
@@ -163,6 +165,7 @@ def test_other_options_do_not_hit(runs: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_costs_without_a_name_bypass_the_cache(runs: dict[str, Any]) -> None:
     unnamed = runs["unnamed"]
     assert unnamed[2]["fxgraph_cache_bypass"] == 2

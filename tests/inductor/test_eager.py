@@ -129,6 +129,7 @@ def before_lowering(ranks: None) -> Compiled:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_before_lowering_results_are_the_same(plain: Compiled, before_lowering: Compiled) -> None:
     assert all(map(torch.equal, plain.results, before_lowering.results))
 

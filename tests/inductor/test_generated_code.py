@@ -22,7 +22,7 @@ from tests.support.inductor.generated import (
 )
 from tests.support.inductor.models import RANKS, Block, Net, Pair
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.private]
 
 GRAPHS = pytest.mark.parametrize("graph", [0, 1], ids=["forward", "backward"])
 

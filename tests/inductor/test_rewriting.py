@@ -214,6 +214,7 @@ def gathers_in(code: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_code_of_inductor_has_fewer_collectives_and_the_same_results(plain: Compiled, rewritten: Compiled) -> None:
     for graph in (0, 1):
         assert gathers_in(rewritten.code[graph]) < gathers_in(plain.code[graph]), graph
@@ -228,6 +229,7 @@ def normed(table: torch.Tensor, weight: torch.Tensor, index: torch.Tensor) -> to
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_sums_over_what_a_bucket_gathers_round_as_they_did(ranks: None) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(64, 128), torch.randn(64), torch.randint(0, 128, (64, 2)))
@@ -244,6 +246,7 @@ def test_sums_over_what_a_bucket_gathers_round_as_they_did(ranks: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_the_order_behind_fusion_is_set_as_before(plain: Compiled, ranks: None) -> None:
     options = overlap_sched.inductor_options(Options(headroom="20%", strict=True))
     watch = options["post_grad_custom_post_pass"]
@@ -257,6 +260,7 @@ ROOMY = Options(headroom="100%", rewrites=("bucket",), strict=True)
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_asked_for_by_an_option(plain: Compiled, ranks: None) -> None:
     done = compiled_step(own_functions=True, options=overlap_sched.inductor_options(ROOMY))
     assert all(map(torch.equal, plain.results, done.results))
@@ -268,6 +272,7 @@ def test_asked_for_by_an_option(plain: Compiled, ranks: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_graphs_that_run_as_fx(ranks: None) -> None:
     eager = compiled_step(backend="aot_eager")
     with mock.patch.object(rewriting.log, "info") as logged:
@@ -372,6 +377,7 @@ def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_the_default_is_bitwise_on_real_ranks(tmp_path: Path) -> None:
     """On four."""
     run_ranks("tests.support.inductor.default_ranks", tmp_path, ranks=4)
@@ -383,6 +389,7 @@ def test_the_default_is_bitwise_on_real_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_what_is_gathered_twice_is_kept_on_real_ranks(tmp_path: Path) -> None:
     """Over gloo, which coalesces no gathers: to keep one needs nothing of a backend."""
     run_ranks("tests.support.inductor.kept_ranks", tmp_path, ranks=2)
@@ -393,6 +400,7 @@ def test_what_is_gathered_twice_is_kept_on_real_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_ranks_that_cast_otherwise_leave_the_graph_and_wait_for_nobody(tmp_path: Path) -> None:
     """One rank gathers the same twice and the other does not: both ask about rewrites, then about the order."""
     run_ranks("tests.support.inductor.unlike_ranks", tmp_path, ranks=2)

@@ -29,9 +29,9 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return scenes_of(4, tmp_path_factory, "equal", "one rank fails", "pipeline", "uneven", "dies", *ODD)
 
 
-@pytest.fixture(params=["two", "four"])
+@pytest.fixture(params=["two", pytest.param("four", marks=pytest.mark.nightly)])
 def found(request: pytest.FixtureRequest) -> Found:
-    """On two ranks, and on four."""
+    """On two ranks, and at night on four."""
     ranks: Found = request.getfixturevalue(request.param)
     return ranks
 
@@ -57,6 +57,7 @@ ALSO_ODD = {
 }
 
 
+@pytest.mark.nightly
 def test_four_ranks_that_are_alike_take_the_new_order(four: Found) -> None:
     check_new_order(four, "equal")
 
@@ -106,15 +107,8 @@ def check_launches_kept(found: Found, scene: str, differ: str) -> None:
             assert "; launch order kept." in kept
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Three ranks, which the rows of a DTensor seldom suit."""
-    return scenes_of(3, tmp_path_factory, "uneven")
-
-
-@pytest.mark.parametrize("ranks", ["two", "three", "four"])
-def test_rows_that_do_not_divide_by_the_ranks(ranks: str, request: pytest.FixtureRequest) -> None:
-    check_uneven(request.getfixturevalue(ranks), "uneven")
+def test_rows_that_do_not_divide_by_the_ranks(found: Found) -> None:
+    check_uneven(found, "uneven")
 
 
 def test_rows_that_do_not_divide_by_two_in_generated_code(two: Found) -> None:

@@ -11,7 +11,7 @@ from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
 RANKS = 2
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.private]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from overlap_sched.inductor import sessions, watch
 from overlap_sched.inductor.settled import settled
 from tests.support.inductor.models import Net, step
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean", "nothing_said")]
+pytestmark = [pytest.mark.slow, pytest.mark.private, pytest.mark.usefixtures("clean", "nothing_said")]
 
 MEND = (
     ". Other code has set that since, or torch.compile's own options do. Call overlap_sched.enable() after that code, "

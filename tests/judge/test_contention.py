@@ -14,6 +14,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from tests.support.contention_oracle import contended_step
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders, random_order
 
@@ -63,7 +64,7 @@ def test_without_contention_not_a_bit_changes(problem: Problem) -> None:
 
 
 @given(problems(max_steps=6), with_lanes)
-@settings(max_examples=300)
+@examples(300)
 def test_no_order_beats_the_bound(problem: Problem, contention: Contention) -> None:
     if len(problem.nodes) > 8:
         return

@@ -17,6 +17,7 @@ from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.modules import module_at
 from tests.support.oracle import INSTANCES, JUDGE, all_orders, peak_by_definition, random_order, step_by_definition
@@ -66,7 +67,7 @@ def test_liveness_and_replay_follow_their_definitions(problem: Problem) -> None:
 
 
 @given(problems(max_steps=6))
-@settings(max_examples=300)
+@examples(300)
 def test_no_order_beats_the_bound(problem: Problem) -> None:
     if len(problem.nodes) > 8:
         return

@@ -240,7 +240,7 @@ def test_ranks_are_told_of_the_link():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*beyond the sizes:overlap_sched.errors.OverlapSchedWarning")
 def test_a_layer_without_a_gpu_runs_and_is_not_measured():
     rows, failed = layer_rows(CONFIGS["tiny"], torch.device("cpu"), lambda text: None)
@@ -263,7 +263,7 @@ def test_a_layer_without_a_gpu_runs_and_is_not_measured():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_round_on_two_ranks(tmp_path):
     run_ranks("tests.support.fidelity_ranks", tmp_path / "out.json", "--model", "tiny", ranks=2, limit_s=400)
     found = json.loads((tmp_path / "out.json").read_text())

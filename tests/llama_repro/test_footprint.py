@@ -124,7 +124,7 @@ def test_the_tables_mark_what_was_not_measured() -> None:
     assert "Predicted, with CUDA graphs (simulated):" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_in_a_process_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     found = measured("gru", "eager", 120.0, str(tmp_path))

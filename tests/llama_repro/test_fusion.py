@@ -30,7 +30,7 @@ def check(found: list[Comparison], near_percent: float = NEAR_PERCENT) -> None:
         assert comparison.near_percent >= near_percent, comparison
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_block_with_layer_norms_and_softmax() -> None:
     x = torch.randn(2, 256, 128, requires_grad=True)
     found = [compared(name, graph) for name, graph in compiled_graphs("gpt", Gpt(128, 2), x)]
@@ -38,13 +38,13 @@ def test_a_block_with_layer_norms_and_softmax() -> None:
     assert all(c.unfused_us > 2 * c.kernels_us for c in found)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_block_of_experts() -> None:
     x = torch.randn(4, 512, 256, requires_grad=True)  # smaller kernels all take the shortest time there is
     check([compared(name, graph) for name, graph in compiled_graphs("experts", Experts(256, 8, 2), x)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_sharded_models_of_the_plug_ins_tests() -> None:
     with emulated_ranks():
         x = torch.randn(2048, 256, requires_grad=True)
@@ -54,14 +54,14 @@ def test_the_sharded_models_of_the_plug_ins_tests() -> None:
         check([compared(name, graph) for name, graph in compiled_graphs("pair", Pair(1024, RANKS), x)], near_percent=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings(COMPLEX)
 @pytest.mark.parametrize("name", ["tiny", "tiny-2d", "llama3-8b-2d"])
 def test_captured_llamas(name: str) -> None:
     check([compared(part, graph) for part, graph in llama_graphs(name, 2, "cpu")])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings(COMPLEX)
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_repro.fusion.__main__.LLAMAS", ("tiny",))

@@ -100,7 +100,7 @@ def test_a_model_whose_library_is_missing_is_left_out(
     assert "AlexNet is left out: it needs torchvision (pip install torchvision)" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_alexnet_is_the_published_one() -> None:
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("needs torchvision")

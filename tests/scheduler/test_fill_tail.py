@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage, read_problem, schedule
@@ -18,6 +18,7 @@ from overlap_sched.problem import Order
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.fill_tail import fill_tail
 from overlap_sched.scheduler.shift import shift, shifted
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
 
@@ -39,7 +40,7 @@ def filled(problem: Problem, order: Order, limit: npt.NDArray[np.int64], wide: b
     return made.order, [problem.nodes[v].name for v in sorted(made.reasons) if made.reasons[v] == "deferred"]
 
 
-@settings(max_examples=600)
+@examples(600)
 @given(problems(max_steps=20), st.integers(0, 99), st.integers(0, 12), st.booleans(), st.booleans())
 def test_within_the_budget_and_never_slower(problem: Problem, seed: int, room: int, flat: bool, wide: bool) -> None:
     order = tuple(random_order(problem, seed))

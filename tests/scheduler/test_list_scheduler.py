@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
@@ -14,6 +14,7 @@ from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
 from tests.support.oracle import peak_by_definition, random_order
@@ -28,7 +29,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(problems(), POLICIES, st.integers(0, 99), st.integers(0, 9), st.booleans())
 def test_valid_and_within_the_budget_under_any_policy(
     problem: Problem, policy: Policy, seed: int, room: int, flat: bool

@@ -24,6 +24,7 @@ from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.portfolio import lowest_peak
 from overlap_sched.scheduler.result import Work
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
 from tests.support.oracle import INSTANCES, all_orders, peak_by_definition
@@ -69,7 +70,7 @@ def check_promises(problem: Problem, options: Options, result: Schedule) -> None
 
 
 @given(cases())
-@settings(max_examples=400)
+@examples(400)
 def test_promises_hold_on_random_graphs(case: tuple[Problem, Options]) -> None:
     problem, options = case
     result = schedule(problem, options)
@@ -79,7 +80,7 @@ def test_promises_hold_on_random_graphs(case: tuple[Problem, Options]) -> None:
 
 @pytest.mark.slow
 @given(cases(max_steps=60))
-@settings(max_examples=1500)
+@examples(1500)
 def test_promises_hold_on_larger_random_graphs(case: tuple[Problem, Options]) -> None:
     problem, options = case
     check_promises(problem, options, schedule(problem, options))

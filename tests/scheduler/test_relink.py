@@ -1,7 +1,7 @@
 """Orders between two orders: valid, and what is made of them is within the budget and never longer."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_repro.bench.cases import slower_network
@@ -14,6 +14,7 @@ from overlap_sched.scheduler.portfolio import best_of_runs
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.relink import between, relinked
 from overlap_sched.scheduler.result import NO_WORK, Work
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
 
@@ -24,7 +25,7 @@ def test_positions_are_weighted_means() -> None:
     assert between((0, 1, 2, 3, 4, 5), (5, 0, 1, 2, 3, 4), 60) == (0, 1, 5, 2, 3, 4)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(problems(max_steps=20), st.integers(0, 99), st.integers(0, 99), st.integers(0, 100))
 def test_orders_in_between_are_valid(problem: Problem, seed: int, other: int, percent: int) -> None:
     first, second = tuple(random_order(problem, seed)), tuple(random_order(problem, other))
@@ -32,7 +33,7 @@ def test_orders_in_between_are_valid(problem: Problem, seed: int, other: int, pe
     assert (between(first, second, 0), between(first, second, 100)) == (first, second)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(problems(max_steps=20), st.integers(1, 3), st.integers(0, 12))
 def test_within_the_budget_and_never_longer(problem: Problem, effort: int, room: int) -> None:
     peak = max(peak_by_definition(problem, list(problem.original_order)))

@@ -9,7 +9,7 @@ import pytest
 from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.private]
 TO_ROUNDING = 2e-6
 """Of fp32 sums in another order, relative."""
 LOW_PRECISION, FP16_SUMS = 3e-2, 1e-5

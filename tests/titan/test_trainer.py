@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.titan.jobs import DEEPSEEK, EP, FULL, JIT, LLAMA, OURS, TP, Job, precompile, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("titan")]
+pytestmark = [pytest.mark.slow, pytest.mark.private, pytest.mark.usefixtures("titan")]
 Ranks = list[dict[str, Any]]
 FITTED = ("--override.imports", 'overlap_sched.titan.options={"memory_limit": "90%"}', *OURS[2:])
 RANKS_2 = ("--parallelism.data_parallel_shard_degree", "2")

@@ -110,7 +110,7 @@ def test_steps_are_priced_for_the_device_of_their_type() -> None:
     assert mm.time_us == RTX_3090_TF32.kernel_us
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gradients_of_convolutions_are_steps_of_their_own() -> None:
     small = Workload("small", UNet, (1, 1, 16, 16), 0)
     step = with_updates(joint_graph(small))

@@ -10,7 +10,7 @@ from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with
 from tests.support.steps import TINY, run_step, tiny_inputs  # noqa: E402
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("budget", [0.0, 0.5, 1.0])
 def test_the_step_is_the_same(budget: float) -> None:
     joint = joint_graph(TINY)
@@ -24,7 +24,7 @@ def test_the_step_is_the_same(budget: float) -> None:
     assert all(torch.equal(mine, other) for mine, other in zip(trained, expected, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_smaller_budget_saves_less_and_takes_longer() -> None:
     joint = joint_graph(TINY)
     plain = point(step_problem(TINY, with_updates(copy_of(joint))))

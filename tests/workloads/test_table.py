@@ -75,7 +75,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_ways_run_and_are_recorded(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["tin", "--effort", "0", "--record", str(tmp_path / "record.json")]) == 0
     shown = capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_what_merges_are_worth(script: ModuleType, tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out.splitlines()[2].startswith(f"| tiny | {row['products']} | {row['groups']} | ")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_search_is_timed(script: ModuleType, tmp_path: Path) -> None:
     assert script.main(["--search", "1", "--effort", "0", "--record", str(tmp_path / "record.json")]) == 0
     rows = json.loads((tmp_path / "record.json").read_text())["rows"]

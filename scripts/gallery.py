@@ -169,7 +169,7 @@ def _chapter(job: Job) -> str:
     parts = [f"## {job.title}\n", f"{textwrap.fill(job.text, WIDTH)}\n"]
     for command in job.commands:
         words = command.format(problem=job.problem)
-        parts += [f"```sh\noverlap-sched {words}\n```\n", f"```text\n{_run(shlex.split(words))}\n```\n"]
+        parts += [f"```sh\noverlap-sched {words}\n```\n", f"```text printed\n{_run(shlex.split(words))}\n```\n"]
     parts += [f"![{job.caption}]({_picture(job)})\n", f"*{job.caption} Simulated.*\n"]
     parts += [f"The page: `overlap-sched {job.page.format(problem=job.problem)} --html {job.name}.html`.\n"]
     return "\n".join(parts)

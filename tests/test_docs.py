@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -49,11 +50,12 @@ PRIVATE_WORDS = {
 }
 """Words that only we used, and what the field says; see "Words" in docs/concepts.md."""
 
-_BLOCK = re.compile(r"^```(\w+)( run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w+)(?: printed)?( run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _NAME = re.compile(r"(?<![\w/.])overlap_sched(?:\.[A-Za-z_]\w*)+(?![\w/])")
+_LINK_TO_RECORD = re.compile(r"\((records/bench-[\d-]+\.md)\)")
 _COMMAND = "overlap-sched "
 
 
@@ -259,3 +261,75 @@ def test_the_reference_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     page = (tmp_path / "built" / "api" / "overlap_sched.scheduler.pipeline.html").read_text()
     assert "overlap_sched.scheduler.pipeline.schedule" in page
+
+
+def figures() -> ModuleType:
+    """The script that runs again what documents show."""
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "scripts" / "figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_shown_and_not_printed_is_found() -> None:
+    script = figures()
+    page = (
+        "`overlap-sched plan a.json --json`:\n\n```text printed\nstep 1.20 ms\n  longer\n\nScheduled in 0.7 s.\n```\n"
+    )
+    (one,) = script.shown(page)
+    assert (one.line, one.kind, one.source) == (3, "sh", "overlap-sched plan a.json --json")
+    assert script.missing(one, "before\nstep 1.20 ms longer\nScheduled in 2.93 s.\n") == []
+    assert script.missing(one, "step 1.21 ms longer\nScheduled in 2.93 s.\n") == ["step 1.20 ms\n  longer"]
+    with pytest.raises(ValueError, match=r"line 1: no command in front of this block prints it\."):
+        list(script.shown("```text printed\nstep\n```\n"))
+
+
+@named(READERS)
+def test_all_that_is_shown_as_printed_has_its_command(document: Path) -> None:
+    for one in figures().shown(document.read_text()):
+        assert one.source
+
+
+@pytest.mark.nightly
+@named([path for path in READERS if "```text printed" in path.read_text()])
+def test_documents_show_what_is_printed_today(document: Path) -> None:
+    pytest.importorskip("torch")
+    assert figures().check(document) == []
+
+
+def cells(path: Path) -> dict[str, list[list[str]]]:
+    """Rows of all tables of a document by their first cell."""
+    rows: dict[str, list[list[str]]] = {}
+    for line in path.read_text().splitlines():
+        if line.startswith("| "):
+            first, *others = (cell.strip() for cell in line.strip("|").split(" | "))
+            rows.setdefault(first.strip(), []).append(others)
+    return rows
+
+
+def numbers(row: list[str]) -> set[str]:
+    return set(re.findall(r"\d[\d,.]*\d", " ".join(row)))
+
+
+BENCHMARK = ROOT / "docs" / "benchmark.md"
+
+
+def test_figures_of_the_benchmark_are_those_of_its_records() -> None:
+    """All but pass times, which are in the last column."""
+    cited = [BENCHMARK.parent / link for link in _LINK_TO_RECORD.findall(BENCHMARK.read_text())]
+    recorded = [row for path in cited for rows in cells(path).values() for row in rows]
+    shown = {first: rows for first, rows in cells(BENCHMARK).items() if re.search(r"` x[14]", first)}
+    assert len(shown) > 20
+    for first, rows in shown.items():
+        for row in rows:
+            assert any(row[:-1] == other[: len(row) - 1] for other in recorded), f"{first} is not in a record"
+
+
+def test_figures_of_the_readme_are_those_of_the_benchmark() -> None:
+    table = [row for rows in cells(BENCHMARK).values() for row in rows]
+    rows = [row for row in cells(ROOT / "README.md").items() if "ms" in row[1][0][0]]
+    assert len(rows) == 4
+    for first, (row,) in rows:
+        assert any(numbers(row) <= numbers(other) for other in table), f"{first}: {row}"

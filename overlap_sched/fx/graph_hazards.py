@@ -1,7 +1,8 @@
 """What an FX graph does at each node, for the rules of :mod:`~overlap_sched.fx.hazards`.
 
 A collective in flight reads its inputs and writes its outputs until its wait, so its wait counts as reading the former
-and (where something else looks at the latter) writing the latter. Copies between devices that need not be finished when
+and (where something else looks at the latter) writing the latter. Of one that an earlier graph has launched nothing shows
+what it reads: its wait counts as reading all inputs. Copies between devices that need not be finished when
 they return are finished at the next node where the host waits for the device: that node counts as writing them.
 """
 
@@ -48,6 +49,7 @@ def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, se
 
 def _accesses(r: Reading) -> Iterator[Access]:
     shared = _shared(r)
+    inputs = _inputs(r) if r.outside else []
     unfinished: dict[int, None] = {}  # copies between devices
     for v, takes in enumerate(r.takes):
         writes = list(r.writes.get(v, ()))
@@ -55,6 +57,8 @@ def _accesses(r: Reading) -> Iterator[Access]:
         if not (writes or stops or v in r.launch_of) and shared.isdisjoint(takes):
             continue
         reads, more = _reads_and_writes(r, v, shared)
+        if v in r.outside:
+            reads += [s for s in inputs if s in shared and s not in reads]
         writes += more
         if stops:  # later readers of the copies must come after it
             writes += [s for s in unfinished if s not in writes]
@@ -69,6 +73,12 @@ def _shared(r: Reading) -> set[int]:
     shared = set(r.peeked)
     shared.update(s for roots in (*r.writes.values(), *r.transfers.values()) for s in roots)
     return shared
+
+
+def _inputs(r: Reading) -> list[int]:
+    """The storages that were there before the graph ran."""
+    outs = (r.outs[v] for v, node in enumerate(r.nodes) if node.op in ("placeholder", "get_attr"))
+    return list(dict.fromkeys(s for roots in outs for s in roots))
 
 
 def _reads_and_writes(r: Reading, v: int, shared: set[int]) -> tuple[list[int], list[int]]:

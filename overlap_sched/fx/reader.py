@@ -170,12 +170,15 @@ class _Reader:
                 self.launched[s] = v
         elif role is Role.WAIT:
             launched = [self.launched[s] for s in r.takes[v] if s in self.launched]
+            outside = [s for s in r.takes[v] if s not in self.launched]
             pending = [u for s in r.takes[v] for u in self.in_flight.pop(s, ())]  # so a wait does not look early
             if launched:
                 r.launch_of[v] = max(pending or launched)
                 r.ends[v] = tuple(dict.fromkeys([*pending, r.launch_of[v]]))
-            else:
-                r.notes["wait_outside"] += 1
+            if outside:  # in flight from the start: who reads it, the graph does not show
+                r.outside.add(v)
+                r.peeked.update(outside)
+            r.notes["wait_outside"] += not launched
 
     def _ordering_of_subgraphs(self, node: fx.Node) -> Ordering:
         """A subgraph that does more than compute, or is not at hand, makes the node that runs it a barrier."""

@@ -30,9 +30,10 @@ class Reading:
         launch_of: Per wait, its collective, of several the last. (A wait for one launched outside is not in it.)
         ends: Per wait in ``launch_of``, all collectives that it waits for: several where they share a storage, or where
             it waits for several storages.
+        outside: Waits for what this graph does not launch, or not alone.
         transfers: Copies to or from the host that need not be finished when they return: the roots concerned.
         syncs: Nodes at which the host waits for the device.
-        peeked: Roots of collectives' outputs that something besides their waits looks at early.
+        peeked: Roots of collectives' outputs that something besides their waits looks at early, or may.
     """
 
     nodes: list[fx.Node]
@@ -50,6 +51,7 @@ class Reading:
     ordering: dict[int, Ordering] = field(default_factory=dict)
     launch_of: dict[int, int] = field(default_factory=dict)
     ends: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    outside: set[int] = field(default_factory=set)
     transfers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     syncs: set[int] = field(default_factory=set)
     peeked: set[int] = field(default_factory=set)

@@ -102,7 +102,10 @@ def goes_over_lists(x: torch.Tensor, w: torch.Tensor) -> Any:
 
 
 def waits_for_an_input(x: torch.Tensor, w: torch.Tensor) -> Any:
-    return comm.wait_tensor(x) @ w, gather(w), torch.sin(w) @ w
+    rows = x.view(-1)
+    results = comm.wait_tensor(x) @ w, gather(w), torch.sin(w) @ w, rows.cos()
+    w.mul_(2.0)  # perhaps what the collective reads
+    return results
 
 
 def branches(x: torch.Tensor, w: torch.Tensor) -> Any:
@@ -236,6 +239,10 @@ def test_a_wait_for_an_input_waits_for_nothing_in_the_graph() -> None:
     outside = [node for node in problem.nodes if node.kind is Kind.WAIT and node.collective is None]
     assert len(outside) == 1
     assert main_report().report.notes["wait_outside"] == 1
+    wait = problem.nodes.index(outside[0])
+    for op in ("cos", "mul"):
+        (later,) = [node for node in problem.nodes if op in node.op]
+        assert wait in later.deps
 
 
 def test_without_collectives_nothing_is_lifted() -> None:

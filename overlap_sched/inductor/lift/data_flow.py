@@ -26,7 +26,8 @@ class DataFlow:
     Attributes:
         launches, waits: Whether a node launches a collective (one that blocks, too), or waits for one.
         kinds: Collective, wait or compute.
-        takes: Storages that a node reads.
+        takes: Storages that a node reads; of a wait for what an earlier graph has launched, all inputs: that may read
+            any of them.
         writes: Storages that it writes and did not make: mutations, what it writes over, a wait's output.
         uses: Storages that must live while it runs; of a wait, those of its collective.
         launch_of: Per wait, the position of its collective, of several the last; not in it where that was launched
@@ -58,7 +59,7 @@ class DataFlow:
             if self.kinds[at] is Kind.COLLECTIVE:
                 in_flight.update(dict.fromkeys([*self.writes[at], *self.made[at]], at))
             elif self.kinds[at] is Kind.WAIT:
-                self._wait(at, in_flight)
+                self._wait(at, in_flight, buffers.inputs)
         self.freeable.difference_update(s for roots in self.writes for s in roots)
         waited = {launch for launches in self.ends.values() for launch in launches}
         never_waited = [at for at, kind in enumerate(self.kinds) if kind is Kind.COLLECTIVE and at not in waited]
@@ -91,7 +92,9 @@ class DataFlow:
         self.writes.append(_distinct(writes))
         self.uses.append(_distinct([*takes, *shared, *self.writes[-1]]))
 
-    def _wait(self, at: int, in_flight: dict[str, int]) -> None:
+    def _wait(self, at: int, in_flight: dict[str, int], inputs: Sequence[str]) -> None:
+        if not all(s in in_flight for s in self.writes[at]):
+            self.takes[at] = _distinct([*self.takes[at], *inputs])
         launches = sorted({in_flight[s] for s in self.writes[at] if s in in_flight})
         if launches:
             self.launch_of[at], self.ends[at] = launches[-1], tuple(launches)

@@ -1,8 +1,8 @@
 """What an FX graph does at each node, for the rules of :mod:`~overlap_sched.fx.hazards`.
 
 A collective in flight reads its inputs and writes its outputs until its wait, so its wait counts as reading the former
-and (where something else looks at the latter) writing the latter. Of one that an earlier graph has launched nothing shows
-what it reads: its wait counts as reading all inputs. Copies between devices that need not be finished when
+and (where something else looks at the latter) writing the latter. What a collective reads that an earlier graph has
+launched, nothing shows: its wait counts as reading all inputs. Copies between devices that need not be finished when
 they return are finished at the next node where the host waits for the device: that node counts as writing them.
 """
 

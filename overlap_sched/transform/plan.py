@@ -184,7 +184,8 @@ def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
     def runs_paid(best_us: float) -> int:
         return most_runs(problem, min(looked_for.gain_us, best_us - compute_us))
 
-    asked = Asked(problem, prices, looked_for.alike, without.budget_bytes, wanted.ops, looked_for.legal)
+    fits = () if without.original.peak_bytes <= without.budget_bytes else without.order
+    asked = Asked(problem, prices, looked_for.alike, without.budget_bytes, wanted.ops, looked_for.legal, fits)
     return search(asked, wanted, without.order, step_us, enough_us, runs_paid).trials
 
 

@@ -45,6 +45,7 @@ class Asked:
         budget_bytes: What the peak may be.
         ops: Operators that may be bucketed.
         legal: Asked of rewrites that ``alike`` says too little about: all but buckets and streams.
+        fits: An order within the budget where the original one is not; ``()``: that is.
         done, whole: What has been done to ``problem`` already, and the problem as it was; ``()``, ``None``: nothing.
     """
 
@@ -54,13 +55,14 @@ class Asked:
     budget_bytes: int
     ops: tuple[str, ...] = BUCKETED
     legal: Legal = always
+    fits: Order = ()
     done: tuple[Rewrite, ...] = ()
     whole: Problem | None = None
 
     def after(self, done: Sequence[Rewrite], order: Sequence[NodeId]) -> "Asked":
         """The same once rewrites are done, from an order; what is tried of it counts these in."""
         problem = apply(self.problem, done, self.prices, self.alike or NOT_KNOWN, order)
-        return replace(self, problem=problem, done=tuple(done), whole=self.problem)
+        return replace(self, problem=problem, fits=(), done=tuple(done), whole=self.problem)
 
     def start(self, order: Sequence[NodeId]) -> Order:
         """An order of ``problem`` as one of the problem as it was."""

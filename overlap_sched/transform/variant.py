@@ -89,7 +89,7 @@ class Base:
 
 
 def bases(graph: Graph) -> list[Base]:
-    """The original order; before it, the same with compute deferred that hides its last launch, where there is some.
+    """The original order, or one that fits; before it, the same with compute deferred that hides its last launch.
 
     A weight gradient whose own collective takes as long hides nothing alone; many that share one latency do::
 
@@ -97,7 +97,7 @@ def bases(graph: Graph) -> list[Base]:
         group stream                        |======== v =========|= w1 w2 w3 =|
     """
     problem, asked = graph.problem, graph.asked
-    original = problem.original_order
+    original = asked.fits or problem.original_order
     tail_us = problem.nodes[problem.collectives[-1]].time_us
     order, late = deferred(LiveRanges(problem), original, asked.budget_bytes, tail_us, graph.added_us)
     return [*([Base(problem, order, late)] if late else []), Base(problem, original)]

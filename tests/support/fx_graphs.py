@@ -105,6 +105,10 @@ class Adversary(fx.Interpreter):
             self.late[out.untyped_storage()._cdata] = [lambda: out.copy_(source * RANKS)]
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if getattr(target, "namespace", "") == "_c10d_functional":
+            names = [argument.name for argument in target._schema.arguments if not argument.kwarg_only]
+            args = (*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
+            kwargs = {name: given for name, given in kwargs.items() if name not in names}
         if target in (C10D.wait_tensor.default, WAIT_TENSORS.default):
             for tensor in args[0] if isinstance(args[0], list) else args:
                 for move in self.late.pop(tensor.untyped_storage()._cdata, []):

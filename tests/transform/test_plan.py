@@ -60,6 +60,15 @@ def test_latency_is_saved_where_the_network_binds() -> None:
     assert sum(record.stream_us for record in found.records) == pytest.approx(10.0 * (24 - len(launches)))
 
 
+def test_rewrites_start_within_a_budget_that_the_original_order_breaks() -> None:
+    problem = sharded([[1, 1]], compute_us=2.0)
+    found = plan(problem, PRICES, replace(BUCKETS, base="memory-peak", strict=True))
+    assert (found.without.original.peak_bytes, found.without.budget_bytes) == (34, 28)
+    assert {one.members for one in found.rewrites} == {("scatter0_0", "scatter0_1"), ("gather0_0", "gather0_1")}
+    assert found.schedule.scheduled.peak_bytes == 28
+    assert (found.without.scheduled.step_us, found.schedule.scheduled.step_us) == (48.0, 30.0)
+
+
 def ending_late(jobs: int, op: str = "reduce_scatter_tensor", compute_us: float = 12.0) -> Problem:
     """Weight gradients that take as long as their scatters alone, then a chain whose scatter nothing can hide.
 

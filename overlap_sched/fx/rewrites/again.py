@@ -88,7 +88,7 @@ def regather(draft: Draft, rewrite: Regather) -> None:
     """
     one, views, users = check_regather(draft, rewrite)
     at = min(draft.at[user] for user in users)
-    launch = draft.call(rewrite.name, one.node.target, one.node.args, at, one.node)
+    launch = draft.call(rewrite.name, one.node.target, (one.source, *one.rest), at, one.node)
     wait = draft.call(f"{rewrite.name}_wait", WAIT, (launch,), at, one.node)
     check_same_value(rewrite.gather, one.waits[0], wait)
     new = dict.fromkeys(one.waits, wait)

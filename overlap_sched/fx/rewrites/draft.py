@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx.operator_traits import Arg
 from overlap_sched.fx.rewrites.hazards import Hazards
 from overlap_sched.fx.rewrites.known import Known, shares_storage
 from overlap_sched.fx.rewrites.placed import as_named, in_places, users_first
@@ -187,10 +188,14 @@ class Draft(Known):
             self._values.setdefault(view, view.meta["val"])
             view.meta["val"] = value_of(view.target, view.args, view.kwargs)
 
-    def set_argument(self, node: fx.Node, position: int, value: Any) -> None:
-        """A node gets another argument."""
+    def set_argument(self, node: fx.Node, argument: Arg, value: Any) -> None:
+        """A node gets another argument, given as it was."""
         self._remember(node)
-        node.update_arg(position, value)
+        position, name = argument
+        if 0 <= position < len(node.args):
+            node.update_arg(position, value)
+        else:
+            node.update_kwarg(name, value)
 
     def remove(self, node: fx.Node, first: fx.Node, last: fx.Node) -> None:
         """Take a node away that nobody uses any more.

@@ -11,6 +11,7 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.dimensions.region import Region, followed
+from overlap_sched.fx.operator_traits import Arg
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
 from overlap_sched.transform.dimension_graph.cut import Cut, Uncut, is_cut_of
@@ -167,7 +168,7 @@ class _Fissioning:
             def each(u: fx.Node) -> Any:
                 return tuple(parts) if u is node else u
 
-            self.draft.set_argument(user, 0, fx.node.map_arg(user.args[0], each))
+            self.draft.set_argument(user, Arg((0, "result")), fx.node.map_arg(user.args[0], each))
 
     def _leave(self, node: fx.Node, leave: Leave) -> fx.Node | list[fx.Node]:
         """What users outside take."""

@@ -10,7 +10,7 @@ from overlap_sched.fx.rewrites.again import check_keep, check_regather
 from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.in_place import check_in_place
-from overlap_sched.fx.rewrites.sites import LAUNCHES
+from overlap_sched.fx.rewrites.sites import LAUNCHES, arguments
 from overlap_sched.options import Options, on_devices
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites
@@ -38,7 +38,7 @@ def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
 def _two_in_one_group(sites: Sequence[fx.Node]) -> bool:
     """Whether two gathers might be of the same."""
     gathers = [node for node in sites if LAUNCHES[node.target] == "all_gather_into_tensor"]
-    return len({node.args[1:] for node in gathers}) < len(gathers)
+    return len({arguments(node)[1:] for node in gathers}) < len(gathers)
 
 
 def legal_in(lifted: Lifted) -> Legal:

@@ -59,13 +59,19 @@ class Site(NamedTuple):
     @property
     def rest(self) -> tuple[Any, ...]:
         """Its arguments behind the tensor."""
-        return self.node.args[1:]
+        return arguments(self.node)[1:]
 
     @property
     def kind(self) -> str:
         """What members of a bucket share besides operator and group: ``"float32 sum"``."""
         where = "" if self.taken.device.type in ("cpu", "cuda") else f" on {self.taken.device.type}"
         return f"{str(self.taken.dtype).removeprefix('torch.')} {self.reduction}".rstrip() + where
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a call in the order of its schema, however they are given; those left out are not there."""
+    behind = [argument.name for argument in node.target._schema.arguments[len(node.args) :]]  # type: ignore[union-attr]
+    return (*node.args, *(node.kwargs[name] for name in behind if name in node.kwargs))
 
 
 def site(draft: Draft, name: str) -> Site:
@@ -76,10 +82,11 @@ def site(draft: Draft, name: str) -> Site:
     """
     node = draft.find(name)
     op = LAUNCHES.get(node.target)
-    if op is None or len(node.args) != len(node.target._schema.arguments):
+    args = arguments(node) if op is not None else ()
+    if op is None or len(args) != len(node.target._schema.arguments):  # type: ignore[union-attr]
         raise RewriteError(f"{name!r} is {_target(node)!r}: what can be rewritten is {', '.join(BUCKETED)}.")
     waits = _waits(draft, node)
-    source = node.args[0]
+    source = args[0]
     assert isinstance(source, fx.Node)
     group_name, _ = name_and_group(node)
     _check_values(name, source, waits)
@@ -88,9 +95,9 @@ def site(draft: Draft, name: str) -> Site:
     if draft.facts.sends(group_name):
         raise RewriteError(f"process group {group_name!r} of {name!r} also sends or receives: its order must stay.")
     gathers = op == "all_gather_into_tensor"
-    reduction = "" if gathers else str(node.args[1])
-    ranks = draft.facts.ranks(group_name) if op == "all_reduce" else int(node.args[1 if gathers else 2])
-    return Site(node, op, source, node.args[-1], group_name, reduction, ranks, waits)
+    reduction = "" if gathers else str(args[1])
+    ranks = draft.facts.ranks(group_name) if op == "all_reduce" else int(args[1 if gathers else 2])
+    return Site(node, op, source, args[-1], group_name, reduction, ranks, waits)
 
 
 def _waits(draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:

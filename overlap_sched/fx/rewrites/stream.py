@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.groups import GROUPS_KEY, live_ranks
+from overlap_sched.fx.operator_traits import Arg
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.transform.rewrites import Stream, second_group
@@ -22,9 +23,9 @@ def stream(draft: Draft, rewrite: Stream) -> None:
         RewriteError: It is no functional collective, is on a second communicator already, or there is none.
     """
     node = draft.find(rewrite.collective)
-    position = _group_argument(node)
-    group = None if position is None else node.args[position]
-    if not isinstance(group, str) or position is None:
+    argument = _group_argument(node)
+    group = None if argument is None else argument.of(node.args, node.kwargs)
+    if not isinstance(group, str) or argument is None:
         raise RewriteError(f"{rewrite.collective!r} does not name its process group: it must stay there.")
     if group.endswith(second_group("")):
         raise RewriteError(f"{rewrite.collective!r} is on a second communicator already, {group!r}.")
@@ -39,16 +40,15 @@ def stream(draft: Draft, rewrite: Stream) -> None:
             f"there is no second communicator {second!r}. Make it on all ranks before compiling: "
             "overlap_sched.distributed.second_communicators()."
         )
-    draft.set_argument(node, position, second)
+    draft.set_argument(node, argument, second)
 
 
-def _group_argument(node: fx.Node) -> int | None:
-    """The position of a functional collective's group; ``None``: it is none."""
+def _group_argument(node: fx.Node) -> Arg | None:
+    """Where a functional collective takes its group; ``None``: it is none."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
     comm = traits_of(node.target).comm
     if comm is None or comm.role is not Role.LAUNCH or comm.point_to_point:
         return None
     names = [argument.name for argument in node.target._schema.arguments]
-    position = names.index("group_name") if "group_name" in names else -1
-    return position if 0 <= position < len(node.args) else None
+    return Arg((names.index("group_name"), "group_name")) if "group_name" in names else None

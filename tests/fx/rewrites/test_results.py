@@ -12,7 +12,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites import prepare, rewrite_graph
 from overlap_sched.fx.rewrites.sites import layout
-from overlap_sched.transform.rewrites import Bucket, Split
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
 from tests.support.fx_graphs import RANKS, TIMINGS, gather, outcome, reordered, same, scatter, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, described, legal, reduce, tried
 
@@ -69,6 +69,43 @@ def test_undone_the_graph_is_as_it_was(name: str) -> None:
             refused += 1
         assert described(gm.graph) == before, one
     assert refused
+
+
+def gathered_twice(a: Tensor, b: Tensor) -> list[Tensor]:
+    first, other, again = (wait(gather(x)) for x in (a, b, a))
+    return [first + 1, first * 2, other + 1, again * 3]
+
+
+def by_keyword(gm: fx.GraphModule) -> fx.GraphModule:
+    """The same graph, its collectives called with names for all arguments; of every second one but for the first."""
+    for at, node in enumerate(n for n in gm.graph.nodes if str(n.target).startswith("_c10d_functional")):
+        first = at // 2 % 2
+        names = [argument.name for argument in node.target._schema.arguments]
+        node.kwargs = dict(zip(names[first:], node.args[first:], strict=True))
+        node.args = node.args[:first]
+    return gm
+
+
+GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_1", "all_gather_into_tensor_2")
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        Bucket(GATHERS[:2]),
+        Split(GATHERS[0], 2),
+        Stream(GATHERS[0]),
+        Stream(GATHERS[1]),
+        Keep(GATHERS[0], GATHERS[2]),
+        Regather(GATHERS[0], ("mul",)),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_collectives_called_by_keyword_are_rewritten_as_others_are(rewrite: Rewrite) -> None:
+    gm = by_keyword(trace(gathered_twice, (4, 8), (4, 8)))
+    rewrite_graph(gm, [rewrite])
+    gm.graph.lint()
+    check_results(trace(gathered_twice, (4, 8), (4, 8)), gm, 0)
 
 
 def test_names_that_were_undone_are_free_again() -> None:

@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from types import ModuleType
 
@@ -37,6 +37,11 @@ Tell = Callable[[str], None]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (``argparse`` itself exits with 2 on bad usage)."""
+    with _open_streams():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names in any script, terminals in few
     options = command_parser().parse_args(arguments)
@@ -247,6 +252,16 @@ def _read(options: argparse.Namespace, tell: Tell, *, saves: bool = True) -> Loa
 def _print(answer: str | tuple[RenderableType, ...]) -> None:
     """JSON, and the like, as it is; tables and text for the width of the terminal."""
     print(answer if isinstance(answer, str) else shown(*answer), flush=True)
+
+
+@contextmanager
+def _open_streams() -> Iterator[None]:
+    """Where standard output or error is closed (``>&-``), what is written there goes nowhere, as in any program."""
+    with ExitStack() as stack:
+        for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
+            if stream is None or stream.closed:
+                stack.enter_context(redirect(stack.enter_context(open(os.devnull, "w"))))
+        yield
 
 
 def _complain(text: str) -> None:

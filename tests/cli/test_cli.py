@@ -1,6 +1,7 @@
 """The command line, from outside where that matters (exit codes, what is imported, pipes), else in this process."""
 
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -330,6 +331,17 @@ def test_python_m_and_a_reader_that_goes_away(problem: str) -> None:
     )  # fmt: skip
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_closed_streams_take_what_is_written_and_nobody_is_told(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed):  # of a process started with ``>&- 2>&-``; of a program that has closed its own
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert run("plan", problem) == 0
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert run("plan", "missing") == 2
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -17,6 +17,7 @@ from overlap_sched.options import Options, on_devices
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.kept import why_no_better
 from overlap_sched.report.words.reserved import held_lines
+from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.plan import Plan
@@ -45,6 +46,7 @@ class Report:
             in plug-ins: there the rewritten graph is lifted and ordered anew. ``None``: nothing was rewritten.
         kept: What the ranks differ in, so that the launch order was kept though the options do not ask for it; ``None``
             where they do not differ, or the graph had to stay as it was.
+        sizes: Sizes that only the data knows on which memory figures rest, and with them the budget.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Report:
     kept: str | None = None
     rewrites: tuple[Rewrite, ...] = ()
     made: Plan | None = None
+    sizes: tuple[AssumedSize, ...] = ()
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -72,6 +75,7 @@ class Report:
                 if self.rewrites:
                     lines.append(f"  {count(len(self.rewrites), 'rewrite')} of collectives")
             lines.append(f"  peak budget {size(plan.budget_bytes)} ({model} memory model)")
+            lines += [f"  {sizes_assumed(self.sizes)}"] if self.sizes else []
             lines += [f"  {line}" for line in (held_lines(plan) if self.changed else ())]
             lines.append(
                 f"  {count(len(plan.problem.nodes), 'node')}, {count(len(plan.problem.collectives), 'collective')}; "
@@ -132,16 +136,17 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
             began = time.perf_counter()
             prepare(gm, made.rewrites, made.schedule.problem.names(made.schedule.order)).commit()
             took_s = time.perf_counter() - began
-            notes = lifted.notes
-            return Report(name, made.schedule, True, None, notes, lift_s, took_s, rewrites=made.rewrites, made=made)
+            done = Report(name, made.schedule, True, None, lifted.notes, lift_s, took_s, sizes=lifted.sizes)
+            return replace(done, rewrites=made.rewrites, made=made)
         plan = made.schedule
     else:
         plan = schedule(lifted.problem, on_devices(options, lifted.devices))
     if stays(plan):
-        return Report(name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
+        return Report(name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s, sizes=lifted.sizes)
     began = time.perf_counter()
     reorder(gm, lifted.reordered(plan.order))
-    return Report(name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
+    took_s = time.perf_counter() - began
+    return Report(name, plan, True, None, lifted.notes, lift_s, took_s, sizes=lifted.sizes)
 
 
 def stays(plan: Schedule) -> bool:

@@ -26,6 +26,7 @@ from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.node import OF_HOST
+from overlap_sched.report.words.sizes import AssumedSize
 from overlap_sched.transform.host import OUT
 
 HOST = {OUT: Group(1, True)}
@@ -57,6 +58,7 @@ class Lifted:
         placements: Per process group, where it is, and what was assumed for that.
         devices: Types of those that its tensors are on: ``"cuda"``.
         model: What has priced it; it prices what rewrites make, too.
+        sizes: Sizes that only the data knows on which the storages' bytes rest.
     """
 
     problem: Problem
@@ -66,6 +68,7 @@ class Lifted:
     placements: Mapping[str, Placement]
     devices: frozenset[str]
     model: CostModel
+    sizes: tuple[AssumedSize, ...] = ()
 
     def reordered(self, order: Sequence[int]) -> list[fx.Node]:
         """The FX nodes in an order of the problem, each once: where the last of its ids is."""
@@ -139,8 +142,9 @@ def lift(
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
     priced = zip(nodes, stands_for, strict=True)
     prices = tuple([costs.prices[v] if node.op not in OF_HOST else Price(node.time_us, "table") for node, v in priced])
+    sizes = reading.storages.assumed
     fx_nodes = tuple([reading.nodes[v] for v in stands_for])
-    return Lifted(problem, fx_nodes, told, prices, placements, frozenset(reading.storages.device), model)
+    return Lifted(problem, fx_nodes, told, prices, placements, frozenset(reading.storages.device), model, sizes)
 
 
 def _nodes(

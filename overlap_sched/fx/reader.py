@@ -25,7 +25,8 @@ _TRAITS_OF_KIND = {"placeholder": NO_CALL, "get_attr": NO_CALL, "output": NO_CAL
 def read_graph(graph: fx.Graph) -> Reading:
     """Read an FX graph; about ten microseconds a node."""
     notes: Counter[str] = Counter()
-    reading = Reading(list(graph.nodes), Storages(notes), notes)
+    nodes = list(graph.nodes)
+    reading = Reading(nodes, Storages(notes, nodes), notes)
     reader = _Reader(reading)
     for v, node in enumerate(reading.nodes):
         reader.read(v, node)

@@ -1,15 +1,17 @@
 """The storages behind the values of a graph: who shares which, how large they are, on which device."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-UNBACKED_HINT = 8192
-"""A size that depends on data and has no hint counts as this (torch's own ``unbacked_symint_fallback``)."""
+from overlap_sched.fx.sizes import Sizes
+from overlap_sched.report.words.sizes import AssumedSize
 
 _NUMBERS = (type(None), int, float, bool, str, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -22,13 +24,20 @@ class Storages:
     copied a node together with its ``val`` (recomputation, a reload after an offload), one shown storage stands for
     several raw ones, see :meth:`copy_for`.
 
+    Args:
+        notes: Counts; added to.
+        nodes: Of the graph: what it asserts of sizes.
+
     Attributes:
-        nbytes, device, root: Per raw storage: size, device type, root (itself, but for the cases above).
+        nbytes, device, root: Per raw storage: size (the largest that the graph admits), device type, root (itself, but
+            for the cases above).
         fake: Per raw storage, whether a ``FakeTensor`` showed it: torch's ``MemoryTracker`` sees no other.
         notes: Counts ``size_without_hint`` and ``no_storage`` (sparse tensors and the like).
     """
 
-    def __init__(self, notes: Counter[str]) -> None:
+    def __init__(self, notes: Counter[str], nodes: Sequence[fx.Node]) -> None:
+        self._nodes = nodes
+        self._sizes: Sizes | None = None
         self.nbytes: list[int] = []
         self.device: list[str] = []
         self.root: list[int] = []
@@ -63,7 +72,7 @@ class Storages:
         raw = self._raw_of.get(key)
         if raw is None:
             raw = self._raw_of[key] = len(self.root)
-            nbytes = 0 if storage is None else self.hint(storage.nbytes())
+            nbytes = 0 if storage is None else self.largest(storage.nbytes())
             self._append(key, nbytes, tensor.device.type, isinstance(tensor, FakeTensor))
             self.notes["no_storage"] += storage is None
         return raw
@@ -98,25 +107,29 @@ class Storages:
         return copy
 
     def hint(self, size: int | torch.SymInt) -> int:
-        """A size as a plain number: symbolic ones by their hints, data-dependent ones by a default."""
-        if type(size) is int:
-            return size
-        self.notes["size_without_hint"] += isinstance(size, torch.SymInt) and not size.node.has_hint()
-        return hint_of(size)
+        """A size as a plain number, for times: see :mod:`overlap_sched.fx.sizes`."""
+        return size if type(size) is int else self._number(size, Sizes.hint)
 
+    def largest(self, size: int | torch.SymInt) -> int:
+        """A size as a plain number, for memory."""
+        return size if type(size) is int else self._number(size, Sizes.largest)
 
-def hint_of(size: int | torch.SymInt) -> int:
-    """A size as a plain number, see :meth:`Storages.hint`."""
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    if size.node.has_hint():
-        return int(size.node.hint)
-    from torch.fx.experimental import symbolic_shapes
+    def sizes(self, env: Any) -> Sizes:
+        """Numbers for symbols of torch's ``ShapeEnv``."""
+        if self._sizes is None:
+            self._sizes = Sizes(self._nodes, env)
+        return self._sizes
 
-    optimization_hint = getattr(symbolic_shapes, "optimization_hint", None)
-    if optimization_hint is not None:
-        return int(optimization_hint(size, fallback=UNBACKED_HINT))
-    return UNBACKED_HINT
+    @property
+    def assumed(self) -> tuple[AssumedSize, ...]:
+        """The sizes that only the data knows on which ``nbytes`` rest."""
+        return () if self._sizes is None else self._sizes.assumed
+
+    def _number(self, size: int | torch.SymInt, number: Callable[[Sizes, Any], int]) -> int:
+        if not isinstance(size, torch.SymInt) or size.node.has_hint():
+            return max(0, int(size.node.hint if isinstance(size, torch.SymInt) else size))
+        self.notes["size_without_hint"] += 1
+        return number(self.sizes(size.node.shape_env), size)
 
 
 def _unwrapped(tensor: torch.Tensor) -> list[torch.Tensor]:

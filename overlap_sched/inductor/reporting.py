@@ -21,6 +21,7 @@ from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.summary import outcome_of
 from overlap_sched.problem import Kind
 from overlap_sched.report.units import count, duration, from_to, size
+from overlap_sched.report.words.sizes import sizes_assumed
 from overlap_sched.scheduler.result import Figures
 from overlap_sched.transform.plan import Plan
 
@@ -74,6 +75,7 @@ class GraphReport:
             rewrites = 0 if report.made is None else len(report.made.rewrites)
             left = f"{count(rewrites, 'rewrite')}, then left as it was" if rewrites else "left as it was"
             return f"{self.name} ({self.stage}): {left}: {report.reason}{kept}"
+        kept += f"; {sizes_assumed(report.sizes)}" if report.sizes else ""
         before, after = plan.original, plan.scheduled
         exposed, step = (
             from_to(duration(a), duration(b))
@@ -105,6 +107,7 @@ class GraphReport:
             "reason": self.report.reason,
             "launch_order_kept": self.report.kept,
             "notes": dict(self.report.notes),
+            "sizes": [one._asdict() for one in self.report.sizes],
             "settings": list(self.settings),
             "priced_for": self.priced_for,
             "original": _figures(plan.original if plan else None),

@@ -129,12 +129,15 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
     problem = attempt.problem = lifted.problem
     plan = schedule(problem, on_devices(settings.options, private.V.graph.device_types))
     if stays(plan):
-        return Report(problem.name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s)
+        return Report(
+            problem.name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s, sizes=lifted.sizes
+        )
     began = time.perf_counter()
     planned.ordered = _put_in_order(snodes, lifted, plan.order)
     if attempt.key is not None:
         attempt.planned = kernel_launches(planned.ordered)
-    return Report(problem.name, plan, True, None, lifted.notes, lift_s, time.perf_counter() - began)
+    took_s = time.perf_counter() - began
+    return Report(problem.name, plan, True, None, lifted.notes, lift_s, took_s, sizes=lifted.sizes)
 
 
 def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequence[int]) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.report.units import count, duration, from_to
+from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
 
 DETAILS = "Details: overlap_sched.reports()"
 HOOKS = (
@@ -33,6 +34,7 @@ class Outcome:
         priced_for: For which device.
         kept: Why its launches are in their original order, see :class:`~overlap_sched.fx.apply.Report`; ``""``: they
             need not be.
+        sizes: On which sizes that only the data knows its peak rests.
     """
 
     communicates: bool
@@ -42,6 +44,7 @@ class Outcome:
     after_us: float = 0.0
     priced_for: str = ""
     kept: str = ""
+    sizes: tuple[AssumedSize, ...] = ()
 
     @property
     def fine(self) -> bool:
@@ -54,10 +57,12 @@ def outcome_of(report: Report, priced_for: str) -> Outcome:
     plan, reason = report.schedule, report.reason or ""
     if report.made is not None and plan is not None and not report.changed:  # rewritten, and in order by that
         before, after = report.made.schedule.original.exposed_us, plan.scheduled.exposed_us
-        return Outcome(True, True, "", before, after, priced_for, report.kept or "")
+        return Outcome(True, True, "", before, after, priced_for, report.kept or "", report.sizes)
     if report.changed and plan is not None:
         before, after = plan.original.exposed_us, plan.scheduled.exposed_us
-        return Outcome(bool(plan.problem.collectives), True, "", before, after, priced_for, report.kept or "")
+        return Outcome(
+            bool(plan.problem.collectives), True, "", before, after, priced_for, report.kept or "", report.sizes
+        )
     communicates = not reason.startswith(NO_COLLECTIVES) if plan is None else bool(plan.problem.collectives)
     return Outcome(communicates, False, reason)
 
@@ -119,9 +124,10 @@ def _gained(done: Sequence[Outcome]) -> str:
     before_us, after_us = sum(outcome.before_us for outcome in done), sum(outcome.after_us for outcome in done)
     devices = " and ".join(dict.fromkeys(outcome.priced_for for outcome in done if outcome.priced_for))
     kept = [outcome.kept for outcome in done if outcome.kept]
+    assumed = sizes_assumed(list(dict.fromkeys(one for outcome in done for one in outcome.sizes)))
     return (
         f"exposed {from_to(duration(before_us), duration(after_us))} predicted{f' for {devices}' if devices else ''}"
-        f"{f'; {len(kept):,} of them: {_reasons(kept)}' if kept else ''}"
+        f"{f'; {len(kept):,} of them: {_reasons(kept)}' if kept else ''}{f'; {assumed}' if assumed else ''}"
     )
 
 

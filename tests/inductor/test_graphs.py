@@ -16,6 +16,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor.reporting import GraphReport
+from overlap_sched.inductor.summary import outcome_of, summary
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.scheduler.pipeline import schedule
 from tests.support.inductor.generated import events, matmuls_under_way
@@ -112,6 +113,16 @@ def branches(x: torch.Tensor, w: torch.Tensor) -> Any:
     full = gather(x)
     chosen = torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,))
     return full @ w, chosen @ w
+
+
+def drops_rows(x: torch.Tensor, w: torch.Tensor) -> Any:
+    n = x[0, 0].abs().int().item()
+    torch._check(n >= 0)
+    torch._check(n <= 12)
+    rest = x.new_ones([16 - n, 16])
+    full = gather(x)
+    wide = torch.cat([rest @ w] * 8, 1)
+    return full @ w, torch.sin(wide) @ torch.cat([w] * 8, 0), wide.sum()
 
 
 FUNCTIONS: tuple[Function, ...] = (
@@ -243,6 +254,18 @@ def test_a_wait_for_an_input_waits_for_nothing_in_the_graph() -> None:
     for op in ("cos", "mul"):
         (later,) = [node for node in problem.nodes if op in node.op]
         assert wait in later.deps
+
+
+def test_sizes_that_only_the_data_knows_are_as_large_as_the_graph_asserts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+    problem = problem_of(drops_rows)
+    assert max(storage.bytes for storage in problem.storages) == 16 * 8 * 16 * 4
+    report = main_report()
+    (size,) = report.report.sizes
+    assert (size.taken, size.limited) == (12, True)
+    words = f"peak rests on guessed sizes: {size.name} ({size.node}) <= 12 as asserted"
+    outcome = outcome_of(report.report, report.priced_for)
+    assert all(words in text for text in (str(report), report.line, summary([outcome], ranks=True, again=False).text))
 
 
 def test_without_collectives_nothing_is_lifted() -> None:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manag
 from torch.fx.experimental.symbolic_shapes import constrain_range
 from torch.utils._pytree import key_get, tree_leaves, tree_map
 
-from overlap_sched.fx.storages import UNBACKED_HINT, hint_of
+from overlap_sched.fx.sizes import Sizes
 
 BINDINGS = "unbacked_bindings"
 """Metadata with which torch's compilers find where a symbol is first seen."""
@@ -111,6 +111,7 @@ def _liken(new: torch.SymInt, old: torch.SymInt, parts: int) -> None:
     known = env.var_to_range.get(of)
     if known is not None and known.lower >= 0:
         constrain_range(new, min=0)
-    hints, hint = getattr(env, "var_to_hint_override", None), hint_of(old)  # torch 2.11 has none
-    if hints is not None and (of in hints or hint == UNBACKED_HINT):  # others follow from what sizes add up to
-        hints[symbol] = -(-hint // parts)
+    hints = getattr(env, "var_to_hint_override", None)  # torch 2.11 has none
+    sizes = Sizes((), env)
+    if hints is not None and not sizes.follows(of):
+        hints[symbol] = -(-sizes.largest(of) // parts)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from overlap_sched.fx.reading import Reading
-from overlap_sched.fx.storages import UNBACKED_HINT
 from overlap_sched.inductor.lift.buffers import Buffers, extent
 from overlap_sched.inductor.lift.in_place import read_in_place
 from overlap_sched.inductor.lift.saved import held_names
@@ -14,7 +13,7 @@ from overlap_sched.inductor.private import FusedSchedulerNode, GroupedSchedulerN
 
 def read_buffers(snodes: Sequence[Any], reading: Reading, notes: Counter[str]) -> Buffers:
     """Read all buffers of a graph; ``snodes`` in any order that can run."""
-    buffers = Buffers()
+    buffers = Buffers(reading.storages.sizes(V.graph.sizevars.shape_env))
     _read_inputs(buffers, reading)
     for at, snode in enumerate(snodes):
         for out in snode.get_outputs():
@@ -98,8 +97,8 @@ def _allocate(b: Buffers, at: int, name: str, node: Any) -> None:
     key = extent(node)
     elements = b.elements.get(key)
     if elements is None:  # layers are alike, and torch computes with symbols
-        storage = V.graph.get_allocation_storage_size(node)
-        elements = b.elements[key] = int(V.graph.sizevars.optimization_hint(storage, fallback=UNBACKED_HINT))
+        storage = V.graph.sizevars.remove_precomputed_replacements(V.graph.get_allocation_storage_size(node))
+        elements = b.elements[key] = b.sizes.largest(storage)
     b.nbytes[name] = elements * node.get_dtype().itemsize
     b.roots[name] = (name,)
     b.maker[name] = at

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.fx.sizes import Sizes
 from overlap_sched.inductor.private import V
 
 Roots = tuple[str, ...]
@@ -20,6 +21,7 @@ class Buffers:
     """Names of buffers and what stands behind them.
 
     Attributes:
+        sizes: Numbers for symbolic sizes.
         roots: Per buffer, input or constant, its storages; none where it has no memory.
         nbytes: Per storage, its size.
         maker: Per storage, the position of the scheduler node that allocates it; not for inputs.
@@ -32,6 +34,7 @@ class Buffers:
         elements: Per size, stride and offset seen so far, how many elements are allocated.
     """
 
+    sizes: Sizes
     roots: dict[str, Roots] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
     maker: dict[str, int] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.groups import groups_of
 from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.sizes import Sizes
 from overlap_sched.inductor.private import MemoryDep, NopKernelSchedulerNode, V, ir, is_wait, members, sympy_product
 from overlap_sched.problem import Group
 
@@ -127,7 +128,7 @@ class KernelCosts:
     def _moved(self, snode: Any) -> int:
         """Bytes of the buffers that a kernel reads and writes; of those that are indexed by data, what is picked."""
         try:
-            return _moved_and_picked(snode)
+            return _moved_and_picked(snode, self._reading.storages.sizes(V.graph.sizevars.shape_env))
         except Exception:  # before torch 2.13 some of what it asks has other names
             pass
         try:
@@ -137,9 +138,10 @@ class KernelCosts:
             return 0
 
 
-def _moved_and_picked(snode: Any) -> int:
+def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
     """Torch counts a buffer that is indexed by data as a whole; this counts what is picked out of it or written to it.
 
+    Sizes that only the data knows are 0 for torch; here they have their hints.
     A kernel that writes into a buffer that exists depends on all of it, but reads none of it by that.
     """
     deps: dict[str, list[Any]] = {}
@@ -147,16 +149,22 @@ def _moved_and_picked(snode: Any) -> int:
         if isinstance(dep, MemoryDep):
             deps.setdefault(dep.name, []).append(dep)
     written_into = {name for buffer in snode.get_outputs() for name in buffer.get_mutations()}
-    hint, total = V.graph.sizevars.optimization_hint, 0
+    total = 0
     for name, nbytes in snode.get_read_write_buffer_accesses(include_reads=True, include_writes=True).items():
         known = deps.get(name, [])
         if not known and name in written_into:
             continue
         if known and all(dep.is_indirect() for dep in known):
-            picked = sum([hint(sympy_product(dep.size), fallback=0) for dep in known])
+            picked = sum([sizes.hint(_elements(dep)) for dep in known])
             nbytes = min(nbytes, picked * V.graph.get_dtype(name).itemsize)
+        elif any(sizes.unknown(_elements(dep)) for dep in known):
+            nbytes = max([sizes.hint(_elements(dep)) for dep in known]) * V.graph.get_dtype(name).itemsize
         total += nbytes
     return int(total)
+
+
+def _elements(dep: Any) -> Any:
+    return V.graph.sizevars.remove_precomputed_replacements(sympy_product(dep.size))
 
 
 def _no_kernel(part: Any) -> bool:

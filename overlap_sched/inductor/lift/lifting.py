@@ -26,6 +26,7 @@ from overlap_sched.inductor.lift.dependencies import dependencies
 from overlap_sched.inductor.private import V, is_collective, members
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
+from overlap_sched.report.words.sizes import AssumedSize
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ class LiftedKernels:
             of the FX graph, and each after the wait of the one before: these are what we are here to replace;
             ``bytes_failed``: torch's estimate of a kernel's bytes raised.
         buffers: What stands behind the names of buffers.
+        sizes: Sizes that only the data knows on which their bytes rest.
     """
 
     problem: Problem
     snodes: tuple[Any | None, ...]
     notes: Mapping[str, int]
     buffers: Buffers
+    sizes: tuple[AssumedSize, ...] = ()
 
     def reordered(self, order: Sequence[int]) -> list[Any]:
         """The scheduler nodes in an order of the problem, each once: where the last of its ids is."""
@@ -103,7 +106,7 @@ def lift_kernels(
     problem = Problem(name, nodes, storages, groups, "runtime", beside)
     snodes_of = [*[None] * shift, *snodes, None]
     told = {k: n for k, n in sorted(notes.items()) if n}
-    return LiftedKernels(problem, tuple([snodes_of[v] for v in stands_for]), told, buffers)
+    return LiftedKernels(problem, tuple([snodes_of[v] for v in stands_for]), told, buffers, reading.storages.assumed)
 
 
 def _inputs(buffers: Buffers) -> tuple[list[Node], dict[str, int]]:

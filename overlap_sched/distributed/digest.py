@@ -17,6 +17,7 @@ from typing import Any
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
+from overlap_sched.problem.precedence import launched_on
 
 PARTS = ("operators", "sizes", "options", "costs", "order")
 """What is compared, causes first: other operators have other sizes, costs and another order as well."""
@@ -79,22 +80,23 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
 
     Where scheduling failed the order is the original one: ranks then differ in ``order``, and all keep the original.
     """
-    used = [node for node in problem.nodes if node.group is not None]
-    number = _numbered(str(node.group) for node in used)
+    used = [node for node in problem.nodes if launched_on(node)]
+    number = _numbered(group for node in used for group in launched_on(node))
     skeleton, sizes = [], []
     for node in problem.nodes:
-        group = None if node.group is None else number[node.group]
-        skeleton.append([node.kind.value, node.op, node.deps, group, node.collective])
+        group, by_itself = None if node.group is None else number[node.group], [number[name] for name in node.launches]
+        skeleton.append([node.kind.value, node.op, node.deps, group, node.collective, *([by_itself] if by_itself else [])])
         sizes.append([node.alloc, node.use, node.flops, node.bytes])
-    groups = [problem.groups[name][:2] for name in number]  # how many nodes: only for prices, which are in costs
+    # how many nodes it is on: only for prices, which are in costs
+    groups = {name: problem.groups[name][:2] if name in problem.groups else () for name in number}
     return Digest(
-        operators=_sha256([skeleton, groups, problem.memory_model]),
+        operators=_sha256([skeleton, list(groups.values()), problem.memory_model]),
         sizes=_sha256([sizes, problem.storages]),
         options=_sha256(asdict(options)),
         costs=_sha256([_floats(node.time_us for node in problem.nodes), *_contention(problem.contention, number)]),
         order=_sha256(list(order)),
         key=_sha256(skeleton),
-        launches=launches_of([(node.op, str(node.group), *problem.groups[str(node.group)][:2]) for node in used]),
+        launches=launches_of([(node.op, group, *groups[group]) for node in used for group in launched_on(node)]),
         name=problem.name,
         nodes=len(problem.nodes),
     )

@@ -11,6 +11,7 @@ from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.node import ANY_GROUP
 from overlap_sched.problem.precedence import Preserve
 
 REPLAY_TOLERANCE = 1e-9
@@ -102,9 +103,12 @@ def launch_violation(problem: Problem, order: Sequence[int], preserve: Preserve)
     last: dict[str | None, int] = {}
     for v in order if preserve != "none" else ():
         node = problem.nodes[v]
-        if node.kind is Kind.COLLECTIVE:
-            key = node.group if preserve == "group" else None
-            if last.get(key, -1) > v:
-                return f"{problem.nodes[last[key]].name} is launched before {node.name}, unlike originally"
-            last[key] = v
+        on = [node.group] if node.kind is Kind.COLLECTIVE else list(node.launches)
+        if not on:
+            continue
+        every = preserve == "all" or ANY_GROUP in on
+        later = max((u for group, u in last.items() if every or group in (*on, ANY_GROUP)), default=-1)
+        if later > v:
+            return f"{problem.nodes[later].name} is launched before {node.name}, unlike originally"
+        last.update(dict.fromkeys(on, v))
     return None

@@ -63,7 +63,12 @@ def _check_nodes(problem: "Problem") -> None:
                     f"collective {v} ({node.name!r}) runs on group {node.group!r}, which is not among the groups "
                     f"{sorted(problem.groups)}. Add it to `groups` with its size."
                 )
-        elif node.kind is Kind.INPUT and node.deps:
+        if node.launches and node.kind is not Kind.COMPUTE:
+            raise errors.ProblemError(
+                f"node {v} ({node.name!r}) is of kind {node.kind.value!r} but has `launches`: those are the process "
+                "groups on which compute communicates by itself. Make it a compute node or drop `launches`."
+            )
+        if node.kind is Kind.INPUT and node.deps:
             raise errors.ProblemError(
                 f"input {v} ({node.name!r}) has dependencies {list(node.deps)}, but inputs are there from the start. "
                 "Make it a compute node or drop them."

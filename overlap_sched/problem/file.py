@@ -1,10 +1,11 @@
-"""Read and write problems as ``overlap-problem/1`` (with contention: ``/2``): JSON, plain or gzipped.
+"""Read and write problems as ``overlap-problem/1`` (some as ``/2``): JSON, plain or gzipped.
 
 ``name``; ``groups``: {name: {``size``, ``intra_node``, where known ``nodes``}};
 ``storages``: list of {``bytes``, ``pinned``}; ``nodes``
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
 absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
-Version 2 adds ``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, where there
+Version 2 adds the ``launches`` of nodes (process groups on which compute communicates by itself, ``"*"``: any) and
+``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, where there
 is any ``stretch`` {operator prefix: factor on collectives}, with more than one ``lanes`` and ``crowding``, see
 :mod:`overlap_sched.problem.contention`. Written only where there is any: all else stays readable to old versions.
 
@@ -57,7 +58,8 @@ def write_problem(problem: Problem, path: str | Path) -> None:
 def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:
     """A problem as a file holds it. The same problem gives the same bytes."""
     contention = problem.contention != NO_CONTENTION
-    data: dict[str, Any] = {"format": FORMAT_2 if contention else FORMAT, "name": problem.name}
+    newer = contention or any(node.launches for node in problem.nodes)
+    data: dict[str, Any] = {"format": FORMAT_2 if newer else FORMAT, "name": problem.name}
     if problem.memory_model != "runtime":
         data["memory_model"] = problem.memory_model
     if contention:
@@ -84,7 +86,7 @@ def _node_fields(node: Node) -> dict[str, Any]:
     fields = node._asdict()
     fields["us"] = fields.pop("time_us")
     required = ("name", "kind", "deps", "alloc", "use")
-    defaults = {"us": 0.0, "op": "", "group": None, "collective": None, "flops": 0, "bytes": 0}
+    defaults = {"us": 0.0, "op": "", "group": None, "collective": None, "flops": 0, "bytes": 0, "launches": ()}
     return {name: value for name, value in fields.items() if name in required or value != defaults[name]}
 
 

@@ -36,6 +36,9 @@ Its name is the wait's with ``.finish`` behind it."""
 OF_HOST = (LAUNCH, FINISH)
 """Both: they hold nothing, and go and come with what they stand for."""
 
+ANY_GROUP = "*"
+"""In ``Node.launches``: on a process group that is not known, so perhaps on each."""
+
 TIMED = (Kind.COMPUTE, Kind.COLLECTIVE)
 """Kinds of nodes that take time."""
 
@@ -70,6 +73,8 @@ class Node(NamedTuple):
         collective: Of a wait, the id of the collective; ``None`` where that was launched before this graph.
         flops: Floating-point operations of a compute node.
         bytes: Bytes read and written by a compute node; the larger side of a collective.
+        launches: Of a compute node that communicates itself, or may: the process groups on which it does, or
+            :data:`ANY_GROUP`. Where a launch order is kept, its place among the launches is.
     """
 
     name: str
@@ -83,3 +88,4 @@ class Node(NamedTuple):
     collective: NodeId | None = None
     flops: int = 0
     bytes: int = 0
+    launches: tuple[str, ...] = ()

@@ -5,6 +5,8 @@
     launches         gather_0 (fsdp)   gather_1 (fsdp)   reduce (tp)   scatter_0 (fsdp)
     "group"              |-----------------^ |---------------------------------^
     "all"                |-----------------^ |----------------^ |--------------^
+
+Compute that communicates by itself (``Node.launches``) is a launch among the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from overlap_sched.problem.model import Problem
-from overlap_sched.problem.node import Kind, NodeId, Position
+from overlap_sched.problem.node import ANY_GROUP, Kind, Node, NodeId, Position
 
 Preserve = Literal["none", "group", "all"]
 """Whose launch order is kept: nobody's, that within each process group, or that across all groups."""
@@ -26,19 +28,28 @@ Neighbours = tuple[Sequence[tuple[NodeId, ...]], Sequence[tuple[NodeId, ...]]]
 
 
 def launch_pairs(problem: Problem, order: Iterable[int], preserve: Preserve) -> tuple[Pair, ...]:
-    """Pairs of collectives that keep the launches of an order as they are; linear."""
+    """Pairs of nodes that keep the launches of an order as they are; linear."""
     if preserve == "none":
         return ()
     pairs: list[Pair] = []
-    last: dict[str | None, int] = {}
+    last: dict[str, int] = {}  # per group; that of ANY_GROUP is older than all others
     for v in order:
-        node = problem.nodes[v]
-        if node.kind is Kind.COLLECTIVE:
-            key = node.group if preserve == "group" else None
-            if key in last:
-                pairs.append((last[key], v))
-            last[key] = v
+        groups = launched_on(problem.nodes[v])
+        if not groups:
+            continue
+        if preserve == "all" or ANY_GROUP in groups:
+            before, groups = list(last.values()), (ANY_GROUP,)
+            last.clear()
+        else:
+            before = [last.get(group, last.get(ANY_GROUP, -1)) for group in groups]
+        pairs += [(u, v) for u in dict.fromkeys(before) if u >= 0]
+        last.update(dict.fromkeys(groups, v))
     return tuple(pairs)
+
+
+def launched_on(node: Node) -> tuple[str, ...]:
+    """The process groups on which a node launches."""
+    return node.launches if node.kind is not Kind.COLLECTIVE or node.group is None else (node.group,)
 
 
 def neighbours(problem: Problem, pairs: Iterable[Pair]) -> Neighbours:

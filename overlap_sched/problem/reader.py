@@ -17,7 +17,7 @@ _FILE_KEYS = ("format", "name", "memory_model", "contention", "groups", "storage
 _CONTENTION_KEYS = ("slowdown", "links", "stretch", "lanes", "crowding")
 _GROUP_KEYS = ("size", "intra_node", "nodes")
 _STORAGE_KEYS = ("bytes", "pinned")
-_NODE_KEYS = ("name", "kind", "deps", "alloc", "use", "us", "op", "flops", "bytes", "group", "collective")
+_NODE_KEYS = ("name", "kind", "deps", "alloc", "use", "us", "op", "flops", "bytes", "group", "collective", "launches")
 
 
 class Reader:
@@ -124,6 +124,7 @@ class Reader:
             collective=self._field(data, "collective", int, where) if data.get("collective") is not None else None,
             flops=self._count(data, "flops", where),
             bytes=self._count(data, "bytes", where),
+            launches=self._names(data, "launches", where),
         )
 
     def _field(self, data: Any, name: str, kind: type, where: str, *default: Any) -> Any:
@@ -152,6 +153,13 @@ class Reader:
         if value > MAX_COUNT:
             raise QuantityError(f"{self.path}: {where}.{name} is {shown(value)}: it is below 2**63. Check its cost.")
         return int(value)
+
+    def _names(self, data: Any, name: str, where: str) -> tuple[str, ...]:
+        value = self._field(data, name, list, where, [])
+        for item in value:
+            if not isinstance(item, str):
+                raise ProblemFileError(f"{self.path}: {where}.{name} holds {_shown(item)}; groups are named by text.")
+        return tuple(value)
 
     def _ids(self, data: Any, name: str, where: str) -> tuple[int, ...]:
         value = self._field(data, name, list, where)

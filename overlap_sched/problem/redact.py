@@ -8,14 +8,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched.problem.node import ANY_GROUP
 
 _NAME = "redacted"
 
 
 def redacted(problem: Problem) -> Problem:
     """The problem with neutral names: nodes ``n0``, ``n1``, ..., groups ``group0``, ..., links ``link0``, ..."""
-    groups = _renamed("group", problem.groups)
     links = _renamed("link", problem.contention.links.values())
+    named = [name for node in problem.nodes for name in node.launches if name != ANY_GROUP]
+    groups = {ANY_GROUP: ANY_GROUP} | _renamed("group", [*problem.groups, *named])
     ops = {problem.nodes[v].op for v in problem.collectives}
     slowdown, stretch = (
         {begin: factor for begin, factor in factors.items() if any(op.startswith(begin) for op in ops)}
@@ -25,7 +27,12 @@ def redacted(problem: Problem) -> Problem:
         problem,
         name=_NAME,
         nodes=tuple(
-            node._replace(name=f"n{v}", op=_op(node), group=None if node.group is None else groups[node.group])
+            node._replace(
+                name=f"n{v}",
+                op=_op(node),
+                group=None if node.group is None else groups[node.group],
+                launches=tuple(groups[name] for name in node.launches),
+            )
             for v, node in enumerate(problem.nodes)
         ),
         groups={groups[name]: group for name, group in problem.groups.items()},

@@ -10,7 +10,8 @@ from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pric
 from overlap_sched.cost.fusion.kernels import Part, parts_of_kernels, shared_prices
 from overlap_sched.cost.price import Source
 from overlap_sched.errors import CostError, OptionsError
-from overlap_sched.fx.collectives import HOST_COPIES, Role
+from overlap_sched.fx.catalogue import HOST_COPIES
+from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import FlopCounter
 from overlap_sched.fx.fusion_steps import rules_for, steps_of
 from overlap_sched.fx.operator_traits import NO_CALL

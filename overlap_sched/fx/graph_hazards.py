@@ -12,6 +12,7 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.hazards import (
     Launch,
     add_hazards,
+    blocking_hazards,
     chain_hazards,
     fence_hazards,
     impurity_hazards,
@@ -44,7 +45,22 @@ def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, se
     chains = launch_chains(_launches(reading, group_of))
     reading.notes["point_to_point"] = sum(map(len, chains))
     add_hazards(after, chain_hazards(chains))
+    add_hazards(after, blocking_hazards(launch_steps(reading, group_of)))
     return after
+
+
+def launch_steps(r: Reading, group_of: Mapping[int, str]) -> Iterator[tuple[int, tuple[str, ...], bool]]:
+    """What launches, for :func:`~overlap_sched.fx.hazards.blocking_hazards`.
+
+    Ranks do not agree on the order of a graph that launches no collective: there all that may communicate counts.
+    """
+    launches = {v: (group,) for v, group in group_of.items() if v not in r.communicates}
+    certain = bool(launches)
+    for v in sorted({*launches, *r.communicates}):
+        if v in launches:
+            yield v, launches[v], False
+        elif (groups := r.communicates[v].groups if certain else r.communicates[v].kept):
+            yield v, groups, True
 
 
 def _accesses(r: Reading) -> Iterator[Access]:

@@ -8,6 +8,7 @@ from torch import fx
 
 from overlap_sched.cost.cluster.placement import Facts, Nodes, Placement, place
 from overlap_sched.cost.cluster.sharding_groups import Step, sharding_groups
+from overlap_sched.fx.collectives import names_a_group
 from overlap_sched.fx.operator_traits import NO_CALL, Arg
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.wrappers import call_of
@@ -97,20 +98,26 @@ def name_and_group(node: fx.Node) -> tuple[str, Any]:
     """
     if getattr(node.target, "namespace", "") == "ao":
         return OUT, None
-    value = _argument(node, "group_name")
+    op, args, kwargs = call_of(node)
+    named = (Arg((i, a.name)).of(args, kwargs) for i, a in enumerate(op._schema.arguments) if names_a_group(a))
+    value = next((value for value in named if value is not None), None)
     if value is None:
         ranks = _listed_ranks(node)
         return (f"{_argument(node, 'tag') or ''}:{ranks}" if ranks else str(node.target)), None
+    return group_of(value) or ((value if isinstance(value, fx.Node) else node).name, None)
+
+
+def group_of(value: Any) -> tuple[str, Any] | None:
+    """The name of the process group that an argument is, or names; with the group itself where the graph carries it."""
     if isinstance(value, fx.Node):  # torch 2.13: the node that looks the group up in its mesh
-        node = value
-        value = node.meta.get("val")
+        value = value.meta.get("val")
     if isinstance(value, str):
         return value, None
     for candidate in (value, getattr(value, "real_obj", None), getattr(value, "wrapped_obj", None)):
         name = getattr(candidate, "group_name", None)
         if isinstance(name, str):
             return name, candidate
-    return node.name, None
+    return None
 
 
 def _listed_ranks(node: fx.Node) -> list[int] | None:

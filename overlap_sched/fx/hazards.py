@@ -6,11 +6,12 @@ the pairs from which the others follow.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from overlap_sched.fx.ordering import Ordering
+from overlap_sched.problem.node import ANY_GROUP
 
 Pair = tuple[int, int]
 """A position, and an earlier one that it must come after."""
@@ -83,6 +84,31 @@ def fence_hazards(nodes: Iterable[tuple[int, bool, Collection[int]]]) -> Iterato
             fence = at
         else:
             ends.add(at)
+
+
+def blocking_hazards(steps: Iterable[tuple[int, Sequence[str], bool]]) -> Iterator[Pair]:
+    """All launches of a process group stay on their side of what communicates on the compute stream there.
+
+    Args:
+        steps: In order: a position, the process groups on which it launches (``ANY_GROUP``: not known, so each), and
+            whether it communicates on the compute stream: such ones keep their order among themselves.
+    """
+    blocking: dict[str, int] = {}  # the last of each group; ANY_GROUP: of those on any
+    since: dict[str, list[int]] = defaultdict(list)  # that one, what was launched on the group
+    for at, groups, blocks in steps:
+        if not blocks:
+            for group in groups:
+                last = max(blocking.get(group, -1), blocking.get(ANY_GROUP, -1))
+                if last >= 0:
+                    yield at, last
+                since[group].append(at)
+            continue
+        if ANY_GROUP in groups:
+            groups = [*since, *blocking, ANY_GROUP]
+        before = {u for group in groups for u in since.pop(group, ())}
+        before.update(blocking[group] for group in (*groups, ANY_GROUP) if group in blocking)
+        yield from ((at, u) for u in sorted(before))
+        blocking.update(dict.fromkeys(groups, at))
 
 
 class Launch(NamedTuple):

@@ -49,8 +49,9 @@ class Lifted:
             - ``undeclared_alias``: an operator that returns what its schema calls new, thought to write it;
             - ``no_storage``: a tensor without storage, counted as 0 bytes; ``size_without_hint``: a size that
               depends on data; ``flops_failed``: a formula raised;
-            - ``unknown_communication``: an operator of a family of collectives that is not known, taken as one that
-              blocks;
+            - ``unknown_communication``: an operator of a family of collectives that is not known, or of another library
+              that takes a process group, taken as one that blocks; ``custom_op``: another one of another library, or a
+              call that is not known, which may communicate;
             - ``wait_outside``: a wait for a collective that this graph does not launch;
               ``collective_without_wait``; ``group_size_guessed``;
               ``point_to_point``: sends and receives and who shares their group, which keep their order.
@@ -172,6 +173,7 @@ def _nodes(
                 collective=reading.launch_of.get(v),
                 flops=costs.flops[v],
                 bytes=costs.bytes[v],
+                launches=reading.communicates[v].kept if v in reading.communicates else (),
             )
         )
     return tuple(nodes)

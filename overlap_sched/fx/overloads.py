@@ -4,7 +4,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.fx.collectives import Comm, Role
+from overlap_sched.fx.catalogue import FENCES, RANDOM, SYNCS, WRITES
+from overlap_sched.fx.collectives import Comm, Role, opaque
 from overlap_sched.fx.operator_traits import Arg, OperatorTraits
 from overlap_sched.fx.ordering import Ordering
 
@@ -13,10 +14,7 @@ _EMPTIES = frozenset(
     {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten.empty_permuted}
 )
 _TRUSTED_NAMESPACES = ("aten", "prims", "profiler")
-"""Their schemas declare all that they write."""
-_FREED = {"ao::wait_tensor": "keepalive"}
-"""Arguments that an operator frees without saying so: what torch's activation offloading has copied (``offload_ops.py``
-of ``torch._functorch._activation_offloading`` resizes it to nothing). Nothing may read them afterwards: a write."""
+"""Their schemas declare all that they write, but for :data:`~overlap_sched.fx.catalogue.WRITES`."""
 
 
 def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
@@ -24,23 +22,26 @@ def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
     schema = _Schema(op)
     return OperatorTraits(
         str(op),
-        Ordering.EFFECT if _has_unseen_effects(op, comm) else Ordering.NONE,
+        _ordering_of_collective(op, comm),
         comm,
-        writes=() if comm.role is Role.WAIT and op._schema.name not in _FREED else schema.writes,
+        writes=() if comm.role is Role.WAIT and op._schema.name not in WRITES else schema.writes,
         returns=schema.returns,
         writes_all=comm.point_to_point or schema.writes_unnamed,
         overwrites=schema.writes_out or comm.op.endswith("_out"),  # those of symm_mem take it by position
     )
 
 
-def _has_unseen_effects(op: OpOverload, comm: Comm) -> bool:
-    """Whether it may do more than its schema shows: symmetric operators that block write into other ranks' memory."""
-    return comm.role is Role.BLOCKING and (op.namespace == "symm_mem" or not comm.known)
+def _ordering_of_collective(op: OpOverload, comm: Comm) -> Ordering:
+    """What blocks may do more than its schema shows: symmetric operators write into other ranks' memory."""
+    if op.namespace == "c10d":  # they return a handle: nothing in the graph shows when they end
+        return Ordering.BARRIER
+    unseen = comm.role is Role.BLOCKING and (op.namespace == "symm_mem" or not comm.known)
+    return Ordering.EFFECT if unseen else Ordering.NONE
 
 
 def traits_of_overload(op: OpOverload) -> OperatorTraits:
     """Traits of any other operator."""
-    schema, tags = _Schema(op), op.tags
+    schema, tags, name = _Schema(op), op.tags, op._schema.name
     returns_nothing = not op._schema.returns and not op._schema.is_mutable and not schema.writes
     may_write_all = returns_nothing and op.namespace not in _TRUSTED_NAMESPACES
     return OperatorTraits(
@@ -52,9 +53,10 @@ def traits_of_overload(op: OpOverload) -> OperatorTraits:
         writes_aliased=op is not _aten._unsafe_view.default and not any(a.alias_info for a in op._schema.arguments),
         dropout=schema.arguments.get("dropout_p"),
         non_blocking=schema.arguments.get("non_blocking"),
-        syncs=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags,
+        syncs=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags or name in SYNCS,
         free=op.overloadpacket in _EMPTIES,
         overwrites=op is _aten.copy_.default or schema.writes_out,
+        opaque=opaque(op),
     )
 
 
@@ -73,8 +75,8 @@ class _Schema:
         schema = op._schema
         self.arguments = {a.name: Arg((-1 if a.kwarg_only else i, a.name)) for i, a in enumerate(schema.arguments)}
         written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-        freed = _FREED.get(schema.name)
-        self.writes = tuple(self.arguments[name] for name in (*(a.name for a in written), freed) if name is not None)
+        unseen = [name for name in WRITES.get(schema.name, ()) if name in self.arguments]
+        self.writes = tuple(self.arguments[name] for name in dict.fromkeys([*(a.name for a in written), *unseen]))
         aliased = [a for a in schema.arguments if a.alias_info] if _always_a_view(op) else written
         alias = {name: self.arguments[a.name] for a in aliased for name in a.alias_info.before_set}
         parts = next(iter(alias.values())) if len(alias) == 1 and not written else None
@@ -95,18 +97,15 @@ def _always_a_view(op: OpOverload) -> bool:
 
 
 def _ordering_of(op: OpOverload, returns_nothing: bool) -> Ordering:
-    if op.namespace == "streams":
+    if op.namespace in FENCES:
         return Ordering.FENCE
-    if op.namespace == "symm_mem":  # other ranks' memory: no schema shows what is written there
-        return Ordering.EFFECT
-    if op.namespace == "c10d":  # collectives that return a handle: nothing in the graph shows when they end
-        return Ordering.BARRIER
     schema = op._schema
     handles = any(a.type.kind() == "ClassType" for a in (*schema.arguments, *schema.returns))
     scalar = op is _aten._local_scalar_dense.default
     if returns_nothing or handles or scalar or op in fx.node._side_effectful_functions or _has_effect(op):
         return Ordering.EFFECT
-    return Ordering.RANDOM if torch.Tag.nondeterministic_seeded in op.tags else Ordering.NONE
+    random = torch.Tag.nondeterministic_seeded in op.tags or schema.name in RANDOM or opaque(op)
+    return Ordering.RANDOM if random else Ordering.NONE
 
 
 def _has_effect(op: OpOverload) -> bool:

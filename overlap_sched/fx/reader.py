@@ -9,6 +9,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.communication import communicating
 from overlap_sched.fx.higher_order import is_higher_order
 from overlap_sched.fx.operator_traits import NO_CALL, UNKNOWN_CALL, OperatorTraits
 from overlap_sched.fx.operators import traits_of
@@ -30,6 +31,8 @@ def read_graph(graph: fx.Graph) -> Reading:
     reader = _Reader(reading)
     for v, node in enumerate(reading.nodes):
         reader.read(v, node)
+    reading.communicates.update(communicating(graph))
+    notes["custom_op"] = sum(not one.groups for one in reading.communicates.values())
     return reading
 
 

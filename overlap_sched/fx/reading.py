@@ -31,6 +31,7 @@ class Reading:
         ends: Per wait in ``launch_of``, all collectives that it waits for: several where they share a storage, or where
             it waits for several storages.
         outside: Waits for what this graph does not launch, or not alone.
+        communicates: Nodes that communicate, or may, besides launching collectives on streams of their own.
         transfers: Copies to or from the host that need not be finished when they return: the roots concerned.
         syncs: Nodes at which the host waits for the device.
         peeked: Roots of collectives' outputs that something besides their waits looks at early, or may.
@@ -52,6 +53,7 @@ class Reading:
     launch_of: dict[int, int] = field(default_factory=dict)
     ends: dict[int, tuple[int, ...]] = field(default_factory=dict)
     outside: set[int] = field(default_factory=set)
+    communicates: dict[int, Any] = field(default_factory=dict)
     transfers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     syncs: set[int] = field(default_factory=set)
     peeked: set[int] = field(default_factory=set)

@@ -1,0 +1,127 @@
+"""The catalogue of operators: what their schemas and tags do not say. Every class is a table here.
+
+| class | here | said by torch besides |
+| --- | --- | --- |
+| launches, waits, communicates on the compute stream | ``LAUNCHES``, ``WAITS``, ``BLOCKING``, ``FAMILIES`` | |
+| may communicate: of a namespace that is not torch's | ``TORCH`` | |
+| draws random numbers | ``RANDOM`` | ``Tag.nondeterministic_seeded`` |
+| writes | ``WRITES`` | aliases in the schema |
+| shares storage unseen | ``SHARES`` | aliases in the schema; storages that its value shows |
+| synchronises with the host | ``SYNCS`` | ``Tag.data_dependent_output``, ``Tag.dynamic_output_shape`` |
+| changes how what follows runs | ``FENCES`` | |
+| returns before a copy to or from the host has finished | the argument ``non_blocking`` | |
+
+Higher-order operators are in :mod:`overlap_sched.fx.higher_order`, functions of Python in
+:mod:`overlap_sched.fx.operators`. An operator that is in no class of communication, and of no namespace of torch, is
+taken for the worst that it can be, see :func:`overlap_sched.fx.declared.declare_operator`.
+"""
+
+FUNCTIONAL = (
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
+    "all_gather_into_tensor_out",
+    "all_gather_into_tensor_single",
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_reduce_coalesced_",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_out",
+    "reduce_scatter_tensor_single",
+)
+HOST_COPIES = ("offload", "reload")
+"""Between a device and pinned host memory, on a stream of their own (``torch._functorch._activation_offloading``)."""
+POINT_TO_POINT = ("batch_p2p_ops", "irecv", "isend")
+LAUNCHES = {
+    "_c10d_functional": FUNCTIONAL + POINT_TO_POINT,
+    "_c10d_functional_autograd": FUNCTIONAL,
+    "c10d_functional": FUNCTIONAL + POINT_TO_POINT,
+    "symm_mem": ("_low_contention_all_gather", "_low_contention_reduce_scatter"),
+    "ao": HOST_COPIES,
+}
+WAITS = {
+    "_c10d_functional": ("wait_tensor", "wait_tensors"),
+    "c10d_functional": ("wait_tensor",),
+    "ao": ("wait_tensor",),
+    "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.newer
+}
+BLOCKING = {
+    "_dtensor": (
+        "shard_dim_alltoall",
+    ),  # waits for its work before it returns (torch/csrc/distributed/c10d/Functional.cpp)
+    "symm_mem": (
+        "_low_contention_all_gather_ce_multicast",  # copies on the stream that calls it, and registers no work
+        "_low_contention_all_gather_ce_multicast_out",
+        "all_to_all_vdev",
+        "all_to_all_vdev_2d",
+        "all_to_all_vdev_2d_offset",
+        "fused_all_gather_matmul",
+        "fused_all_gather_scaled_matmul",
+        "fused_matmul_reduce_scatter",
+        "fused_scaled_matmul_reduce_scatter",
+        "multi_root_tile_reduce",
+        "multimem_all_gather_out",
+        "multimem_all_reduce_",
+        "multimem_one_shot_all_reduce",
+        "multimem_one_shot_all_reduce_out",
+        "multimem_one_shot_reduce_out",
+        "nccl_all_to_all_nd",
+        "nccl_reduce_scatter_offset",
+        "nvshmem_all_to_all",
+        "nvshmem_broadcast",
+        "one_shot_all_reduce",
+        "one_shot_all_reduce_copy",
+        "one_shot_all_reduce_copy_out",
+        "one_shot_all_reduce_out",
+        "reduce_scatter_out",
+        "tile_reduce",
+        "two_shot_all_reduce_",
+        "two_shot_all_reduce_out",
+    ),
+}
+
+
+FAMILIES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+"""Nothing in these namespaces computes: what names a process group communicates."""
+WHOLE_FAMILIES = ("c10d", "symm_mem")
+"""What is not listed of these communicates, too: it waits for other ranks, or reads and writes their memory."""
+
+TORCH = frozenset({
+    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native", "_native_aot",
+    "_quantized", "_test", "ao", "aten", "c10d", "c10d_functional", "coor", "debug_mode_ops", "debugprims", "export",
+    "flex_gemm", "flex_lib", "fsdp", "inductor", "inductor_prims", "mempool", "mkl", "mkldnn", "mkldnn_prepacked",
+    "onednn", "onnx", "onnx_symbolic", "prims", "profiler", "quantization", "quantized", "quantized_decomposed",
+    "rngprims", "sparse", "spmd_types", "static_runtime", "streams", "symm_mem",
+    "overlap_sched",  # stand-ins of dumps, see overlap_sched.dump.newer
+})  # fmt: skip
+"""Namespaces of operators that torch itself registers (2.11 to 2.15). What communicates among them is listed above."""
+
+RANDOM = frozenset({"inductor_prims::inductor_reserve_rng_state", "quantized::dropout"})
+"""Draw random numbers, or move the generator on, without the tag for it."""
+
+WRITES = {
+    "ao::wait_tensor": ("keepalive",),  # resized to nothing (torch._functorch._activation_offloading.offload_ops)
+    "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
+    "aten::batch_norm": ("running_mean", "running_var"),
+    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
+    "aten::instance_norm": ("running_mean", "running_var"),
+    "aten::miopen_batch_norm": ("running_mean", "running_var"),
+    "aten::native_batch_norm": ("running_mean", "running_var"),
+}
+"""Arguments that an operator writes, or frees, although its schema does not say so."""
+
+SHARES: dict[str, tuple[str, ...]] = {}
+"""Arguments whose storage an operator returns although its schema does not say so, in values that do not show it."""
+
+SYNCS = frozenset({
+    "aten::_choose_qparams_per_tensor", "aten::_nested_tensor_from_mask_left_aligned", "aten::_use_cudnn_ctc_loss",
+    "aten::is_nonzero",
+})  # fmt: skip
+"""Give the host a number that depends on data, without the tag for it."""
+
+FENCES = ("mempool", "streams")
+"""Namespaces whose operators change on which stream, or out of which pool, what follows runs."""

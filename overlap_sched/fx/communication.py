@@ -1,0 +1,146 @@
+"""What a node launches, or may: by itself, or in the sub-graphs that it runs, at every depth.
+
+| a node | communicates | on which process groups |
+| --- | --- | --- |
+| a collective, one that blocks, too | yes | its own |
+| an operator of another library that takes a process group, or is declared to | yes | those that it names, or any |
+| a sub-graph, a wrapper | as what it runs | those of what it runs |
+| another one of another library; a call that is not known; a body that is not at hand | it may | any |
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from overlap_sched.fx.collectives import Role, names_a_group
+from overlap_sched.fx.groups import group_of, live_ranks, name_and_group
+from overlap_sched.fx.higher_order import is_higher_order
+from overlap_sched.fx.operator_traits import Arg
+from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.reading import attribute_of
+from overlap_sched.problem.node import ANY_GROUP
+
+
+class Launched(NamedTuple):
+    """One thing that a node launches.
+
+    Attributes:
+        op: What it is, behind the operators whose sub-graphs it is in: ``"cond/all_reduce"``.
+        groups: The names of its process groups, and those themselves where the graph carries them; empty: not known.
+        certain: It communicates; ``False``: it may.
+    """
+
+    op: str
+    groups: tuple[tuple[str, Any], ...] = ()
+    certain: bool = True
+
+
+class Communication(NamedTuple):
+    """What a node communicates that is no collective on a stream of its own.
+
+    Attributes:
+        groups: The process groups on which it does; :data:`~overlap_sched.problem.node.ANY_GROUP`: one of them, not
+            known which. It never passes their launches. Empty: it may communicate.
+        kept: The groups among whose launches it keeps its place where launch orders are kept.
+    """
+
+    groups: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+class Communications:
+    """What the nodes of one graph launch."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        """Of a graph; which groups there are is only looked for where something asks."""
+        self._graph = graph
+        self._names: frozenset[str] | None = None
+
+    def of(self, node: fx.Node) -> list[Launched]:
+        """What a node launches, in order."""
+        if node.op in ("call_module", "call_method"):
+            return [Launched(str(node.target), certain=False)]
+        if node.op != "call_function":
+            return []
+        if isinstance(node.target, HigherOrderOperator):
+            return list(self._higher_order(node))
+        return self._call(node, node.target, node.args, node.kwargs)
+
+    def besides(self, node: fx.Node) -> Communication | None:
+        """What a node communicates that is no collective on a stream of its own; ``None``: nothing."""
+        if node.op == "call_function":
+            traits = traits_of(node.target)
+            if traits.plain or (traits.comm is not None and traits.comm.role is not Role.BLOCKING):
+                return None
+        launched = self.of(node)
+        if not launched:
+            return None
+        names = [[name for name, _ in one.groups] or [ANY_GROUP] for one in launched if one.certain]
+        groups = dict.fromkeys(name for of_one in names for name in of_one)
+        if ANY_GROUP in groups:
+            groups = {ANY_GROUP: None}
+        return Communication(tuple(groups), tuple(groups) if len(names) == len(launched) else (ANY_GROUP,))
+
+    def _higher_order(self, node: fx.Node) -> Iterator[Launched]:
+        traits = traits_of(node.target)
+        if not traits.known or is_higher_order(node.target, "call_torchbind"):
+            yield Launched(traits.op, certain=False)
+        called = next((i for i, argument in enumerate(node.args) if isinstance(argument, OpOverload)), None)
+        if called is not None:  # what a wrapper calls stands in front of the arguments for that
+            yield from self._call(node, node.args[called], node.args[called + 1 :], node.kwargs)
+        # what flex attention runs are functions of scores and indices
+        pure = is_higher_order(node.target, "flex_attention", "flex_attention_backward")
+        for n in node.all_input_nodes:
+            body = attribute_of(n)
+            if isinstance(body, fx.GraphModule):
+                for inner in body.graph.nodes:
+                    yield from (one._replace(op=f"{traits.op}/{one.op}") for one in self.of(inner))
+            elif n.op == "get_attr" and (body is None or (isinstance(body, torch.nn.Module) and not pure)):
+                yield Launched(traits.op, certain=False)
+
+    def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Launched]:
+        traits = traits_of(target)
+        if traits.comm is not None:
+            if traits.comm.role is Role.WAIT:
+                return []
+            return [Launched(traits.comm.op, _groups_of_call(node, target, args, kwargs))]
+        if traits.opaque or not traits.known:
+            groups = tuple(self._groups_among([*args, *kwargs.values()]))
+            return [Launched(traits.op, groups, certain=bool(groups))]
+        return []
+
+    def _groups_among(self, arguments: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+        """Process groups among the arguments of a call, and the names of such ones."""
+        for value in arguments:
+            found = group_of(value) if isinstance(value, str | fx.Node) else None
+            if found is not None and (found[1] is not None or self._is_a_group(found[0])):
+                yield found
+
+    def _is_a_group(self, name: str) -> bool:
+        if self._names is None:
+            calls = (node for node in self._graph.nodes if node.op == "call_function")
+            launches = (node for node in calls if traits_of(node.target).comm is not None)
+            self._names = frozenset(name_and_group(node)[0] for node in launches)
+        return name in self._names or live_ranks(name) is not None
+
+
+def communicating(graph: fx.Graph) -> dict[int, Communication]:
+    """Per node of a graph that communicates, or may, besides launching collectives (its position): how."""
+    communications = Communications(graph)
+    found = {v: communications.besides(node) for v, node in enumerate(graph.nodes)}
+    return {v: communication for v, communication in found.items() if communication is not None}
+
+
+def _groups_of_call(
+    node: fx.Node, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[str, Any], ...]:
+    """The process groups that a collective names; empty: it names none, or one that cannot be found."""
+    arguments = list(enumerate(op._schema.arguments))
+    named = [group_of(Arg((i, a.name)).of(args, kwargs)) for i, a in arguments if names_a_group(a)]
+    if not named and (op.namespace == "ao" or any(a.name == "ranks" for _, a in arguments)):
+        return (name_and_group(node),)
+    groups = tuple(group for group in named if group is not None)
+    return groups if len(groups) == len(named) else ()

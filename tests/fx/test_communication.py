@@ -1,0 +1,232 @@
+"""What communicates unseen keeps its place among the launches: custom operators, sub-graphs, collectives that block.
+
+Graphs of two process groups, ``"0"`` and ``"1"``; ``D`` is something that communicates inside.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+import overlap_sched
+from overlap_sched import Options, schedule
+from overlap_sched.errors import OptionsError
+from overlap_sched.fx import lift
+from overlap_sched.fx.communication import Communication, Communications
+from overlap_sched.fx.declared import _declared, declare_operator
+from overlap_sched.problem.precedence import Preserve, launch_pairs
+from tests.fx.test_fx_hazards import Builder
+from tests.support.fx_graphs import ATEN, C10D, random_order
+
+HIGHER = torch.ops.higher_order
+SCHEMAS = {
+    "dispatch": "(Tensor x, str group_name) -> Tensor",
+    "exchange": "(Tensor x, *, str? ep_group=None) -> Tensor",
+    "both": "(Tensor x, str tp_group, str ep_group) -> Tensor",
+    "norm": "(Tensor x) -> Tensor",
+    "on": "(Tensor x, str where) -> Tensor",
+    "conv": "(Tensor x, int groups, int group_size) -> Tensor",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Iterator[Any]:
+    made = torch.library.Library("deep", "DEF")
+    for name, schema in SCHEMAS.items():
+        made.define(name + schema)
+    yield made
+    made._destroy()
+
+
+@pytest.fixture(autouse=True)
+def _declarations() -> Iterator[None]:
+    yield
+    _declared.clear()
+    overlap_sched.fx.operators.traits_of.cache_clear()
+
+
+def deep(name: str) -> Any:
+    return getattr(torch.ops.deep, name).default
+
+
+def body(*targets: Sequence[Any]) -> fx.GraphModule:
+    """A sub-graph: calls, one after the other."""
+    b = Builder()
+    x = b.input("x")
+    for i, (target, *args) in enumerate(targets):
+        x = b.call(f"inner{i}", target, x, *args, val=b.tensor(8, 4) if target is GATHER else None)
+    return b.done(x)
+
+
+GATHER, WAIT = C10D.all_gather_into_tensor.default, C10D.wait_tensor.default
+
+
+def run(b: Builder, root: torch.nn.Module, kind: str, module: fx.GraphModule, x: fx.Node) -> fx.Node:
+    """A node that runs a module: ``invoke_subgraph``, ``cond`` in one branch, or one of these inside the other."""
+    if kind == "deep":
+        inner, outer = Builder(), torch.nn.Module()
+        y = inner.input("y")
+        run(inner, outer, "cond", module, y)
+        return run(b, root, "invoke_subgraph", inner.done(y, root=outer), x)
+    root.body, root.other = module, body((ATEN.sin.default,))
+    if kind == "cond":
+        flag = b.graph.placeholder("flag")
+        flag.meta["val"] = b.tensor()
+        return b.call("D", HIGHER.cond, flag, b.graph.get_attr("other"), b.graph.get_attr("body"), [x], val=(x.meta["val"],))
+    return b.call("D", HIGHER.invoke_subgraph, b.graph.get_attr("body"), "body", x, val=(x.meta["val"],))
+
+
+def graph(what: Any, *args: Any, shape: str = "gGDgG", **kwargs: Any) -> fx.GraphModule:
+    """Launches on group ``"0"`` (``g``) and ``"1"`` (``G``), each of its own input, and ``D``, with waits at the end."""
+    b, root, launched = Builder(), torch.nn.Module(), []
+    inputs = [b.input(f"x{i}") for i in range(len(shape))]
+    for i, letter in enumerate(shape):
+        b.call(f"mm{i}", ATEN.mm.default, inputs[i], inputs[i])
+        if letter != "D":
+            launched.append(b.call(f"{letter}{i}", GATHER, inputs[i], 2, "01"[letter == "G"], val=b.tensor(8, 4)))
+        elif isinstance(what, str):
+            run(b, root, what, args[0], inputs[i])
+        else:
+            b.call("D", what, inputs[i], *args, **kwargs)
+    waits = [b.call(f"w{i}", WAIT, launch, val=b.tensor(8, 4)) for i, launch in enumerate(launched)]
+    return b.done(*waits, root=root)
+
+
+INNER = body((GATHER, 2, "0"), (WAIT,))
+HIDDEN: dict[str, tuple[Any, ...]] = {
+    "blocks": (torch.ops._dtensor.shard_dim_alltoall.default, 0, 1, "0"),
+    "invoke_subgraph": ("invoke_subgraph", INNER),
+    "cond": ("cond", INNER),
+    "deep": ("deep", INNER),
+}
+
+
+def kept(gm: fx.GraphModule, preserve: Preserve, orders: int = 40) -> set[str]:
+    """Which launches never pass ``D`` in random orders that the problem and the option allow."""
+    problem = lift(gm).problem
+    pairs = launch_pairs(problem, problem.original_order, preserve)
+    nodes = list(problem.nodes)
+    for u, v in pairs:
+        nodes[v] = nodes[v]._replace(deps=tuple(sorted({*nodes[v].deps, u})))
+    strict = problem.__class__(problem.name, tuple(nodes), problem.storages, problem.groups)
+    (d,) = [v for v, node in enumerate(nodes) if node.name == "D"]
+    stay, rng = set(problem.collectives), random.Random(0)
+    for _ in range(orders):
+        order = random_order(strict, rng)
+        at = {v: i for i, v in enumerate(order)}
+        stay = {v for v in stay if (at[v] < at[d]) == (v < d)}
+    return {nodes[v].name for v in stay}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_what_communicates_never_passes_launches_of_its_group(hidden: str) -> None:
+    gm = graph(*HIDDEN[hidden])
+    assert kept(gm, "none") == {"g0", "g3"}
+    assert kept(gm, "group") == {"g0", "g3"}
+    assert kept(gm, "all") == {"g0", "G1", "g3", "G4"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "named", "groups"),
+    [
+        ("dispatch", ("0",), {}, {"g0", "g3"}),
+        ("exchange", (), {"ep_group": "1"}, {"G1", "G4"}),
+        ("exchange", (), {}, {"g0", "G1", "g3", "G4"}),
+        ("both", ("0", "1"), {}, {"g0", "G1", "g3", "G4"}),
+        ("on", ("1",), {}, {"G1", "G4"}),
+    ],
+    ids=["by its name", "by name only", "none given", "two groups", "a name that other launches have"],
+)
+def test_a_custom_operator_that_takes_a_group(name: str, arguments: Any, named: Any, groups: set[str]) -> None:
+    assert kept(graph(deep(name), *arguments, **named), "none") == groups
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("norm", ()), ("conv", (2, 32)), ("on", ("left",))])
+def test_any_other_custom_operator_keeps_its_place_where_launches_do(name: str, arguments: Any) -> None:
+    gm = graph(deep(name), *arguments)
+    assert kept(gm, "none") == set()
+    assert kept(gm, "group") == kept(gm, "all") == {"g0", "G1", "g3", "G4"}
+    assert lift(gm).notes["custom_op"] == 1
+    declare_operator(torch.ops.deep.norm, communicates=False)
+    declare_operator("deep::*", communicates=False)
+    assert kept(gm, "all") == set()
+    assert "custom_op" not in lift(gm).notes
+
+
+def test_declared_to_communicate() -> None:
+    declare_operator(deep("norm"), communicates=True)
+    assert kept(graph(deep("norm")), "none") == {"g0", "G1", "g3", "G4"}
+    declare_operator("deep::dispatch", communicates=False)
+    assert kept(graph(deep("dispatch"), "0"), "all") == set()
+
+
+def test_a_call_that_is_not_known_keeps_its_place_where_launches_do() -> None:
+    def python(x: Tensor) -> Tensor:
+        return x
+
+    gm = graph(python)
+    assert kept(gm, "none") == set()
+    assert kept(gm, "all") == {"g0", "G1", "g3", "G4"}
+
+
+@pytest.mark.parametrize("op", [deep, "deep", "deep::", "::norm", "deep::norm.default", 3, ATEN])
+def test_what_is_no_operator(op: Any) -> None:
+    with pytest.raises(OptionsError) as error:
+        declare_operator(op, communicates=False)
+    assert str(error.value) == (
+        f"{op!r} is no operator. Give torch.ops.library.operator, or a name: 'library::operator', 'library::*'."
+    )
+
+
+def test_communicates_is_true_or_false() -> None:
+    with pytest.raises(OptionsError) as error:
+        declare_operator("deep::norm", communicates=1)  # type: ignore[arg-type]
+    assert str(error.value) == "communicates is 1; it is True or False."
+
+
+def test_without_launches_whatever_may_communicate_keeps_its_order() -> None:
+    """Ranks ask each other about graphs with collectives alone."""
+    b = Builder()
+    x = b.input("x")
+    b.call("one", deep("norm"), x)
+    b.call("other", deep("dispatch"), x, "0")
+    b.call("third", deep("norm"), x)
+    problem = lift(b.done(x)).problem
+    assert [problem.nodes[v].name for v in random_order(problem, random.Random(1))][1:4] == ["one", "other", "third"]
+
+
+def test_every_mode_on_random_programs() -> None:
+    rng = random.Random(7)
+    for _ in range(12):
+        shape = "".join(rng.choice("ggGG") for _ in range(rng.randint(2, 5)))
+        at = rng.randrange(len(shape) + 1)
+        gm = graph(*HIDDEN[rng.choice(list(HIDDEN))], shape=f"{shape[:at]}D{shape[at:]}")
+        lifted = lift(gm)
+        for preserve in ("none", "group", "all"):
+            order = schedule(lifted.problem, Options(preserve_collective_order=preserve, headroom="1GiB")).order
+            names = [node.name for node in lifted.reordered(order)]
+            letters = [name[0] for name in names if name[0] in "gGD"]
+            original = [name[0] for name in (n.name for n in gm.graph.nodes) if name[0] in "gGD"]
+            if preserve == "all":
+                assert letters == original
+            assert [c for c in letters if c != "G"] == [c for c in original if c != "G"]
+
+
+def test_what_a_node_launches_in_words() -> None:
+    root = torch.nn.Module()
+    b = Builder()
+    x = b.input("x")
+    module = body((deep("dispatch"), "3"), (deep("norm"),), (GATHER, 2, "0"))
+    node = run(b, root, "cond", module, x)
+    gm = b.done(x, root=root)
+    found = Communications(gm.graph).of(next(n for n in gm.graph.nodes if n.name == node.name))
+    assert [(one.op, [name for name, _ in one.groups], one.certain) for one in found] == [
+        ("cond/dispatch", ["3"], True),
+        ("cond/deep.norm.default", [], False),
+        ("cond/all_gather_into_tensor", ["0"], True),
+    ]
+    assert list(lift(gm).notes) != []
+    assert Communications(gm.graph).besides(node) == Communication(("3", "0"), ("*",))

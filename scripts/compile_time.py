@@ -67,9 +67,9 @@ class Spent:
 def watched() -> Iterator[tuple[Spent, Spent]]:
     """Time in our pass, and in Inductor with it."""
     ours, inductor = Spent(), Spent()
-    call = ours.inside(SchedulerPass.__call__)
+    call = ours.inside(SchedulerPass.order)
     with (
-        mock.patch.object(SchedulerPass, "__call__", lambda self, snodes: call(self, snodes)),
+        mock.patch.object(SchedulerPass, "order", lambda self, snodes, last=False: call(self, snodes, last)),
         mock.patch.object(compile_fx, "fx_codegen_and_compile", inductor.inside(compile_fx.fx_codegen_and_compile)),
     ):
         yield ours, inductor

@@ -29,7 +29,7 @@ def settings_key(settings: Settings) -> str | None:
     try:
         parts = [_package(), torch.__version__, repr(settings.options), str(settings.ranks_per_node)]
         parts += [repr((settings.memory_limit, settings.max_slowdown))]
-        parts += [str(settings.simple_overlap), _ranks(settings), repr(kept_allocator(settings.options))]
+        parts += [_ranks(settings), repr(kept_allocator(settings.options))]
         keys = [_part_key(part) for part in (settings.cost, settings.model, settings.where)]
         if None in keys:
             return None

@@ -7,6 +7,7 @@ module is imported only behind :func:`overlap_sched.inductor.versions.check_torc
 import shutil
 from collections.abc import Callable, Sequence
 from inspect import signature
+from itertools import pairwise
 from typing import Any, Protocol
 
 from torch._inductor import config, ir
@@ -19,6 +20,7 @@ from torch._inductor.scheduler import (
     GroupedSchedulerNode,
     NopKernelSchedulerNode,
     OutputNode,
+    Scheduler,
     SchedulerNode,
 )
 from torch._inductor.utils import (
@@ -45,10 +47,12 @@ __all__ = [
     "V",
     "WeakDep",
     "annotate",
+    "at_the_end",
     "can_match_buffer_size",
     "config",
     "contains_collective",
     "contains_wait",
+    "cuda_graphs",
     "graph_name",
     "ir",
     "is_async_collective",
@@ -56,9 +60,10 @@ __all__ = [
     "is_nonfreeable_buffers",
     "is_wait",
     "members",
-    "simple_overlap",
+    "passes_behind",
     "sympy_product",
     "watch_cache",
+    "when_written",
 ]
 
 
@@ -70,11 +75,78 @@ def members(node: Any) -> Sequence[Any]:
     return [one for part in parts for one in members(part)]
 
 
-def simple_overlap(snodes: list[Any]) -> list[Any]:
-    """The nodes after torch's own pass of that name, which is there from 2.14 on."""
-    from torch._inductor import comms
+def _scheduler(snodes: Sequence[Any]) -> Scheduler | None:
+    """Whose nodes these are."""
+    owner = getattr(snodes[0], "scheduler", None) if snodes else None
+    return owner if isinstance(owner, Scheduler) else None
 
-    return list(comms.simple_overlap(snodes))
+
+def at_the_end(snodes: Sequence[Any], order: Callable[[list[Any]], list[Any]]) -> bool:
+    """Have the nodes put in order when all passes of torch's scheduler have run, last of all; nothing global changes.
+
+    ``False``: that cannot be, as torch unpacks nodes in groups on the way, or this is no scheduler of torch's.
+    """
+    scheduler = _scheduler(snodes)
+    if scheduler is None or any(isinstance(snode, GroupedSchedulerNode) for snode in snodes):
+        return False
+    finish = scheduler.compute_last_usage  # what torch calls first behind its passes, and once
+
+    def ordered_and_finished() -> None:
+        vars(scheduler).pop("compute_last_usage", None)
+        scheduler.nodes = order(list(scheduler.nodes))
+        finish()
+
+    scheduler.compute_last_usage = ordered_and_finished
+    return True
+
+
+def when_written(snodes: Sequence[Any], tell: Callable[[list[Any]], None]) -> bool:
+    """Tell once of the nodes in the order in which their code was written; ``False``: nobody will be told.
+
+    Args:
+        snodes: Those of a scheduler that has not written its code.
+        tell: Must not raise. It is told also where torch fails on the way, of as many as there are by then.
+    """
+    scheduler = _scheduler(snodes)
+    if scheduler is None:
+        return False
+    write, write_part = scheduler.codegen, scheduler._codegen
+    written: list[Any] = []
+
+    def noted(nodes: list[Any]) -> None:
+        written.extend(nodes)
+        write_part(nodes)
+
+    def told() -> None:
+        vars(scheduler).pop("codegen", None)
+        scheduler._codegen = noted
+        try:
+            write()
+        finally:
+            vars(scheduler).pop("_codegen", None)
+            tell(written)
+
+    scheduler.codegen = told
+    return True
+
+
+def passes_behind() -> list[str]:
+    """Which passes of torch reorder behind those of ``reorder_for_compute_comm_overlap_passes``, as it is set now."""
+    distributed = config.aten_distributed_optimizations
+    joins = config.graph_partition and config.triton.cudagraphs and config.triton.reorder_for_reducing_graph_partitions
+    return [
+        *(["simple_overlap"] if getattr(distributed, "enable_simple_overlap", False) else []),
+        *(["Scheduler.maybe_reorder_for_minimizing_partition"] if joins else []),
+    ]
+
+
+def cuda_graphs(snodes: Sequence[Any]) -> int:
+    """Into how many parts torch cuts the graph for CUDA graphs, which are replayed one by one; 1: it does not."""
+    scheduler = _scheduler(snodes)
+    if scheduler is None or not (config.graph_partition and config.triton.cudagraphs):
+        return 1
+    apart = [bool(scheduler.should_partition(snode)) for snode in snodes]
+    return 1 + sum(one != other for one, other in pairwise(apart))
 
 
 def annotate(text: str) -> None:

@@ -1,14 +1,18 @@
 """The pass after Inductor's fusion: its nodes in, the same nodes in our order out, or as they were.
 
-    scheduler nodes -> torch's own pass -> problem -> schedule -> all ranks agree -> nodes in that order
+    scheduler nodes -> torch's own passes -> problem -> schedule -> all ranks agree -> nodes in that order
             any failure before the ranks agree: the nodes as torch has them, and why
 
-How that is kept: :mod:`overlap_sched.inductor.attempt`.
+How that is kept: :mod:`overlap_sched.inductor.attempt`. torch has passes behind the place where it calls ours
+(``simple_overlap``, the one that joins partitions for CUDA graphs). They would undo our order. So ours is put off until
+they have run: what it starts from, what memory is counted from and what no step is longer than is what torch alone
+makes. Nothing of torch has to be switched off for it.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from overlap_sched.errors import NotUnderstoodError
@@ -18,6 +22,7 @@ from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.cache_key import settings_key
 from overlap_sched.inductor.cached_orders import watched, with_rewrites
 from overlap_sched.inductor.launches import kernel_launches
+from overlap_sched.inductor.read_back import Planned, read_back
 from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
@@ -41,41 +46,42 @@ class SchedulerPass:
     settings: Settings
 
     def __call__(self, snodes: list[Any]) -> list[Any]:
+        """The nodes as they are: they are put in order behind torch's own passes. Where that cannot be, in our order.
+
+        Raises:
+            VerificationError, AgreementError: As :meth:`order`.
+        """
+        try:
+            from overlap_sched.inductor import private
+
+            if private.at_the_end(snodes, partial(self.order, last=True)):
+                return snodes
+        except Exception as error:
+            warn(f"overlap_sched runs in front of torch's last passes: {type(error).__name__}: {error}")
+        return self.order(list(snodes))
+
+    def order(self, snodes: list[Any], last: bool = False) -> list[Any]:
         """The nodes in our order, or as they were.
+
+        Args:
+            snodes: The nodes.
+            last: No pass of torch runs behind this one.
 
         Raises:
             VerificationError: With ``strict``, instead of a fallback.
             AgreementError: With ``strict``, where the ranks differ.
         """
-        original, attempt, planned = self._torchs_own(list(snodes)), Attempt(self.settings), _Planned()
+        original, attempt, planned = list(snodes), Attempt(self.settings), Planned(last)
         try:
             report = attempt.decided(lambda known: _plan(original, known, planned))
         except Exception as error:  # on this rank alone, before it could agree
             report = attempt.failed(error)
         ordered = planned.ordered if report.changed else original
         _annotate(attempt)
-        try:
-            attempt.record(report)
-            if report.changed:
-                _tell_planner(planned)
-        except Exception as error:  # the order is settled
-            warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
+        if report.changed:
+            _tell_planner(planned)
+        _report(attempt, report, planned)
         return ordered
-
-    def _torchs_own(self, snodes: list[Any]) -> list[Any]:
-        """The nodes as torch alone would run them: where its own pass would run behind us, it runs before us.
-
-        So what is kept, what memory is counted from, and what no step is longer than, is what torch alone makes.
-        """
-        if not self.settings.simple_overlap:
-            return snodes
-        try:
-            from overlap_sched.inductor import private
-
-            return private.simple_overlap(list(snodes))
-        except Exception as error:  # torch alone would have failed here
-            warn(f"torch's simple_overlap failed: {type(error).__name__}: {error}")
-            return snodes
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.cache_key.settings_key`.
@@ -101,16 +107,8 @@ def _named(name: str, settings: Settings) -> SchedulerPass:
     return SchedulerPass(settings)
 
 
-@dataclass
-class _Planned:
-    """What planning leaves besides a report."""
-
-    ordered: list[Any] = field(default_factory=list)
-    lifted: "LiftedKernels | None" = None
-
-
 @no_collection()
-def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
+def _plan(snodes: list[Any], attempt: Attempt, planned: Planned) -> Report:
     """What this rank would do by itself."""
     check_torch()
     from overlap_sched.inductor import private
@@ -134,6 +132,10 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: _Planned) -> Report:
         )
     began = time.perf_counter()
     planned.ordered = _put_in_order(snodes, lifted, plan.order)
+    before, after = private.cuda_graphs(snodes), private.cuda_graphs(planned.ordered)
+    if after > before:
+        reason = f"no better order was found: the one found cuts the graph into {after} parts for CUDA graphs"
+        return Report(problem.name, plan, reason=f"{reason}, not {before}", notes=lifted.notes, lift_s=lift_s)
     if attempt.key is not None:
         attempt.planned = kernel_launches(planned.ordered)
     took_s = time.perf_counter() - began
@@ -168,7 +170,24 @@ def _annotate(attempt: Attempt) -> None:
         warn(f"overlap_sched keeps {attempt.name!r} out of torch's cache: {type(error).__name__}: {error}")
 
 
-def _tell_planner(planned: _Planned) -> None:
+def _report(attempt: Attempt, report: Report, planned: Planned) -> None:
+    """Report when the code is written, on the order that it has; at once where nothing was reordered."""
+    try:
+        from overlap_sched.inductor import private
+
+        if report.changed and private.when_written(
+            planned.ordered, lambda written: read_back(attempt, report, planned, written)
+        ):
+            return
+    except Exception as error:  # the order is settled
+        warn(f"overlap_sched could not read the order of {attempt.name!r} back: {type(error).__name__}: {error}")
+    try:
+        attempt.record(report)
+    except Exception as error:  # the order is settled
+        warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
+
+
+def _tell_planner(planned: Planned) -> None:
     try:
         from overlap_sched.inductor.planner import tell_sizes
 

@@ -39,7 +39,6 @@ class Settings:
             (:mod:`overlap_sched.inductor.partitioning`). ``None``: that is left to torch, unless ``max_slowdown`` is
             given.
         max_slowdown: Or for the lowest peak within this: 0.05 for five percent. ``None``: see above.
-        simple_overlap: Was torch's own ``simple_overlap`` on? Then it runs before us instead of behind us.
         notes: What was switched off for it; goes into the reports.
     """
 
@@ -53,7 +52,6 @@ class Settings:
     timeout_s: float = TIMEOUT_S
     memory_limit: int | str | None = None
     max_slowdown: float | None = None
-    simple_overlap: bool = False
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -38,13 +38,8 @@ from overlap_sched.inductor.sessions import listening, observe, sessions_ended
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.versions import knows_torch, refusal
-from overlap_sched.inductor.watch import PASSES, PASSES_ON, POST_GRAD, look
+from overlap_sched.inductor.watch import COMPETING, PASSES, PASSES_ON, POST_GRAD, look
 from overlap_sched.options import Options
-
-COMPETING = "aten_distributed_optimizations.enable_overlap_scheduling"
-"""A reorderer of torch that runs before us: it makes fusion worse by the dependencies that it inserts."""
-SIMPLE_OVERLAP = "aten_distributed_optimizations.enable_simple_overlap"
-"""Another, on by default from 2.14 on, that would run behind us and undo our order: we run it before us."""
 
 PARTITIONER = "custom_partitioner_fn"
 
@@ -160,8 +155,9 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     theirs = [p for p in earlier if callable(p) and not isinstance(p, SchedulerPass)]
     notes += [f"torch's pass {p!r} is turned off" for p in earlier if isinstance(p, str)]
     notes += [f"{getattr(p, '__name__', type(p).__name__)} runs before this pass" for p in theirs]
-    before = known[POST_GRAD]
+    before, competing = known[POST_GRAD], bool(known.get(COMPETING))
     while isinstance(before, PostGradPass | DeterministicWatch | RewritePass):  # ours, of an outer block
+        competing = competing or getattr(before, "competing", False)
         before = before.before
     if settings.stage == "post_grad":
         settings = replace(
@@ -173,16 +169,11 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     if known["deterministic"]:
         notes.append(NOTE)
         warn(f"overlap_sched cannot run: {NOT_RUN}")
-    elif SIMPLE_OVERLAP in known:
-        changes[SIMPLE_OVERLAP] = False
-        if known[SIMPLE_OVERLAP] or (_on and _on[-1][0].simple_overlap):  # or off by an outer block of ours
-            notes.append("torch's simple_overlap runs before this pass")
-            settings = replace(settings, simple_overlap=True)
     settings = replace(settings, notes=tuple(notes))
     changes[PASSES_ON], changes[PASSES] = True, [*theirs, SchedulerPass(settings)]
     if wants_rewrites(settings):
         before = RewritePass(settings, planned, before)
-    changes[POST_GRAD] = DeterministicWatch(settings, before)
+    changes[POST_GRAD] = DeterministicWatch(settings, before, competing)
     return settings, changes
 
 

@@ -19,6 +19,8 @@ from overlap_sched.inductor.settled import settled
 PASSES = "reorder_for_compute_comm_overlap_passes"
 PASSES_ON = "reorder_for_compute_comm_overlap"
 POST_GRAD = "post_grad_custom_post_pass"
+COMPETING = "aten_distributed_optimizations.enable_overlap_scheduling"
+"""A reorderer of torch that runs before us, off while we run: it makes fusion worse by dependencies that it inserts."""
 
 
 def look(session: Session, settings: Settings) -> None:
@@ -62,9 +64,10 @@ def tell_of(found: str | None, graphs: int = 1) -> None:
     settled.pass_by("other code has switched it off", graphs)
     if rank() == 0:
         warn(
-            f"overlap_sched is switched on, but Inductor does not call it: {found}. Other code has set that since, or "
-            "torch.compile's own options do. Call overlap_sched.enable() after that code, or give the settings to "
-            "torch.compile: options=overlap_sched.inductor_options()."
+            f"overlap_sched is switched on, but Inductor does not call it: {found}. Graphs are in the order that torch "
+            "alone gives them. Other code has set that since, or torch.compile's own options do. Call "
+            "overlap_sched.enable() after that code, or give the settings to torch.compile: "
+            "options=overlap_sched.inductor_options()."
         )
 
 

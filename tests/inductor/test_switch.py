@@ -19,11 +19,10 @@ from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.inductor.versions import knows_torch
-from tests.support.inductor.models import SIMPLE_OVERLAP, routed, unroute
+from tests.support.inductor.models import routed, unroute
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 OVERLAP = "aten_distributed_optimizations.enable_overlap_scheduling"
-HAS_SIMPLE_OVERLAP = SIMPLE_OVERLAP in config.get_config_copy()
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -110,31 +109,7 @@ def test_torchs_reorderers_are_off_and_the_report_says_so() -> None:
         "torch's aten_distributed_optimizations.enable_overlap_scheduling is turned off",
         "torch's pass 'sink_waits' is turned off",
         "their_pass runs before this pass",
-        *SIMPLE_NOTES,
     )
-
-
-SIMPLE_NOTES = ("torch's simple_overlap runs before this pass",) * HAS_SIMPLE_OVERLAP
-"""From torch 2.15 on."""
-
-
-@pytest.mark.skipif(not HAS_SIMPLE_OVERLAP, reason="this torch has no simple_overlap")
-def test_simple_overlap_of_torch_is_off_only_where_we_run_it() -> None:
-    def is_on() -> bool:
-        return config.aten_distributed_optimizations.enable_simple_overlap
-
-    assert is_on()
-    with overlap_sched.enabled():
-        assert not is_on()
-        with overlap_sched.enabled(Options(headroom=1)):  # off by the outer block, and still to be run
-            settings = current_settings()
-            assert settings is not None
-            assert settings.simple_overlap
-    with overlap_sched.enabled(stage="post_grad"):
-        assert is_on()
-    with config.patch({"deterministic": True}), pytest.warns(OverlapSchedWarning), overlap_sched.enabled():
-        assert is_on()
-    assert is_on()
 
 
 REFUSED = (

@@ -20,8 +20,9 @@ from tests.support.inductor.models import Net, step
 pytestmark = [pytest.mark.slow, pytest.mark.private, pytest.mark.usefixtures("clean", "nothing_said")]
 
 MEND = (
-    ". Other code has set that since, or torch.compile's own options do. Call overlap_sched.enable() after that code, "
-    "or give the settings to torch.compile: options=overlap_sched.inductor_options()."
+    ". Graphs are in the order that torch alone gives them. Other code has set that since, or torch.compile's own "
+    "options do. Call overlap_sched.enable() after that code, or give the settings to torch.compile: "
+    "options=overlap_sched.inductor_options()."
 )
 PASSED_BY = "overlap_sched: no graph reached it; {} compiled without it, as {}"
 SWITCHED_OFF = "other code has switched it off"

@@ -57,6 +57,14 @@ class LiftedKernels:
         listed = dict.fromkeys(self.snodes[v] for v in reversed(order))
         return [snode for snode in reversed(listed) if snode is not None]
 
+    def order_of(self, snodes: Sequence[Any]) -> list[int]:
+        """The order of the problem in which these scheduler nodes run."""
+        ids: dict[int, list[int]] = {}
+        for v, snode in enumerate(self.snodes):
+            ids.setdefault(id(snode), []).append(v)
+        *inputs, output = ids[id(None)]
+        return [*inputs, *(v for snode in snodes for v in ids[id(snode)]), output]
+
 
 def lift_kernels(
     snodes: Sequence[Any],

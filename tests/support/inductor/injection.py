@@ -18,7 +18,7 @@ from torch._inductor.graph import GraphLowering
 
 import overlap_sched
 from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
-from overlap_sched.inductor import cached_orders, choosing, eager
+from overlap_sched.inductor import cached_orders, choosing, eager, scheduler_pass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from tests.support.inductor.generated import events
 
@@ -35,7 +35,8 @@ ERRORS: tuple[type[BaseException], ...] = (
     VerificationError,
     AgreementError,
 )
-ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.__reduce__", "_may_load", "_may_save"}
+ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.order", "SchedulerPass.__reduce__", "read_back"}
+ENTRIES |= {"_may_load", "_may_save"}
 ENTRIES |= {"rewrite_and_schedule", "rewrite_fx", "schedule_fx"}
 """What torch calls, and what the first that we see does nothing but call. A fault before they begin is torch's."""
 SETTLED = {"Pending.commit", "Pending.undo", "Draft.undo", "link"}
@@ -97,11 +98,14 @@ class Watch:
     @contextmanager
     def on(self) -> Iterator[None]:
         """While it is on, torch enters the package through us."""
-        scheduled = self._inside(SchedulerPass.__call__, None)
+        called = self._inside(SchedulerPass.__call__, None)
+        ordered = self._inside(SchedulerPass.order, None)
         reduced = self._inside(SchedulerPass.__reduce__, None)
         before_lowering = self._inside(choosing.rewrite_and_schedule, _fx_nodes)
         with (
-            mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: scheduled(self, nodes)),
+            mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: called(self, nodes)),
+            mock.patch.object(SchedulerPass, "order", lambda self, *nodes, **more: ordered(self, *nodes, **more)),
+            mock.patch.object(scheduler_pass, "read_back", self._inside(scheduler_pass.read_back, None)),
             mock.patch.object(SchedulerPass, "__reduce__", lambda self: reduced(self)),
             mock.patch.object(eager, "rewrite_and_schedule", before_lowering),
             mock.patch.object(cached_orders, "_may_load", self._inside(cached_orders._may_load, None)),

@@ -85,7 +85,9 @@ class Options:
             ``"keep"`` (default): what is gathered twice, as for forward and backward, is kept for its next use where
             memory has room. On every backend; left out as the first.
             ``"bucket"``: several collectives become one, reductions too, coalesced or with copies. Sums of floats may
-            change their last bits where a backend adds in another order (NCCL, on more than two ranks).
+            change their last bits where a backend adds in another order (NCCL, on more than two ranks). An all_reduce
+            of floats on more than two ranks stays alone: where an element lies decides the order in which it is added,
+            on gloo too. Members are of one type. What stays alone, and why, is in the record (``Report.refused``).
             ``"split"``: a collective becomes several, with copies; of sums the same holds. ``"stream"``: reductions go
             to a second communicator. ``"regather"``: what is held for a later use is gathered again. ``"in_place"``:
             a result is written over what it was made of, as ``index_put`` over its zeros. With these five,

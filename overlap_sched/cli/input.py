@@ -26,6 +26,7 @@ from overlap_sched.problem.redact import redacted
 from overlap_sched.problem.unpack import MAGIC
 from overlap_sched.report.files import write_file
 from overlap_sched.report.words.profile import profile_notes
+from overlap_sched.transform.trial import nothing
 
 _DUMP_SUFFIXES = (".py", ".txt")
 _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
@@ -142,6 +143,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.rewrites import alike_of, rerunnable
         from overlap_sched.fx.rewrites.batches import batch_fissions
         from overlap_sched.fx.rewrites.merges import merges
+        from overlap_sched.fx.rewrites.planning import refusals_in
         from overlap_sched.transform.prices import Prices
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "torch":
@@ -197,6 +199,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         priced_for,
         model,
         alike,
+        refusals_in(lifted) if source.prices_anew else nothing,
         rerun,
         fissions,
         batches,

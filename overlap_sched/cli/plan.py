@@ -123,7 +123,7 @@ def rewritten(options: argparse.Namespace, wanted: Options, loaded: Loaded) -> P
         OptionsError, ClusterError, PlacementError: They do not fit the problem.
     """
     problem, prices = _priced(options, loaded)
-    return transform_plan(problem, prices, wanted, loaded.alike)
+    return transform_plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
 
 
 def _priced(options: argparse.Namespace, loaded: Loaded) -> tuple[Problem, Prices]:

@@ -17,6 +17,7 @@ from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.merge import Merge
+from overlap_sched.transform.trial import Refuses, nothing
 
 FISSION = "fission"
 """A kind of ``fit --kinds``, of dumps alone: a problem file has no shapes."""
@@ -101,6 +102,7 @@ class Loaded:
         model: Of a dump, what priced it; ``None``: the times are a file's.
         alike: Of a dump, what collectives must share to be bucketed (:func:`overlap_sched.fx.rewrites.alike_of`);
             ``None``: it is not known.
+        refuses: Of a dump, why rewrites are not legal in its graph.
         rerun: Of a dump, nodes that may run again (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: not known.
         fissions: Sub-graphs that can run in parts, the most promising first, where they were looked for.
         batches: The graph in parts along its batch, and along its experts' tokens, where that was looked for.
@@ -114,6 +116,7 @@ class Loaded:
     priced_for: PricedFor | None = None
     model: CostModel | None = None
     alike: Mapping[str, str] | None = None
+    refuses: Refuses = nothing
     rerun: frozenset[str] | None = None
     fissions: tuple[Fission, ...] = ()
     batches: tuple[Fission, ...] = ()

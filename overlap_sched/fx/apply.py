@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.errors import OverlapSchedWarning, VerificationError
+from overlap_sched.errors import OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
@@ -44,6 +44,7 @@ class Report:
         rewrites: What was done to collectives, first to last; ``schedule`` is then of the rewritten graph.
         made: The plan by which collectives were rewritten, with all that was tried. Its schedule is ``schedule``, but
             in plug-ins: there the rewritten graph is lifted and ordered anew. ``None``: nothing was rewritten.
+        refused: Why collectives were not rewritten where that was asked for, a sentence each.
         kept: What the ranks differ in, so that the launch order was kept though the options do not ask for it; ``None``
             where they do not differ, or the graph had to stay as it was.
         sizes: Sizes that only the data knows on which memory figures rest, and with them the budget.
@@ -60,6 +61,7 @@ class Report:
     rewrites: tuple[Rewrite, ...] = ()
     made: Plan | None = None
     sizes: tuple[AssumedSize, ...] = ()
+    refused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -81,6 +83,7 @@ class Report:
                 f"  {count(len(plan.problem.nodes), 'node')}, {count(len(plan.problem.collectives), 'collective')}; "
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"
             )
+        lines += [f"  not rewritten: {why}" for why in self.refused]
         if self.notes:
             lines.append("  notes: " + ", ".join(f"{name} {count}" for name, count in self.notes.items()))
         return "\n".join(lines)
@@ -129,24 +132,36 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     name = lifted.problem.name
     if not lifted.problem.collectives and options.base == "original":
         return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
+    report = Report(name, notes=lifted.notes, lift_s=lift_s, sizes=lifted.sizes)
     launches = [lifted.nodes[v] for v in lifted.problem.collectives]
-    if lift_arguments.get("cost") is None and may_rewrite(launches, options):
+    if may_rewrite(launches, options):
         made = plan_lifted(lifted, options, alike_of(gm))
+        report = replace(report, schedule=made.schedule, refused=made.refused)
         if made.rewrites:
             began = time.perf_counter()
-            prepare(gm, made.rewrites, made.schedule.problem.names(made.schedule.order)).commit()
-            took_s = time.perf_counter() - began
-            done = Report(name, made.schedule, True, None, lifted.notes, lift_s, took_s, sizes=lifted.sizes)
-            return replace(done, rewrites=made.rewrites, made=made)
-        plan = made.schedule
-    else:
-        plan = schedule(lifted.problem, on_devices(options, lifted.devices))
+            try:
+                pending = prepare(gm, made.rewrites, made.schedule.problem.names(made.schedule.order))
+            except RewriteError as error:  # the order without rewrites can still be had
+                if options.strict:
+                    raise
+                warnings.warn(f"overlap_sched rewrites nothing in {name!r}: {error}", OverlapSchedWarning, stacklevel=3)
+                report = replace(report, schedule=None, refused=(*made.refused, str(error)))
+            else:
+                pending.commit()
+                took_s = time.perf_counter() - began
+                return replace(report, changed=True, reorder_s=took_s, rewrites=made.rewrites, made=made)
+    plan = report.schedule or schedule(lifted.problem, on_devices(options, lifted.devices))
     if stays(plan):
-        return Report(name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s, sizes=lifted.sizes)
+        return replace(report, schedule=plan, reason=f"{why_no_better(plan)}{_not_sized(lifted.notes)}")
     began = time.perf_counter()
     reorder(gm, lifted.reordered(plan.order))
-    took_s = time.perf_counter() - began
-    return Report(name, plan, True, None, lifted.notes, lift_s, took_s, sizes=lifted.sizes)
+    return replace(report, schedule=plan, changed=True, reorder_s=time.perf_counter() - began)
+
+
+def _not_sized(notes: Mapping[str, int]) -> str:
+    """What a reason rests on where nodes have no value: neither their bytes nor their time are known."""
+    missing = notes.get("no_val", 0)
+    return f"; {count(missing, 'node')} without meta['val'] count as 0 bytes and next to no time" if missing else ""
 
 
 def stays(plan: Schedule) -> bool:

@@ -45,7 +45,8 @@ class Lifted:
 
             - ``unknown_op``: kept as a barrier; ``fence``: a node that nothing may cross;
               ``hazard``: dependencies that are not data;
-            - ``no_val``: a node without ``meta["val"]``, thought to alias all that it takes;
+            - ``no_val``: a node without ``meta["val"]``, thought to alias all that it takes (a launch: to give
+              something new of 0 bytes);
             - ``undeclared_alias``: an operator that returns what its schema calls new, thought to write it;
             - ``no_storage``: a tensor without storage, counted as 0 bytes; ``size_without_hint``: a size that
               depends on data; ``flops_failed``: a formula raised;

@@ -74,7 +74,9 @@ class _Reader:
         if val is _MISSING:
             val = self._value_without_meta(node)
         if val is _MISSING:
-            raw, nbytes, outs = _NONE, 0, takes
+            launches = traits.comm is not None and traits.comm.role is Role.LAUNCH and not any(traits.returns)
+            raw, nbytes = (storages.unknown(),) if launches else _NONE, 0  # by its result waits know a launch
+            outs = raw or takes
         else:
             raw, nbytes = storages.of_value(val)
             if len(storages.root) - seen < len(raw) and node.op == "call_function" and traits.known:

@@ -84,6 +84,11 @@ class Storages:
         self.fake.append(fake)
         self.nbytes.append(nbytes)
 
+    def unknown(self) -> int:
+        """A storage of its own that no value shows: its size is not known, and counts as 0 bytes."""
+        self._append(-1, 0, "cpu", False)
+        return len(self.root) - 1
+
     def copy_for(self, raw: int, takes: tuple[int, ...]) -> int:
         """Which raw storage a shown one is, in the value of a node whose arguments have the roots ``takes``.
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from torch import fx
 
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.rewrites.planning import plan_rewrites
+from overlap_sched.fx.rewrites.planning import plan_rewrites, refused_in
 from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.reporting import not_rewritten
 from overlap_sched.inductor.rewriting import Choice, rewrite_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import rewrites_wanted
@@ -14,6 +15,7 @@ from overlap_sched.options import rewrites_wanted
 
 def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Choice:
     """Rewrites and an order, within the budget of the graph as it was."""
+    not_rewritten(lifted.problem.name, refused_in(lifted, settings.options, alike))
     made = plan_rewrites(lifted, settings.options, alike)
     if made is None:
         return Choice()
@@ -21,16 +23,12 @@ def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Cho
 
 
 def wants_rewrites(settings: Settings) -> bool:
-    """Whether anything may be rewritten.
-
-    Times given by the user are of nodes that there are, and say nothing of those that rewrites make: where there are
-    any, nothing is rewritten.
-    """
-    return settings.cost is None and bool(rewrites_wanted(settings.options))
+    """Whether anything may be rewritten."""
+    return bool(rewrites_wanted(settings.options))
 
 
 def rewrite_and_schedule(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
     """Rewrite a graph's collectives where that is asked for, then reorder it; see :func:`schedule_fx`."""
-    wanted = settings.cost is None and settings.options.rewrites  # as above, calling nothing that could fail here
+    wanted = settings.options.rewrites  # calling nothing that could fail here
     rewritten = bool(wanted) and bool(rewrite_fx(gm, settings, planned, kind))
     schedule_fx(gm, settings, kind, rewritten)

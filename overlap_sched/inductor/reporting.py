@@ -10,7 +10,7 @@
 import json
 from collections import OrderedDict, deque
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch._logging import trace_structured
 
@@ -30,6 +30,7 @@ __all__ = [
     "Stage",
     "clear_reports",
     "no_collectives",
+    "not_rewritten",
     "rank",
     "record",
     "reports",
@@ -38,6 +39,7 @@ __all__ = [
     "warn",
 ]
 
+T = TypeVar("T")
 Stage = Literal["inductor", "post_grad", "backend", "titan"]
 """Where a graph was scheduled: Inductor's scheduler nodes; the FX graph before lowering; the FX graph that runs, of
 ``backend="overlap_sched"`` or of torchtitan."""
@@ -46,6 +48,8 @@ KEPT = 256
 _reports: "deque[GraphReport]" = deque(maxlen=KEPT)
 _rewritten: "OrderedDict[str, Plan]" = OrderedDict()
 """By the names of graphs, plans by which they were rewritten, until their order is reported."""
+_refused: "OrderedDict[str, tuple[str, ...]]" = OrderedDict()
+"""The same, why collectives were not rewritten."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class GraphReport:
             "changed": self.report.changed,
             "reason": self.report.reason,
             "launch_order_kept": self.report.kept,
+            "not_rewritten": list(self.report.refused),
             "notes": dict(self.report.notes),
             "sizes": [one._asdict() for one in self.report.sizes],
             "settings": list(self.settings),
@@ -131,14 +136,24 @@ def clear_reports() -> None:
     """Forget them; what was warned of may be warned of again."""
     _reports.clear()
     _rewritten.clear()
+    _refused.clear()
     forget_warnings()
 
 
 def rewritten(name: str, made: Plan) -> None:
     """Note that a graph's collectives have been rewritten; the report on its order, which follows, will tell."""
-    _rewritten[name] = made
-    while len(_rewritten) > KEPT:  # compilations that failed behind it
-        _rewritten.popitem(last=False)
+    _note(_rewritten, name, made)
+
+
+def not_rewritten(name: str, refused: tuple[str, ...]) -> None:
+    """Note why collectives of a graph have not been rewritten, for the same report."""
+    _note(_refused, name, refused)
+
+
+def _note(notes: "OrderedDict[str, T]", name: str, value: T) -> None:
+    notes[name] = value
+    while len(notes) > KEPT:  # compilations that failed behind it
+        notes.popitem(last=False)
 
 
 def record(report: GraphReport) -> None:
@@ -147,6 +162,8 @@ def record(report: GraphReport) -> None:
         made = _rewritten.pop(report.name, None)
         if made is not None:
             report = replace(report, report=replace(report.report, made=made))
+        if refused := _refused.pop(report.name, ()):
+            report = replace(report, report=replace(report.report, refused=refused))
         _reports.append(report)
         sessions.listen()
         settled.add(outcome_of(report.report, report.priced_for))

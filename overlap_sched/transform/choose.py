@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from overlap_sched.problem import NodeId, Order, Problem
+from overlap_sched.problem import NodeId, Order
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import NETWORK_BINDS, Policy
@@ -26,7 +26,8 @@ from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.found import Found
 from overlap_sched.transform.keys import Key, without_latency
 from overlap_sched.transform.neighbours import neighbours
-from overlap_sched.transform.rewrites import Form
+from overlap_sched.transform.refused import reductions
+from overlap_sched.transform.rewrites import Form, Stream
 from overlap_sched.transform.trial import Asked, Trial, tried
 from overlap_sched.transform.variant import Base, Graph, bases
 from overlap_sched.transform.wanted import Wanted
@@ -44,7 +45,7 @@ PARTS = 4
 def try_buckets(asked: Asked, wanted: Wanted, found: Found) -> None:
     """Try buckets and second streams; ``found`` gets the results."""
     graphs = [Graph(asked, frozenset())] if wanted.forms else []
-    if wanted.streams and (moved := _reductions(asked.problem)):
+    if wanted.streams and (moved := _moved(asked)):
         graphs.append(_on_two_streams(asked, moved))
     for graph in graphs:
         _Search(graph, found, wanted.forms[:1]).run()
@@ -167,10 +168,7 @@ def _on_two_streams(asked: Asked, moved: frozenset[str]) -> Graph:
     return Graph(asked, moved - stay) if stay else graph
 
 
-def _reductions(problem: Problem) -> frozenset[str]:
-    """Names of what reduces in groups that gather, too: the two would share a stream."""
-    nodes = problem.nodes
-    gathering = {nodes[v].group for v in problem.collectives if "gather" in nodes[v].op}
-    return frozenset(
-        nodes[v].name for v in problem.collectives if "reduce" in nodes[v].op and nodes[v].group in gathering
-    )
+def _moved(asked: Asked) -> frozenset[str]:
+    """Names of what reduces in groups that gather, too, and may go to a second communicator."""
+    names = [asked.problem.nodes[v].name for v in reductions(asked.problem)]
+    return frozenset(name for name in names if not asked.refuses(Stream(name)))

@@ -31,7 +31,7 @@ def try_keeping(asked: Asked, found: Found, order: Order) -> None:
     groups = twice(problem, asked.alike)
     for start, parts in product((problem.original_order, order), PARTS_KEPT) if groups else ():
         gaps = sorted(to_keep(problem, start, groups), key=lambda gap: -gap.us_per_byte)
-        kept = admitted(problem, start, [gap for gap in gaps if asked.legal(gap.rewrite)], asked.budget_bytes)
+        kept = admitted(problem, start, [gap for gap in gaps if not asked.refuses(gap.rewrite)], asked.budget_bytes)
         kept = kept[: -(-len(kept) // parts)]
         _try(asked, found, f"{len(kept)} gathers kept for their next use", chained(kept), start)
 
@@ -54,7 +54,7 @@ def _at_the_peak(asked: Asked, order: Order) -> list[Gap[Regather]]:
     """Gaps that span the peak of an order: those first that take least time for what they free."""
     peak = int(LiveRanges(asked.problem).profile(order).argmax())
     gaps = to_gather_again(asked.problem, order, asked.alike)
-    spanning = [gap for gap in gaps if gap.begin <= peak < gap.end and asked.legal(gap.rewrite)]
+    spanning = [gap for gap in gaps if gap.begin <= peak < gap.end and not asked.refuses(gap.rewrite)]
     return sorted(spanning, key=lambda gap: gap.us_per_byte)
 
 

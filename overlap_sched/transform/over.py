@@ -58,7 +58,7 @@ def try_in_place(asked: Asked, found: Found, order: Order) -> Over | None:
 
 def _legal(asked: Asked) -> list[InPlace]:
     """All that is legal at once; nothing where it is not known which of two inputs would be written over."""
-    legal = [one for one in places(asked.problem) if asked.legal(one)]
+    legal = [one for one in places(asked.problem) if not asked.refuses(one)]
     inputs = Counter(one.node for one in legal)
     return legal_together(asked.problem, [one for one in legal if inputs[one.node] == 1], asked.prices)
 

@@ -33,9 +33,10 @@ from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
+from overlap_sched.transform.refused import refused
 from overlap_sched.transform.rewrites import Form, Rewrite
 from overlap_sched.transform.search import search
-from overlap_sched.transform.trial import Asked, Legal, Trial, always
+from overlap_sched.transform.trial import Asked, Refuses, Trial, nothing
 from overlap_sched.transform.wanted import Wanted, least_compute_us, most_gain_us, most_runs, wanted_of
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
@@ -61,6 +62,7 @@ class Plan:
         trials: All that was tried, in this order.
         plan_s: Seconds that it took beyond ``without`` (for people; nothing depends on it).
         fell_back: Why rewrites that were found are not used; ``None``: none were, or they are.
+        refused: Why collectives stay as they are, see :func:`overlap_sched.transform.refused.refused`.
     """
 
     rewrites: tuple[Rewrite, ...]
@@ -70,6 +72,7 @@ class Plan:
     trials: tuple[Trial, ...] = ()
     plan_s: float = 0.0
     fell_back: str | None = None
+    refused: tuple[str, ...] = ()
 
 
 @no_collection()
@@ -79,7 +82,7 @@ def plan(
     options: Options,
     alike: Alike | None = None,
     forms: Sequence[Form] = FORMS,
-    legal: Legal = always,
+    refuses: Refuses = nothing,
 ) -> Plan:
     """Choose rewrites and an order.
 
@@ -90,18 +93,18 @@ def plan(
         alike: Per collective that may be bucketed, what members must share besides operator and group; ``None``: not
             known, all may.
         forms: Of buckets, the one preferred first. Where a backend has no coalesced collectives: ``("copied",)``.
-        legal: Whether a gather may be kept or done again, or a collective split, where a graph knows more than the
-            problem.
+        refuses: Why a rewrite is not legal, where a graph knows more than the problem.
 
     Raises:
         OptionsError: No form. VerificationError: with ``strict=True``, where a plan is not what it was thought to be.
     """
-    looked_for, as_it_was = _Search.of(problem, prices, options, alike, forms, legal), replace(options, rewrites=())
+    looked_for, as_it_was = _Search.of(problem, prices, options, alike, forms, refuses), replace(options, rewrites=())
+    why_not = refused(problem, alike, looked_for.wanted, refuses)
     if not looked_for.gain_us:
         without = schedule(problem, as_it_was)
-        return Plan((), without, without)
+        return Plan((), without, without, refused=why_not)
     unfitted = Unfitted(problem, as_it_was)
-    made = _rewritten(unfitted, looked_for)
+    made = replace(_rewritten(unfitted, looked_for), refused=why_not)
     return made if made.rewrites else replace(made, schedule=unfitted.fitted, without=unfitted.fitted)
 
 
@@ -112,13 +115,13 @@ def plan_of_rewrites(
     options: Options,
     alike: Alike | None = None,
     forms: Sequence[Form] = FORMS,
-    legal: Legal = always,
+    refuses: Refuses = nothing,
 ) -> Plan | None:
     """The same for who wants no order but that of a rewritten graph; ``None``: nothing is rewritten.
 
     First what bounds the gain, which is linear. No order is fitted to the allocator where nothing would come of it.
     """
-    looked_for = _Search.of(problem, prices, options, alike, forms, legal)
+    looked_for = _Search.of(problem, prices, options, alike, forms, refuses)
     if not looked_for.gain_us:
         return None
     made = _rewritten(Unfitted(problem, replace(options, rewrites=())), looked_for)
@@ -133,7 +136,7 @@ class _Search:
     gain_us: float
     prices: Prices
     alike: Alike | None
-    legal: Legal
+    refuses: Refuses
 
     @classmethod
     def of(
@@ -143,12 +146,12 @@ class _Search:
         options: Options,
         alike: Alike | None,
         forms: Sequence[Form],
-        legal: Legal,
+        refuses: Refuses,
     ) -> "_Search":
         if not forms:
             raise OptionsError("forms is empty: buckets are coalesced, copied, or both.")
         wanted = wanted_of(options, forms)
-        return cls(wanted, most_gain_us(problem, prices, alike, wanted), prices, alike, legal)
+        return cls(wanted, most_gain_us(problem, prices, alike, wanted), prices, alike, refuses)
 
 
 def _rewritten(unfitted: Unfitted, looked_for: _Search) -> Plan:
@@ -185,7 +188,7 @@ def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
         return most_runs(problem, min(looked_for.gain_us, best_us - compute_us))
 
     fits = () if without.original.peak_bytes <= without.budget_bytes else without.order
-    asked = Asked(problem, prices, looked_for.alike, without.budget_bytes, wanted.ops, looked_for.legal, fits)
+    asked = Asked(problem, prices, looked_for.alike, without.budget_bytes, wanted.ops, looked_for.refuses, fits)
     return search(asked, wanted, without.order, step_us, enough_us, runs_paid).trials
 
 

@@ -1,6 +1,7 @@
 """What the nodes take that rewrites make: by the cost model that priced the rest, so that old and new compare."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from overlap_sched.analysis.whatif import placed_on
 from overlap_sched.cost.cluster.cost_model import model_of
@@ -18,15 +19,19 @@ class Prices:
         model: Of the device and the network.
         comm_scale: Every collective takes so many times as long, as ``--comm-scale`` says.
         host: Of copies to and from host memory.
+        scales: Per operator (coalesced or not) and group, how many times what the model says such a collective takes,
+            where times that were given say so; 1.0 of all others.
     """
 
     model: CostModel
     comm_scale: float = 1.0
     host: HostLink = PCIE_5
+    scales: Mapping[tuple[str, Group], float] = field(default_factory=dict)
 
     def collective_us(self, op: str, nbytes: int, group: Group) -> float:
         """A collective whose larger side has so many bytes: of several coalesced ones, all together."""
-        return self.model.collective_us(Collective(op, nbytes, group)) * self.comm_scale
+        scale = self.comm_scale * self.scales.get((op.removesuffix("_coalesced"), group), 1.0)
+        return self.model.collective_us(Collective(op, nbytes, group)) * scale
 
     def copy_us(self, op: str, nbytes: int) -> float:
         """A copy that reads and writes so many bytes, both together."""

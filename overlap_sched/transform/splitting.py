@@ -62,4 +62,4 @@ def _may(asked: Asked, draft: Draft, split: Split) -> bool:
         one = member(draft, split.collective)
     except RewriteError:
         return False
-    return one.node.bytes % (one.ranks * split.parts * UNIT_BYTES) == 0 and asked.legal(split)
+    return one.node.bytes % (one.ranks * split.parts * UNIT_BYTES) == 0 and not asked.refuses(split)

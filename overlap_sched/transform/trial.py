@@ -26,13 +26,14 @@ POLICIES = (NETWORK_BINDS[0], NETWORK_BINDS[2], COMPUTE_BINDS[0], LAST[1])
 """Launches late, launches early, the critical path ahead, the order as it is: which fits shows afterwards."""
 
 
-Legal = Callable[[Rewrite], bool]
-"""Whether a rewrite is legal in the graph that a problem was lifted from: that may know more than the problem."""
+Refuses = Callable[[Rewrite], str]
+"""Why a rewrite is not legal in the graph that a problem was lifted from, which may know more than the problem; ``""``:
+it is. Of a collective that ``alike`` leaves out, a bucket of it alone is asked about."""
 
 
-def always(rewrite: Rewrite) -> bool:
-    """Of a problem that comes from no graph."""
-    return True
+def nothing(rewrite: Rewrite) -> str:
+    """Of a problem that comes from no graph: nothing is refused."""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Asked:
         alike: Per collective that may be bucketed, what members share; ``None``: not known, all may.
         budget_bytes: What the peak may be.
         ops: Operators that may be bucketed.
-        legal: Asked of rewrites that ``alike`` says too little about: all but buckets and streams.
+        refuses: Asked of rewrites that ``alike`` says too little about: all but buckets.
         fits: An order within the budget where the original one is not; ``()``: that is.
         done, whole: What has been done to ``problem`` already, and the problem as it was; ``()``, ``None``: nothing.
     """
@@ -54,7 +55,7 @@ class Asked:
     alike: Alike | None
     budget_bytes: int
     ops: tuple[str, ...] = BUCKETED
-    legal: Legal = always
+    refuses: Refuses = nothing
     fits: Order = ()
     done: tuple[Rewrite, ...] = ()
     whole: Problem | None = None

@@ -149,13 +149,13 @@ def test_where_anything_fails_the_graph_is_as_it_was(where: str, monkeypatch: py
     before, code = names(gm), gm.code
     monkeypatch.setattr(APPLY, where, failing)
     with pytest.warns(OverlapSchedWarning) as caught:
-        report = schedule_graph(gm, Options(headroom="1MiB"), cost=slow, name="hidable")
+        report = schedule_graph(gm, Options(rewrites=(), headroom="1MiB"), cost=slow, name="hidable")
     assert str(caught[0].message) == "overlap_sched leaves 'hidable' as it was: ZeroDivisionError: by zero"
     assert caught[0].filename == __file__
     assert (report.changed, report.reason) == (False, "ZeroDivisionError: by zero")
     assert (names(gm), gm.code) == (before, code)
     with pytest.raises(VerificationError) as error:
-        schedule_graph(gm, Options(headroom="1MiB", strict=True), cost=slow, name="hidable")
+        schedule_graph(gm, Options(rewrites=(), headroom="1MiB", strict=True), cost=slow, name="hidable")
     assert str(error.value) == "scheduling 'hidable' failed: ZeroDivisionError: by zero"
 
 

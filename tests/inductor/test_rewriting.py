@@ -23,15 +23,17 @@ from overlap_sched.fx.rewrites.planning import may_rewrite
 from overlap_sched.inductor import choosing, fx_stage, rewriting
 from overlap_sched.inductor.cached_orders import CachedOrder, with_rewrites
 from overlap_sched.inductor.launches import launches_in
+from overlap_sched.inductor.reporting import clear_reports, reports
 from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.summary import outcome_of
 from overlap_sched.report.units import count
 from overlap_sched.transform.rewrites import Bucket, Rewrite
 from tests.inductor.conftest import Compiled, compiled_step
+from tests.support.fx_graphs import trace, wait
 from tests.support.inductor.models import RANKS, Net, gathered
 from tests.support.ranks import run_ranks
-from tests.support.rewrite_graphs import GRAPHS, described
+from tests.support.rewrite_graphs import GRAPHS, described, reduce
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -288,16 +290,21 @@ def test_graphs_that_run_as_fx(ranks: None) -> None:
         assert {rewrite.name for rewrite in one.made.rewrites if isinstance(rewrite, Bucket)} <= launches
 
 
-def test_nothing_is_rewritten_where_times_are_given() -> None:
-    gm = GRAPHS["whole"]()
-    before = described(gm.graph)
-    settings = Settings(replace(ROOMY, effort=4), stage="backend", cost=lambda node: 1.0)
-    with mock.patch.object(choosing, "rewrite_fx") as rewrites, mock.patch.object(choosing, "schedule_fx"):
-        choosing.rewrite_and_schedule(gm, settings)
-        assert not rewrites.called
-        choosing.rewrite_and_schedule(gm, replace(settings, cost=None))
-        assert rewrites.called
-    assert described(gm.graph) == before
+def test_what_is_not_rewritten_is_in_the_report_also_where_times_are_given() -> None:
+    gm = trace(reductions, (64, 64), (64, 64), (64, 64))
+    settings = Settings(Options(rewrites=("bucket",)), stage="backend", cost=lambda node: 100.0)
+    clear_reports()
+    choosing.rewrite_and_schedule(gm, settings)
+    (report,) = reports()
+    (why,) = report.report.refused
+    assert why.startswith("'all_reduce' is a sum of float32 on ranks of an unknown number (all_reduce): where an ")
+    assert why.endswith(" so a rewrite would change bits. (The same of 1 more.)")
+    assert report.to_json()["not_rewritten"] == [why]
+
+
+def reductions(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+    """Two sums of floats, of a group whose size nobody knows."""
+    return [wait(reduce(a, op="sum")) + 1, wait(reduce(b, op="sum")) + 1, c @ c]
 
 
 def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:

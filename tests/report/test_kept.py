@@ -32,11 +32,16 @@ def test_why_the_original_order_was_kept() -> None:
 
 
 def test_why_in_one_line_names_the_two_most_expensive_causes() -> None:
-    kept = replace(schedule(EXAMPLE, Options(effort=0)), options=Options())
-    assert why_no_better(kept) == (
-        "no better order was found: 80.0 us stay exposed, 40.0 us because what is launched at the start of the graph "
-        "is waited for too soon (1 collective), 40.0 us because no compute is left at the end of the step to run "
-        "meanwhile (1 collective)"
+    problem = tight().problem
+    nodes = (
+        *problem.nodes,
+        Node("scatter", Kind.COLLECTIVE, (4,), (), (), 7.0, "reduce_scatter", "fsdp"),
+        Node("scatter.wait", Kind.WAIT, (5,), collective=5),
+    )
+    assert why_no_better(schedule(replace(problem, nodes=nodes))) == (
+        "no better order was found: 12.0 us stay exposed, 7.0 us because no compute is left at the end of the step to "
+        "run meanwhile (1 collective), 5.0 us because an earlier launch would not have fitted into the memory budget "
+        "(1 collective)"
     )
 
 
@@ -59,9 +64,33 @@ def test_views_that_prepare_a_launch_move_with_it() -> None:
     assert why_no_better(schedule(problem)) == why_no_better(plain)
 
 
+def test_what_a_launch_needs_may_not_fit_either() -> None:
+    """A cast in front of the gather: it could run sooner, but for the memory of what it makes."""
+    plain = tight().problem
+    nodes = list(plain.nodes)
+    nodes[2:3] = [
+        Node("cast", Kind.COMPUTE, (), (2,), (), 1.0),
+        nodes[2]._replace(deps=(2,), alloc=(), use=(2,)),
+    ]
+    nodes[4] = nodes[4]._replace(deps=(3,), collective=3)
+    nodes[5] = nodes[5]._replace(deps=(1, 4))
+    problem = replace(plain, nodes=tuple(nodes))
+    assert why_no_better(schedule(problem)) == why_no_better(tight())
+    assert schedule(problem, Options(headroom="1GiB")).scheduled.exposed_us == 0
+
+
+def test_what_the_allocator_refuses_is_its_doing() -> None:
+    kept = replace(tight(headroom=100, effort=0), options=Options(headroom=100, allocator="plain"))
+    assert why_no_better(kept) == (
+        "no better order was found: 5.0 us stay exposed because the allocator cannot hold an earlier launch in what it "
+        "reserves for the original order (1 collective)"
+    )
+
+
 def test_an_earlier_launch_that_fits_is_not_refused() -> None:
-    roomy = schedule(tight().problem, Options(headroom=100, effort=0))
-    assert why_no_better(replace(roomy, options=Options(headroom=100))) == (
+    options = Options(headroom=100, allocator="none")
+    roomy = schedule(tight().problem, replace(options, effort=0))
+    assert why_no_better(replace(roomy, options=options)) == (
         "no better order was found: 5.0 us stay exposed because an earlier launch would not have made the step "
         "shorter (1 collective)"
     )

@@ -22,7 +22,7 @@ from overlap_sched.fx.rewrites.in_place import in_place
 from overlap_sched.fx.rewrites.merge import merge
 from overlap_sched.fx.rewrites.offload import offload
 from overlap_sched.fx.rewrites.recompute import recompute
-from overlap_sched.fx.rewrites.sites import LAUNCHES, check_offsets, site
+from overlap_sched.fx.rewrites.sites import LAUNCHES, Site, check_offsets, site
 from overlap_sched.fx.rewrites.split import split
 from overlap_sched.fx.rewrites.stream import stream
 from overlap_sched.transform.fission import Fission
@@ -134,10 +134,19 @@ def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
     for node in draft.graph.nodes:
         if node.op == "call_function" and node.target in LAUNCHES:
             try:
-                one = site(draft, node.name)
-                check_exact(node.name, one.op, one.reduction, one.taken.dtype, one.ranks)
-                check_offsets(draft, [one])
+                kinds[node.name] = check_member(draft, node.name).kind
             except RewriteError:
                 continue
-            kinds[node.name] = one.kind
     return kinds
+
+
+def check_member(draft: Draft, name: str) -> Site:
+    """A collective that can be a member of a bucket.
+
+    Raises:
+        RewriteError: It cannot, and why.
+    """
+    one = site(draft, name)
+    check_exact(name, one.op, one.reduction, one.taken.dtype, one.ranks)
+    check_offsets(draft, [one])
+    return one

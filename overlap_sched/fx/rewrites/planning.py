@@ -1,22 +1,28 @@
 """Which rewrites pay for a lifted graph: what all front ends that have one ask."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from torch import fx
 
+from overlap_sched.cost import Collective
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites.again import check_keep, check_regather
+from overlap_sched.fx.rewrites.apply import check_member
 from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.in_place import check_in_place
 from overlap_sched.fx.rewrites.sites import LAUNCHES, arguments
+from overlap_sched.fx.rewrites.stream import check_stream
 from overlap_sched.options import Options, on_devices
+from overlap_sched.problem import Group
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import InPlace, Keep, Regather, Rewrite
-from overlap_sched.transform.trial import Legal
+from overlap_sched.transform.refused import refused
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, InPlace, Keep, Regather, Rewrite, Stream
+from overlap_sched.transform.trial import Refuses
 from overlap_sched.transform.wanted import wanted_of
 
 
@@ -41,35 +47,58 @@ def _two_in_one_group(sites: Sequence[fx.Node]) -> bool:
     return len({arguments(node)[1:] for node in gathers}) < len(gathers)
 
 
-def legal_in(lifted: Lifted) -> Legal:
-    """Whether a gather may be kept or done again, or a result be written in place, in the graph that was lifted.
+def refusals_in(lifted: Lifted) -> Refuses:
+    """Why rewrites are not legal in the graph that was lifted.
 
     What is found once it is asked for is kept: the graph must stay as it is meanwhile.
     """
     drafts: list[Draft] = []
 
-    def legal(rewrite: Rewrite) -> bool:
+    def refuses(rewrite: Rewrite) -> str:
         if not drafts:
             drafts.append(Draft(lifted.nodes[0].graph))
         try:
-            if isinstance(rewrite, Keep):
-                check_keep(drafts[0], rewrite)
-            elif isinstance(rewrite, InPlace):
-                check_in_place(drafts[0], rewrite)
-            elif isinstance(rewrite, Regather):
-                check_regather(drafts[0], rewrite)
-        except RewriteError:
-            return False
-        return True
+            match rewrite:
+                case Bucket():
+                    for name in rewrite.members:
+                        check_member(drafts[0], name)
+                case Keep():
+                    check_keep(drafts[0], rewrite)
+                case InPlace():
+                    check_in_place(drafts[0], rewrite)
+                case Regather():
+                    check_regather(drafts[0], rewrite)
+                case Stream():
+                    check_stream(drafts[0], rewrite)
+        except RewriteError as error:
+            return str(error)
+        return ""
 
-    return legal
+    return refuses
+
+
+def prices_of(lifted: Lifted) -> Prices:
+    """Of what rewrites make: by the model that has priced the graph.
+
+    Times that were given say nothing of new nodes. A new collective takes so many times what the model says as all
+    collectives of its operator and group together do.
+    """
+    given, modelled = defaultdict[tuple[str, Group], float](float), defaultdict[tuple[str, Group], float](float)
+    for v in lifted.problem.collectives:
+        node = lifted.problem.nodes[v]
+        group = lifted.problem.groups[node.group or ""]
+        op = node.op.removesuffix("_coalesced")
+        if op in BUCKETED:
+            given[op, group] += node.time_us
+            modelled[op, group] += lifted.model.collective_us(Collective(node.op, node.bytes, group))
+    return Prices(lifted.model, scales={key: us / modelled[key] for key, us in given.items() if modelled[key] > 0})
 
 
 def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
     """Rewrites and an order; new nodes are priced by the model that has priced the others.
 
     Args:
-        lifted: The graph, priced without times of the user's own: those say nothing of nodes that rewrites make.
+        lifted: The graph.
         options: What may be tried.
         alike: What members of a bucket must share, see :func:`overlap_sched.fx.rewrites.alike_of`.
 
@@ -78,12 +107,18 @@ def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
     """
     forms = forms_for(lifted.nodes[v] for v in lifted.problem.collectives)
     return plan(
-        lifted.problem, Prices(lifted.model), on_devices(options, lifted.devices), alike, forms, legal=legal_in(lifted)
+        lifted.problem, prices_of(lifted), on_devices(options, lifted.devices), alike, forms, refusals_in(lifted)
     )
+
+
+def refused_in(lifted: Lifted, options: Options, alike: Alike) -> tuple[str, ...]:
+    """Why collectives are not rewritten, see :func:`overlap_sched.transform.refused.refused`."""
+    wanted = wanted_of(options, forms_for(lifted.nodes[v] for v in lifted.problem.collectives))
+    return refused(lifted.problem, alike, wanted, refusals_in(lifted))
 
 
 def plan_rewrites(lifted: Lifted, options: Options, alike: Alike) -> Plan | None:
     """The same where nothing is wanted but a rewritten graph; ``None``: none is shorter, which is soon known."""
-    problem, prices, options = lifted.problem, Prices(lifted.model), on_devices(options, lifted.devices)
+    problem, prices, options = lifted.problem, prices_of(lifted), on_devices(options, lifted.devices)
     forms = forms_for(lifted.nodes[v] for v in problem.collectives)
-    return plan_of_rewrites(problem, prices, options, alike, forms, legal_in(lifted))
+    return plan_of_rewrites(problem, prices, options, alike, forms, refusals_in(lifted))

@@ -4,6 +4,8 @@ The communicator must be there, on all ranks, before a graph is rewritten:
 :func:`overlap_sched.distributed.second_communicators`.
 """
 
+from typing import Any
+
 from torch import fx
 from torch._ops import OpOverload
 
@@ -20,6 +22,19 @@ def stream(draft: Draft, rewrite: Stream) -> None:
     """Do it.
 
     Raises:
+        RewriteError: See :func:`check_stream`.
+    """
+    node, argument, group = check_stream(draft, rewrite)
+    carried = _carried(draft)
+    if group in carried:
+        carried[second_group(group)] = carried[group]
+    draft.set_argument(node, argument, second_group(group))
+
+
+def check_stream(draft: Draft, rewrite: Stream) -> tuple[fx.Node, Arg, str]:
+    """The launch, where it takes its group, and the group.
+
+    Raises:
         RewriteError: It is no functional collective, is on a second communicator already, or there is none.
     """
     node = draft.find(rewrite.collective)
@@ -32,15 +47,18 @@ def stream(draft: Draft, rewrite: Stream) -> None:
     if draft.facts.sends(group):
         raise RewriteError(f"process group {group!r} also sends or receives: its order must stay.")
     second, ranks = second_group(group), live_ranks(group)
-    carried = getattr(draft.graph.owning_module, "meta", {}).get(GROUPS_KEY)
-    if carried is not None and group in carried:
-        carried[second] = carried[group]
-    elif ranks is not None and live_ranks(second) != ranks:
+    if group not in _carried(draft) and ranks is not None and live_ranks(second) != ranks:
         raise RewriteError(
             f"there is no second communicator {second!r}. Make it on all ranks before compiling: "
             "overlap_sched.distributed.second_communicators()."
         )
-    draft.set_argument(node, argument, second)
+    return node, argument, group
+
+
+def _carried(draft: Draft) -> dict[str, Any]:
+    """The groups that the graph of a dump carries along."""
+    found: dict[str, Any] = getattr(draft.graph.owning_module, "meta", {}).get(GROUPS_KEY) or {}
+    return found
 
 
 def _group_argument(node: fx.Node) -> Arg | None:

@@ -36,6 +36,7 @@ def rewrites_figures(made: Plan) -> dict[str, Any]:
             {"what": trial.what, "step_us": trial.step_us if trial.order else None, "why_not": trial.why_not}
             for trial in made.trials
         ],
+        "not_rewritten": list(made.refused),
     }
 
 
@@ -57,6 +58,7 @@ def rewrites_text(made: Plan) -> str:
         lines += [f"  {record_text(one)}" for one in first]
         if len(made.records) > len(first):
             lines.append(f"  and {len(made.records) - len(first)} more (--json lists all)")
+    lines += [f"Not rewritten: {why}" for why in made.refused]
     if made.trials:
         lines.append(f"Tried {count(len(made.trials), 'plan')}:")
         lines += [f"  {trial.what}: {outcome_text(trial)}" for trial in made.trials]

@@ -17,7 +17,7 @@ from overlap_sched.fx import lift
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.rewrites import alike_of, prepare, rewrite_graph
 from overlap_sched.fx.rewrites.in_place import IN_PLACE
-from overlap_sched.fx.rewrites.planning import legal_in, plan_lifted
+from overlap_sched.fx.rewrites.planning import plan_lifted, refusals_in
 from overlap_sched.problem import Group, Problem
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.in_place import COPYING, in_place_op, places
@@ -73,8 +73,8 @@ def agree(gm: fx.GraphModule, rewrites: list[Rewrite]) -> None:
 
 
 def legal(gm: fx.GraphModule) -> list[InPlace]:
-    allowed = legal_in(lift(gm, groups=GROUPS))
-    return [one for one in places(problem_of(gm)) if allowed(one)]
+    refuses = refusals_in(lift(gm, groups=GROUPS))
+    return [one for one in places(problem_of(gm)) if not refuses(one)]
 
 
 def beside(write: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], list[Tensor]]:

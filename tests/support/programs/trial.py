@@ -1,0 +1,197 @@
+"""One program through its ways in: each is judged against the same way without the package."""
+
+import random
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.errors import OverlapSchedWarning
+from tests.support.programs import ways
+from tests.support.programs.execution import Run, World, functions_of, run
+from tests.support.programs.launches import by_group, launches_of
+from tests.support.programs.program import Program
+
+Status = Literal["ok", "fault", "torch"]
+"""``"torch"``: the same way without the package fails, too, or differs from eager execution: nothing can be learnt."""
+PLUGINS = ("backend", "inductor", "post_grad")
+_BUG = re.compile(r"\b(AssertionError|AttributeError|IndexError|KeyError|RecursionError|TypeError|ValueError)\b")
+"""In a warning: the package has failed at what it should understand."""
+
+
+@dataclass
+class Outcome:
+    """What came of one program by one way.
+
+    Attributes:
+        way: ``"make_fx: all"``, ``"dynamo: none"``, or one of :data:`PLUGINS`.
+        status: See :data:`Status`.
+        detail: What is wrong, on each rank.
+        moved: Graphs with another order than without the package.
+    """
+
+    way: str
+    status: Status = "ok"
+    detail: tuple[str, ...] = ()
+    moved: int = 0
+
+
+@dataclass
+class Trial:
+    """A program on its way through the ways; both ranks do the same."""
+
+    program: Program
+    world: World
+    rank: int
+    reference: Run = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.functions = functions_of(self.program, self.world, self.rank == 1 and bool(self.program.odd))
+        self.reference = self._run(self.functions)
+        self.works = self.world.all_do(self._sound(self.reference))
+        self.captures: dict[str, tuple[ways.Captured, Run] | None] = {}
+
+    def _run(self, parts: list[Any], hold_back: bool = True) -> Run:
+        return run(self.program, parts, self.world, self.rank, hold_back)
+
+    @staticmethod
+    def _sound(found: Run) -> bool:
+        return found.error is None and not found.unlike and not found.faults
+
+    def outcome(self, way: str) -> Outcome:
+        """Of one way."""
+        if not self.works:
+            return Outcome(way, "torch", self._said(repr(self.reference.error), *self.reference.faults))
+        if way in PLUGINS:
+            return self._plugin(way)
+        capture, how = way.split(": ")
+        return self._scheduled(capture, how)
+
+    def _captured(self, capture: str) -> tuple[ways.Captured, Run] | str:
+        """A capture with its run without the package; or why there is none."""
+        captured, why = None, ""
+        try:
+            with ways.quiet():
+                if capture == "make_fx":
+                    captured = ways.by_make_fx(self.program, self.functions, self.reference.registers)
+                else:
+                    captured = ways.by_dynamo(self.program, self.functions)
+        except Exception as error:
+            why = f"capture: {error!r}"
+        if not self.world.all_do(captured is not None) or captured is None:
+            return why or "capture fails on the other rank"
+        with ways.quiet():
+            plain = self._run(captured.parts)
+        differs = plain.differs_from(self.reference) if self._sound(plain) else repr(plain.error)
+        if not self.world.all_do(differs is None and not plain.faults):
+            return f"as captured: {differs} {plain.faults}"
+        return captured, plain
+
+    def _scheduled(self, capture: str, how: str) -> Outcome:
+        way = f"{capture}: {how}"
+        if capture not in self.captures:
+            found = self._captured(capture)
+            self.captures[capture] = None if isinstance(found, str) else found
+            self.why = found if isinstance(found, str) else ""
+        held = self.captures[capture]
+        if held is None:
+            return Outcome(way, "torch", self._said(self.why))
+        captured, plain = held
+        wrong, before = "", captured.moved
+        try:
+            with ways.quiet():
+                captured.prepare(None)
+                original = [launches_of(gm, self.world.names) for gm in captured.graphs()]
+                captured.prepare(how)
+                wrong = self._moved_launches(how, original, captured)
+        except Exception as error:
+            wrong = f"raises {error!r} from {error.__cause__!r}"
+        moved = captured.moved - before
+        if not self.world.all_do(not wrong):
+            return Outcome(way, "fault", self._said(wrong), moved)
+        if self.program.odd and how not in ways.LAUNCHES_KEPT:
+            return Outcome(way, "ok", (), moved)
+        for hold_back in (True, False) if self._asynchronous_too(how) else (True,):
+            with ways.quiet():
+                wrong = self._against(plain, self._run(captured.parts, hold_back))
+            if not self.world.all_do(not wrong):
+                return Outcome(way, "fault", self._said(wrong), moved)
+        return Outcome(way, "ok", (), moved)
+
+    def _asynchronous_too(self, how: str) -> bool:
+        """Several functional gathers in flight over gloo may damage memory on some versions of torch."""
+        gathers = any("gather" in step.kind for step in self.program.steps)
+        return not gathers and (self.program.seed + len(how)) % 3 == 0
+
+    def _moved_launches(self, how: str, original: list[Any], captured: ways.Captured) -> str:
+        for before, gm in zip(original, captured.graphs(), strict=True):
+            after = launches_of(gm, self.world.names)
+            if how in ways.LAUNCHES_KEPT and before != after:
+                return f"launches move: {before} -> {after}"
+            if how == "group" and by_group(before) != by_group(after):
+                return f"launches of a group move: {by_group(before)} -> {by_group(after)}"
+        return ""
+
+    @staticmethod
+    def _against(plain: Run, found: Run) -> str:
+        if found.unlike:
+            return f"ranks launch differently: {found.error}; launched {found.launched}, without us {plain.launched}"
+        if found.error is not None:
+            return f"running raises {found.error!r}"
+        if found.faults:
+            return "; ".join(found.faults)
+        differs = found.differs_from(plain)
+        return "" if differs is None else f"results differ in {differs}"
+
+    def _plugin(self, way: str) -> Outcome:
+        options = Options(headroom=ways.ROOM, effort=2)
+        with ways.quiet():
+            if way == "backend":
+                captured = self._captured("dynamo")
+                plain = Run() if isinstance(captured, str) else captured[1]
+                usable = not isinstance(captured, str)
+                why = captured if isinstance(captured, str) else ""
+            else:
+                plain = self._run(ways.by_inductor(self.functions))
+                usable = self._sound(plain)
+                why = f"as compiled: {plain.error!r} {plain.faults}"
+        if not self.world.all_do(usable):
+            return Outcome(way, "torch", self._said(why))
+        overlap_sched.clear_reports()
+        with ways.quiet() as seen:
+            if way == "backend":
+                found = self._run(ways.by_backend(self.functions))
+            else:
+                with overlap_sched.enabled(options, stage=way, timeout_s=20):  # type: ignore[arg-type]
+                    found = self._run(ways.by_inductor(self.functions))
+        moved = sum(report.report.changed for report in overlap_sched.reports())
+        texts = [str(w.message) for w in seen if issubclass(w.category, OverlapSchedWarning)]
+        wrong = self._against(plain, found) or "; ".join(text for text in texts if _BUG.search(text))
+        if not self.world.all_do(not wrong):
+            return Outcome(way, "fault", self._said(wrong), moved)
+        return Outcome(way, "ok", (), moved)
+
+    def _said(self, *texts: str) -> tuple[str, ...]:
+        """What the ranks say, on both."""
+        all_texts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(all_texts, "; ".join(filter(None, texts)), group=self.world.control)
+        return tuple(str(text)[:1500] for text in all_texts)
+
+
+def ways_of(program: Program, inductor_share: float) -> list[str]:
+    """The ways that a program goes, drawn from its seed."""
+    rng = random.Random(f"ways {program.seed}")
+    possible = {"make_fx", "dynamo"}.intersection(*(set(step.is_of.ways) for step in program.steps))
+    possible -= {"make_fx"} if program.grad else set()
+    capture = "make_fx" if "make_fx" in possible and (rng.random() < 0.85 or "dynamo" not in possible) else "dynamo"
+    fitting = [how for how in ways.SCHEDULED if not program.odd or how in ("group", *ways.LAUNCHES_KEPT)]
+    found = [f"{capture}: {how}" for how in rng.sample(fitting, 2)]
+    if "dynamo" in possible:
+        if rng.random() < (0.5 if capture == "dynamo" else 0.1):
+            found.append("backend")
+        if rng.random() < inductor_share:
+            found.append(rng.choice(("inductor", "inductor", "post_grad")))
+    return found

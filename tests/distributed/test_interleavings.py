@@ -156,6 +156,22 @@ def test_graphs_in_different_order_are_settled_without_waiting_for_the_limit() -
         assert any(not v.agreed for verdicts in end.verdicts for v in verdicts or ())
 
 
+def test_equal_digests_under_different_keys_do_not_agree() -> None:
+    """Those ranks have never met; what differs besides the key is told."""
+    for other, parts in ((replace(A, key="K"), {"operators"}), (replace(OTHER_OPTIONS, key="K"), {"options"})):
+        for end in ends([[A], [other]], limit_passes=False):
+            for verdict in (v for verdicts in end.verdicts for v in verdicts or ()):
+                assert not verdict.agreed
+                assert set(verdict.differs) == parts
+
+
+def test_a_rank_that_shows_a_digest_and_dies_before_it_stands_waiting_is_named() -> None:
+    never_stood = [end for end in ends([[A], [A]], deaths=1) if end.verdicts[1] is None and "at/1" not in end.store]
+    found = [end.verdicts[0][0] for end in never_stood if end.verdicts[0]]
+    assert {(verdict.agreed, verdict.missing) for verdict in found} == {(False, (1,))}
+    assert any("rank 1 was no longer waiting for the others 300 s after" in verdict.reason for verdict in found)
+
+
 def test_a_graph_compiled_again_by_one_rank_only_keeps_its_decision() -> None:
     """The other rank takes its second compilation from a cache and never asks again."""
     for end in ends([[A, B], [A, A, B]], limit_passes=False):

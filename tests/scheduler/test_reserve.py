@@ -22,7 +22,7 @@ from overlap_sched.peak_memory.allocator.reserved import requests_of, reserved_c
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind
-from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN, allocator_named
+from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, allocator_named
 from overlap_sched.scheduler.admission import CompletionProfile
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
@@ -53,6 +53,15 @@ def large_layers(count: int, times: int = 1) -> Problem:
 def task_of(problem: Problem, **options: Any) -> Task:
     peak = int(LiveRanges(problem).profile(problem.original_order).max())
     return Task(problem, Options(**options), peak)
+
+
+def test_an_order_runs_on_little_more_than_the_original_order_does() -> None:
+    reserve = Reserve(task_of(EXAMPLE), PLAIN, reserved_bytes=1000 * MIB, capacity_bytes=500 * MIB, spare_bytes=7)
+    assert [(device.capacity, device.most_retries) for device in reserve.devices] == [
+        (501 * MIB + 7, NO_LIMIT),  # the smallest on which that one runs, and 0.2 %
+        (1000 * MIB + 7, 1),
+        (1030 * MIB + 7, 0),  # what that one reserves without a limit, and 3 %
+    ]
 
 
 @given(problems(models=("runtime",)), st.sampled_from(("plain", "expandable", "max_split_size_mb:21")))

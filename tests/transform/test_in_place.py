@@ -100,6 +100,13 @@ LOOKS_BACK = changed(ONE, "look0_0", deps=(ids(ONE)["zeros0"], ids(ONE)["put0"])
 GIVEN_BACK = changed(
     ONE, "output", use=(*named(ONE, "output").use, *named(ONE, "zeros0").alloc), deps=(*named(ONE, "output").deps,)
 )
+NEVER_WAITED = replace(
+    ONE,
+    nodes=tuple(
+        node._replace(kind=Kind.COLLECTIVE, op="all_reduce", group="fsdp") if node.name == "look0_0" else node
+        for node in ONE.nodes
+    ),
+)
 REFUSED: list[tuple[Problem, list[Rewrite], str]] = [
     (ONE, [InPlace("gone", "zeros0")], "there is no node 'gone' to rewrite: it is not in the graph, or gone by now."),
     (ONE, [InPlace("mm0", "at")], f"'mm0' is 'aten.mm.default': what can be written in place is {', '.join(COPYING)}."),
@@ -111,6 +118,7 @@ REFUSED: list[tuple[Problem, list[Rewrite], str]] = [
     (pinned("put0"), [OVER], "'put0' or 'zeros0' is never freed: each stays where it is."),
     (GIVEN_BACK, [OVER], "'zeros0' is given to 'output': it must stay as it is."),
     (LOOKS_BACK, [OVER], "'look0_0' takes 'zeros0' and comes after 'put0', which would have changed it."),
+    (NEVER_WAITED, [OVER], "a collective that reads 'zeros0' is not waited for: it must stay as it is."),
     (through_a_view("seen"), [OVER], "'put0' also takes 'zeros0' through 'seen': it would read what it writes."),
     (
         through_a_view("filled", "aten.fill_.Scalar"),

@@ -234,6 +234,12 @@ def never_waited(a: Tensor) -> Tensor:
     return put(x, a) * 1.0
 
 
+def never_waited_beside_one_that_is(a: Tensor) -> Any:
+    x = zeros() * 1.0
+    gather(x)
+    return wait(gather(a)), put(x, a) * 1.0
+
+
 def twice_the_same(a: Tensor) -> Tensor:
     x = zeros() * 1.0
     return ATEN.index_put.default(x, [distinct(a.view(8, 4))], x, True) * 1.0
@@ -304,6 +310,11 @@ REFUSED: list[tuple[Callable[[], fx.GraphModule], InPlace, str]] = [
     (with_zeros(lambda a, x: [x.view(-1), put(x, a)]), OVER_FULL, "the graph returns 'full': it must stay as it is."),
     (made_of(wrote), OVER_MUL, "something else writes to 'mul': it can be written over once."),
     (made_of(never_waited), OVER_MUL, "a collective that reads 'mul' is not waited for: it must stay as it is."),
+    (
+        made_of(never_waited_beside_one_that_is),
+        OVER_MUL,
+        "a collective that reads 'mul' is not waited for: it must stay as it is.",
+    ),
     (made_of(twice_the_same), OVER_MUL, "'index_put' takes 'mul' twice: it would read what it writes."),
     (
         made_of(through_a_view),

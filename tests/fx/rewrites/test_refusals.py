@@ -322,6 +322,17 @@ def test_keeping_and_gathering_again() -> None:
     )
 
 
+def test_what_was_written_to_between_two_casts_is_not_gathered_once() -> None:
+    def written_between(a: Tensor) -> list[Tensor]:
+        first = wait(gather(a.to(torch.bfloat16)))
+        a.add_(1.0)
+        return [first + 1, wait(gather(a.to(torch.bfloat16))) + 1]
+
+    assert why(written_between, PLAIN[:1], Keep(GATHER, GATHER_1)) == (
+        "'all_gather_into_tensor' and 'all_gather_into_tensor_1' are not two gathers of one tensor in one group."
+    )
+
+
 def test_a_second_communicator_must_be_there() -> None:
     known = {"0": [0, 1]}
     with mock.patch.object(stream_module, "live_ranks", known.get):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -178,6 +179,9 @@ class _Reader:
             launched = [self.launched[s] for s in r.takes[v] if s in self.launched]
             outside = [s for s in r.takes[v] if s not in self.launched]
             pending = [u for s in r.takes[v] for u in self.in_flight.pop(s, ())]  # so a wait does not look early
+            if not pending and all(map(self._has_finished, r.inputs[v])):
+                r.traits[v] = replace(r.traits[v], comm=None, free=True)
+                return
             if launched:
                 r.launch_of[v] = max(pending or launched)
                 r.ends[v] = tuple(dict.fromkeys([*pending, r.launch_of[v]]))
@@ -185,6 +189,16 @@ class _Reader:
                 r.outside.add(v)
                 r.peeked.update(outside)
             r.notes["wait_outside"] += not launched
+
+    def _has_finished(self, v: int) -> bool:
+        """Whether a value is that of a wait, or a view of one: to wait for it again is to do nothing."""
+        r = self.reading
+        while not ((comm := r.traits[v].comm) is not None and comm.role is Role.WAIT):
+            before = [u for u in r.inputs[v] if not set(r.outs[u]).isdisjoint(r.outs[v])]
+            if comm is not None or len(before) != 1:
+                return False
+            (v,) = before
+        return True
 
     def _ordering_of_subgraphs(self, node: fx.Node) -> Ordering:
         """A subgraph that does more than compute, or is not at hand, makes the node that runs it a barrier."""

@@ -148,8 +148,11 @@ class Draft:
         return self._of_host(v, FINISH)
 
     def waits(self, v: NodeId) -> list[NodeId]:
-        """Of a collective, its waits."""
-        return [w for w in self._after[v] if self.node(w).collective == v]
+        """Of a collective, its waits; those of waits, too."""
+        found = [w for w in self._after[v] if self.node(w).collective == v]
+        for one in found:
+            found += (w for w in self._after[one] if self.node(w).collective == v and w not in found)
+        return found
 
     def _of_host(self, v: NodeId, op: str) -> NodeId | None:
         before = self._ids.get(f"{self.node(v).name}.{op}")

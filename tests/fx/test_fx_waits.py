@@ -1,4 +1,4 @@
-"""Several collectives waited for at once (``wait_tensors``, torch 2.15): one wait each, and the time is right."""
+"""Several collectives waited for at once (``wait_tensors``, torch 2.15), and waits of waits."""
 
 from typing import Any
 
@@ -113,3 +113,31 @@ def test_nodes_behind_are_renumbered(second: tuple[int, ...]) -> None:
         assert {names[u] for u in found[v].deps if "." not in names[u]} == {nodes[u].name for u in nodes[old].deps}
         assert found[v].collective == nodes[old].collective
     assert 3 in found[4].deps
+
+
+def waited_for_twice(x: Tensor, y: Tensor) -> Any:
+    a = wait(wait(gather(x)))
+    b = wait(wait(gather(y)).view(-1))
+    return a @ x.t(), b + 1
+
+
+def test_a_wait_of_a_wait_costs_nothing_and_waits_for_nothing() -> None:
+    lifted = lift(trace(waited_for_twice, (4, 4), (4, 4)))
+    problem = lifted.problem
+    assert [len(problem.waits[launch]) for launch in problem.collectives] == [1, 1]
+    named = [node for node in problem.nodes if node.op == "_c10d_functional.wait_tensor.default"]
+    (again, of_a_view) = (node for node in named if node.kind is not Kind.WAIT)
+    for node, before in ((again, "wait_tensor"), (of_a_view, "view")):
+        assert (node.kind, node.time_us, node.alloc) == (Kind.COMPUTE, 0.0, ())
+        assert [problem.nodes[u].name for u in node.deps] == [before]
+    assert lifted.notes == {}
+
+
+def test_a_second_wait_of_a_launch_and_one_of_a_collective_on_what_was_waited_for_are_waits() -> None:
+    def f(x: Tensor) -> Any:
+        launched = gather(x)
+        first, second = wait(launched), wait(launched)
+        return wait(C10D.all_reduce_(first, "sum", "0")) + second
+
+    problem = lift(trace(f, (4, 4))).problem
+    assert [len(problem.waits[launch]) for launch in problem.collectives] == [2, 1]

@@ -54,6 +54,22 @@ def test_a_copied_bucket_of_gathers_by_hand() -> None:
     assert (copy_in.time_us, copy_out.time_us) == (pytest.approx(0.08), pytest.approx(0.24))
 
 
+def test_a_wait_of_a_wait_goes_with_its_collective() -> None:
+    at = next(v for v, node in enumerate(TWO.nodes) if node.name == "gather0_0_wait")
+    first = TWO.nodes[at]
+    again = first._replace(name="again", deps=(at,))
+    later = [
+        node._replace(
+            deps=tuple(sorted({at + 1 if u == at else u + (u > at) for u in node.deps})),
+            collective=None if node.collective is None else node.collective + (node.collective > at),
+        )
+        for node in TWO.nodes[at + 1 :]
+    ]
+    twice = replace(TWO, nodes=(*TWO.nodes[: at + 1], again, *later))
+    bucket = Bucket(("gather0_0", "gather0_1"))
+    assert apply(twice, [bucket], PRICES) == apply(TWO, [bucket], PRICES)
+
+
 def test_a_coalesced_bucket_of_gathers_by_hand() -> None:
     after = apply(TWO, [Bucket(("gather0_0", "gather0_1"), "coalesced")], PRICES)
     b = "bucket_gather0_0_2"

@@ -10,8 +10,10 @@ from torch import Tensor, fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx import schedule_graph
 from overlap_sched.fx.rewrites import prepare, rewrite_graph
 from overlap_sched.fx.rewrites.sites import layout
+from overlap_sched.options import Options
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
 from tests.support.fx_graphs import RANKS, TIMINGS, gather, outcome, reordered, same, scatter, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, described, legal, reduce, tried
@@ -84,6 +86,20 @@ def by_keyword(gm: fx.GraphModule) -> fx.GraphModule:
         node.kwargs = dict(zip(names[first:], node.args[first:], strict=True))
         node.args = node.args[:first]
     return gm
+
+
+def test_waits_of_waits_are_in_nobodys_way() -> None:
+    def waited_for_twice(a: Tensor, b: Tensor) -> list[Tensor]:
+        first, other = wait(wait(gather(a))), wait(wait(gather(b)).view(-1))
+        return [first @ b.t(), other + 1]
+
+    original, gm = (trace(waited_for_twice, (4, 8), (4, 8)) for _ in range(2))
+    report = schedule_graph(gm, Options(rewrites=("bucket",), strict=True, headroom="1GiB"))
+    assert [one.members for one in report.rewrites] == [GATHERS[:2]]
+    check_results(original, gm, 0)
+    copied = trace(waited_for_twice, (4, 8), (4, 8))
+    rewrite_graph(copied, [Bucket(GATHERS[:2])])
+    check_results(original, copied, 0)
 
 
 GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_1", "all_gather_into_tensor_2")

@@ -24,7 +24,9 @@ from overlap_sched.dump.loader import Loader
 from overlap_sched.dump.source import read_source
 from overlap_sched.dump.values import MisfitError, fake_execution
 from overlap_sched.fx.groups import GROUPS_KEY
+from overlap_sched.fx.sizes import SIZES_KEY
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.report.words.sizes import AssumedSize
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ def load_dump(
         groups: Size of a process group, or its ranks, by name. Needed only where the file does not say it.
         sizes: Values of data-dependent (unbacked) sizes, by the name of the symbol (``u0``) or of the node that reads
             it. Others all get one value: that of an all_to_all spread evenly, the first found with which every node
-            fits; 8192 where there is none. What the file says of such sizes counts only where the splits of each
+            fits. Where there is none, the value with which the graph holds most bytes, of those that it asserts; 8192
+            where it asserts no limit. What the file says of such sizes counts only where the splits of each
             all_to_all add to its rows by it; else it is left out, and a note says so.
         limits: How large the file and the graph may be.
         progress: Called with (nodes done, nodes in all) now and then.
@@ -88,8 +91,12 @@ def load_dump(
             mended = len(balanced.contradictions()) < len(found)
             loader = balanced if mended else loader
             loader.note_contradictions(found, mended=mended)
+        elif loader.chooses:
+            others = [_run(make(strict=True, within=within), make, None) for within in ("least", "most")]
+            loader = max([loader, *others], key=Loader.bytes)
         gm = loader.graph_module()
     gm.meta[GROUPS_KEY] = dict(loader.groups)
+    gm.meta[SIZES_KEY] = tuple(AssumedSize(name, "", size, False) for name, size in loader.guessed.items())
     return Dump(gm, name, loader.groups, dict(sorted(loader.notes.items())), loader.guessed)
 
 

@@ -3,12 +3,15 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from overlap_sched.dump import guess
+from overlap_sched.dump.asserted import Asserted, Within
 from overlap_sched.dump.attributes import make_attribute, read_attributes
 from overlap_sched.dump.contradictions import (
     Contradiction,
@@ -49,6 +52,7 @@ class Loader:
         strict: Raise :class:`overlap_sched.dump.values.MisfitError` where such a size does not fit.
         limits: How many values the graph may have.
         balanced: Leave out what the file says of data-dependent sizes, because it contradicts itself.
+        within: Which of the sizes that the graph asserts to take.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Loader:
         strict: bool = False,
         limits: Limits = DEFAULT_LIMITS,
         balanced: bool = False,
+        within: Within = "middle",
     ) -> None:
         self.source = source
         self._count = ValueCount(limits.nodes)
@@ -69,7 +74,8 @@ class Loader:
         self.groups = resolve_groups(self.parsed, given, written_groups(source.path, literal), self.notes)
         self._sizes = dict(sizes)
         self.guessed: dict[str, int] = {}
-        self._default = default
+        self._default, self._within = default, within
+        self._evenly = default is not None
         self._strict = strict
         self._sizing = False
         self._bodies = {name: build_graph(source.path, forward) for name, forward in source.submodules.items()}
@@ -238,7 +244,35 @@ class Loader:
         """The value of a data-dependent size at `node`."""
         if node.name in self._sizes:
             return self._sizes[node.name]
-        return self.guessed.setdefault(node.name, self._default_size())
+        if node.name not in self.guessed:
+            default = self._default_size()
+            self.guessed[node.name] = self._asserted.size(node.name, default, balanced=self._evenly)
+        return self.guessed[node.name]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether asserts left a choice of sizes."""
+        return self._asserted.chosen > 0
+
+    @cached_property
+    def _asserted(self) -> Asserted:
+        return Asserted(list(self.parsed.graph.nodes), self._number, self._sizes, self._within)
+
+    def _number(self, node: fx.Node) -> int | None:
+        """A size among the inputs, or of one of them; ``None``: the file does not say it."""
+        source = node if node.op == "placeholder" else node.all_input_nodes[0]
+        if self._maker.unknown(self._inputs.get(source)):
+            return None
+        value = self.values.evaluate(source)
+        if source is not node:
+            value = value.shape[node.args[1]] if isinstance(value, torch.Tensor) else None
+        return value if type(value) is int else None
+
+    def bytes(self) -> int:
+        """Of all values, each storage once."""
+        tensors = [leaf for leaf in tree_leaves(list(self.values.of.values())) if isinstance(leaf, torch.Tensor)]
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+        return sum(storage.nbytes() for storage in storages.values())
 
     def _default_symbol(self, symbol: str) -> int:
         if symbol in self._sizes:
@@ -255,6 +289,7 @@ class Loader:
             self._sizing = True
             split = guess.balanced_split(list(self.parsed.graph.nodes), self._rows)
             self._default = guess.FALLBACK_SIZE if split is None else split
+            self._evenly = split is not None
             self._sizing = False
         return self._default
 

@@ -53,7 +53,8 @@ def sizes_to_give(guessed: Mapping[str, int]) -> list[str]:
     shown = ", ".join(names[1:_SUGGESTED])
     more = f" and {len(names) - _SUGGESTED:,} more" if len(names) > _SUGGESTED else ""
     also = f" (also {shown}{more})" if shown else ""
-    return [f"data-dependent sizes were guessed; to give one: --size {names[0]}={guessed[names[0]]}{also}"]
+    give = f"--size {names[0]}={guessed[names[0]]}{also}"
+    return [f"data-dependent sizes were guessed, and peak memory rests on them; to give one: {give}"]
 
 
 def check_sizes(path: str, given: Mapping[str, int], names: SizeNames) -> None:

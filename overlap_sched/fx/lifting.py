@@ -22,6 +22,7 @@ from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.sizes import carried_sizes
 from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
@@ -144,7 +145,7 @@ def lift(
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
     priced = zip(nodes, stands_for, strict=True)
     prices = tuple([costs.prices[v] if node.op not in OF_HOST else Price(node.time_us, "table") for node, v in priced])
-    sizes = reading.storages.assumed
+    sizes = (*reading.storages.assumed, *carried_sizes(graph))
     fx_nodes = tuple([reading.nodes[v] for v in stands_for])
     return Lifted(problem, fx_nodes, told, prices, placements, frozenset(reading.storages.device), model, sizes)
 

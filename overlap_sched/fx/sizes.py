@@ -27,6 +27,9 @@ from overlap_sched.report.words.sizes import AssumedSize
 UNBACKED_HINT = 8192
 """A size that depends on data and has no upper limit counts as this (torch's own ``unbacked_symint_fallback``)."""
 
+SIZES_KEY = "overlap_sched_sizes"
+"""In ``meta`` of a graph module that was loaded from a dump: the sizes that were guessed, which are numbers there."""
+
 _aten = torch.ops.aten
 _ASSERTS = (_aten._assert_scalar.default, torch._check)
 _RANGES = (_aten.sym_constrain_range.default, _aten.sym_constrain_range_for_size.default)
@@ -189,6 +192,11 @@ def _known(limits: Limits, given: Mapping[sympy.Symbol, int]) -> _Known:
         taken = max(low, min(wanted, high))
         chosen.narrow(symbol, taken, taken)
     return _Known(limits, limited, {s: int(interval.low) for s, interval in chosen.intervals.items()}, following)
+
+
+def carried_sizes(graph: fx.Graph) -> tuple[AssumedSize, ...]:
+    """Sizes that were guessed when the graph was loaded from a dump; none of other graphs."""
+    return tuple(getattr(graph.owning_module, "meta", {}).get(SIZES_KEY, ()))
 
 
 def _whole(expr: sympy.Expr) -> int:

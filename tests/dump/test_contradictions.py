@@ -53,7 +53,8 @@ def test_experts_are_balanced_where_the_file_contradicts_itself(tmp_path: Path) 
         "data-dependent sizes, taken as 96": 2,
     }
     assert sizes_to_give(dump.guessed) == [
-        "data-dependent sizes were guessed; to give one: --size u0=48 (also u1, a, b and 4 more)"
+        "data-dependent sizes were guessed, and peak memory rests on them; "
+        "to give one: --size u0=48 (also u1, a, b and 4 more)"
     ]
 
 
@@ -86,4 +87,5 @@ def test_sizes_of_the_caller_that_contradict_each_other_are_said_and_kept(tmp_pa
 
 @pytest.mark.parametrize(("names", "text"), [(("u0",), "--size u0=1"), (("add_3", "u0"), "--size u0=1 (also add_3)")])
 def test_symbols_are_suggested_first(names: tuple[str, ...], text: str) -> None:
-    assert sizes_to_give(dict.fromkeys(names, 1)) == [f"data-dependent sizes were guessed; to give one: {text}"]
+    note = f"data-dependent sizes were guessed, and peak memory rests on them; to give one: {text}"
+    assert sizes_to_give(dict.fromkeys(names, 1)) == [note]

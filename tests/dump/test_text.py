@@ -14,6 +14,7 @@ from overlap_sched.dump.load import load_dump
 from overlap_sched.dump.values import Opaque
 from overlap_sched.fx.groups import carried_facts
 from overlap_sched.fx.lifting import lift
+from overlap_sched.report.words.sizes import AssumedSize
 from tests.support.dump_graphs import handwritten, values
 from tests.support.dump_graphs import loaded as load
 
@@ -178,11 +179,11 @@ view = torch.ops.aten.view.default(add, [5, 4])
 return (add, view)
 """
     dump = load(tmp_path, handwritten(body, [("x", "float32 7 4"), ("n", "int64 1")]))
-    assert values(dump)["add"].shape == (8192, 4)
+    assert values(dump)["add"].shape == (10_000, 4)
     assert values(dump)["view"].shape == (5, 4)
     assert dump.notes == {
         "results that did not fit a data-dependent size: shaped like their largest input": 2,
-        "data-dependent sizes, taken as 8192": 1,
+        "data-dependent sizes, taken as 10000": 1,
     }
 
 
@@ -400,3 +401,58 @@ def test_pinned_copies_have_shapes(tmp_path: Path) -> None:
     dump = load(tmp_path, handwritten(body, [("x", "bfloat16 4 8")]))
     assert (values(dump)["copy"].shape, values(dump)["copy"].device.type) == ((4, 8), "cpu")
     assert next(n for n in dump.gm.graph.nodes if n.name == "copy").kwargs["pin_memory"] is True
+
+
+@pytest.mark.parametrize(
+    ("rest", "body_of_rest", "taken", "sizes"),
+    [
+        ("sub, 4", "sub = sym_size - item", 0, {"part": (0, 4), "rest": (64, 4)}),
+        ("item, 4", "sub = sym_size + item", 64, {"part": (64, 4), "rest": (64, 4)}),
+    ],
+    ids=["what is left is largest without a part", "two parts"],
+)
+def test_a_size_is_what_asserts_admit_and_makes_most_bytes(
+    tmp_path: Path, rest: str, body_of_rest: str, taken: int, sizes: dict[str, tuple[int, ...]]
+) -> None:
+    body = f"""
+item = torch.ops.aten._local_scalar_dense.default(n)
+ge = item >= 0
+_assert_scalar = torch.ops.aten._assert_scalar.default(ge, "no");  ge = _assert_scalar = None
+sym_size = torch.ops.aten.sym_size.int(x, 0)
+le = item <= sym_size
+_assert_scalar_1 = torch.ops.aten._assert_scalar.default(le, "no");  le = _assert_scalar_1 = None
+{body_of_rest}
+part = torch.ops.aten.empty.memory_format([item, 4], device = device(type='cuda', index=0))
+rest = torch.ops.aten.empty.memory_format([{rest}], device = device(type='cuda', index=0))
+wide = torch.ops.aten.cat.default([rest, rest])
+return (part, rest, wide)
+"""
+    dump = load(tmp_path, handwritten(body, [("x", "float32 64 4"), ("n", "int64 1")]))
+    assert {name: values(dump)[name].shape for name in sizes} == sizes
+    assert dump.notes == {f"data-dependent sizes, taken as {taken}": 1}
+    assert lift(dump.gm).sizes == (AssumedSize("item", "", taken, False),)
+    given = load_dump(tmp_path / "dump.py", sizes={"item": 16})
+    assert values(given)["part"].shape == (16, 4)
+    assert lift(given.gm).sizes == ()
+
+
+def test_sizes_that_are_asserted_together_fit_together(tmp_path: Path) -> None:
+    body = """
+first = torch.ops.aten._local_scalar_dense.default(n)
+second = torch.ops.aten._local_scalar_dense.default(n)
+third = torch.ops.aten._local_scalar_dense.default(n)
+sym_constrain_range_for_size = torch.ops.aten.sym_constrain_range_for_size.default(first);  sym_constrain_range_for_size = None
+sym_constrain_range = torch.ops.aten.sym_constrain_range.default(second, min = 2, max = 40);  sym_constrain_range = None
+add = first + second
+eq = add == 64
+_assert_scalar = torch.ops.aten._assert_scalar.default(eq, "no");  eq = _assert_scalar = None
+split = torch.ops.aten.split_with_sizes.default(x, [first, second])
+getitem = split[0];  split = None
+empty = torch.ops.aten.empty.memory_format([third, 4], device = device(type='cpu'))
+return (getitem, empty)
+"""
+    dump = load(tmp_path, handwritten(body, [("x", "float32 64 4"), ("n", "int64 1")]))
+    val = values(dump)
+    assert val["first"] + val["second"] == 64
+    assert 2 <= val["second"] <= 40
+    assert val["third"] == 8192  # nothing limits it

@@ -171,6 +171,6 @@ def test_a_shape_says_that_it_is_not_below_zero() -> None:
 def test_words() -> None:
     sizes = [AssumedSize("u0", "item", 4096, True), AssumedSize("u1", "", 8192, False)]
     assert sizes_assumed([]) == ""
-    assert sizes_assumed(sizes) == "peak rests on guessed sizes: u1 <= 8,192, u0 (item) <= 4,096 as asserted"
+    assert sizes_assumed(sizes) == "peak rests on guessed sizes: u1 = 8,192, u0 (item) <= 4,096 as asserted"
     many = [AssumedSize(f"u{i}", "", 8192, False) for i in range(6)]
-    assert sizes_assumed(many).endswith("u3 <= 8,192 and 2 more")
+    assert sizes_assumed(many).endswith("u3 = 8,192 and 2 more")

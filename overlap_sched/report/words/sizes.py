@@ -23,7 +23,7 @@ class AssumedSize(NamedTuple):
 
 
 def sizes_assumed(sizes: Sequence[AssumedSize]) -> str:
-    """``peak rests on guessed sizes: u1 (nonzero) <= 8,192, u0 (item) <= 4,096 as asserted``; ``""`` for none.
+    """``peak rests on guessed sizes: u1 (nonzero) = 8,192, u0 (item) <= 4,096 as asserted``; ``""`` for none.
 
     Those that no assert limits come first.
     """
@@ -36,4 +36,4 @@ def sizes_assumed(sizes: Sequence[AssumedSize]) -> str:
 
 def _shown(size: AssumedSize) -> str:
     node = f" ({size.node})" if size.node else ""
-    return f"{size.name}{node} <= {size.taken:,}{' as asserted' if size.limited else ''}"
+    return f"{size.name}{node} {f'<= {size.taken:,} as asserted' if size.limited else f'= {size.taken:,}'}"

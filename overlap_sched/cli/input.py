@@ -33,6 +33,8 @@ _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
 """Sub-graphs of a dump that run in parts: in how many, how many are looked at, and how many of those are tried."""
 _GUESSES = {
     "unknown_op": "an operator that is not known: kept in its place, with everything around it",
+    "unknown_communication": "an operator that takes a process group: taken for communication that blocks",
+    "custom_op": "an operator of which nothing says whether it communicates: kept among the launches where those are",
     "no_val": "a node without shapes: assumed to alias all of its inputs",
     "undeclared_alias": "an operator that returns one of its inputs as a new tensor: assumed to write it",
     "no_storage": "a tensor without storage: counted as 0 bytes",

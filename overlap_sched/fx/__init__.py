@@ -10,8 +10,9 @@ Step by step: ``lift`` reads the graph (:mod:`~overlap_sched.fx.reader`), finds 
 
 from overlap_sched.fx.apply import Report, schedule_graph
 from overlap_sched.fx.costs import Cost
+from overlap_sched.fx.declared import declare_operator
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.profile import ProfileCost
 from overlap_sched.fx.reordering import reorder
 
-__all__ = ["Cost", "Lifted", "ProfileCost", "Report", "lift", "reorder", "schedule_graph"]
+__all__ = ["Cost", "Lifted", "ProfileCost", "Report", "declare_operator", "lift", "reorder", "schedule_graph"]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.errors import OverlapSchedWarning, RewriteError, VerificationError
+from overlap_sched.fx.declared import undeclared_text
 from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
@@ -48,6 +49,8 @@ class Report:
         kept: What the ranks differ in, so that the launch order was kept though the options do not ask for it; ``None``
             where they do not differ, or the graph had to stay as it was.
         sizes: Sizes that only the data knows on which memory figures rest, and with them the budget.
+        undeclared: Operators of other libraries of which nothing was said (:func:`overlap_sched.declare_operator`), and
+            whether they are taken for communication.
     """
 
     name: str
@@ -62,6 +65,14 @@ class Report:
     made: Plan | None = None
     sizes: tuple[AssumedSize, ...] = ()
     refused: tuple[str, ...] = ()
+    undeclared: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def on_undeclared(self) -> str | None:
+        """One sentence on them; ``None``: they make no difference here."""
+        plan = self.schedule
+        keeps = plan is not None and plan.options.preserve_collective_order != "none"
+        return undeclared_text(self.undeclared, keeps or self.kept is not None)
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -84,6 +95,8 @@ class Report:
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"
             )
         lines += [f"  not rewritten: {why}" for why in self.refused]
+        if self.on_undeclared is not None:
+            lines.append(f"  {self.on_undeclared}")
         if self.notes:
             lines.append("  notes: " + ", ".join(f"{name} {count}" for name, count in self.notes.items()))
         return "\n".join(lines)
@@ -130,9 +143,9 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
     lifted = lift(gm, memory_model=options.memory_model, **lift_arguments)
     lift_s = time.perf_counter() - began
     name = lifted.problem.name
+    report = Report(name, notes=lifted.notes, lift_s=lift_s, sizes=lifted.sizes, undeclared=lifted.undeclared)
     if not lifted.problem.collectives and options.base == "original":
-        return Report(name, reason=NO_COLLECTIVES, notes=lifted.notes, lift_s=lift_s)
-    report = Report(name, notes=lifted.notes, lift_s=lift_s, sizes=lifted.sizes)
+        return replace(report, reason=NO_COLLECTIVES)
     launches = [lifted.nodes[v] for v in lifted.problem.collectives]
     if may_rewrite(launches, options):
         made = plan_lifted(lifted, options, alike_of(gm))

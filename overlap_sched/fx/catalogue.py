@@ -6,7 +6,7 @@
 | may communicate: of a namespace that is not torch's | ``TORCH`` | |
 | draws random numbers | ``RANDOM`` | ``Tag.nondeterministic_seeded`` |
 | writes | ``WRITES`` | aliases in the schema |
-| shares storage unseen | ``SHARES`` | aliases in the schema; storages that its value shows |
+| shares storage unseen | ``VIEWS``; sparse tensors | aliases in the schema; storages that its value shows |
 | synchronises with the host | ``SYNCS`` | ``Tag.data_dependent_output``, ``Tag.dynamic_output_shape`` |
 | changes how what follows runs | ``FENCES`` | |
 | returns before a copy to or from the host has finished | the argument ``non_blocking`` | |
@@ -106,19 +106,28 @@ RANDOM = frozenset({"inductor_prims::inductor_reserve_rng_state", "quantized::dr
 WRITES = {
     "ao::wait_tensor": ("keepalive",),  # resized to nothing (torch._functorch._activation_offloading.offload_ops)
     "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
+    "aten::_cudnn_rnn": ("dropout_state",),
+    "aten::_cudnn_rnn_backward": ("reserve",),
     "aten::batch_norm": ("running_mean", "running_var"),
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::instance_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
+    "aten::miopen_rnn": ("dropout_state",),
+    "aten::miopen_rnn_backward": ("reserve",),
+    "aten::mkldnn_rnn_layer_backward": ("workspace",),
     "aten::native_batch_norm": ("running_mean", "running_var"),
 }
 """Arguments that an operator writes, or frees, although its schema does not say so."""
 
-SHARES: dict[str, tuple[str, ...]] = {}
-"""Arguments whose storage an operator returns although its schema does not say so, in values that do not show it."""
+VIEWS = frozenset({
+    "aten::_unsafe_view", "aten::unsafe_chunk", "aten::unsafe_split", "aten::unsafe_split_with_sizes",
+})  # fmt: skip
+"""Look at their argument although their schema says that what they return is new. Others that return an argument's
+storage unsaid are taken to write it. A tensor without a storage of its own (sparse) is taken to share those of all
+that it is made of."""
 
 SYNCS = frozenset({
-    "aten::_choose_qparams_per_tensor", "aten::_nested_tensor_from_mask_left_aligned", "aten::_use_cudnn_ctc_loss",
+    "aten::_choose_qparams_per_tensor", "aten::_linalg_check_errors", "aten::_nested_tensor_from_mask_left_aligned", "aten::_use_cudnn_ctc_loss",
     "aten::is_nonzero",
 })  # fmt: skip
 """Give the host a number that depends on data, without the tag for it."""

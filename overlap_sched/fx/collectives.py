@@ -75,6 +75,6 @@ def names_a_group(argument: Any) -> bool:
     return bool(_GROUP_TYPE.search(kind) or (_GROUP_NAME.fullmatch(argument.name) and _NAMED_BY.fullmatch(kind)))
 
 
-def opaque(op: OpOverload) -> bool:
+def is_undeclared(op: OpOverload) -> bool:
     """Whether nothing says what an operator does besides its schema: it may communicate, and draw random numbers."""
     return op.namespace not in TORCH and declared(op._schema.name) is None

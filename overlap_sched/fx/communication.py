@@ -8,14 +8,14 @@
 | another one of another library; a call that is not known; a body that is not at hand | it may | any |
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from overlap_sched.fx.collectives import Role, names_a_group
+from overlap_sched.fx.collectives import Role, is_undeclared, names_a_group
 from overlap_sched.fx.groups import group_of, live_ranks, name_and_group
 from overlap_sched.fx.higher_order import is_higher_order
 from overlap_sched.fx.operator_traits import Arg
@@ -31,11 +31,13 @@ class Launched(NamedTuple):
         op: What it is, behind the operators whose sub-graphs it is in: ``"cond/all_reduce"``.
         groups: The names of its process groups, and those themselves where the graph carries them; empty: not known.
         certain: It communicates; ``False``: it may.
+        undeclared: Of an operator of another library of which nothing was said, its name: ``"library::operator"``.
     """
 
     op: str
     groups: tuple[tuple[str, Any], ...] = ()
     certain: bool = True
+    undeclared: str = ""
 
 
 class Communication(NamedTuple):
@@ -45,10 +47,19 @@ class Communication(NamedTuple):
         groups: The process groups on which it does; :data:`~overlap_sched.problem.node.ANY_GROUP`: one of them, not
             known which. It never passes their launches. Empty: it may communicate.
         kept: The groups among whose launches it keeps its place where launch orders are kept.
+        undeclared: Operators of other libraries of which nothing was said, and whether they are taken for communication.
     """
 
     groups: tuple[str, ...]
     kept: tuple[str, ...]
+    undeclared: tuple[tuple[str, bool], ...] = ()
+
+
+def joined(parts: Sequence[Communication]) -> Communication:
+    """What several communicate together."""
+    groups, kept = (dict.fromkeys(group for part in parts for group in part[side]) for side in (0, 1))
+    groups, kept = ({ANY_GROUP: None} if ANY_GROUP in each else each for each in (groups, kept))
+    return Communication(tuple(groups), tuple(kept), tuple(dict.fromkeys(one for p in parts for one in p.undeclared)))
 
 
 class Communications:
@@ -78,11 +89,15 @@ class Communications:
         launched = self.of(node)
         if not launched:
             return None
-        names = [[name for name, _ in one.groups] or [ANY_GROUP] for one in launched if one.certain]
-        groups = dict.fromkeys(name for of_one in names for name in of_one)
-        if ANY_GROUP in groups:
-            groups = {ANY_GROUP: None}
-        return Communication(tuple(groups), tuple(groups) if len(names) == len(launched) else (ANY_GROUP,))
+        names = [tuple(name for name, _ in one.groups) or (ANY_GROUP,) for one in launched]
+        pairs = zip(launched, names, strict=True)
+        parts = [
+            Communication(
+                of_one if one.certain else (), of_one, ((one.undeclared, one.certain),) if one.undeclared else ()
+            )
+            for one, of_one in pairs
+        ]
+        return joined(parts)
 
     def _higher_order(self, node: fx.Node) -> Iterator[Launched]:
         traits = traits_of(node.target)
@@ -103,13 +118,14 @@ class Communications:
 
     def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Launched]:
         traits = traits_of(target)
+        if traits.comm is not None and traits.comm.role is Role.WAIT:
+            return []
+        undeclared = target._schema.name if isinstance(target, OpOverload) and is_undeclared(target) else ""
         if traits.comm is not None:
-            if traits.comm.role is Role.WAIT:
-                return []
-            return [Launched(traits.comm.op, _groups_of_call(node, target, args, kwargs))]
-        if traits.opaque or not traits.known:
+            return [Launched(traits.comm.op, _groups_of_call(node, target, args, kwargs), True, undeclared)]
+        if undeclared or not traits.known:
             groups = tuple(self._groups_among([*args, *kwargs.values()]))
-            return [Launched(traits.op, groups, certain=bool(groups))]
+            return [Launched(traits.op, groups, bool(groups), undeclared)]
         return []
 
     def _groups_among(self, arguments: Iterable[Any]) -> Iterator[tuple[str, Any]]:

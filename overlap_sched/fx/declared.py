@@ -4,6 +4,7 @@ Of an operator that another library registers nothing says whether it communicat
 names a process group it is taken for communication; all others are *opaque*: they may communicate, too.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from overlap_sched.errors import OptionsError
@@ -43,6 +44,28 @@ def declare_operator(op: Any, *, communicates: bool) -> None:
 def declared(name: str) -> bool | None:
     """Whether an operator was declared to communicate (``"library::operator"``); ``None``: nothing was said."""
     return _declared.get(name, _declared.get(f"{name.partition('::')[0]}::*"))
+
+
+def undeclared_text(found: Mapping[str, bool], kept: bool) -> str | None:
+    """One sentence on operators of other libraries of which nothing was said; ``None``: there is nothing to tell.
+
+    Args:
+        found: Their names, and whether they are taken for communication.
+        kept: Whether the order of launches is kept: then the others keep their place, too.
+    """
+    communicates = [name for name in sorted(found) if found[name]]
+    may = [name for name in sorted(found) if not found[name]] if kept else []
+    parts = []
+    if communicates:
+        takes = "take process groups: they are" if len(communicates) > 1 else "takes a process group: it is"
+        parts.append(f"{', '.join(communicates)} {takes} taken for communication that blocks")
+    if may:
+        keep = "keep their places" if len(may) > 1 else "keeps its place"
+        parts.append(f"{', '.join(may)} may communicate: {keep} among the launches")
+    if not parts:
+        return None
+    one = (communicates + may)[0]
+    return f"{'; '.join(parts)}. If not so: overlap_sched.declare_operator({one!r}, communicates=False)."
 
 
 def declarations() -> tuple[tuple[str, bool], ...]:

@@ -1,7 +1,7 @@
 """Lift an FX graph into a problem: data flow, hazards, storages, times."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import fx
@@ -59,6 +59,8 @@ class Lifted:
               ``point_to_point``: sends and receives and who shares their group, which keep their order.
         prices: Per problem id, its time, where that comes from, and what limits it.
         placements: Per process group, where it is, and what was assumed for that.
+        undeclared: Operators of other libraries of which nothing was said (:func:`overlap_sched.declare_operator`), and
+            whether they are taken for communication.
         devices: Types of those that its tensors are on: ``"cuda"``.
         model: What has priced it; it prices what rewrites make, too.
         sizes: Sizes that only the data knows on which the storages' bytes rest.
@@ -72,6 +74,7 @@ class Lifted:
     devices: frozenset[str]
     model: CostModel
     sizes: tuple[AssumedSize, ...] = ()
+    undeclared: Mapping[str, bool] = field(default_factory=dict)
 
     def reordered(self, order: Sequence[int]) -> list[fx.Node]:
         """The FX nodes in an order of the problem, each once: where the last of its ids is."""
@@ -147,7 +150,8 @@ def lift(
     prices = tuple([costs.prices[v] if node.op not in OF_HOST else Price(node.time_us, "table") for node, v in priced])
     sizes = (*reading.storages.assumed, *carried_sizes(graph))
     fx_nodes = tuple([reading.nodes[v] for v in stands_for])
-    return Lifted(problem, fx_nodes, told, prices, placements, frozenset(reading.storages.device), model, sizes)
+    on_devices = frozenset(reading.storages.device)
+    return Lifted(problem, fx_nodes, told, prices, placements, on_devices, model, sizes, reading.undeclared)
 
 
 def _nodes(

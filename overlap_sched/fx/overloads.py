@@ -4,8 +4,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.fx.catalogue import FENCES, RANDOM, SYNCS, WRITES
-from overlap_sched.fx.collectives import Comm, Role, opaque
+from overlap_sched.fx.catalogue import FENCES, RANDOM, SYNCS, VIEWS, WRITES
+from overlap_sched.fx.collectives import Comm, Role, is_undeclared
 from overlap_sched.fx.operator_traits import Arg, OperatorTraits
 from overlap_sched.fx.ordering import Ordering
 
@@ -50,13 +50,13 @@ def traits_of_overload(op: OpOverload) -> OperatorTraits:
         writes=schema.writes,
         returns=schema.returns if any(schema.returns) else (),
         writes_all=schema.writes_unnamed or may_write_all,
-        writes_aliased=op is not _aten._unsafe_view.default and not any(a.alias_info for a in op._schema.arguments),
+        writes_aliased=name not in VIEWS and not any(a.alias_info for a in op._schema.arguments),
         dropout=schema.arguments.get("dropout_p"),
         non_blocking=schema.arguments.get("non_blocking"),
         syncs=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags or name in SYNCS,
         free=op.overloadpacket in _EMPTIES,
         overwrites=op is _aten.copy_.default or schema.writes_out,
-        opaque=opaque(op),
+        opaque=is_undeclared(op),
     )
 
 
@@ -104,7 +104,7 @@ def _ordering_of(op: OpOverload, returns_nothing: bool) -> Ordering:
     scalar = op is _aten._local_scalar_dense.default
     if returns_nothing or handles or scalar or op in fx.node._side_effectful_functions or _has_effect(op):
         return Ordering.EFFECT
-    random = torch.Tag.nondeterministic_seeded in op.tags or schema.name in RANDOM or opaque(op)
+    random = torch.Tag.nondeterministic_seeded in op.tags or schema.name in RANDOM or is_undeclared(op)
     return Ordering.RANDOM if random else Ordering.NONE
 
 

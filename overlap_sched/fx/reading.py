@@ -59,6 +59,15 @@ class Reading:
     peeked: set[int] = field(default_factory=set)
 
     @property
+    def undeclared(self) -> dict[str, bool]:
+        """Operators of other libraries of which nothing was said, and whether they are taken for communication."""
+        found: dict[str, bool] = {}
+        for v in sorted(self.communicates):
+            for name, certain in self.communicates[v].undeclared:
+                found[name] = certain or found.get(name, False)
+        return found
+
+    @property
     def launches(self) -> list[int]:
         """Ids of all collectives that run on their own streams."""
         return [v for v, t in enumerate(self.traits) if t.comm is not None and t.comm.role is Role.LAUNCH]

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import overlap_sched
+from overlap_sched.fx.declared import declarations
 from overlap_sched.inductor.agree import asks
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import kept_allocator
@@ -28,7 +29,7 @@ def settings_key(settings: Settings) -> str | None:
     """
     try:
         parts = [_package(), torch.__version__, repr(settings.options), str(settings.ranks_per_node)]
-        parts += [repr((settings.memory_limit, settings.max_slowdown))]
+        parts += [repr((settings.memory_limit, settings.max_slowdown)), repr(declarations())]
         parts += [_ranks(settings), repr(kept_allocator(settings.options))]
         keys = [_part_key(part) for part in (settings.cost, settings.model, settings.where)]
         if None in keys:

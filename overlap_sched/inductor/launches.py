@@ -1,19 +1,19 @@
 """The launch sequence of a graph: which collectives it starts, in which order, on which groups.
 
-Read without lifting the graph, so that a rank that cannot schedule it still has one to show. Operators that communicate
-on the compute stream are part of it: they too must meet their partners in order.
+Read without lifting the graph, so that a rank that cannot schedule it still has one to show. What communicates on the
+compute stream is part of it, or may: it too must meet its partners in order. So are the launches in sub-graphs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from torch import fx
 
 from overlap_sched.distributed.digest import launches_of
-from overlap_sched.fx.collectives import Comm, Role
-from overlap_sched.fx.groups import live_ranks, name_and_group
-from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.communication import Communications, Launched
+from overlap_sched.fx.groups import live_ranks
+from overlap_sched.problem.node import ANY_GROUP
 
 Launches = tuple[fx.Node, ...]
 """The FX nodes that communicate, waits apart, in the order in which they do."""
@@ -21,7 +21,9 @@ Launches = tuple[fx.Node, ...]
 
 def launches_in(nodes: Iterable[fx.Node]) -> Launches:
     """Those of an FX graph."""
-    return tuple(node for node in nodes if _launch(node) is not None)
+    listed = list(nodes)
+    known = Communications(listed[0].graph) if listed else None
+    return tuple(node for node in listed if known is not None and known.of(node))
 
 
 def kernel_launches(snodes: Sequence[Any]) -> Launches | None:
@@ -31,14 +33,16 @@ def kernel_launches(snodes: Sequence[Any]) -> Launches | None:
     """
     from overlap_sched.inductor import private
 
+    known = Communications(private.V.graph.graph)
     found: list[fx.Node] = []
     for snode in snodes:
         for member in private.members(snode):
-            if private.is_collective(member.node) or _launch(getattr(member.node, "origin_node", None)) is not None:
-                origins = [node for node in member.node.origins if _launch(node) is not None]
-                if len(origins) != 1:
-                    return None
-                found += origins
+            if not private.runs(member):
+                continue
+            origins = [node for node in getattr(member.node, "origins", ()) or () if known.of(node)]
+            if len(origins) > 1 or (private.is_collective(member.node) and not origins):
+                return None
+            found += origins
     return tuple(dict.fromkeys(found))
 
 
@@ -47,15 +51,13 @@ def launch_digest(launches: Launches) -> str:
 
     Ranks of a mesh have other groups each, so a group is known by its size and the distances of its ranks.
     """
-    sequence = []
-    for node in launches:
-        comm, (name, live) = _launch(node), name_and_group(node)
+    known = Communications(launches[0].graph) if launches else None
+    sequence = [one for node in launches if known is not None for one in known.of(node)]
+    return launches_of([(one.op, name, distances) for one in sequence for name, distances in _groups(one)])
+
+
+def _groups(launched: Launched) -> Iterator[tuple[str, list[int] | None]]:
+    """The names of process groups, and how far their ranks are from each other, where that is known."""
+    for name, live in launched.groups or ((ANY_GROUP, None),):
         ranks = live_ranks(name if live is None else live)
-        sequence.append((comm.op if comm else "", name, None if ranks is None else [b - a for a, b in pairwise(ranks)]))
-    return launches_of(sequence)
-
-
-def _launch(node: fx.Node | None) -> Comm | None:
-    """What a node communicates; ``None``: nothing, or it only waits."""
-    comm = traits_of(node.target).comm if node is not None and node.op == "call_function" else None
-    return None if comm is None or comm.role is Role.WAIT else comm
+        yield name, None if ranks is None else [b - a for a, b in pairwise(ranks)]

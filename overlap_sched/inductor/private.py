@@ -61,6 +61,7 @@ __all__ = [
     "is_wait",
     "members",
     "passes_behind",
+    "runs",
     "sympy_product",
     "watch_cache",
     "when_written",
@@ -73,6 +74,15 @@ def members(node: Any) -> Sequence[Any]:
     if len(parts) == 1 and parts[0] is node:
         return parts
     return [one for part in parts for one in members(part)]
+
+
+def runs(member: Any) -> bool:
+    """Whether an unfused node runs an operator as it is, a collective or a sub-graph: it may communicate, then.
+
+    One output of several is a node of its own, which runs nothing.
+    """
+    node = member.node
+    return node is not None and member.is_extern() and not isinstance(node, ir.MultiOutput) and not is_wait(node)
 
 
 def _scheduler(snodes: Sequence[Any]) -> Scheduler | None:

@@ -168,6 +168,8 @@ def record(report: GraphReport) -> None:
         sessions.listen()
         settled.add(outcome_of(report.report, report.priced_for))
         if rank() == 0:
+            if report.report.on_undeclared is not None:
+                warn(f"overlap_sched: {report.report.on_undeclared}")
             log.info("%s", report.line)
         log.debug("%s", report)
         trace_structured(

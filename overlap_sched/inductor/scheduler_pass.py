@@ -123,23 +123,21 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: Planned) -> Report:
         attempt.key, attempt.launches = graph_key(private.V.graph.graph, settings.stage), kernel_launches(snodes)
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
-    lift_s = time.perf_counter() - began
+    known: dict[str, Any] = {"notes": lifted.notes, "undeclared": lifted.undeclared, "sizes": lifted.sizes}
+    known["lift_s"] = time.perf_counter() - began
     problem = attempt.problem = lifted.problem
     plan = schedule(problem, on_devices(settings.options, private.V.graph.device_types))
     if stays(plan):
-        return Report(
-            problem.name, plan, reason=why_no_better(plan), notes=lifted.notes, lift_s=lift_s, sizes=lifted.sizes
-        )
+        return Report(problem.name, plan, reason=why_no_better(plan), **known)
     began = time.perf_counter()
     planned.ordered = _put_in_order(snodes, lifted, plan.order)
     before, after = private.cuda_graphs(snodes), private.cuda_graphs(planned.ordered)
     if after > before:
         reason = f"no better order was found: the one found cuts the graph into {after} parts for CUDA graphs"
-        return Report(problem.name, plan, reason=f"{reason}, not {before}", notes=lifted.notes, lift_s=lift_s)
+        return Report(problem.name, plan, reason=f"{reason}, not {before}", **known)
     if attempt.key is not None:
         attempt.planned = kernel_launches(planned.ordered)
-    took_s = time.perf_counter() - began
-    return Report(problem.name, plan, True, None, lifted.notes, lift_s, took_s, sizes=lifted.sizes)
+    return Report(problem.name, plan, True, reorder_s=time.perf_counter() - began, **known)
 
 
 def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequence[int]) -> list[Any]:

@@ -47,6 +47,8 @@ def refusal(node: Node) -> str:
     """Why a node may never run again, as far as its name and kind tell; ``""``: nothing speaks against it."""
     if node.kind is not Kind.COMPUTE or node.op in OF_HOST:
         return f"is {article(node.kind.value)}"
+    if node.launches:
+        return f"communicates, or may ({node.op})"
     if draws(node.op):
         return f"draws random numbers ({node.op})"
     return f"writes to what it is given ({node.op})" if writes(node) else ""

@@ -14,9 +14,11 @@ from torch import Tensor, fx
 import overlap_sched
 from overlap_sched import Options, schedule
 from overlap_sched.errors import OptionsError
-from overlap_sched.fx import lift
+from overlap_sched.fx import lift, schedule_graph
 from overlap_sched.fx.communication import Communication, Communications
 from overlap_sched.fx.declared import _declared, declare_operator
+from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from tests.fx.test_fx_hazards import Builder
 from tests.support.fx_graphs import ATEN, C10D, random_order
@@ -228,5 +230,31 @@ def test_what_a_node_launches_in_words() -> None:
         ("cond/deep.norm.default", [], False),
         ("cond/all_gather_into_tensor", ["0"], True),
     ]
-    assert list(lift(gm).notes) != []
-    assert Communications(gm.graph).besides(node) == Communication(("3", "0"), ("*",))
+    undeclared = (("deep::dispatch", True), ("deep::norm", False))
+    assert Communications(gm.graph).besides(node) == Communication(("3", "0"), ("*",), undeclared)
+
+
+def test_the_report_says_what_was_taken_so_and_how_to_declare_it() -> None:
+    on = Options(preserve_collective_order="all")
+    assert schedule_graph(graph(deep("norm"))).on_undeclared is None
+    assert schedule_graph(graph(deep("norm")), on).on_undeclared == (
+        "deep::norm may communicate: keeps its place among the launches. If not so: "
+        "overlap_sched.declare_operator('deep::norm', communicates=False)."
+    )
+    report = schedule_graph(graph(deep("dispatch"), "0"))
+    said = (
+        "deep::dispatch takes a process group: it is taken for communication that blocks. If not so: "
+        "overlap_sched.declare_operator('deep::dispatch', communicates=False)."
+    )
+    assert report.on_undeclared == said
+    assert f"  {said}\n" in str(report)
+    declare_operator("deep::*", communicates=True)
+    assert schedule_graph(graph(deep("dispatch"), "0")).on_undeclared is None
+
+
+def test_declarations_are_part_of_the_cache_key() -> None:
+    before = settings_key(Settings())
+    declare_operator("deep::norm", communicates=True)
+    one = settings_key(Settings())
+    declare_operator("deep::norm", communicates=False)
+    assert len({before, one, settings_key(Settings())}) == 3

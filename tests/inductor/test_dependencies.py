@@ -10,6 +10,7 @@ import pytest
 
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.collectives import Comm, Role
+from overlap_sched.fx.communication import Communication
 from overlap_sched.fx.operator_traits import OperatorTraits
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.inductor.lift.dependencies import dependencies
@@ -55,6 +56,7 @@ def after(
     orderings: Mapping[int, Ordering] | None = None,
     comms: Sequence[Comm] = (),
     groups: Mapping[int, str] | None = None,
+    inside: Mapping[int, Communication] | None = None,
 ) -> tuple[set[tuple[int, int]], Counter[str]]:
     """Pairs (later, earlier), and the notes."""
     flow: Any = SimpleNamespace(
@@ -64,7 +66,7 @@ def after(
         waits=[False] * len(kernels),
     )
     traits = [OperatorTraits("op", comm=comm) for comm in comms]
-    reading: Any = SimpleNamespace(ordering=orderings or {}, traits=traits)
+    reading: Any = SimpleNamespace(ordering=orderings or {}, traits=traits, communicates=dict(inside or {}))
     costs: Any = SimpleNamespace(
         origins=lambda member: [] if member.origin is None else [member.origin], group_of=groups or {}
     )
@@ -119,3 +121,20 @@ def test_groups_with_sends_or_receives_keep_their_launch_order() -> None:
     )
     assert pairs == {(2, 0)}
     assert notes["point_to_point"] == 2
+
+
+def test_what_communicates_inside_stays_among_the_launches_of_its_group() -> None:
+    launch = Comm(Role.LAUNCH, "all_gather_into_tensor")
+    kernels = [Kernel(origin=0, comm=True), Kernel(origin=1), Kernel(origin=2, comm=True), Kernel(origin=3, comm=True)]
+    groups = {0: "0", 2: "1", 3: "0"}
+    inside = {1: Communication(("0",), ("0",))}
+    assert after(*kernels, comms=[launch] * 4, groups=groups, inside=inside)[0] == {(1, 0), (3, 1)}
+    inside = {1: Communication(("*",), ("*",))}
+    assert after(*kernels, comms=[launch] * 4, groups=groups, inside=inside)[0] == {(1, 0), (2, 1), (3, 1)}
+    inside = {1: Communication((), ("*",))}
+    assert after(*kernels, comms=[launch] * 4, groups=groups, inside=inside)[0] == set()
+
+
+def test_without_launches_whatever_may_communicate_keeps_its_order() -> None:
+    inside = {0: Communication((), ("*",)), 1: Communication(("0",), ("0",))}
+    assert after(Kernel(origin=0), Kernel(), Kernel(origin=1), inside=inside)[0] == {(2, 0)}

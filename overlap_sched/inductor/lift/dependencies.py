@@ -14,17 +14,19 @@ from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.hazards import (
     Launch,
     add_hazards,
+    blocking_hazards,
     chain_hazards,
     impurity_hazards,
     launch_chains,
     storage_hazards,
 )
+from overlap_sched.fx.communication import Communication, joined
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.lift.buffers import Buffers
 from overlap_sched.inductor.lift.costs import KernelCosts
 from overlap_sched.inductor.lift.data_flow import DataFlow
-from overlap_sched.inductor.private import V, WeakDep, members
+from overlap_sched.inductor.private import V, WeakDep, members, runs
 
 
 def dependencies(
@@ -55,6 +57,7 @@ def dependencies(
     chains = launch_chains(_launches(snodes, flow, reading, costs))
     notes["point_to_point"] = sum(map(len, chains))
     add_hazards(after, chain_hazards(chains))
+    add_hazards(after, blocking_hazards(_launch_steps(snodes, flow, reading, costs)))
     notes["hazard"] = sum(map(len, after.values())) - known
     return after
 
@@ -120,3 +123,25 @@ def _launches(snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: Ke
         comms = [(costs.group_of[v], reading.traits[v].comm) for v in origins if v in costs.group_of]
         if comms:
             yield Launch(at, comms[-1][0], any(comm is not None and comm.point_to_point for _, comm in comms))
+
+
+def _launch_steps(
+    snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
+) -> list[tuple[int, tuple[str, ...], bool]]:
+    """As :func:`overlap_sched.fx.graph_hazards.launch_steps`, of scheduler nodes."""
+    launches = {launch.at: (launch.group,) for launch in _launches(snodes, flow, reading, costs)}
+    steps = []
+    for at, snode in enumerate(snodes):
+        inside = communication(snode, reading, costs)
+        if at in launches:
+            steps.append((at, launches[at], False))
+        elif inside is not None and (groups := inside.groups if launches else inside.kept):
+            steps.append((at, groups, True))
+    return steps
+
+
+def communication(snode: Any, reading: Reading, costs: KernelCosts) -> Communication | None:
+    """What a scheduler node communicates, or may, that is no collective on a stream of its own."""
+    origins = [v for member in members(snode) if runs(member) for v in costs.origins(member)]
+    found = [reading.communicates[v] for v in origins if v in reading.communicates]
+    return joined(found) if found else None

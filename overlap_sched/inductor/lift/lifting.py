@@ -6,7 +6,7 @@ are added, so that the problem has the same form as one lifted from FX.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from overlap_sched.cost import CostModel, Roofline
@@ -17,12 +17,13 @@ from overlap_sched.cost.cluster.placement import nodes_of_ranks
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.launches import launch_times, with_launches
 from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.inductor.lift.buffer_reader import read_buffers
 from overlap_sched.inductor.lift.buffers import Buffers
 from overlap_sched.inductor.lift.costs import KernelCost, KernelCosts
 from overlap_sched.inductor.lift.data_flow import DataFlow
-from overlap_sched.inductor.lift.dependencies import dependencies
+from overlap_sched.inductor.lift.dependencies import communication, dependencies
 from overlap_sched.inductor.private import V, is_collective, members
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
@@ -44,6 +45,7 @@ class LiftedKernels:
             ``bytes_failed``: torch's estimate of a kernel's bytes raised.
         buffers: What stands behind the names of buffers.
         sizes: Sizes that only the data knows on which their bytes rest.
+        undeclared: As of :class:`overlap_sched.fx.lifting.Lifted`.
     """
 
     problem: Problem
@@ -51,6 +53,7 @@ class LiftedKernels:
     notes: Mapping[str, int]
     buffers: Buffers
     sizes: tuple[AssumedSize, ...] = ()
+    undeclared: Mapping[str, bool] = field(default_factory=dict)
 
     def reordered(self, order: Sequence[int]) -> list[Any]:
         """The scheduler nodes in an order of the problem, each once: where the last of its ids is."""
@@ -101,7 +104,7 @@ def lift_kernels(
     after = dependencies(snodes, buffers, flow, reading, costs, notes)
     problem_inputs, numbers = _inputs(buffers)
     shift = len(problem_inputs)
-    listed = [*problem_inputs, *_kernels(snodes, flow, after, costs, numbers, shift)]
+    listed = [*problem_inputs, *_kernels(snodes, flow, after, reading, costs, numbers, shift)]
     listed.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
     ends = {at + shift: [u + shift for u in launches] for at, launches in flow.ends.items()}
     waited, waiting = one_collective_each(listed, ends)
@@ -114,7 +117,8 @@ def lift_kernels(
     problem = Problem(name, nodes, storages, groups, "runtime", beside)
     snodes_of = [*[None] * shift, *snodes, None]
     told = {k: n for k, n in sorted(notes.items()) if n}
-    return LiftedKernels(problem, tuple([snodes_of[v] for v in stands_for]), told, buffers, reading.storages.assumed)
+    nodes_of = tuple([snodes_of[v] for v in stands_for])
+    return LiftedKernels(problem, nodes_of, told, buffers, reading.storages.assumed, reading.undeclared)
 
 
 def _inputs(buffers: Buffers) -> tuple[list[Node], dict[str, int]]:
@@ -127,6 +131,7 @@ def _kernels(
     snodes: Sequence[Any],
     flow: DataFlow,
     after: Mapping[int, set[int]],
+    reading: Reading,
     costs: KernelCosts,
     numbers: Mapping[str, int],
     shift: int,
@@ -137,6 +142,7 @@ def _kernels(
         kind, launch = flow.kinds[at], flow.launch_of.get(at)
         cost_of = _cost(snode, kind, costs)
         group = None if cost_of.launch is None else costs.group_of[cost_of.launch]
+        inside = communication(snode, reading, costs) if kind is Kind.COMPUTE else None
         nodes.append(
             Node(
                 name=snode.get_name(),
@@ -150,6 +156,7 @@ def _kernels(
                 collective=None if launch is None else launch + shift,
                 flops=cost_of.flops,
                 bytes=cost_of.bytes,
+                launches=() if inside is None else inside.kept,
             )
         )
     return nodes

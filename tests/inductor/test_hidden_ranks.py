@@ -1,0 +1,36 @@
+"""Two gloo ranks whose graphs differ, with operators that communicate inside: results are those of torch alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.once import filled_once
+from tests.support.ranks import run_ranks
+
+RANKS = 2
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], Any]]:
+    def run(folder: Path) -> None:
+        run_ranks("tests.support.inductor.hidden_ranks", folder, ranks=RANKS)
+
+    folder = filled_once(tmp_path_factory, "hidden", run)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("way", ["backend", "inductor"])
+@pytest.mark.parametrize("operator", ["dispatch", "mix"])
+def test_launches_stay_and_results_are_right(found: list[dict[tuple[str, str], Any]], operator: str, way: str) -> None:
+    for rank in found:
+        alone, value, kept, launches, told = rank[operator, way]
+        torch.testing.assert_close(value, alone)
+        assert kept == [True]
+        assert [len(one) for one in launches] == [12]
+        assert all(one == sorted(one) for one in launches)
+        assert told == ([] if rank is not found[0] else told)
+    said = "takes a process group: it is taken for" if operator == "dispatch" else "may communicate: keeps its place"
+    assert any(f"deep_ranks::{operator} {said}" in one for one in found[0][operator, way][4])

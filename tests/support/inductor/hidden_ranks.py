@@ -1,0 +1,101 @@
+"""What each of two gloo ranks runs: ``python -m tests.support.inductor.hidden_ranks FOLDER`` as under torchrun.
+
+Layers whose weights are gathered, and custom operators between them that communicate inside; rank 1 computes something
+more. ``dispatch`` names its process group, ``mix`` does not. Writes ``FOLDER/rank<r>.pt``: per way the results of torch
+alone and of ours, whether ranks were found to differ, and the launches in the order that was used.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch._inductor.compile_fx
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.problem.precedence import launched_on
+from tests.support.inductor.models import gathered
+
+WAYS = ("backend", "inductor")
+LIMIT_S = 60.0
+
+
+@torch.library.custom_op("deep_ranks::dispatch", mutates_args=())
+def dispatch(x: Tensor, group_name: str) -> Tensor:
+    """Sums over the ranks of a group."""
+    out = x.clone()
+    dist.all_reduce(out, group=dist.distributed_c10d._resolve_process_group(group_name))
+    return out
+
+
+@torch.library.custom_op("deep_ranks::mix", mutates_args=())
+def mix(x: Tensor) -> Tensor:
+    """The same; nothing says so."""
+    out = x.clone()
+    dist.all_reduce(out)
+    return out
+
+
+dispatch.register_fake(lambda x, group_name: torch.empty_like(x))
+mix.register_fake(torch.empty_like)
+
+
+def results(operator: str, **arguments: Any) -> Tensor:
+    """Of one batch."""
+    torch._dynamo.reset()
+    torch.manual_seed(dist.get_rank())
+    group, ranks, odd = dist.group.WORLD.group_name, dist.get_world_size(), dist.get_rank() == 1
+    shards = [torch.randn(16, 32) / 6 for _ in range(6)]
+
+    def model(x: Tensor) -> Tensor:
+        side = x
+        for i, shard in enumerate(shards):
+            x = torch.relu(x @ gathered(shard, group, ranks))
+            if odd and i % 2:
+                x = torch.sin(x @ x.t()) @ x
+            side = dispatch(side, group) * 0.5 if operator == "dispatch" else mix(side) * 0.5
+        return x @ side.t()
+
+    with torch.no_grad():
+        return torch.compile(model, **arguments)(torch.ones(32, 32) * (dist.get_rank() + 1))
+
+
+def ours(operator: str, way: str) -> tuple[Tensor, list[bool], list[list[int]], list[str]]:
+    """Results, whether the launch order was kept, launches as they run, by their original places; what was warned."""
+    overlap_sched.clear_reports()
+    options = Options(headroom="100%", strict=True)
+    with (
+        overlap_sched.enabled(options, ranks_per_node=1, timeout_s=LIMIT_S),
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        value = results(operator, **({"backend": overlap_sched.backend} if way == "backend" else {}))
+    reports = [one.report for one in overlap_sched.reports()]
+    plans = [report.schedule for report in reports if report.schedule is not None]
+    launches = [[v for v in plan.order if launched_on(plan.problem.nodes[v])] for plan in plans]
+    kept = [report.kept is not None and report.changed for report in reports]
+    return value, kept, launches, [str(one.message) for one in told if "deep_ranks" in str(one.message)]
+
+
+def main() -> None:
+    """See the module."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    for operator in ("dispatch", "mix"):
+        alone = results(operator, backend="aot_eager")
+        found |= {(operator, way): (alone, *ours(operator, way)) for way in WAYS}
+    torch.save(found, Path(sys.argv[1]) / f"rank{dist.get_rank()}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

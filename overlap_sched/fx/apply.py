@@ -74,9 +74,28 @@ class Report:
         keeps = plan is not None and plan.options.preserve_collective_order != "none"
         return undeclared_text(self.undeclared, keeps or self.kept is not None)
 
+    @property
+    def became(self) -> str:
+        """``reordered``, ``3 rewrites, not reordered: ...``, ``left as it was: ...``."""
+        if self.changed:
+            return "reordered"
+        if self.made is None or not self.made.rewrites:
+            return f"left as it was: {self.reason}"
+        return f"{count(len(self.made.rewrites), 'rewrite')}, not reordered: {self.reason}"
+
+    @property
+    def exposed_us(self) -> tuple[float, float] | None:
+        """Predicted exposed time before and after; ``None``: the graph is as it was."""
+        if self.schedule is None or (self.made is None and not self.changed):
+            return None
+        before, after = self.schedule.original.exposed_us, self.schedule.scheduled.exposed_us
+        if self.changed or self.made is None:
+            return before, after
+        return self.made.schedule.original.exposed_us, before  # the rewritten graph stands as it was scheduled
+
     def __str__(self) -> str:
         """A few lines for people."""
-        lines = [f"{self.name}: {'reordered' if self.changed else f'left as it was: {self.reason}'}"]
+        lines = [f"{self.name}: {self.became}"]
         if self.kept is not None:
             lines.append(f"  {self.kept}")
         plan = self.schedule

@@ -76,9 +76,7 @@ class GraphReport:
         report, plan = self.report, self.report.schedule
         kept = "" if report.kept is None else f"; {report.kept}"
         if not report.changed or plan is None:
-            rewrites = 0 if report.made is None else len(report.made.rewrites)
-            left = f"{count(rewrites, 'rewrite')}, then left as it was" if rewrites else "left as it was"
-            return f"{self.name} ({self.stage}): {left}: {report.reason}{kept}"
+            return f"{self.name} ({self.stage}): {report.became}{kept}"
         kept += f"; {sizes_assumed(report.sizes)}" if report.sizes else ""
         before, after = plan.original, plan.scheduled
         exposed, step = (

@@ -28,8 +28,9 @@ class Outcome:
 
     Attributes:
         communicates: Whether it has collectives, as far as is known.
-        reordered: Whether it has another order now; or has been rewritten in one.
-        reason: Why it has not; ``""`` where it has.
+        reordered: Whether it has another order now.
+        rewritten: Whether it has not, but its collectives were rewritten.
+        reason: Why neither; ``""`` where it was.
         before_us, after_us: Predicted exposed time.
         priced_for: For which device.
         kept: Why its launches are in their original order, see :class:`~overlap_sched.fx.apply.Report`; ``""``: they
@@ -45,26 +46,22 @@ class Outcome:
     priced_for: str = ""
     kept: str = ""
     sizes: tuple[AssumedSize, ...] = ()
+    rewritten: bool = False
 
     @property
     def fine(self) -> bool:
         """Is there nothing to mend?"""
-        return self.reordered or not self.communicates or self.reason.startswith(_FINE)
+        return self.reordered or self.rewritten or not self.communicates or self.reason.startswith(_FINE)
 
 
 def outcome_of(report: Report, priced_for: str) -> Outcome:
     """The part of a report that the line needs: a report itself holds the whole graph's schedule."""
-    plan, reason = report.schedule, report.reason or ""
-    if report.made is not None and plan is not None and not report.changed:  # rewritten, and in order by that
-        before, after = report.made.schedule.original.exposed_us, plan.scheduled.exposed_us
-        return Outcome(True, True, "", before, after, priced_for, report.kept or "", report.sizes)
-    if report.changed and plan is not None:
-        before, after = plan.original.exposed_us, plan.scheduled.exposed_us
-        return Outcome(
-            bool(plan.problem.collectives), True, "", before, after, priced_for, report.kept or "", report.sizes
-        )
+    plan, reason, exposed = report.schedule, report.reason or "", report.exposed_us
     communicates = not reason.startswith(NO_COLLECTIVES) if plan is None else bool(plan.problem.collectives)
-    return Outcome(communicates, False, reason)
+    if exposed is None:
+        return Outcome(communicates, False, reason)
+    kept, rewritten = report.kept or "", not report.changed
+    return Outcome(communicates, report.changed, "", *exposed, priced_for, kept, report.sizes, rewritten)
 
 
 class Line(NamedTuple):
@@ -109,9 +106,12 @@ def _counted(outcomes: Sequence[Outcome], again: bool) -> str:
     by_peak = f", {lowered:,} ordered for a lower peak" if lowered else ""
     if not have:
         return f"{head}, none with collectives{by_peak}"
-    done = [outcome for outcome in have if outcome.reordered]
-    left = [outcome.reason for outcome in have if not outcome.reordered]
-    text = f"{head}, {len(have):,} with collectives, {len(done) or 'none'} reordered"
+    done = [outcome for outcome in have if outcome.reordered or outcome.rewritten]
+    left = [outcome.reason for outcome in have if not (outcome.reordered or outcome.rewritten)]
+    rewritten = sum(outcome.rewritten for outcome in done)
+    text = f"{head}, {len(have):,} with collectives, {len(done) - rewritten or 'none'} reordered"
+    if rewritten:
+        text += f", {rewritten:,} rewritten"
     if done:
         text += f" ({_gained(done)})"
     if left:

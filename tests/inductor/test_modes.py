@@ -19,6 +19,7 @@ from overlap_sched.cost import H100, Link, Network, Roofline
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor.deterministic import NOT_RUN
 from tests.support.inductor.models import FORWARD_GAINS, Block, Net
+from tests.support.inductor.one_line import assert_agrees
 
 SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
 """So that the collectives of one rank are worth hiding."""
@@ -44,6 +45,7 @@ def fresh() -> Iterator[None]:
     with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
         yield
     torch._dynamo.reset()
+    assert_agrees(overlap_sched.reports())
     overlap_sched.clear_reports()
 
 

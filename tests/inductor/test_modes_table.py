@@ -19,6 +19,7 @@ from overlap_sched.cost import H100, Link, Network, Roofline
 from overlap_sched.errors import OverlapSchedWarning
 from tests.support.inductor.generated import matmuls_under_way
 from tests.support.inductor.modes import MODES, RANKS, Mode
+from tests.support.inductor.one_line import assert_agrees
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "modes.md"
 SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
@@ -70,6 +71,7 @@ def fresh() -> Iterator[None]:
     with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
         yield
     torch._dynamo.reset()
+    assert_agrees(overlap_sched.reports())
     overlap_sched.clear_reports()
 
 

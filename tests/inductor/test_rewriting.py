@@ -26,7 +26,7 @@ from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.reporting import clear_reports, reports
 from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.summary import outcome_of
+from overlap_sched.inductor.summary import outcome_of, summary
 from overlap_sched.report.units import count
 from overlap_sched.transform.rewrites import Bucket, Rewrite
 from tests.inductor.conftest import Compiled, compiled_step
@@ -356,8 +356,8 @@ def test_gloo_has_no_coalesced_gathers() -> None:
         assert backends.forms_for(launches) == ("copied",)
 
 
-def test_a_rewritten_graph_counts_as_reordered(ranks: None) -> None:
-    """Its order is the plan's, so that no better one is found behind it."""
+def test_a_rewritten_graph_counts_as_rewritten(ranks: None) -> None:
+    """Its order is the plan's, so that no better one is found behind it: the report and the line say the same."""
     with overlap_sched.enabled(Options(headroom="100%", strict=True), ranks_per_node=1):
         done = compiled_step(backend="overlap_sched")
     told = [one for one in done.reports if one.report.made is not None and not one.report.changed]
@@ -367,10 +367,12 @@ def test_a_rewritten_graph_counts_as_reordered(ranks: None) -> None:
         assert made is not None
         assert one.report.schedule is not None
         outcome = outcome_of(one.report, "H100")
-        assert (outcome.reordered, outcome.communicates) == (True, True)
+        assert (outcome.reordered, outcome.rewritten, outcome.communicates) == (False, True, True)
         assert outcome.before_us == made.schedule.original.exposed_us
         assert outcome.after_us == one.report.schedule.scheduled.exposed_us
-        assert f"{count(len(made.rewrites), 'rewrite')}, then left as it was: no better order was found" in one.line
+        assert f"{count(len(made.rewrites), 'rewrite')}, not reordered: no better order was found" in one.line
+    line = summary([outcome_of(one.report, "H100") for one in done.reports], ranks=False, again=False).text
+    assert f", {len(told)} rewritten (exposed " in line
 
 
 def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None:

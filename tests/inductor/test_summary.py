@@ -159,3 +159,15 @@ def test_what_is_kept_of_a_report() -> None:
     assert outcome_of(Report("a", alone, reason="b"), H100) == Outcome(False, False, "b")
     kept = overlap_sched.schedule(overlap_sched.EXAMPLE, Options(effort=0))
     assert outcome_of(Report("a", kept, reason="b"), H100) == Outcome(True, False, "b")
+
+
+def test_rewritten_graphs_are_counted_apart() -> None:
+    rewritten = Outcome(True, False, "", 10.0, 5.0, H100, rewritten=True)
+    assert line(DONE, rewritten) == (
+        "overlap_sched: 2 graphs, 2 with collectives, 1 reordered, 1 rewritten (exposed 7.06 ms -> 405.0 us predicted "
+        "for H100)" + DETAILS
+    )
+    assert line(rewritten) == (
+        "overlap_sched: 1 graph, 1 with collectives, none reordered, 1 rewritten (exposed 10.0 -> 5.0 us predicted for "
+        "H100)" + DETAILS
+    )

@@ -177,8 +177,9 @@ def test_a_post_grad_pass_that_was_there_runs_first() -> None:
 
 def test_deterministic_mode_is_reported() -> None:
     message = (
-        "overlap_sched cannot run: torch._inductor.config.deterministic is on. torch then runs no pass after "
-        "fusion, so the order stays as it is. Turn it off, or schedule before lowering (stage='post_grad')."
+        "overlap_sched cannot run: torch._inductor.config.deterministic is on. torch then calls no pass of others "
+        "after fusion, so the order is the one that torch alone gives it. Turn it off, or schedule before lowering "
+        "(stage='post_grad')."
     )
     with config.patch(deterministic=True), pytest.warns(OverlapSchedWarning, match=re.escape(message)):
         overlap_sched.inductor_options()

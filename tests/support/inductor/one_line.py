@@ -1,0 +1,37 @@
+"""The one line on all graphs against the reports on each: the same figures, read from the texts."""
+
+import re
+from collections.abc import Sequence
+
+from overlap_sched.inductor.reporting import GraphReport
+from overlap_sched.inductor.summary import outcome_of, summary
+from overlap_sched.report.units import duration, from_to
+
+_LINE = re.compile(
+    r"overlap_sched: (?P<graphs>[\d,]+) graphs?, (none|[\d,]+) with collectives"
+    r"(, (?P<reordered>none|[\d,]+) reordered(, (?P<rewritten>[\d,]+) rewritten)?"
+    r"( \(exposed (?P<exposed>.+?) predicted)?)?"
+)
+
+
+def assert_agrees(reports: Sequence[GraphReport]) -> None:
+    """The line has as many graphs, reordered and rewritten ones as there are such reports, and their exposed time."""
+    if not reports:
+        return
+    line = summary([outcome_of(one.report, one.priced_for) for one in reports], ranks=False, again=False).text
+    found = _LINE.match(line)
+    assert found, line
+    became = [str(one.report).split(": ", 1)[1] for one in reports]
+    launch = [one.report.schedule is not None and bool(one.report.schedule.problem.collectives) for one in reports]
+    reordered = [text.startswith("reordered") and has for text, has in zip(became, launch, strict=True)]
+    rewritten = [", not reordered: " in text.splitlines()[0] for text in became]
+    assert found["graphs"] == f"{len(reports):,}", line
+    assert found["reordered"] in (f"{sum(reordered):,}" if any(reordered) else "none", None), line
+    assert found["rewritten"] == (f"{sum(rewritten):,}" if any(rewritten) else None), line
+    assert [one.report.changed for one in reports] == [text.startswith("reordered") for text in became]
+    if any(reordered) or any(rewritten):
+        gains = [one.report.exposed_us or (0.0, 0.0) for one, has in zip(reports, launch, strict=True) if has]
+        before, after = (sum(figures) for figures in zip(*gains, strict=True))
+        assert found["exposed"] == from_to(duration(before), duration(after)), line
+        for one, done in zip(reports, reordered, strict=True):
+            assert not done or f"exposed {from_to(*map(duration, one.report.exposed_us or ()))} of a" in one.line

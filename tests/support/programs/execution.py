@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.programs import operators
-from tests.support.programs.flight import Flights, Unlike, equal, intercepted
+from tests.support.programs.flight import Flights, Record, UnlikeError, equal, intercepted
 from tests.support.programs.generate import GROUPS
 from tests.support.programs.kinds import SHAPES, N
 from tests.support.programs.program import INPUTS, Program, read_by, source_of
@@ -117,6 +118,7 @@ class Run:
         error: What was raised.
         unlike: The ranks did not launch alike, or one of them failed.
         registers: All registers that were given from part to part.
+        record: See :class:`~tests.support.programs.flight.Flights`.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -126,21 +128,23 @@ class Run:
     error: BaseException | None = None
     unlike: bool = False
     registers: dict[int, Any] = field(default_factory=dict)
+    record: Record = field(default_factory=dict)
 
-    def differs_from(self, other: "Run") -> str | None:
-        """In what; ``None``: bitwise in nothing."""
+    def differs_from(self, other: "Run", close: bool = False) -> str | None:
+        """In what; ``None``: bitwise in nothing, or to rounding."""
         if self.values.keys() != other.values.keys():
             return "values"
-        wrong = [name for name, value in self.values.items() if not equal(value, other.values[name])]
+        same = partial(torch.allclose, rtol=1e-3, atol=1e-5, equal_nan=True) if close else equal
+        wrong = [name for name, value in self.values.items() if not same(value, other.values[name])]
         if wrong:
             return ", ".join(wrong)
         return "notes of the effect" if self.notes != other.notes else None
 
 
-def run(program: Program, parts: Sequence[Part], world: World, rank: int, hold_back: bool = True) -> Run:
-    """Run a program; both ranks must."""
+def run(program: Program, parts: Sequence[Part], world: World, rank: int, hold_back: bool = True, record: Record | None = None) -> Run:
+    """Run a program; both ranks must. See :class:`~tests.support.programs.flight.Flights`."""
     found = Run()
-    flights = Flights(world.control, hold_back)
+    flights = Flights(world.control, hold_back, record)
     operators.notes.clear()
     torch.manual_seed(program.seed)
     inputs = inputs_of(program, rank)
@@ -156,7 +160,7 @@ def run(program: Program, parts: Sequence[Part], world: World, rank: int, hold_b
                 registers |= dict(zip(returned(program, number), last, strict=True))
             if program.grad:
                 torch.stack([x.sum() for x in last if x.requires_grad]).sum().backward()
-    except Unlike as error:
+    except UnlikeError as error:
         found.unlike, found.error = True, error
     except Exception as error:
         found.error = error
@@ -167,5 +171,5 @@ def run(program: Program, parts: Sequence[Part], world: World, rank: int, hold_b
         found.values = {f"r{v}": registers[v].detach().clone() for v in (*range(len(INPUTS)), *final)}
         found.values |= {f"gradient of r{v}": x.grad.clone() for v, x in enumerate(inputs) if x.grad is not None}
     found.notes, found.launched, found.faults = list(operators.notes), flights.launched, flights.faults
-    found.registers = registers
+    found.registers, found.record = registers, flights.recorded
     return found

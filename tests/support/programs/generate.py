@@ -9,6 +9,8 @@ from tests.support.programs.program import INPUTS, Program, Step
 from tests.support.programs.rules import Registers
 
 GROUPS = 3
+STALE = "reads by older names"
+"""Of what a wait completes, by the name that it had before, or by a view made before."""
 TRIES = 30
 """Choices of arguments for one step."""
 
@@ -18,7 +20,7 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
 
     Args:
         seed: Any number.
-        without: Families and kinds of steps that are left out.
+        without: Families and kinds of steps that are left out, and :data:`STALE`.
     """
     rng = random.Random(f"program {seed}")
     way: Capture = rng.choice(("make_fx", "make_fx", "dynamo"))
@@ -35,6 +37,8 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
         if step is not None:
             assert registers.take(step)
             steps.append(step)
+            if step.is_of.waits and STALE in without:
+                _forget(registers, step)
     several = rng.random() < 0.25 and not grad
     open_ends = several and rng.random() < 0.7
     program = Program(seed, tuple(steps), grad=grad)
@@ -45,6 +49,14 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
     if rng.random() < 0.5:
         program = replace(program, odd=_odd(rng, program))
     return program
+
+
+def _forget(registers: Registers, wait: Step) -> None:
+    """All older names of what a wait has completed."""
+    storage = registers.storage[wait.takes[0]]
+    for v, found in enumerate(registers.storage[: wait.makes[0]]):
+        if found == storage and v >= len(INPUTS):
+            registers.letter[v] = "."
 
 
 def _next(

@@ -8,6 +8,7 @@ program begins and as it ends: where a rank hangs or dies, the last line says in
 import faulthandler
 import json
 import sys
+import time
 import warnings
 from collections import Counter
 from dataclasses import asdict
@@ -29,7 +30,7 @@ from tests.support.programs.rules import returned
 from tests.support.programs.shrink import shrunk
 from tests.support.programs.trial import PLUGINS, Outcome, Trial, ways_of
 
-SHRUNK = 2
+SHRUNK = 1
 """So many faults of each way are shrunk."""
 
 
@@ -57,7 +58,7 @@ def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: fl
                     faulthandler.dump_traceback_later(limit_s * 10, exit=True)
                     least = _least(program, world, rank, outcome)
                 found[-1]["program"] = shown(least, returned)
-        _write(folder, rank, {"seed": seed, "families": sorted(program.families), "outcomes": found})
+        _write(folder, rank, {"seed": seed, "families": sorted(program.families), "outcomes": found, "cpu_s": time.process_time()})
     faulthandler.cancel_dump_traceback_later()
     dist.barrier(group=world.control)
 
@@ -66,7 +67,7 @@ def _least(program: Program, world: World, rank: int, outcome: Outcome) -> Progr
     def fails(smaller: Program) -> bool:
         return Trial(smaller, world, rank).outcome(outcome.way).status == "fault"
 
-    return shrunk(program, fails, 10 if outcome.way in PLUGINS[1:] else 60)
+    return shrunk(program, fails, 10 if outcome.way in PLUGINS[1:] else 40)
 
 
 def _settings() -> None:

@@ -85,6 +85,8 @@ def run_programs(
             )  # fmt: skip
         except AssertionError as error:
             said = str(error)
+        except KeyboardInterrupt:  # what there is
+            count = 0
         lines = list(_lines(path))
         for line in lines:
             if "outcomes" in line:

@@ -44,7 +44,9 @@ class World:
 def functions_of(program: Program, world: World, odd: bool) -> list[Part]:
     """The parts of a program as functions."""
     gives = [returned(program, number) for number in range(len(program.parts))]
-    return [_function(source_of(program, part, given, odd), world) for part, given in zip(program.parts, gives, strict=True)]
+    return [
+        _function(source_of(program, part, given, odd), world) for part, given in zip(program.parts, gives, strict=True)
+    ]
 
 
 def _function(source: str, world: World) -> Part:
@@ -141,7 +143,14 @@ class Run:
         return "notes of the effect" if self.notes != other.notes else None
 
 
-def run(program: Program, parts: Sequence[Part], world: World, rank: int, hold_back: bool = True, record: Record | None = None) -> Run:
+def run(
+    program: Program,
+    parts: Sequence[Part],
+    world: World,
+    rank: int,
+    hold_back: bool = True,
+    record: Record | None = None,
+) -> Run:
     """Run a program; both ranks must. See :class:`~tests.support.programs.flight.Flights`."""
     found = Run()
     flights = Flights(world.control, hold_back, record)

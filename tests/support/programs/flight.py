@@ -4,11 +4,12 @@ Every call of a collective's operator from Python is intercepted, by whatever ma
 code that Inductor generated, a kernel of a custom operator.
 
 - **Launch by launch the ranks compare what they launch.** A rank that launches anything else than the other learns it
-  there, before it launches: both stop with :class:`UnlikeError`, and nothing hangs. Between two launches a rank waits only for
-  what both have launched, so comparing them adds no deadlock.
+  there, before it launches: both stop with :class:`UnlikeError`, and nothing hangs. Between two launches a rank waits
+  only for what both have launched, so comparing them adds no deadlock.
 - **A collective is as late and as early as it can be.** It is done at its launch; its results are held back until their
-  wait, and its buffers are full of NaN until then. So whoever reads too early finds NaN, and whoever writes what is in flight,
-  be it sent or received, is found at the wait. No race decides what a test sees.
+  wait, and its buffers are full of NaN until then. So whoever reads too early finds NaN, and whoever writes what is in
+  flight, be it sent or received, is found at the wait. No race decides what a test sees.
+- **With a record of an earlier run nothing is communicated.** A collective that is given the same bytes gives the same.
 """
 
 import zlib
@@ -108,10 +109,7 @@ class Flights:
             raise UnlikeError(f"this rank launches {label} after {len(self.launched)} launches")
         self.launched.append(label)
         key = label, *(t.detach().contiguous().numpy().tobytes() for t in sends)
-        if self.record is not None:
-            result = self._recorded(key, name, sends, kwargs)
-        else:
-            result = original(op, *args, **kwargs)
+        result = self._recorded(key, name, sends, kwargs) if self.record is not None else original(op, *args, **kwargs)
         if not self.hold_back:
             return result
         results = [result] if isinstance(result, Tensor) else list(result)

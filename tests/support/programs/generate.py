@@ -108,8 +108,6 @@ def _odd(rng: random.Random, program: Program) -> tuple[tuple[int, int], ...]:
         (at, which)
         for at, step in enumerate(program.steps)
         for which, letter in enumerate(step.is_of.takes)
-        if letter in "fh"
-        and which not in step.is_of.writes
-        and which != step.is_of.views
+        if letter in "fh" and which not in step.is_of.writes and which != step.is_of.views
     ]
     return tuple(sorted(rng.sample(places, min(len(places), rng.randint(1, 3)))))

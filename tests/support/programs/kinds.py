@@ -23,8 +23,8 @@ class Kind:
         family: What it is counted as in summaries.
         takes: A letter per argument: its shape.
         makes: A letter per result.
-        text: Source, one statement a line. ``{a} {b} {c}``: the arguments; ``{x} {y}``: the results; ``{g}``: the name of a
-            process group; ``{k}``: a small number; ``{t}``: a name of the step's own.
+        text: Source, one statement a line. ``{a} {b} {c}``: the arguments; ``{x} {y}``: the results; ``{g}``: the name
+            of a process group; ``{k}``: a small number; ``{t}``: a name of the step's own.
         writes: Arguments that it writes.
         views: The argument at which its result looks.
         sends: Arguments that are in flight after it, until all of its results have been awaited.
@@ -90,35 +90,123 @@ def _in_place() -> Iterable[Kind]:
 
 def _collectives() -> Iterable[Kind]:
     sent = {"sends": (0,), "launches": True}
-    yield Kind("all_gather", "collective", "h", "f", "{x} = " + _C10D + ".all_gather_into_tensor.default({a}, 2, {g})",
-               weight=4, grad=True, **sent)  # fmt: skip
-    yield Kind("reduce_scatter", "collective", "f", "h",
-               "{x} = " + _C10D + ".reduce_scatter_tensor.default({a}, 'sum', 2, {g})", weight=3, grad=True, **sent)  # fmt: skip
-    yield Kind("all_reduce", "collective", "f", "f", "{x} = " + _C10D + ".all_reduce.default({a}, 'sum', {g})",
-               weight=3, **sent)  # fmt: skip
-    yield Kind("all_to_all", "collective", "f", "f",
-               "{x} = " + _C10D + ".all_to_all_single.default({a}, [N // 2, N // 2], [N // 2, N // 2], {g})",
-               weight=2, grad=True, **sent)  # fmt: skip
+    yield Kind(
+        "all_gather",
+        "collective",
+        "h",
+        "f",
+        "{x} = " + _C10D + ".all_gather_into_tensor.default({a}, 2, {g})",
+        weight=4,
+        grad=True,
+        **sent,
+    )
+    yield Kind(
+        "reduce_scatter",
+        "collective",
+        "f",
+        "h",
+        "{x} = " + _C10D + ".reduce_scatter_tensor.default({a}, 'sum', 2, {g})",
+        weight=3,
+        grad=True,
+        **sent,
+    )
+    yield Kind(
+        "all_reduce",
+        "collective",
+        "f",
+        "f",
+        "{x} = " + _C10D + ".all_reduce.default({a}, 'sum', {g})",
+        weight=3,
+        **sent,
+    )
+    yield Kind(
+        "all_to_all",
+        "collective",
+        "f",
+        "f",
+        "{x} = " + _C10D + ".all_to_all_single.default({a}, [N // 2, N // 2], [N // 2, N // 2], {g})",
+        weight=2,
+        grad=True,
+        **sent,
+    )
     yield Kind("broadcast", "collective", "f", "f", "{x} = " + _C10D + ".broadcast.default({a}, 0, {g})", **sent)
     coalesced = {"sends": (0, 1), "launches": True}
-    yield Kind("gathers", "coalesced", "hh", "ff",
-               "{x}, {y} = " + _C10D + ".all_gather_into_tensor_coalesced.default([{a}, {b}], 2, {g})", **coalesced)  # fmt: skip
-    yield Kind("scatters", "coalesced", "ff", "hh",
-               "{x}, {y} = " + _C10D + ".reduce_scatter_tensor_coalesced.default([{a}, {b}], 'sum', 2, {g})", **coalesced)  # fmt: skip
-    yield Kind("reduces", "coalesced", "ff", "ff",
-               "{x}, {y} = " + _C10D + ".all_reduce_coalesced.default([{a}, {b}], 'sum', {g})", **coalesced)  # fmt: skip
-    yield Kind("gather_out", "collective in place", "hf", "",
-               _C10D + ".all_gather_into_tensor_out.default({a}, 2, {g}, out={b})",
-               writes=(1,), sends=(0,), receives=(1,), ways=_MAKE_FX)  # fmt: skip
-    yield Kind("scatter_out", "collective in place", "fh", "",
-               _C10D + ".reduce_scatter_tensor_out.default({a}, 'sum', 2, {g}, out={b})",
-               writes=(1,), sends=(0,), receives=(1,), weight=0.7, ways=_MAKE_FX)  # fmt: skip
-    yield Kind("all_reduce_", "collective in place", "f", "", _C10D + ".all_reduce_.default({a}, 'sum', {g})",
-               writes=(0,), receives=(0,), ways=_MAKE_FX)  # fmt: skip
-    yield Kind("broadcast_", "collective in place", "f", "", _C10D + ".broadcast_.default({a}, 0, {g})",
-               writes=(0,), receives=(0,), weight=0.5, ways=_MAKE_FX)  # fmt: skip
-    yield Kind("shard_dim", "blocking collective", "f", "f",
-               "{x} = torch.ops._dtensor.shard_dim_alltoall.default({a}, 0, 1, {g}).reshape(N, N).clone()", weight=1.5)  # fmt: skip
+    yield Kind(
+        "gathers",
+        "coalesced",
+        "hh",
+        "ff",
+        "{x}, {y} = " + _C10D + ".all_gather_into_tensor_coalesced.default([{a}, {b}], 2, {g})",
+        **coalesced,
+    )
+    yield Kind(
+        "scatters",
+        "coalesced",
+        "ff",
+        "hh",
+        "{x}, {y} = " + _C10D + ".reduce_scatter_tensor_coalesced.default([{a}, {b}], 'sum', 2, {g})",
+        **coalesced,
+    )
+    yield Kind(
+        "reduces",
+        "coalesced",
+        "ff",
+        "ff",
+        "{x}, {y} = " + _C10D + ".all_reduce_coalesced.default([{a}, {b}], 'sum', {g})",
+        **coalesced,
+    )
+    yield Kind(
+        "gather_out",
+        "collective in place",
+        "hf",
+        "",
+        _C10D + ".all_gather_into_tensor_out.default({a}, 2, {g}, out={b})",
+        writes=(1,),
+        sends=(0,),
+        receives=(1,),
+        ways=_MAKE_FX,
+    )
+    yield Kind(
+        "scatter_out",
+        "collective in place",
+        "fh",
+        "",
+        _C10D + ".reduce_scatter_tensor_out.default({a}, 'sum', 2, {g}, out={b})",
+        writes=(1,),
+        sends=(0,),
+        receives=(1,),
+        weight=0.7,
+        ways=_MAKE_FX,
+    )
+    yield Kind(
+        "all_reduce_",
+        "collective in place",
+        "f",
+        "",
+        _C10D + ".all_reduce_.default({a}, 'sum', {g})",
+        writes=(0,),
+        receives=(0,),
+        ways=_MAKE_FX,
+    )
+    yield Kind(
+        "broadcast_",
+        "collective in place",
+        "f",
+        "",
+        _C10D + ".broadcast_.default({a}, 0, {g})",
+        writes=(0,),
+        receives=(0,),
+        weight=0.5,
+        ways=_MAKE_FX,
+    )
+    yield Kind(
+        "shard_dim",
+        "blocking collective",
+        "f",
+        "f",
+        "{x} = torch.ops._dtensor.shard_dim_alltoall.default({a}, 0, 1, {g}).reshape(N, N).clone()",
+        weight=1.5,
+    )
 
 
 def _waits() -> Iterable[Kind]:
@@ -143,35 +231,78 @@ def _random() -> Iterable[Kind]:
 
 
 def _statistics() -> Iterable[Kind]:
-    yield Kind("batch_norm", "batch norm", "fss", "f",
-               "{x} = torch.nn.functional.batch_norm({a}, {b}, {c}, training=True)", writes=(1, 2), weight=1.5)  # fmt: skip
+    yield Kind(
+        "batch_norm",
+        "batch norm",
+        "fss",
+        "f",
+        "{x} = torch.nn.functional.batch_norm({a}, {b}, {c}, training=True)",
+        writes=(1, 2),
+        weight=1.5,
+    )
 
 
 def _sizes() -> Iterable[Kind]:
     cut = "{t} = {b}.item()\ntorch._check({t} >= 0)\ntorch._check({t} <= N)\n"
     yield Kind("rows", "unbacked size", "fi", "r", cut + "{x} = {a}.narrow(0, 0, {t}) * 0.5")
-    yield Kind("rows_gather", "unbacked size", "fi", "r",
-               cut + "{x} = " + _C10D + ".all_gather_into_tensor.default({a}.narrow(0, 0, {t}).clone(), 2, {g})",
-               launches=True)  # fmt: skip
-    yield Kind("wait_r", "wait", "r", "r", "{x} = " + _C10D + ".wait_tensor.default({a})", views=0, waits=True, weight=3)
+    yield Kind(
+        "rows_gather",
+        "unbacked size",
+        "fi",
+        "r",
+        cut + "{x} = " + _C10D + ".all_gather_into_tensor.default({a}.narrow(0, 0, {t}).clone(), 2, {g})",
+        launches=True,
+    )
+    yield Kind(
+        "wait_r", "wait", "r", "r", "{x} = " + _C10D + ".wait_tensor.default({a})", views=0, waits=True, weight=3
+    )
     yield Kind("fold", "unbacked size", "fr", "f", "{x} = {a} + {b}.sum(0)", weight=1.5)
-    yield Kind("nonzero", "unbacked size", "ff", "f",
-               "{t} = torch.nonzero({b} > 0.5)\n{x} = {a} * 0.5 + {t}.to(torch.float32).sum() * 0.001", weight=0.7)  # fmt: skip
+    yield Kind(
+        "nonzero",
+        "unbacked size",
+        "ff",
+        "f",
+        "{t} = torch.nonzero({b} > 0.5)\n{x} = {a} * 0.5 + {t}.to(torch.float32).sum() * 0.001",
+        weight=0.7,
+    )
     yield Kind("item", "unbacked size", "ff", "f", "{t} = {b}.sum().item()\n{x} = {a} + {t} * 0.001", weight=0.7)
 
 
 def _nested() -> Iterable[Kind]:
     yield Kind("region", "sub-graph", "ff", "f", "{x} = region({a}, {b})", ways=_DYNAMO)
-    yield Kind("region_gather", "sub-graph with communication", "hf", "f", "{x} = region_gather_{g}({a}, {b})",
-               ways=_DYNAMO, weight=1.5)  # fmt: skip
+    yield Kind(
+        "region_gather",
+        "sub-graph with communication",
+        "hf",
+        "f",
+        "{x} = region_gather_{g}({a}, {b})",
+        ways=_DYNAMO,
+        weight=1.5,
+    )
     yield Kind("cond", "sub-graph", "fi", "f", "{x} = either({b} > {k}, cond_true, cond_false, ({a},))")
-    yield Kind("cond_gather", "sub-graph with communication", "fi", "f",
-               "{x} = either({b} > {k}, cond_gather_{g}, cond_false, ({a},))", weight=1.5)  # fmt: skip
+    yield Kind(
+        "cond_gather",
+        "sub-graph with communication",
+        "fi",
+        "f",
+        "{x} = either({b} > {k}, cond_gather_{g}, cond_false, ({a},))",
+        weight=1.5,
+    )
 
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
-    for kinds in (_compute(), _views(), _in_place(), _collectives(), _waits(), _custom(), _random(), _statistics(),
-                  _sizes(), _nested())
+    for kinds in (
+        _compute(),
+        _views(),
+        _in_place(),
+        _collectives(),
+        _waits(),
+        _custom(),
+        _random(),
+        _statistics(),
+        _sizes(),
+        _nested(),
+    )
     for kind in kinds
-}  # fmt: skip
+}

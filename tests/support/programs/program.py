@@ -6,6 +6,7 @@ have several parts, each captured and compiled by itself: what one has launched 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.support.programs.kinds import KINDS, Kind
 
@@ -60,7 +61,7 @@ class Program:
     def parts(self) -> list[range]:
         """Numbers of the steps of each part."""
         ends = [0, *self.cuts, len(self.steps)]
-        return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        return [range(a, b) for a, b in pairwise(ends)]
 
     @property
     def families(self) -> set[str]:
@@ -108,6 +109,9 @@ def source_of(program: Program, part: range, gives: Sequence[int], odd: bool = F
 def shown(program: Program, gives: Callable[[Program, int], Sequence[int]]) -> str:
     """For people: source, and how the ranks differ."""
     head = f"# seed {program.seed}; r0..r{len(INPUTS) - 1} are inputs {INPUTS!r}; gradients: {program.grad}"
-    odd = [f"# rank 1 computes more on argument {which} of {program.steps[at].kind} (step {at})" for at, which in program.odd]
+    odd = [
+        f"# rank 1 computes more on argument {which} of {program.steps[at].kind} (step {at})"
+        for at, which in program.odd
+    ]
     texts = [source_of(program, part, gives(program, number)) for number, part in enumerate(program.parts)]
     return "\n".join([head, *odd, *texts])

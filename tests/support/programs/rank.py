@@ -1,8 +1,8 @@
-"""What each of two gloo ranks does: ``python -m tests.support.programs.rank FOLDER FIRST LAST INDUCTOR_SHARE LIMIT_S
-WITHOUT``.
+"""What each of two gloo ranks does, one program after the other:
 
-Programs of the seeds FIRST to LAST - 1, one after the other. Rank 0 appends a line (JSON) to ``FOLDER/found.jsonl`` as a
-program begins and as it ends: where a rank hangs or dies, the last line says in which program.
+``python -m tests.support.programs.rank FOLDER FIRST LAST INDUCTOR_SHARE LIMIT_S WITHOUT BROKEN``: the programs of the
+seeds FIRST to LAST - 1. Rank 0 appends a line (JSON) to ``FOLDER/found.jsonl`` as a program begins and ends: where a
+rank hangs or dies, the last line says in which program.
 """
 
 import faulthandler
@@ -23,6 +23,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch._inductor.compile_fx
 
+import overlap_sched
+from tests.support.programs.broken import BROKEN
 from tests.support.programs.execution import World
 from tests.support.programs.generate import generate
 from tests.support.programs.program import Program, shown
@@ -34,11 +36,13 @@ SHRUNK = 1
 """So many faults of each way are shrunk."""
 
 
-def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: float, without: str) -> None:
+def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: float, without: str, broken: str) -> None:
     """See the module."""
     _settings()
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit_s))
     rank, world = dist.get_rank(), World.of_two()
+    if broken:
+        overlap_sched.schedule_graph = BROKEN[broken]
     faults: Counter[str] = Counter()
     for seed in range(first, last):
         program = generate(seed, without.split(","))
@@ -58,7 +62,11 @@ def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: fl
                     faulthandler.dump_traceback_later(limit_s * 10, exit=True)
                     least = _least(program, world, rank, outcome)
                 found[-1]["program"] = shown(least, returned)
-        _write(folder, rank, {"seed": seed, "families": sorted(program.families), "outcomes": found, "cpu_s": time.process_time()})
+        _write(
+            folder,
+            rank,
+            {"seed": seed, "families": sorted(program.families), "outcomes": found, "cpu_s": time.process_time()},
+        )
     faulthandler.cancel_dump_traceback_later()
     dist.barrier(group=world.control)
 
@@ -85,4 +93,12 @@ def _write(folder: Path, rank: int, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5]), sys.argv[6])
+    main(
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        float(sys.argv[4]),
+        float(sys.argv[5]),
+        sys.argv[6],
+        sys.argv[7],
+    )

@@ -42,7 +42,10 @@ class Found:
             rows.append(f"{way:28}" + "".join(f"{self.counts[way, s]:8}" for s in statuses) + f"{self.moved[way]:8}")
         rows += ["", "programs with", *(f"  {name:32}{number:8}" for name, number in self.families.most_common()), ""]
         for fault in self.faults:
-            rows += [f"seed {fault['seed']}, {fault['way']}", *(f"  rank {r}: {t}" for r, t in enumerate(fault["detail"]))]
+            rows += [
+                f"seed {fault['seed']}, {fault['way']}",
+                *(f"  rank {r}: {t}" for r, t in enumerate(fault["detail"])),
+            ]
             rows += [*fault.get("program", "").splitlines(), ""]
         return "\n".join(rows)
 
@@ -60,7 +63,13 @@ class Found:
 
 
 def run_programs(
-    folder: Path, first: int, count: int, inductor_share: float = 0.0, limit_s: float = LIMIT_S, without: str = ""
+    folder: Path,
+    first: int,
+    count: int,
+    inductor_share: float = 0.0,
+    limit_s: float = LIMIT_S,
+    without: str = "",
+    broken: str = "",
 ) -> Found:
     """Run the programs of so many seeds. Where a rank hangs or dies, both are started again behind that program.
 
@@ -71,6 +80,7 @@ def run_programs(
         inductor_share: Part of the programs that Inductor compiles, too.
         limit_s: For one program.
         without: Families and kinds of steps to leave out, by commas.
+        broken: A scheduler in place of the package's: :mod:`tests.support.programs.broken`; ``""``: none.
     """
     found, seed = Found(), first
     while seed < first + count:
@@ -78,7 +88,7 @@ def run_programs(
         path.unlink(missing_ok=True)
         said = ""
         try:
-            arguments = (folder, seed, first + count, inductor_share, limit_s, without)
+            arguments = (folder, seed, first + count, inductor_share, limit_s, without, broken)
             run_ranks(
                 "tests.support.programs.rank", *arguments, ranks=2, limit_s=count * limit_s + 600,
                 TORCHINDUCTOR_CACHE_DIR=str(folder / "cache"), TORCHINDUCTOR_VEC_ISA_OK="1",

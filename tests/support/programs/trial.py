@@ -11,8 +11,8 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from tests.support.programs import ways
-from tests.support.programs.flight import Record
 from tests.support.programs.execution import Run, World, functions_of, run
+from tests.support.programs.flight import Record
 from tests.support.programs.launches import by_group, launches_of
 from tests.support.programs.program import Program
 
@@ -195,7 +195,7 @@ def ways_of(program: Program, inductor_share: float) -> list[str]:
     fitting = [how for how in ways.SCHEDULED if not program.odd or how in ("group", *ways.LAUNCHES_KEPT)]
     found = [f"{capture}: {how}" for how in rng.sample(fitting, 2)]
     if "dynamo" in possible:
-        if rng.random() < (0.5 if capture == "dynamo" else 0.1):
+        if rng.random() < (0.25 if capture == "dynamo" else 0.05):
             found.append("backend")
         if rng.random() < inductor_share:
             found.append(rng.choice(("inductor", "inductor", "post_grad")))

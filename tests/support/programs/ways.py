@@ -122,7 +122,8 @@ def by_backend(functions: Sequence[Part]) -> list[Part]:
     torch._dynamo.reset()
     options = {"headroom": ROOM, "effort": 2}
     return [
-        torch.compile(function, backend=overlap_sched.backend, options=options, fullgraph=True) for function in functions
+        torch.compile(function, backend=overlap_sched.backend, options=options, fullgraph=True)
+        for function in functions
     ]
 
 

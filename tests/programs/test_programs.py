@@ -1,0 +1,32 @@
+"""Random programs on two gloo ranks, through every way in: results bitwise, launches alike.
+
+More of them: ``python scripts/fuzz_programs.py --programs 5000``, which also prints how to read what is found.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs.broken import BROKEN
+from tests.support.programs.kinds import KINDS
+from tests.support.programs.run import run_programs
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_hundred_programs(tmp_path: Path) -> None:
+    found = run_programs(tmp_path, first=0, count=200, inductor_share=0.04)
+    assert not found.faults, str(found)
+    assert found.programs == 200
+    assert len(found.torch) < 20, found.torch
+    assert {kind.family for kind in KINDS.values()} <= set(found.families)
+    captures = {way.split(":")[0] for (way, status), count in found.counts.items() if status == "ok" and count}
+    assert captures == {"make_fx", "dynamo", "backend", "inductor", "post_grad"}
+    assert sum(found.moved.values()) > 100, str(found)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_scheduler_is_found(tmp_path: Path, broken: str) -> None:
+    found = run_programs(tmp_path, first=0, count=25, broken=broken)
+    assert len(found.faults) > 1, str(found)
+    assert all(fault["program"].startswith("# seed") for fault in found.faults)

@@ -90,6 +90,8 @@ class _Reader:
             outs = first
         elif fresh and (traits.returns or traits.comm is not None):
             self._join_with_arguments(node, traits, val, fresh)
+        if storages.bare and not storages.bare.isdisjoint((*raw, *takes) if traits.returns else raw):
+            outs = tuple(dict.fromkeys([*outs, *takes]))  # a sparse tensor, or a part of one: it may be what it takes
         if traits.returns or traits.comm is not None or (raw and storages.root[raw[0]] != raw[0]) or len(raw) > 1:
             outs = tuple(dict.fromkeys([storages.root[s] for s in outs]))
         r.raw_outs.append(raw)

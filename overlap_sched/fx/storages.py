@@ -32,7 +32,8 @@ class Storages:
         nbytes, device, root: Per raw storage: size (the largest that the graph admits), device type, root (itself, but
             for the cases above).
         fake: Per raw storage, whether a ``FakeTensor`` showed it: torch's ``MemoryTracker`` sees no other.
-        notes: Counts ``size_without_hint`` and ``no_storage`` (sparse tensors and the like).
+        bare: Raw storages of tensors that have none of their own (sparse tensors and the like).
+        notes: Counts ``size_without_hint`` and ``no_storage`` (how many are ``bare``).
     """
 
     def __init__(self, notes: Counter[str], nodes: Sequence[fx.Node]) -> None:
@@ -42,6 +43,7 @@ class Storages:
         self.device: list[str] = []
         self.root: list[int] = []
         self.fake: list[bool] = []
+        self.bare: set[int] = set()
         self.notes = notes
         self._raw_of: dict[int, int] = {}
         self._key: list[int] = []
@@ -74,7 +76,9 @@ class Storages:
             raw = self._raw_of[key] = len(self.root)
             nbytes = 0 if storage is None else self.largest(storage.nbytes())
             self._append(key, nbytes, tensor.device.type, isinstance(tensor, FakeTensor))
-            self.notes["no_storage"] += storage is None
+            if storage is None:
+                self.bare.add(raw)
+                self.notes["no_storage"] += 1
         return raw
 
     def _append(self, key: int, nbytes: int, device: str, fake: bool) -> None:

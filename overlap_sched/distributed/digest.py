@@ -84,8 +84,9 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
     number = _numbered(group for node in used for group in launched_on(node))
     skeleton, sizes = [], []
     for node in problem.nodes:
-        group, by_itself = None if node.group is None else number[node.group], [number[name] for name in node.launches]
-        skeleton.append([node.kind.value, node.op, node.deps, group, node.collective, *([by_itself] if by_itself else [])])
+        group = None if node.group is None else number[node.group]
+        row = [node.kind.value, node.op, node.deps, group, node.collective]
+        skeleton.append([*row, [number[name] for name in node.launches]] if node.launches else row)
         sizes.append([node.alloc, node.use, node.flops, node.bytes])
     # how many nodes it is on: only for prices, which are in costs
     groups = {name: problem.groups[name][:2] if name in problem.groups else () for name in number}

@@ -127,8 +127,8 @@ storage unsaid are taken to write it. A tensor without a storage of its own (spa
 that it is made of."""
 
 SYNCS = frozenset({
-    "aten::_choose_qparams_per_tensor", "aten::_linalg_check_errors", "aten::_nested_tensor_from_mask_left_aligned", "aten::_use_cudnn_ctc_loss",
-    "aten::is_nonzero",
+    "aten::_choose_qparams_per_tensor", "aten::_linalg_check_errors", "aten::_nested_tensor_from_mask_left_aligned",
+    "aten::_use_cudnn_ctc_loss", "aten::is_nonzero",
 })  # fmt: skip
 """Give the host a number that depends on data, without the tag for it."""
 

@@ -47,7 +47,7 @@ class Communication(NamedTuple):
         groups: The process groups on which it does; :data:`~overlap_sched.problem.node.ANY_GROUP`: one of them, not
             known which. It never passes their launches. Empty: it may communicate.
         kept: The groups among whose launches it keeps its place where launch orders are kept.
-        undeclared: Operators of other libraries of which nothing was said, and whether they are taken for communication.
+        undeclared: Operators of other libraries of which nothing was said; whether they are taken for communication.
     """
 
     groups: tuple[str, ...]

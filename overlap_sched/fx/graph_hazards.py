@@ -59,7 +59,7 @@ def launch_steps(r: Reading, group_of: Mapping[int, str]) -> Iterator[tuple[int,
     for v in sorted({*launches, *r.communicates}):
         if v in launches:
             yield v, launches[v], False
-        elif (groups := r.communicates[v].groups if certain else r.communicates[v].kept):
+        elif groups := r.communicates[v].groups if certain else r.communicates[v].kept:
             yield v, groups, True
 
 

@@ -6,7 +6,7 @@ the pairs from which the others follow.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 

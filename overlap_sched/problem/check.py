@@ -57,12 +57,11 @@ def _check_nodes(problem: "Problem") -> None:
                     "Was the list of nodes cut short?"
                 )
             forward = forward or u >= v
-        if node.kind is Kind.COLLECTIVE:
-            if node.group not in problem.groups:
-                raise errors.UnknownIdError(
-                    f"collective {v} ({node.name!r}) runs on group {node.group!r}, which is not among the groups "
-                    f"{sorted(problem.groups)}. Add it to `groups` with its size."
-                )
+        if node.kind is Kind.COLLECTIVE and node.group not in problem.groups:
+            raise errors.UnknownIdError(
+                f"collective {v} ({node.name!r}) runs on group {node.group!r}, which is not among the groups "
+                f"{sorted(problem.groups)}. Add it to `groups` with its size."
+            )
         if node.launches and node.kind is not Kind.COMPUTE:
             raise errors.ProblemError(
                 f"node {v} ({node.name!r}) is of kind {node.kind.value!r} but has `launches`: those are the process "

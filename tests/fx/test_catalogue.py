@@ -39,7 +39,9 @@ def registered() -> list[OpOverload]:
 
 @pytest.mark.slow
 def test_every_namespace_of_torch_is_known() -> None:
-    told = subprocess.run([sys.executable, "-W", "ignore", "-c", NAMESPACES], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NAMESPACES], capture_output=True, text=True, check=True
+    )
     assert set(told.stdout.split()) - catalogue.TORCH == set()
 
 

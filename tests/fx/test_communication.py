@@ -77,7 +77,9 @@ def run(b: Builder, root: torch.nn.Module, kind: str, module: fx.GraphModule, x:
     if kind == "cond":
         flag = b.graph.placeholder("flag")
         flag.meta["val"] = b.tensor()
-        return b.call("D", HIGHER.cond, flag, b.graph.get_attr("other"), b.graph.get_attr("body"), [x], val=(x.meta["val"],))
+        return b.call(
+            "D", HIGHER.cond, flag, b.graph.get_attr("other"), b.graph.get_attr("body"), [x], val=(x.meta["val"],)
+        )
     return b.call("D", HIGHER.invoke_subgraph, b.graph.get_attr("body"), "body", x, val=(x.meta["val"],))
 
 

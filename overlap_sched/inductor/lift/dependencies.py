@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.fx.communication import Communication, joined
 from overlap_sched.fx.hazards import (
     Launch,
     add_hazards,
@@ -20,7 +21,6 @@ from overlap_sched.fx.hazards import (
     launch_chains,
     storage_hazards,
 )
-from overlap_sched.fx.communication import Communication, joined
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.lift.buffers import Buffers

@@ -38,6 +38,7 @@ class Attempt:
         problem: What was scheduled.
         launches: The original launch sequence; ``None``: not known.
         planned: The launch sequence of the order that was planned; ``None``: there is no such order.
+        keeps: The ranks differ, but launch alike: nothing else than ``launches`` may run.
         cached: What the code carries into torch's cache; ``None``: it must not be cached, or need not be agreed on.
     """
 
@@ -48,6 +49,7 @@ class Attempt:
     problem: Problem | None = None
     launches: Launches | None = None
     planned: Launches | None = None
+    keeps: bool = False
     cached: CachedOrder | None = None
 
     def decided(self, plan: Callable[["Attempt"], Report]) -> Report:
@@ -72,6 +74,7 @@ class Attempt:
         """The report with all launches in their original order: whatever fails from here on may fail on one rank."""
         reason = str(agreement.reason)
         if agreement.verdict.launches_alike:
+            self.keeps = True
             if report.schedule is None:  # this rank has nothing to use, and nobody needs it to
                 return report
             if agreement.verdict.to_mend:

@@ -36,14 +36,26 @@ def kernel_launches(snodes: Sequence[Any]) -> Launches | None:
     known = Communications(private.V.graph.graph)
     found: list[fx.Node] = []
     for snode in snodes:
-        for member in private.members(snode):
-            if not private.runs(member):
-                continue
-            origins = [node for node in getattr(member.node, "origins", ()) or () if known.of(node)]
-            if len(origins) > 1 or (private.is_collective(member.node) and not origins):
-                return None
-            found += origins
+        launches = launches_of_kernel(snode, known)
+        if launches is None:
+            return None
+        found += launches
     return tuple(dict.fromkeys(found))
+
+
+def launches_of_kernel(snode: Any, known: Communications) -> list[fx.Node] | None:
+    """Those of one scheduler node; ``None``: one of them comes from no single FX node."""
+    from overlap_sched.inductor import private
+
+    found: list[fx.Node] = []
+    for member in private.members(snode):
+        if not private.runs(member):
+            continue
+        origins = [node for node in getattr(member.node, "origins", ()) or () if known.of(node)]
+        if len(origins) > 1 or (private.is_collective(member.node) and not origins):
+            return None
+        found += origins
+    return found
 
 
 def launch_digest(launches: Launches) -> str:

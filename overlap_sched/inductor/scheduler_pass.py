@@ -23,7 +23,7 @@ from overlap_sched.inductor.cache_key import settings_key
 from overlap_sched.inductor.cached_orders import watched, with_rewrites
 from overlap_sched.inductor.launches import kernel_launches
 from overlap_sched.inductor.read_back import Planned, read_back
-from overlap_sched.inductor.reporting import no_collectives, warn
+from overlap_sched.inductor.reporting import log, no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
 from overlap_sched.options import on_devices
@@ -72,11 +72,12 @@ class SchedulerPass:
             AgreementError: With ``strict``, where the ranks differ.
         """
         original, attempt, planned = list(snodes), Attempt(self.settings), Planned(last)
+        kept = _kept(original, attempt)
         try:
-            report = attempt.decided(lambda known: _plan(original, known, planned))
+            report = attempt.decided(lambda known: _plan(kept if known.keeps else original, kept, known, planned))
         except Exception as error:  # on this rank alone, before it could agree
             report = attempt.failed(error)
-        ordered = planned.ordered if report.changed else original
+        ordered = planned.ordered if report.changed else kept if attempt.keeps else original
         _annotate(attempt)
         if report.changed:
             _tell_planner(planned)
@@ -107,9 +108,30 @@ def _named(name: str, settings: Settings) -> SchedulerPass:
     return SchedulerPass(settings)
 
 
+def _kept(snodes: list[Any], attempt: Attempt) -> list[Any]:
+    """What runs where ranks that differ keep their launches; found before they are asked, so that it cannot fail."""
+    try:
+        if not asks(attempt.settings):
+            return snodes
+        check_torch()
+        from overlap_sched.inductor.graph_order import in_graph_order
+
+        return in_graph_order(snodes)
+    except Exception as error:  # as torch has them
+        log.debug("the order of launches in the graph is not known: %s", error)
+        return snodes
+
+
 @no_collection()
-def _plan(snodes: list[Any], attempt: Attempt, planned: Planned) -> Report:
-    """What this rank would do by itself."""
+def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned) -> Report:
+    """What this rank would do by itself.
+
+    Args:
+        snodes: In their original order.
+        kept: The same with the launches that ranks keep where they differ.
+        attempt: What is known; more is noted there.
+        planned: Is filled.
+    """
     check_torch()
     from overlap_sched.inductor import private
     from overlap_sched.inductor.lift.lifting import lift_kernels
@@ -120,7 +142,7 @@ def _plan(snodes: list[Any], attempt: Attempt, planned: Planned) -> Report:
     if not communicates and settings.options.base == "original":
         return no_collectives(attempt.name)
     if communicates and asks(settings):
-        attempt.key, attempt.launches = graph_key(private.V.graph.graph, settings.stage), kernel_launches(snodes)
+        attempt.key, attempt.launches = graph_key(private.V.graph.graph, settings.stage), kernel_launches(kept)
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
     known: dict[str, Any] = {"notes": lifted.notes, "undeclared": lifted.undeclared, "sizes": lifted.sizes}

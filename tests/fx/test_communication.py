@@ -77,14 +77,13 @@ def run(b: Builder, root: torch.nn.Module, kind: str, module: fx.GraphModule, x:
     if kind == "cond":
         flag = b.graph.placeholder("flag")
         flag.meta["val"] = b.tensor()
-        return b.call(
-            "D", HIGHER.cond, flag, b.graph.get_attr("other"), b.graph.get_attr("body"), [x], val=(x.meta["val"],)
-        )
+        branches = b.graph.get_attr("other"), b.graph.get_attr("body")
+        return b.call("D", HIGHER.cond, flag, *branches, [x], val=(x.meta["val"],))
     return b.call("D", HIGHER.invoke_subgraph, b.graph.get_attr("body"), "body", x, val=(x.meta["val"],))
 
 
 def graph(what: Any, *args: Any, shape: str = "gGDgG", **kwargs: Any) -> fx.GraphModule:
-    """Launches on group ``"0"`` (``g``) and ``"1"`` (``G``), each of its own input, and ``D``, with waits at the end."""
+    """Launches on group ``"0"`` (``g``) and ``"1"`` (``G``), each of its own input, and ``D``; waits at the end."""
     b, root, launched = Builder(), torch.nn.Module(), []
     inputs = [b.input(f"x{i}") for i in range(len(shape))]
     for i, letter in enumerate(shape):

@@ -19,7 +19,7 @@ from overlap_sched.transform.recompute import refusal
 
 
 def problem(text: str) -> Problem:
-    """Launches on groups ``a`` and ``b``; ``A``, ``B``: compute that communicates there; ``*``: on any; ``.``: on none."""
+    """Launches on groups ``a`` and ``b``; ``A``, ``B``: compute that communicates there; ``*``: on any; ``.``: none."""
     nodes = []
     for i, letter in enumerate(text):
         if letter in "ab":

@@ -68,8 +68,8 @@ def results(operator: str, **arguments: Any) -> Tensor:
         return torch.compile(model, **arguments)(torch.ones(32, 32) * (dist.get_rank() + 1))
 
 
-def ours(operator: str, way: str) -> tuple[Tensor, list[bool], list[list[int]], list[str]]:
-    """Results, whether the launch order was kept, launches as they run, by their original places; what was warned."""
+def ours(operator: str, way: str) -> tuple[Tensor, list[bool], list[str], list[str]]:
+    """Results, whether the launch order was kept, launches as they run (gathers ``g``, others ``D``), warnings."""
     overlap_sched.clear_reports()
     options = Options(headroom="100%", strict=True)
     with (
@@ -80,7 +80,8 @@ def ours(operator: str, way: str) -> tuple[Tensor, list[bool], list[list[int]], 
         value = results(operator, **({"backend": overlap_sched.backend} if way == "backend" else {}))
     reports = [one.report for one in overlap_sched.reports()]
     plans = [report.schedule for report in reports if report.schedule is not None]
-    launches = [[v for v in plan.order if launched_on(plan.problem.nodes[v])] for plan in plans]
+    there = [[plan.problem.nodes[v] for v in plan.order] for plan in plans]
+    launches = ["".join("g" if n.group else "D" for n in nodes if launched_on(n)) for nodes in there]
     kept = [report.kept is not None and report.changed for report in reports]
     return value, kept, launches, [str(one.message) for one in told if "deep_ranks" in str(one.message)]
 

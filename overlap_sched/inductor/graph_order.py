@@ -1,0 +1,71 @@
+"""Scheduler nodes with their launches in the order of the FX graph, where torch has put them into another one.
+
+Inductor keeps collectives in the order of the graph, but it does not know what communicates inside an operator, and
+moves that past them, for memory. On ranks with equal graphs it does so alike. Where graphs differ, it may not, while
+the order of the FX graph is the program's own, and alike on all: ranks that keep their launches keep that one.
+"""
+
+import heapq
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from overlap_sched.fx.communication import Communications
+from overlap_sched.inductor.launches import launches_of_kernel
+
+
+def in_graph_order(snodes: Sequence[Any]) -> list[Any]:
+    """The nodes with all that launches, or may, in the order of the FX graph, each else as near to its place as can be.
+
+    As they were where that is their order, where it is not known what they launch, or where their dependencies do not
+    allow another order. Torch's dependencies are kept, and the order of what has effects or draws random numbers.
+    """
+    from overlap_sched.inductor import private
+
+    graph = private.V.graph.graph
+    known, place = Communications(graph), {node: at for at, node in enumerate(graph.nodes)}
+    launches = [launches_of_kernel(snode, known) for snode in snodes]
+    if None in launches:
+        return list(snodes)
+    first = {at: min(place[node] for node in nodes) for at, nodes in enumerate(launches) if nodes}
+    wanted = sorted(first, key=lambda at: first[at])
+    if wanted == sorted(wanted):
+        return list(snodes)
+    producer = {name: at for at, snode in enumerate(snodes) for name in snode.get_buffer_names()}
+    before = [{producer.get(dep.name, at) for dep in snode.unmet_dependencies} - {at} for at, snode in enumerate(snodes)]
+    apart = [at for at, snode in enumerate(snodes) if at not in first and _impure(snode)]
+    for u, v in (*pairwise(wanted), *pairwise(apart)):
+        before[v].add(u)
+    order = _nearest(before)
+    return [snodes[at] for at in order] if len(order) == len(snodes) else list(snodes)
+
+
+def _impure(snode: Any) -> bool:
+    """Whether a node runs an operator that has effects or draws random numbers, or may."""
+    from overlap_sched.fx.operators import traits_of
+    from overlap_sched.fx.ordering import Ordering
+    from overlap_sched.inductor import private
+
+    if snode.has_side_effects():
+        return True
+    members = [member for member in private.members(snode) if private.runs(member)]
+    origins = (node for member in members for node in getattr(member.node, "origins", ()) or ())
+    return any(n.op == "call_function" and traits_of(n.target).ordering is not Ordering.NONE for n in origins)
+
+
+def _nearest(before: Sequence[set[int]]) -> list[int]:
+    """Positions, each behind those that it must come after, the smallest first; not all where some wait in a ring."""
+    left = [len(each) for each in before]
+    after: list[list[int]] = [[] for _ in before]
+    for v, each in enumerate(before):
+        for u in sorted(each):
+            after[u].append(v)
+    ready = [v for v, count in enumerate(left) if not count]
+    order = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for v in after[order[-1]]:
+            left[v] -= 1
+            if not left[v]:
+                heapq.heappush(ready, v)
+    return order

@@ -28,7 +28,7 @@ from overlap_sched.report.files import write_file
 from overlap_sched.report.words.profile import profile_notes
 from overlap_sched.transform.trial import nothing
 
-_DUMP_SUFFIXES = (".py", ".txt")
+_DUMP_SUFFIXES = (".py", ".txt", ".log")
 _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
 """Sub-graphs of a dump that run in parts: in how many, how many are looked at, and how many of those are tried."""
 _GUESSES = {
@@ -75,10 +75,10 @@ def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
             f"{source.path} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention out, "
             "or ask `overlap-sched whatif`, which prices its collectives anew."
         )
-    if source.groups or source.device or source.fusion or source.sizes or source.packages:
+    if source.groups or source.device or source.fusion or source.sizes or source.packages or source.graph:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own groups, sizes and times. "
-            "Leave --group, --size, --import, --device and --fusion out."
+            "Leave --group, --size, --graph, --import, --device and --fusion out."
         )
     problem = read_problem(source.path, limits=source.limits)
     prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
@@ -116,7 +116,7 @@ def is_dump(path: str) -> bool:
         return True
     raise ProblemFileError(
         f"{path}: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
-        f"({' or '.join(_DUMP_SUFFIXES)}). Check the path or rename it."
+        f"({', '.join(_DUMP_SUFFIXES[:-1])} or {_DUMP_SUFFIXES[-1]}). Check the path or rename it."
     )
 
 
@@ -161,6 +161,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         source.path,
         groups=_ranks(source, cluster),
         sizes=source.sizes,
+        graph=source.graph,
         limits=source.limits,
         progress=lambda done, total: tell(f"reading {source.path}: {done:,} of {total:,} nodes"),
     )
@@ -180,7 +181,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     if source.traces:
         lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
     notes = [f"{count} x {what}" for what, count in dump.notes.items()]
-    notes += sizes_to_give(dump.guessed)
+    notes = [*filter(None, [dump.choice]), *notes, *sizes_to_give(dump.guessed)]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)

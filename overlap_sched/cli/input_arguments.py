@@ -16,7 +16,7 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "problem",
         metavar="PROBLEM_OR_DUMP",
-        help="a problem file (.json, .json.gz) or a torch graph dump (.py, .txt, plain or .gz)",
+        help="a problem file (.json, .json.gz) or a torch graph dump (.py, .txt, .log, plain or .gz)",
     )
     add_reading_options(parser)
     _copy(parser.add_argument_group("a copy of the input as a problem file"))
@@ -95,6 +95,13 @@ def _dumps(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=N",
         help="the value of a data-dependent size, by its symbol (u0=4096) or by the node that reads it; can be "
         "repeated",
+    )
+    add(
+        "--graph",
+        type=_positive,
+        metavar="N",
+        help="read the N-th of several graphs in the file, as logs of TORCH_LOGS hold them (default: the first that "
+        "calls ATen's operators; a note lists all)",
     )
     add(
         "--import",

@@ -37,6 +37,7 @@ class Source:
         memory_model: Dumps are lifted in it (default ``runtime``); a problem file is in one model already.
         groups: Of a dump, per process group its size, its ranks, or the dimension of the mesh that it is.
         sizes: Of a dump, the values of data-dependent sizes, by symbol or node.
+        graph: Of a dump with several graphs, which one, from 1.
         packages: Of a dump, Python packages to import first: they register operators that the graph uses.
         device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
         fusion: Of a dump, whether nodes are priced by the kernels that TorchInductor would make of them (``inductor``,
@@ -59,6 +60,7 @@ class Source:
     memory_model: MemoryModel | None = None
     groups: Mapping[str, int | Sequence[int] | str] | None = None
     sizes: Mapping[str, int] | None = None
+    graph: int | None = None
     packages: Sequence[str] = ()
     device: str | None = None
     fusion: Literal["none", "inductor"] | None = None
@@ -135,6 +137,7 @@ def source_of(options: argparse.Namespace) -> Source:
         memory_model=options.memory_model,
         groups=dict(options.group),
         sizes=dict(options.size),
+        graph=options.graph,
         packages=tuple(options.packages),
         device=options.device,
         fusion=options.fusion,

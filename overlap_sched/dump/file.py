@@ -4,6 +4,7 @@ import html
 import re
 from pathlib import Path
 
+from overlap_sched.dump.log import without_colours
 from overlap_sched.errors import DumpFileError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
@@ -40,4 +41,4 @@ def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
         ) from None
     if "'" not in text and _ESCAPED.search(text):  # a graph with collectives has quotes
         text = html.unescape(text)
-    return re.split(r"\r\n|\r|\n", text)
+    return re.split(r"\r\n|\r|\n", without_colours(text))

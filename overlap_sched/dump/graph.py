@@ -70,6 +70,12 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 
 _FUNCTIONS = _functions()
+MODES: Mapping[str, Callable[..., Any]] = {
+    "torch._C._set_grad_enabled": torch._C._set_grad_enabled,
+    "torch.amp.autocast_mode._enter_autocast": torch.amp.autocast_mode._enter_autocast,
+    "torch.amp.autocast_mode._exit_autocast": torch.amp.autocast_mode._exit_autocast,
+}
+"""Calls that switch something for what follows them. They are kept as they are, and never made."""
 
 
 @dataclass
@@ -232,9 +238,10 @@ class _Builder:
             if isinstance(found, torch._ops.OpOverloadPacket) and len(found.overloads()) == 1:
                 return getattr(found, found.overloads()[0])  # printed without its only overload
             return found
-        if name is None or name not in _FUNCTIONS:
+        known = _FUNCTIONS.get(name or "") or MODES.get(name or "")
+        if known is None:
             self.literals.fail(call, "this call is not of an operator of torch.ops")
-        return _FUNCTIONS[name]
+        return known
 
     def _function(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None

@@ -21,7 +21,8 @@ from torch import fx
 
 from overlap_sched.dump.groups import DumpGroup, given_groups, stand_ins
 from overlap_sched.dump.loader import Loader
-from overlap_sched.dump.source import read_source
+from overlap_sched.dump.log import listed
+from overlap_sched.dump.source import DumpSource, read_source
 from overlap_sched.dump.values import MisfitError, fake_execution
 from overlap_sched.fx.groups import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY
@@ -41,6 +42,7 @@ class Dump:
         groups: The process groups that collectives of the graph name, in the order of first use.
         notes: What was guessed, and how often.
         guessed: Data-dependent sizes that were guessed, by symbol where it has one, else by node.
+        choice: Where the file has several graphs: which one was read, and which there are; else ``""``.
     """
 
     gm: fx.GraphModule
@@ -48,6 +50,7 @@ class Dump:
     groups: Mapping[str, DumpGroup]
     notes: Mapping[str, int]
     guessed: Mapping[str, int] = field(default_factory=dict)
+    choice: str = ""
 
 
 def load_dump(
@@ -55,6 +58,7 @@ def load_dump(
     *,
     groups: Mapping[str, int | Sequence[int]] | None = None,
     sizes: Mapping[str, int] | None = None,
+    graph: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dump:
@@ -69,6 +73,8 @@ def load_dump(
             fits. Where there is none, the value with which the graph holds most bytes, of those that it asserts; 8192
             where it asserts no limit. What the file says of such sizes counts only where the splits of each
             all_to_all add to its rows by it; else it is left out, and a note says so.
+        graph: Which of several graphs in the file, from 1: logs of ``TORCH_LOGS`` have many. ``None``: the first that
+            calls operators with their overloads (Dynamo's do not); ``Dump.choice`` lists them.
         limits: How large the file and the graph may be.
         progress: Called with (nodes done, nodes in all) now and then.
 
@@ -76,7 +82,7 @@ def load_dump(
         DumpError: One of its subclasses, with file, line, what is not understood, and how to mend it.
         InputTooLargeError: The file or the graph is larger than the limits.
     """
-    source = read_source(path, limits)
+    source = read_source(path, limits, graph)
     name = Path(path).name.split(".")[0]
     given = given_groups(groups)
     make = partial(Loader, source, given, sizes or {}, limits=limits)
@@ -97,7 +103,17 @@ def load_dump(
         gm = loader.graph_module()
     gm.meta[GROUPS_KEY] = dict(loader.groups)
     gm.meta[SIZES_KEY] = tuple(AssumedSize(name, "", size, False) for name, size in loader.guessed.items())
-    return Dump(gm, name, loader.groups, dict(sorted(loader.notes.items())), loader.guessed)
+    notes = dict(sorted(loader.notes.items()))
+    return Dump(gm, name, loader.groups, notes, loader.guessed, _choice(source))
+
+
+def _choice(source: DumpSource) -> str:
+    if len(source.graphs) < 2:
+        return ""
+    return (
+        f"{len(source.graphs):,} graphs are in the file, graph {source.chosen} was read; --graph N (in Python graph=N) "
+        f"takes another: {listed(source.graphs)}"
+    )
 
 
 def _run(loader: Loader, make: Callable[..., Loader], progress: Callable[[int, int], None] | None) -> Loader:

@@ -33,6 +33,10 @@ from overlap_sched.dump.values import Opaque, Values
 from overlap_sched.errors import DumpError, DumpInputError, DumpStatementError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
+NO_SHAPES = (
+    "nodes without a shape, as str(graph) prints none: they have no memory and their times mean nothing; take what "
+    "gm.print_readable(include_stride=True, include_device=True) prints"
+)
 _MOST_TRIES = 8
 
 
@@ -119,6 +123,8 @@ class Loader:
 
     def _match_inputs(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
         placeholders = [node for node in self.parsed.graph.nodes if node.op == "placeholder"]
+        if not self.source.shapes:
+            return {}
         if not self.source.load_args and any(node.name in self.parsed.annotations for node in placeholders):
             return {}  # one that has no annotation is no tensor: a device mesh, for example
         if len(inputs) != len(placeholders):
@@ -131,6 +137,9 @@ class Loader:
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         """Give every node its value."""
         nodes = list(self.parsed.graph.nodes)
+        if not self.source.shapes:
+            self.values.note(NO_SHAPES, len(nodes))
+            return
         for i, node in enumerate(nodes):
             self.values.evaluate(node)
             if progress is not None and i % 500 == 499:

@@ -5,7 +5,8 @@ Implements the layout that ``torch._dynamo.repro.after_aot.generate_compiler_rep
 configuration, Triton kernels), ``class Repro`` with ``__init__`` and ``forward``, ``load_args(reader)``, and a main
 block that may name process groups. The preamble is not read: it may hold anything, also text that is not Python.
 Graphs that torch prints for reading (``GraphModule.print_readable``: ``class GraphModule``, shapes and devices in
-annotations, bodies of subgraphs, no ``load_args``) are cut up the same way.
+annotations, bodies of subgraphs, no ``load_args``) are cut up the same way, and so are those in logs
+(:mod:`overlap_sched.dump.log`) and lists of nodes (:mod:`overlap_sched.dump.node_list`).
 """
 
 import ast
@@ -17,7 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from overlap_sched.dump.file import read_lines
-from overlap_sched.errors import DumpFileError, DumpSyntaxError
+from overlap_sched.dump.log import GraphText, graphs_in, listed
+from overlap_sched.dump.node_list import as_function
+from overlap_sched.errors import DumpFileError, DumpNameError, DumpSyntaxError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
 _SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
@@ -47,6 +50,9 @@ class DumpSource:
         submodules: ``forward`` of the classes nested in ``Repro``, by name.
         load_args: The statements of ``load_args(reader)``; empty where the file has none.
         symbols: Integer hints of symbolic sizes (``s0 = 8`` before ``load_args``).
+        shapes: Whether the file says any: ``str(graph)`` does not.
+        chosen: The number of the graph, from 1.
+        graphs: All graphs in the file.
         groups: The expression given to ``setup_fake_process_groups``, or else returned by ``get_pg_config``, if any.
     """
 
@@ -57,20 +63,36 @@ class DumpSource:
     load_args: Sequence[ast.stmt]
     symbols: Mapping[str, int]
     groups: ast.expr | None
+    shapes: bool = True
+    chosen: int = 1
+    graphs: Sequence[GraphText] = ()
 
 
-def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> DumpSource:
+def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | None = None) -> DumpSource:
     """Read and cut a dump, plain or gzipped.
 
+    Args:
+        path: The file.
+        limits: How large it may be.
+        graph: Which of several graphs in it, from 1; ``None``: the first that calls operators with their overloads.
+
     Raises:
+        DumpNameError: There is no graph of that number.
         DumpFileError: It cannot be read, or holds no ``class Repro`` with a ``forward``.
         DumpSyntaxError: ``forward`` or ``load_args`` is not Python.
     """
     lines = read_lines(path, limits)
     name = str(path)
-    start = _last(lines, r"^class Repro\b")
-    if start is None:
-        start = _readable(lines)
+    runnable = _last(lines, r"^def load_args\(") is not None and _last(lines, r"^class Repro\b") is not None
+    graphs = [] if runnable else graphs_in(lines)
+    chosen = _chosen(name, graphs, graph)
+    if graphs:
+        text = graphs[chosen - 1]
+        lines, start = text.lines, text.start
+        if not text.texts[0].startswith("class"):
+            return _of_nodes(name, text, chosen, graphs)
+    else:
+        start = _last(lines, r"^class Repro\b")
     if start is None:
         if any(line.startswith("\tclass Repro") for line in lines):
             raise DumpFileError(
@@ -100,19 +122,31 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> DumpSource
         else _function(name, lines, loader, _block_end(lines, loader, indent=0), indent=0).body,
         symbols=_symbols(lines[: start if loader is None else loader]),
         groups=_groups(name, lines, end),
+        chosen=chosen,
+        graphs=graphs,
     )
 
 
-def _readable(lines: Sequence[str]) -> int | None:
-    """The class of a graph as ``print_readable`` writes it (tlparse: ``aot_forward_graph``), shapes in annotations."""
-    return next(
-        (
-            i
-            for i, (line, below) in enumerate(pairwise(lines))
-            if re.match(r"^class [^\s(]+\(torch\.nn\.Module\):", line) and below.startswith("    def forward(")
-        ),
-        None,
-    )
+def _chosen(name: str, graphs: Sequence[GraphText], graph: int | None) -> int:
+    """The number of the graph to read.
+
+    Raises:
+        DumpNameError: There is none of the number that is asked for.
+    """
+    if graph is None:
+        return next((i for i, text in enumerate(graphs, 1) if text.lowered), 1)
+    there = max(len(graphs), 1)
+    if not 1 <= graph <= there:
+        one = "its graphs are" if there > 1 else "it has one graph"
+        raise DumpNameError(f"{name}: there is no graph {graph}: {one}{f' {listed(graphs)}' if there > 1 else ''}.")
+    return graph
+
+
+def _of_nodes(name: str, text: GraphText, chosen: int, graphs: Sequence[GraphText]) -> DumpSource:
+    """The source of a graph that is a list of nodes, without shapes."""
+    lines = as_function(text.lines, text.start)
+    forward = _function(name, lines, text.start, len(lines), indent=4)
+    return DumpSource(name, (), forward, {}, (), {}, None, shapes=False, chosen=chosen, graphs=graphs)
 
 
 def _first(lines: Sequence[str], pattern: str, start: int) -> int | None:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from overlap_sched.dump import guess
 from overlap_sched.dump.counting import ValueCount
-from overlap_sched.dump.graph import ParsedGraph
+from overlap_sched.dump.graph import MODES, ParsedGraph
 from overlap_sched.dump.groups import DumpGroup, resharded
 from overlap_sched.dump.higher_order import hop_result
 from overlap_sched.dump.literals import UnknownOp
@@ -132,7 +132,7 @@ class Values:
         return value
 
     def _call(self, node: fx.Node) -> Any:
-        if node.target in _CHECKS:
+        if node.target in _CHECKS or node.target in MODES.values():
             return None
         if any(source in self._guessed for source in node.all_input_nodes):
             self._guessed.add(node)

@@ -150,7 +150,7 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
         (
             ["plan", "{dir}/notes.md"],
             "{dir}/notes.md: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
-            "(.py or .txt). Check the path or rename it.",
+            "(.py, .txt or .log). Check the path or rename it.",
         ),
         (
             ["plan", "{file}", "--headroom", "5 parsecs"],
@@ -167,7 +167,7 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
         (
             ["plan", "{file}", "--group", "fsdp=64"],
             "{file} is a problem file: it has its own groups, sizes and times. "
-            "Leave --group, --size, --import, --device and --fusion out.",
+            "Leave --group, --size, --graph, --import, --device and --fusion out.",
         ),
         (
             ["plan", "{file}", "--out", "{dir}/no/order.json"],

@@ -116,5 +116,5 @@ def test_fusion_is_a_question_of_dumps(problem: str, capsys: pytest.CaptureFixtu
     assert run("plan", problem, "--fusion", "inductor") == 2
     assert capsys.readouterr().err == (
         f"overlap-sched: error: {problem} is a problem file: it has its own groups, sizes and times. "
-        "Leave --group, --size, --import, --device and --fusion out.\n"
+        "Leave --group, --size, --graph, --import, --device and --fusion out.\n"
     )

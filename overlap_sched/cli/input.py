@@ -22,6 +22,7 @@ from overlap_sched.cost.profile.profiled import profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import problem_bytes, read_problem
+from overlap_sched.problem.paths import nameable
 from overlap_sched.problem.redact import redacted
 from overlap_sched.problem.unpack import MAGIC
 from overlap_sched.report.files import write_file
@@ -123,7 +124,7 @@ def is_dump(path: str) -> bool:
 def _head(path: str) -> bytes:
     """The first bytes, uncompressed; empty where a gzip stream is broken (its reader will say how)."""
     try:
-        with open(path, "rb") as plain:
+        with open(nameable(path), "rb") as plain:
             head = plain.read(64)
         if head[:2] != MAGIC:
             return head

@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 from overlap_sched.errors import OptionsError, OutputCollisionError
+from overlap_sched.problem.paths import nameable
 from overlap_sched.report.files import check_writable
 from overlap_sched.report.html.page import check_html
 from overlap_sched.report.pictures.picture import check_plot
@@ -60,9 +61,12 @@ def check_outputs(options: argparse.Namespace) -> None:
 
 def _same(one: str, other: str) -> bool:
     """Whether two paths lead to one file, also through links. What is no plain file (a terminal) may be shared."""
-    paths = [Path(os.path.realpath(path)) for path in (one, other)]
+    try:
+        paths = [Path(os.path.realpath(nameable(path))) for path in (one, other)]
+    except OSError:  # no file at all
+        return False
     try:
         found = [path.stat() for path in paths]
-    except (OSError, ValueError):  # at least one is not there
+    except OSError:  # at least one is not there
         return paths[0] == paths[1]
     return stat.S_ISREG(found[0].st_mode) and os.path.samestat(*found)

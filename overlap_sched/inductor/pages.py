@@ -5,6 +5,7 @@ from pathlib import Path
 from overlap_sched.analysis.frontier import frontier
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.reporting import reports
+from overlap_sched.report.files import make_folder
 from overlap_sched.report.html.beside import Extras
 from overlap_sched.report.html.page import check_html, write_page
 
@@ -24,7 +25,7 @@ def write_pages(folder: str | Path, budgets: int = 0) -> tuple[Path, ...]:
         OutputError: A file cannot be written.
     """
     check_html()
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     scheduled = [one.report for one in reports() if one.report.schedule is not None]
     return tuple(_written(one, Path(folder) / f"graph{number}.html", budgets) for number, one in enumerate(scheduled))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from overlap_sched.errors import OrderError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Order, Problem
+from overlap_sched.problem.paths import nameable
 
 
 def read_order(path: str | Path, problem: Problem) -> Order:
@@ -16,7 +17,7 @@ def read_order(path: str | Path, problem: Problem) -> Order:
         OrderError: The file cannot be read, is not such a list, or the order cannot run.
     """
     try:
-        names = json.loads(Path(path).read_text(encoding="utf-8"))
+        names = json.loads(Path(nameable(path)).read_text(encoding="utf-8"))
     except OSError as error:
         raise OrderError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
     except (ValueError, RecursionError):

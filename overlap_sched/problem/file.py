@@ -22,6 +22,7 @@ from overlap_sched.errors import ProblemFileError, QuantityError
 from overlap_sched.problem import Group, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.paths import nameable
 from overlap_sched.problem.quantities import LONGEST_US, shown
 from overlap_sched.problem.reader import FORMAT, FORMAT_2, Reader
 from overlap_sched.problem.unpack import read_json
@@ -52,7 +53,7 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
 
 def write_problem(problem: Problem, path: str | Path) -> None:
     """Write a problem; gzipped where the name ends in ``.gz``."""
-    Path(path).write_bytes(problem_bytes(problem, gzipped=str(path).endswith(".gz")))
+    Path(nameable(path)).write_bytes(problem_bytes(problem, gzipped=str(path).endswith(".gz")))
 
 
 def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from overlap_sched.errors import InputTooLargeError
 from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.paths import nameable
 
 MAGIC = b"\x1f\x8b"
 """How a gzip stream begins."""
@@ -34,7 +35,7 @@ def read_unpacked(path: str | Path, limits: Limits, *, gzipped: bool = False) ->
         CutShortError, DamagedError: It is not a whole gzip stream.
         InputTooLargeError: There is more than the limit.
     """
-    with open(path, "rb") as file:
+    with open(nameable(path), "rb") as file:
         gzipped = gzipped or file.peek(2)[:2] == MAGIC  # a pipe cannot be read twice
         if not gzipped:
             return _bounded(file, path, limits.input_bytes, "")

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from overlap_sched.errors import OutputError
+from overlap_sched.problem.paths import nameable
 
 
 def write_file(path: str | Path, data: bytes) -> None:
@@ -17,8 +18,8 @@ def write_file(path: str | Path, data: bytes) -> None:
     Raises:
         OutputError: The folder is missing, the disk is full, or the like.
     """
-    target = Path(os.path.realpath(path))
     try:
+        target = Path(os.path.realpath(nameable(path)))
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
             with open(path, "wb") as out:
                 out.write(data)
@@ -36,13 +37,28 @@ def check_writable(path: str | Path) -> None:
     Raises:
         OutputError: The path is a folder, or in one that is missing or not writable.
     """
-    target = Path(os.path.realpath(path))
+    try:
+        target = Path(os.path.realpath(nameable(path)))
+    except OSError as error:
+        raise _not_writable(path, error.strerror or str(error)) from None
     if target.is_dir():
         raise _not_writable(path, "it is a folder")
     if not target.parent.is_dir():
         raise _not_writable(path, f"there is no folder {target.parent}")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise _not_writable(path, "permission denied")
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder, and those that it is in.
+
+    Raises:
+        OutputError: It cannot be made, or is a file.
+    """
+    try:
+        Path(nameable(path)).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: no such folder can be made ({error.strerror}). Name another one.") from None
 
 
 def _not_writable(path: str | Path, why: str) -> OutputError:

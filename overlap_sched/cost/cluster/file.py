@@ -12,6 +12,7 @@ from overlap_sched.cost.cluster.reader import cluster_of
 from overlap_sched.cost.cluster.toml_table import TomlTable
 from overlap_sched.cost.cluster.writer import cluster_text
 from overlap_sched.errors import ClusterError, ClusterFileError
+from overlap_sched.problem.paths import nameable
 
 ASSUMED = {"H100": "dgx-h100", "H200": "dgx-h200", "A100": "dgx-a100"}
 """By device, the shipped cluster that a dump is taken to run on where nothing says otherwise."""
@@ -37,7 +38,7 @@ def read_cluster(file_or_name: str | Path) -> Cluster:
         return parse_cluster((_SHIPPED / f"{text}.toml").read_text(encoding="utf-8"), f"{text} (shipped)")
     path = Path(file_or_name)
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if nameable(path).stat().st_size > _MOST_BYTES:
             raise ClusterFileError(f"{path}: is larger than {_MOST_BYTES // 2**20} MiB; no cluster file is.")
         content = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -74,4 +75,4 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    Path(path).write_text(cluster_text(cluster), encoding="utf-8")
+    Path(nameable(path)).write_text(cluster_text(cluster), encoding="utf-8")

@@ -1,0 +1,93 @@
+"""File names that no system takes: one line and exit code 2, whatever the file is for."""
+
+from pathlib import Path
+
+import pytest
+
+from overlap_sched import EXAMPLE, load_dump
+from overlap_sched.cost.cluster.file import read_cluster, write_cluster
+from overlap_sched.errors import ClusterFileError, DumpFileError, OutputError, ProblemFileError
+from overlap_sched.problem.file import read_problem, write_problem
+from overlap_sched.report.files import make_folder, write_file
+from tests.cli.test_outputs import EACH
+from tests.support.command import run
+
+NAMES = {
+    "a\0b": ("a\\x00b", "no file can have this name: it has a NUL character"),
+    "a\ud800b": ("a\\ud800b", "no file can have this name: it has half of a surrogate pair"),
+}
+names = pytest.mark.parametrize("name", NAMES, ids=["NUL", "surrogate"])
+INPUTS = [
+    *[[command, "{bad}.json"] for command in ("plan", "frontier", "robust", "whatif", "explain", "memory")],
+    ["fit", "{bad}.json", "--memory-limit", "1GiB"],
+    ["plan", "{bad}.py"],
+    ["plan", "{bad}"],
+    ["report", "{bad}.json", "--html", "{dir}/page.html"],
+    ["report", "{file}", "--html", "{dir}/page.html", "--beside", "{bad}.json"],
+    ["robust", "{file}", "--order", "{bad}.json"],
+    ["plan", "{file}", "--profile", "{bad}.json"],
+    ["plan", "{file}", "--trace", "{dir}/trace.json", "--merge", "{bad}.json"],
+    ["plan", "{file}", "--rewrites", "bucket", "--cluster", "{bad}.toml"],
+    ["diff", "{bad}.json", "{file}"],
+    ["diff", "original", "{dir}/order.json", "--problem", "{bad}.json"],
+    ["calibrate", "--out", "{dir}/cluster.toml", "--merge", "{bad}.toml"],
+]
+
+
+def refused(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("overlap-sched: error: ")
+    assert err.count("\n") == 1
+    shown, reason = NAMES[name]
+    assert shown in err
+    assert reason in err
+    return err
+
+
+@names
+@pytest.mark.parametrize("arguments", INPUTS, ids=" ".join)
+def test_inputs(
+    arguments: list[str], name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "order.json").write_text("[]")
+    refused([a.format(bad=name, file=problem, dir=tmp_path) for a in arguments], name, capsys)
+
+
+@names
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [*EACH, ("fit", "--out"), ("fit", "--html"), ("whatif", "--plot"), ("plan", "--memory-snapshot")],
+)
+def test_outputs(command: str, option: str, name: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--memory-limit", "1GiB"] if command == "fit" else []
+    target = name + {"--plot": ".png", "--html": ".html"}.get(option, ".json")
+    shown, reason = NAMES[name]
+    assert refused([command, problem, *more, option, target], name, capsys) == (
+        f"overlap-sched: error: {target.replace(name, shown)}: cannot be written ({reason}). "
+        "Name a file in a folder that exists and is writable.\n"
+    )
+
+
+@names
+def test_input_and_output_alike(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(["plan", f"{name}.json", "--out", f"{name}.json"], name, capsys)
+    refused(["calibrate", "--out", f"{name}.toml"], name, capsys)
+
+
+@names
+def test_in_python(name: str) -> None:
+    reason = NAMES[name][1]
+    with pytest.raises(ProblemFileError, match=reason):
+        read_problem(name)
+    with pytest.raises(DumpFileError, match=reason):
+        load_dump(name)
+    with pytest.raises(ClusterFileError, match=reason):
+        read_cluster(name)
+    for write in (lambda: write_problem(EXAMPLE, name), lambda: write_cluster(read_cluster("dgx-h100"), name)):
+        with pytest.raises(OSError, match=reason):
+            write()
+    for out in (lambda: write_file(name, b""), lambda: make_folder(name)):
+        with pytest.raises(OutputError, match=reason):
+            out()

@@ -21,6 +21,7 @@ from overlap_sched.problem.quantities import shown
 
 Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
+Concurrent = Literal["any", "disjoint", "one"]
 Base = Literal["original", "memory", "memory-peak"]
 
 RewriteKind = Literal["bucket", "coalesce_gathers", "in_place", "keep", "regather", "split", "stream"]
@@ -75,6 +76,11 @@ class Options:
             that loses least, a percent of memory counting as much as a percent of the step, and reports say what is
             lacking. The original order keeps to it, so 1000 means: whatever that costs, but never longer than the
             original.
+        concurrent_groups: Collectives of which process groups may be in flight together. ``"any"`` (default): of all.
+            ``"disjoint"``: of groups that share at most one rank (where ranks are not known: of none). ``"one"``: of
+            one group at a time. Between communicators on one device nothing orders what runs, and RCCL hangs with
+            some: in plug-ins ``"any"`` means ``"disjoint"`` where torch was built for ROCm. What the original order
+            has in flight together may stay so. It costs step time; ``plan`` says how much.
         agreement: What ranks do before they use an order. ``"digest"`` (default): they compare it through the
             process group's store; all use it or none does, see ``docs/agreement.md``. ``"none"``: they trust that
             all have the same graph and options; where they have not, the job may hang. A rank alone does nothing.
@@ -110,6 +116,7 @@ class Options:
     allocator: str = "environment"
     allocator_cost: float = 2.0
     rewrites: tuple[RewriteKind, ...] = _ANYWHERE
+    concurrent_groups: Concurrent = "any"
 
     def __post_init__(self) -> None:
         headroom_bytes(self.headroom, 0)
@@ -119,6 +126,7 @@ class Options:
             "preserve_collective_order": ("none", "group", "all"),
             "base": ("original", "memory", "memory-peak"),
             "agreement": ("digest", "none"),
+            "concurrent_groups": get_args(Concurrent),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)

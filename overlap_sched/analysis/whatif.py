@@ -64,7 +64,10 @@ def placed_on(problem: Problem, cluster: Cluster) -> Problem:
     facts = {name: Facts(group.size, shards=name in shards) for name, group in problem.groups.items()}
     on = Nodes(cluster.ranks_per_node, cluster.across is None, cluster.mesh)
     placed = place(facts, on)
-    groups = {name: group if group.nodes else placed[name].group for name, group in problem.groups.items()}
+    groups = {
+        name: group if group.nodes else placed[name].group._replace(ranks=group.ranks)
+        for name, group in problem.groups.items()
+    }
     return replace(problem, groups=groups)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, plan, report, robust, schemas, whatif
 from overlap_sched.cli.input_arguments import add_input_options, add_reading_options
 from overlap_sched.cli.version import version_text
-from overlap_sched.options import Base, Options
+from overlap_sched.options import Base, Concurrent, Options
 
 if TYPE_CHECKING:
     Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -108,6 +108,13 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
         choices=("none", "group", "all"),
         default=default.preserve_collective_order,
         help="keep the original launch order within each process group, or across all (default: none)",
+    )
+    add(
+        "--concurrent-groups",
+        choices=get_args(Concurrent),
+        default=default.concurrent_groups,
+        help="process groups whose collectives may be in flight together: any (default), disjoint ones (that share at "
+        "most one rank), or one at a time",
     )
     add(
         "--effort",

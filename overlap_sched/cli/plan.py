@@ -21,6 +21,7 @@ from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
 from overlap_sched.report.words.reserved import not_held, reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
+from overlap_sched.report.words.together import together_text
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.left_out import Left, left_json, left_out
 from overlap_sched.transform.plan import Plan
@@ -179,7 +180,7 @@ def answer(
             more |= {"left_out": left_json(left)}
         more |= {"prices": prices_of(options, loaded), "reserved": reserved_figures(reserved)}
         return as_json("plan", {**figures(result), **more})
-    beyond = list(filter(None, [not_held(result, original)]))
+    beyond = list(filter(None, [together_text(result), not_held(result, original)]))
     if made is not None:
         return (
             summary(result, reserved_rows(reserved)),

@@ -165,6 +165,7 @@ def options_of(options: argparse.Namespace) -> Options:
         allocator=options.allocator,
         allocator_cost=options.allocator_cost,
         rewrites=rewrites_of(options),
+        concurrent_groups=options.concurrent_groups,
         strict=options.strict,
     )
 

@@ -50,7 +50,8 @@ def groups_of(
         shards = sharding_groups(_steps(reading, name_of))
         facts = {name: one._replace(shards=name in shards) for name, one in facts.items()}
     placed = place(facts, nodes)
-    return name_of, {name: placed[name] if name in placed else Placement(given[name]) for name in members}
+    found = {name: one._replace(group=one.group._replace(ranks=facts[name].ranks)) for name, one in placed.items()}
+    return name_of, {name: found[name] if name in found else Placement(given[name]) for name in members}
 
 
 def carried_facts(graph: fx.Graph) -> dict[str, Facts]:

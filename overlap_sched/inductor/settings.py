@@ -1,9 +1,11 @@
 """How graphs are scheduled while a plug-in is on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.cost.cluster.description import Cluster
@@ -60,6 +62,8 @@ class Settings:
         Raises:
             OptionsError: ``memory_limit`` and ``max_slowdown`` are none of :class:`overlap_sched.joint.Question`.
         """
+        if torch.version.hip and self.options.concurrent_groups == "any":  # RCCL hangs with some
+            object.__setattr__(self, "options", replace(self.options, concurrent_groups="disjoint"))
         if self.fits:
             Question(self.memory_limit, self.max_slowdown)
         if self.cluster is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.judge.together import together_violation
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.node import ANY_GROUP
@@ -73,7 +74,7 @@ def broken_promise(
     """The first promise of the options that a valid order breaks against the original one, or ``None``.
 
     Peak (or every position of the profile) within the original plus headroom; step not longer than the
-    original; launch order kept where asked for.
+    original; launch order kept where asked for, and process groups apart.
 
     Args:
         problem: What was scheduled.
@@ -95,7 +96,9 @@ def broken_promise(
     if after_us > before_us * (1 + REPLAY_TOLERANCE):
         return f"the step takes {after_us} us, longer than the original's {before_us} us"
 
-    return launch_violation(problem, order, options.preserve_collective_order)
+    return launch_violation(problem, order, options.preserve_collective_order) or together_violation(
+        problem, order, options.concurrent_groups
+    )
 
 
 def launch_violation(problem: Problem, order: Sequence[int], preserve: Preserve) -> str | None:

@@ -1,6 +1,6 @@
 """Read and write problems as ``overlap-problem/1`` (some as ``/2``): JSON, plain or gzipped.
 
-``name``; ``groups``: {name: {``size``, ``intra_node``, where known ``nodes``}};
+``name``; ``groups``: {name: {``size``, ``intra_node``, where known ``nodes`` and ``ranks``}};
 ``storages``: list of {``bytes``, ``pinned``}; ``nodes``
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
 absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
@@ -80,7 +80,7 @@ def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:
 
 
 def _group_fields(group: Group) -> dict[str, Any]:
-    return {name: value for name, value in group._asdict().items() if name != "nodes" or value}
+    return {name: value for name, value in group._asdict().items() if name not in ("nodes", "ranks") or value}
 
 
 def _node_fields(node: Node) -> dict[str, Any]:

@@ -51,11 +51,16 @@ class Storage(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A process group: how many ranks, whether they sit in one node, and if not, on how many nodes (0: not known)."""
+    """A process group: how many ranks, whether they sit in one node, and if not, on how many nodes (0: not known).
+
+    ``ranks``: which ones; empty: not known. Each rank of a job has groups of its own, so no order may depend on more
+    than how many ranks two of them share.
+    """
 
     size: int
     intra_node: bool
     nodes: int = 0
+    ranks: tuple[int, ...] = ()
 
 
 class Node(NamedTuple):

@@ -77,6 +77,11 @@ def check_group(where: str, group: Group) -> None:
             f"{where} has {group.size} ranks on {group.nodes} nodes, and is {'' if group.intra_node else 'not '}in one "
             "node: these do not fit. Correct them, or leave nodes out."
         )
+    listed = group.ranks
+    if listed and (len(set(listed)) != group.size or len(listed) != group.size or min(listed) < 0):
+        raise errors.GroupSizeError(
+            f"{where} has {group.size} ranks and lists {len(listed)}: list each once, from 0 on, or leave ranks out."
+        )
 
 
 def timeless(what: str, kind: Kind, time_us: float) -> errors.TimelessNodeError:

@@ -15,7 +15,7 @@ FORMAT, FORMAT_2 = "overlap-problem/1", "overlap-problem/2"
 _KINDS = {kind.value: kind for kind in Kind}
 _FILE_KEYS = ("format", "name", "memory_model", "contention", "groups", "storages", "nodes")
 _CONTENTION_KEYS = ("slowdown", "links", "stretch", "lanes", "crowding")
-_GROUP_KEYS = ("size", "intra_node", "nodes")
+_GROUP_KEYS = ("size", "intra_node", "nodes", "ranks")
 _STORAGE_KEYS = ("bytes", "pinned")
 _NODE_KEYS = ("name", "kind", "deps", "alloc", "use", "us", "op", "flops", "bytes", "group", "collective", "launches")
 
@@ -92,7 +92,8 @@ class Reader:
         where = f"groups[{name!r}]"
         self._known(data, _GROUP_KEYS, where)
         size, inside = self._field(data, "size", int, where), self._field(data, "intra_node", bool, where)
-        group = Group(size, inside, self._field(data, "nodes", int, where, 0))
+        ranks = self._ids(data, "ranks", where) if "ranks" in data else ()
+        group = Group(size, inside, self._field(data, "nodes", int, where, 0), ranks)
         check_group(f"{self.path}: {where}", group)
         return group
 

@@ -11,6 +11,7 @@
     best of these
       -> reserve     where torch's allocator cannot hold it: one near it that it can   reserve
       -> fill links  where the network binds: launches moved to where it would be idle fill_links
+      -> apart       groups that must not be in flight together                        apart
       -> verify      the judges look at the order; they share no code with the above   judge
       -> explain     why each collective is where it is                                explain
 
@@ -22,11 +23,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.validate import Measured, broken_promise, measure, violation
 from overlap_sched.options import Options, headroom_bytes, kept_allocator
 from overlap_sched.problem import Order, Problem
+from overlap_sched.scheduler.apart import clashes, kept_apart, on_one_stream
 from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
@@ -39,6 +42,9 @@ from overlap_sched.scheduler.relink import relinked
 from overlap_sched.scheduler.reserve import within_reserve
 from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 from overlap_sched.scheduler.shift import shift
+
+STALLS = (0.0, 0.5, 1.0)
+"""Orders with groups kept apart are made so, see :func:`overlap_sched.scheduler.apart.kept_apart`; the best is kept."""
 
 
 def schedule(problem: Problem, options: Options | None = None) -> Schedule:
@@ -118,9 +124,10 @@ def _judged(
     began = time.perf_counter()
     after = before
     original = Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
-    best, base_bytes, fell_back = original, original.peak_bytes, None
+    best, base_bytes, fell_back, unrestricted_us = original, original.peak_bytes, None, original.step_us
     try:
         best, base_bytes = find(original)
+        unrestricted_us, best = best.step_us, apart(Task(problem, options, base_bytes), best, original)
         after, fell_back = _verified(problem, options, before, best, base_bytes)
     except Exception as error:  # a scheduler that fails must not take the training job with it
         fell_back = f"the scheduler failed: {type(error).__name__}: {error}"
@@ -144,7 +151,35 @@ def _judged(
         fell_back=fell_back,
         work=best.work,
         schedule_s=time.perf_counter() - began,
+        unrestricted_us=None if options.concurrent_groups == "any" else unrestricted_us,
     )
+
+
+def apart(task: Task, best: Candidate, original: Candidate) -> Candidate:
+    """The best order with groups kept apart that must not meet (``Options.concurrent_groups``).
+
+    From the best order, and from the best of the same graph with those groups on one stream; the original one where
+    neither is better, or the allocator cannot hold it as well as the best.
+    """
+    problem, options = task.problem, task.options
+    if options.concurrent_groups == "any" or best.order == original.order:
+        return best
+    clash, defers = clashes(problem, options.concurrent_groups), options.preserve_collective_order == "none"
+    shared = on_one_stream(problem, options.concurrent_groups)
+    alone = Task(shared, options, task.base_bytes).measured(original.order)
+    other, _ = _best_order(shared, options, alone)
+    settings = kept_allocator(options)
+    reserve = None if settings is None else Reserve.of(task, settings)
+    lacks = NOTHING if reserve is None else reserve.overdraft(best.order)
+    chosen = original
+    for found, stalls in product((best, other), STALLS):
+        order = kept_apart(problem, found.order, clash, defers, stalls)
+        if order is None or not task.within_budget(order):
+            continue
+        made = task.remeasured(found, order)
+        if made.beats(chosen) and (reserve is None or reserve.overdraft(order) <= lacks):
+            chosen = made
+    return replace(chosen, work=best.work.plus(other.work))
 
 
 @dataclass(frozen=True)

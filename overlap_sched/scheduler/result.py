@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 
 from overlap_sched.judge.budget_bound import raised_by_budget_us
 from overlap_sched.judge.lower_bound import lower_bound_us
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.together import together
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 
@@ -115,6 +117,8 @@ class Schedule:
         fell_back: ``None``, or why the original order was kept.
         work: What it took, counted.
         schedule_s: Seconds that it took (for people; nothing depends on it).
+        unrestricted_us: Step of the best order found without ``Options.concurrent_groups``; ``None``: it asks for
+            nothing.
     """
 
     problem: Problem
@@ -128,6 +132,14 @@ class Schedule:
     fell_back: str | None
     work: Work
     schedule_s: float
+    unrestricted_us: float | None = None
+
+    @cached_property
+    def groups_together(self) -> tuple[int, int]:
+        """Pairs of collectives of groups that share more than one rank in flight together: before, and in ``order``."""
+        orders = self.problem.original_order, self.order
+        before, after = (together(self.problem, replay(self.problem, order)) for order in orders)
+        return before, after
 
     @cached_property
     def lower_bound_us(self) -> float:

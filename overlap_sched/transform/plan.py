@@ -9,6 +9,7 @@ it has won: what can be held of that one is hardly ever shorter. Else that one i
 plan whose judges find anything wrong is none: the graph stays, in its best order.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -17,9 +18,11 @@ from typing import NamedTuple
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.together import together_violation
 from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
+from overlap_sched.scheduler.apart import clashes, kept_apart
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.collector import no_collection
 from overlap_sched.scheduler.explain import decisions
@@ -208,6 +211,9 @@ def _best(unfitted: Unfitted, trials: Sequence[Trial], looked_for: _Search) -> P
             continue
         least = lacks
         found, breaks = done.fitted()
+        if math.isinf(found.step_us):
+            seen[k] = replace(seen[k], why_not="process groups that must not meet cannot be kept apart")
+            continue
         without, why_not = _compared(unfitted, found, breaks)
         if not why_not:
             made = _planned(without, done.task.problem, found, trials[k].rewrites)
@@ -272,10 +278,22 @@ class _Finished(NamedTuple):
     def fitted(self) -> tuple[Candidate, Overdraft]:
         """It, or an order near it that can be held, found without what takes longest, and what is lacking even so."""
         if self.reserve is None:
-            return self.found, NOTHING
+            return self._apart(self.found), NOTHING
         reference = Reference(self.task.problem, self.begin, self.task.live_ranges)
-        held = within_reserve(self.reserve, reference, self.found, walks=False)
+        held = self._apart(within_reserve(self.reserve, reference, self.found, walks=False))
         return held, self.reserve.overdraft(held.order)
+
+    def _apart(self, found: Candidate) -> Candidate:
+        """With groups kept apart that must not meet, whatever was in flight together before; endless where that cannot
+        be had.
+        """
+        problem, concurrent = self.task.problem, self.task.options.concurrent_groups
+        if concurrent == "any":
+            return found
+        order = kept_apart(problem, found.order, clashes(problem, concurrent, as_originally=False))
+        if order is None or not self.task.within_budget(order):
+            return replace(found, step_us=math.inf)
+        return self.task.remeasured(found, order)
 
 
 def _finished(unfitted: Unfitted, best: Trial, prices: Prices, alike: Alike | None) -> _Finished:
@@ -316,6 +334,9 @@ def _broken(made: Plan) -> str | None:
     over_bytes = max(measure(problem, order).profile) - made.without.budget_bytes
     if over_bytes > 0:
         return f"the peak is {over_bytes} bytes above the budget of the graph as it was"
+    together = together_violation(problem, order, made.without.options.concurrent_groups, as_originally=False)
+    if together is not None:
+        return together
     step_us, before_us = replay(problem, order).step_us, made.without.scheduled.step_us
     if step_us > before_us * (1 + REPLAY_TOLERANCE):
         return f"the step takes {step_us} us, longer than the {before_us} us without rewrites"

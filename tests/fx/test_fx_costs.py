@@ -16,6 +16,7 @@ from overlap_sched.errors import CostError, InputNameError
 from overlap_sched.fx import lift
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.problem import Group, Node
+from overlap_sched.scheduler.apart import clashes
 from tests.fx.test_fx_hazards import Builder
 from tests.support.fx_graphs import ATEN, C10D, gather, scatter, trace, wait
 
@@ -193,7 +194,8 @@ def test_group_sizes_from_arguments_and_by_guess() -> None:
 def test_a_loaded_dump_carries_its_groups() -> None:
     gm = trace(reductions("tp"), (4, 4))
     gm.meta["overlap_sched_groups"] = {"alone": (16, None), "tp": (8, (0, 8, 16, 24, 32, 40, 48, 56))}
-    assert lift(gm).problem.groups == {"tp": Group(8, False, 8), "alone": Group(16, False, 2)}
+    ranks = (0, 8, 16, 24, 32, 40, 48, 56)
+    assert lift(gm).problem.groups == {"tp": Group(8, False, 8, ranks), "alone": Group(16, False, 2)}
     assert lift(gm.graph, groups={"alone": Group(4, True)}).problem.groups["alone"] == Group(4, True)
 
 
@@ -212,7 +214,7 @@ def test_collectives_of_the_older_namespace_name_their_ranks() -> None:
     op = torch.ops.c10d_functional.all_reduce.default
     b.call("reduce", op, x, "sum", "", [0, 8, 16, 24], 4)
     problem = lift(b.done(x)).problem
-    assert problem.groups == {":[0, 8, 16, 24]": Group(4, False, 4)}  # one rank on each node
+    assert problem.groups == {":[0, 8, 16, 24]": Group(4, False, 4, (0, 8, 16, 24))}  # one rank on each node
 
 
 def test_a_group_that_the_graph_looks_up() -> None:
@@ -239,10 +241,13 @@ def test_live_groups_tell_whether_they_are_inside_a_node() -> None:
 
         problem = lift(trace(f, (4, 4))).problem
         assert problem.groups == {
-            near.group_name: Group(8, True),
-            far.group_name: Group(8, False, 8),
-            everyone.group_name: Group(64, False, 8),
+            near.group_name: Group(8, True, ranks=tuple(range(8))),
+            far.group_name: Group(8, False, 8, tuple(range(0, 64, 8))),
+            everyone.group_name: Group(64, False, 8, tuple(range(64))),
         }
+        both, world = clashes(problem, "disjoint", as_originally=False), problem.collectives[2]
+        assert not both(*problem.collectives[:2])  # near and far share one rank
+        assert all(both(v, world) for v in problem.collectives[:2])
     finally:
         dist.destroy_process_group()
 

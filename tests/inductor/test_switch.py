@@ -222,6 +222,13 @@ def test_for_which_device_times_are_predicted() -> None:
     assert Settings(cost=lambda node: None).priced_for == "H100 and your costs"
 
 
+def test_groups_that_share_ranks_stay_apart_over_rccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().options.concurrent_groups == "any"
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert Settings().options == Options(concurrent_groups="disjoint")
+    assert Settings(Options(concurrent_groups="one")).options.concurrent_groups == "one"
+
+
 def test_a_cost_model_goes_along() -> None:
     (only,) = overlap_sched.inductor_options(model=Roofline(), ranks_per_node=4)[PASSES]
     assert only.settings.costs == {"cost": None, "model": Roofline(), "ranks_per_node": 4, "cluster": None}

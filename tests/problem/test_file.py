@@ -222,9 +222,14 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
         (put("storages", 0, "pined", value=True), "storages[0] has an unknown key 'pined'. Did you mean 'pinned'?"),
         (put("storages", 0, "x", value=1), "storages[0] has an unknown key 'x'. It may have bytes, pinned."),
         (
-            put("groups", "g", "ranks", value=[0]),
-            "groups['g'] has an unknown key 'ranks'. It may have size, intra_node, nodes.",
+            put("groups", "g", "members", value=[0]),
+            "groups['g'] has an unknown key 'members'. It may have size, intra_node, nodes, ranks.",
         ),
+        (
+            put("groups", "g", "ranks", value=[0]),
+            "groups['g'] has 8 ranks and lists 1: list each once, from 0 on, or leave ranks out.",
+        ),
+        (put("groups", "g", "ranks", value=["0"]), "groups['g'].ranks holds \"0\"; ids are integers."),
         (
             put("memory-model", value="tracker"),
             "the file has an unknown key 'memory-model'. Did you mean 'memory_model'?",

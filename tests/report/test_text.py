@@ -37,6 +37,9 @@ def test_figures_have_exactly_the_documented_keys(reordered: Schedule) -> None:
         "headroom_bytes": 5 * 2**20,
         "memory_model": "runtime",
         "contention": None,
+        "groups_together": {"original": 0, "scheduled": 0},
+        "concurrent_groups": "any",
+        "unrestricted_step_us": None,
         "schedule_s": 0.25,
         "fell_back": False,
     }

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.together import together
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Order
 from overlap_sched.report.words.rewrites import rewrites_figures, rewrites_text
@@ -49,6 +51,19 @@ def test_a_plan_keeps_its_promises(problem: Problem) -> None:
     again = plan(problem, PRICES, ALL)
     assert (again.rewrites, again.schedule.order) == (found.rewrites, found.schedule.order)
     assert [trial.what for trial in again.trials] == [trial.what for trial in found.trials]
+
+
+def test_what_is_rewritten_keeps_groups_apart_too() -> None:
+    nodes = [node._replace(group="rows") if node.group and "scatter" in node.op else node for node in BOUND.nodes]
+    two = replace(BOUND, nodes=tuple(nodes), groups={**BOUND.groups, "rows": next(iter(BOUND.groups.values()))})
+    wanted = replace(BUCKETS, headroom="100%", allocator="none", strict=True)
+    free, apart = (plan(two, PRICES, replace(wanted, concurrent_groups=c)) for c in ("any", "disjoint"))
+    made = [one.schedule for one in (free, apart)]
+    pairs = [together(one.problem, replay(one.problem, one.order)) for one in made]
+    assert pairs[0] > 0
+    assert apart.rewrites
+    assert pairs[1] == 0
+    assert apart.schedule.scheduled.step_us <= apart.without.scheduled.step_us
 
 
 def test_latency_is_saved_where_the_network_binds() -> None:

@@ -12,6 +12,7 @@ from overlap_sched.report.causes import causes, causes_text
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
+from overlap_sched.report.words.together import together_figures, together_rows
 from overlap_sched.scheduler.result import Decision, Schedule
 
 _WHY = {
@@ -52,6 +53,7 @@ def figures(schedule: Schedule) -> dict[str, Any]:
         "headroom_bytes": schedule.headroom_bytes,
         "memory_model": schedule.problem.memory_model,
         "contention": contention_figures(schedule.problem.contention),
+        **together_figures(schedule),
         "schedule_s": schedule.schedule_s,
         "fell_back": schedule.fell_back is not None,
     }
@@ -92,7 +94,7 @@ def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
     if budget_bound > bound_us * (1 + _ROUNDING):
         gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
         rows.append(("... within the budget", *gaps, "", duration(budget_bound)))
-    return rows
+    return rows + together_rows(schedule)
 
 
 def explanation(schedule: Schedule, collective: str | None = None, top: int | None = None) -> str:

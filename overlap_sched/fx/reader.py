@@ -46,6 +46,8 @@ class _Reader:
         self.attributes: dict[Any, tuple[int, ...]] = {}
         self.in_flight: dict[int, list[int]] = {}
         self.launched: dict[int, int] = {}
+        self.waited: dict[int, dict[int, int]] = {}
+        """Per value that comes from a wait or is a view of one: per storage, that wait."""
 
     def read(self, v: int, node: fx.Node) -> None:
         """Append one node to the reading."""
@@ -65,8 +67,28 @@ class _Reader:
             fresh = r.raw_fresh[v]
             r.writes[v] = tuple(r.storages.root[s] for s in r.raw_outs[v] if s not in fresh)
             r.notes["undeclared_alias"] += 1
-        if self.in_flight and not (traits.selects or kind == "output" or self.in_flight.keys().isdisjoint(takes)):
-            r.peeked.update(s for s in takes if s in self.in_flight)
+        if self.launched and not self.launched.keys().isdisjoint(takes):
+            self._look(v, kind)
+
+    def _look(self, v: int, kind: str) -> None:
+        """Note which outputs of collectives a node takes by a value that no wait has given.
+
+        A wait completes its tensor in place, so an older name of it (the launch, a view made before, the buffer that
+        was handed in) is read before or behind the wait, and means something else there.
+        """
+        r = self.reading
+        known: dict[int, int] = {}
+        for u in r.inputs[v]:
+            known |= self.waited.get(u, {})
+        comm = r.traits[v].comm
+        if comm is not None and comm.role is Role.WAIT:
+            self.waited[v] = dict.fromkeys(r.takes[v], v)
+            return
+        kept = {s: wait for s, wait in known.items() if s in r.outs[v]}
+        if kept:
+            self.waited[v] = kept
+        if kind != "output" and not r.traits[v].selects:
+            r.peeked.update(s for s in r.takes[v] if known.get(s, -1) < self.launched.get(s, -1))
 
     def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...]) -> None:
         r, storages = self.reading, self.reading.storages

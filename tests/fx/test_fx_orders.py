@@ -108,6 +108,16 @@ def view_of_an_output_before_its_wait(x: Tensor, y: Tensor) -> Any:
     return view + 1, y + 1
 
 
+def older_names_of_an_output_behind_its_wait(x: Tensor, y: Tensor) -> Any:
+    launched = gather(x)
+    waited = wait(launched)  # completes the tensor in place, so its older name may be used, too
+    first = launched * 2
+    buffer = torch.zeros(RANKS * 4, 4)
+    C10D.all_gather_into_tensor_out(y, RANKS, "0", out=buffer)
+    wait(buffer)
+    return waited, first, buffer + 1
+
+
 def coalesced(x: Tensor, y: Tensor) -> Any:
     outs = C10D.all_gather_into_tensor_coalesced([x, y], RANKS, "0")
     a = wait(outs[0])
@@ -164,6 +174,7 @@ GRAPHS: list[Callable[..., Any]] = [
     write_to_the_input_of_a_collective_in_flight,
     one_wait_for_two_collectives,
     view_of_an_output_before_its_wait,
+    older_names_of_an_output_behind_its_wait,
     coalesced,
     coalesced_with_one_wait,
     one_wait_for_two_groups,

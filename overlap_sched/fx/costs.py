@@ -15,8 +15,10 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import FlopCounter
 from overlap_sched.fx.fusion_steps import rules_for, steps_of
 from overlap_sched.fx.operator_traits import NO_CALL
+from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.fx.rows import untouched_bytes
+from overlap_sched.fx.wrappers import body_of, call_of
 from overlap_sched.problem import Group
 from overlap_sched.transform.host import PCIE_5
 
@@ -74,12 +76,16 @@ def costs_of(
     counter = FlopCounter(reading.storages.hint, reading.notes)
     free: set[int] = set()
     given: set[int] = set()
+    bodies: dict[fx.GraphModule, _Total | None] = {}
     for v, traits in enumerate(reading.traits):
         comm = traits.comm
         if traits is NO_CALL or (comm is not None and comm.role is Role.WAIT):
             continue
-        if comm is not None:
-            takes = sum([reading.value_bytes[u] for u in reading.inputs[v]])
+        if comm is not None and v not in name_of:  # of a sub-graph: time on no stream of this graph
+            price = FREE
+        elif comm is not None:
+            before = reading.order_only.get(v, ())
+            takes = sum([reading.value_bytes[u] for u in reading.inputs[v] if u not in before])
             result.bytes[v] = max(takes - reading.overwritten_bytes.get(v, 0), reading.value_bytes[v])
             if comm.op in HOST_COPIES:
                 price = Price(PCIE_5.copy_us(result.bytes[v]), "table", "bandwidth")
@@ -88,6 +94,9 @@ def costs_of(
         elif is_free(reading, v):
             free.add(v)
             price = FREE
+        elif (inside := _inside(reading.nodes[v], bodies, model, fusion) if traits.nested else None) is not None:
+            result.flops[v], result.bytes[v], price = inside
+            given.add(v)  # no kernel of this graph
         else:
             flops = result.flops[v] = _flops(reading, v, counter)
             nbytes = result.bytes[v] = _bytes_moved(reading, v)
@@ -126,21 +135,51 @@ def is_free(r: Reading, v: int) -> bool:
 
 
 def _bytes_moved(r: Reading, v: int) -> int:
-    takes, gives = sum([r.value_bytes[u] for u in r.inputs[v]]), r.value_bytes[v]
+    before = r.order_only.get(v, ())
+    takes, gives = sum([r.value_bytes[u] for u in r.inputs[v] if u not in before]), r.value_bytes[v]
     overwritten = r.overwritten_bytes.get(v, 0)
     return takes - overwritten + max(gives, overwritten) - untouched_bytes(r, v)
 
 
 def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
     node, inputs = r.nodes[v], [r.nodes[u] for u in r.inputs[v]]
-    flops = counter.count(node, inputs)
-    if r.traits[v].nested and not flops:
-        for n in inputs:
-            inner = attribute_of(n)
-            if isinstance(inner, fx.GraphModule):
-                calls = inner.graph.nodes
-                flops += sum(counter.count(call, call.all_input_nodes) for call in calls if call.op == "call_function")
+    if not r.traits[v].nested:
+        return counter.count(node.target, node.args, node.kwargs, node.meta.get("val"), inputs)
+    call = call_of(node)
+    given = None if call.given is None else call.given(node.meta.get("val"))
+    flops = counter.count(call.target, call.args, call.kwargs, given, inputs)
+    if not flops:  # of what runs several sub-graphs, or one of them several times: each once
+        for body in map(attribute_of, inputs):
+            if isinstance(body, fx.GraphModule):
+                inner = read_graph(body.graph)
+                flops += sum(
+                    _flops(inner, u, counter) for u, one in enumerate(inner.nodes) if one.op == "call_function"
+                )
     return flops
+
+
+class _Total(NamedTuple):
+    """What all nodes of a sub-graph cost together: operations, bytes, price."""
+
+    flops: int
+    bytes: int
+    price: Price
+
+
+def _inside(
+    node: fx.Node, known: dict[fx.GraphModule, _Total | None], model: CostModel, fusion: Fusion
+) -> _Total | None:
+    """What a node costs that only runs a sub-graph: that; ``None``: it does more, or the sub-graph tells no shapes."""
+    body = body_of(node)
+    if body is None or call_of(node).in_body:
+        return None
+    if body not in known:
+        reading = read_graph(body.graph)
+        costs = costs_of(reading, model, None, {}, {}, fusion)
+        longest = max(costs.prices, key=lambda price: price.time_us, default=FREE)
+        price = longest._replace(time_us=sum(price.time_us for price in costs.prices), part_of="")
+        known[body] = None if reading.notes["no_val"] else _Total(sum(costs.flops), sum(costs.bytes), price)
+    return known[body]
 
 
 def _checked(given: float, node: fx.Node) -> float:

@@ -1,7 +1,7 @@
 """Floating-point operations of a node, by the formulas of torch's own counter."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -68,23 +68,33 @@ class FlopCounter:
         self.notes = notes
         self._known: dict[Any, int] = {}
 
-    def count(self, node: fx.Node, inputs: Sequence[fx.Node]) -> int:
-        """Operations of a ``call_function`` node; a formula that fails counts 0 and is noted as ``flops_failed``."""
-        flops_of = formula(node.target)
+    def count(
+        self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], val: Any, inputs: Sequence[fx.Node]
+    ) -> int:
+        """Operations of a call; a formula that fails counts 0 and is noted as ``flops_failed``.
+
+        Args:
+            target: What is called.
+            args: With nodes.
+            kwargs: With nodes.
+            val: What it gives.
+            inputs: All nodes that it takes.
+        """
+        flops_of = formula(target)
         if flops_of is None:
             return 0
         shapes = [getattr(n.meta.get("val"), "shape", None) for n in inputs]
         # repr: lists of numbers and flags, no values; input nodes by their names, so only where they are few
-        key = (node.target, repr(shapes), repr([_plain(a) for a in node.args]))
+        key = (target, repr(shapes), repr([_plain(a) for a in args]))
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._evaluate(flops_of, node)
+            known = self._known[key] = self._evaluate(flops_of, args, kwargs, val)
         return known
 
-    def _evaluate(self, flops_of: Formula, node: fx.Node) -> int:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    def _evaluate(self, flops_of: Formula, args: tuple[Any, ...], kwargs: Mapping[str, Any], val: Any) -> int:
+        values, named = fx.map_arg((args, dict(kwargs)), lambda n: n.meta.get("val"))
         try:
-            return self.hint(flops_of(*args, **kwargs, out_val=node.meta.get("val")))
+            return self.hint(flops_of(*values, **named, out_val=val))
         except Exception:  # formulas assert what they think of shapes; a wrong cost must not stop a pass
             self.notes["flops_failed"] += 1
             return 0

@@ -95,13 +95,16 @@ def _append_look(r: Reading, look: _Look, v: int, is_step: bool) -> None:
 def _step(r: Reading, look: _Look, v: int, after: Collection[int], rules: Rules) -> Step:
     node, loop = r.nodes[v], _loop(r, v, rules)
     reads = []
+    only = r.order_only.get(v, ())
     for u in r.inputs[v]:
+        if u in only:
+            continue
         value = look.value[u]
         whole = r.value_bytes[value]
         nbytes = min(r.value_bytes[u], whole)
         if nbytes:
             reads.append(Read(value, look.window[u], nbytes, whole, look.aligned[u]))
-    before = tuple([look.value[u] for u in after])
+    before = tuple([look.value[u] for u in (*after, *only)])
     if loop is None:
         return Step("opaque", tuple(reads), r.value_bytes[v], after=before)
     if loop is Loop.PICKS and reads:

@@ -85,10 +85,10 @@ def _facts(reading: Reading, members: list[int], ranks: list[int] | None, nodes:
 
 def _argument(node: fx.Node, name: str) -> Any:
     """A collective's argument by the name that its schema gives it; ``None`` where it has no such one."""
-    op, args, kwargs = call_of(node)
-    for i, argument in enumerate(op._schema.arguments):
+    call = call_of(node)
+    for i, argument in enumerate(call.target._schema.arguments):
         if argument.name == name:
-            return Arg((i, name)).of(args, kwargs)
+            return Arg((i, name)).of(call.args, call.kwargs)
     return None
 
 

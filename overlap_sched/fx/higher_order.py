@@ -6,12 +6,17 @@ from torch._ops import HigherOrderOperator
 from overlap_sched.fx.operator_traits import OperatorTraits
 from overlap_sched.fx.ordering import Ordering
 
+# they run one sub-graph once, and do nothing else
+_WRAPS = (
+    "control_deps", "dynamo_bypassing_wrapper", "hints_wrapper", "invoke_quant", "invoke_quant_packed",
+    "invoke_subgraph", "local_map_hop", "strict_mode", "tag_activation_checkpoint", "wrap",
+    "wrap_activation_checkpoint", "wrap_with_autocast", "wrap_with_set_grad_enabled",
+)  # fmt: skip
 # pure as far as their subgraphs are, which the reader of the graph looks into
 _PURE = (
-    "associative_scan", "cond", "flex_attention", "flex_attention_backward", "foreach_map", "inline_asm_elementwise",
-    "invoke_quant", "invoke_quant_packed", "invoke_subgraph", "map_impl", "out_dtype", "scan", "strict_mode",
-    "tag_activation_checkpoint", "while_loop", "while_loop_stack_output", "wrap", "wrap_activation_checkpoint",
-    "auto_functionalized", "auto_functionalized_v2",
+    *_WRAPS, "associative_scan", "auto_functionalized", "auto_functionalized_v2", "cond", "flex_attention",
+    "flex_attention_backward", "foreach_map", "inline_asm_elementwise", "map_impl", "out_dtype", "scan", "while_loop",
+    "while_loop_stack_output",
 )  # fmt: skip
 _RANDOM = (
     "graphsafe_run_with_rng_state", "run_and_save_rng_state", "run_dtensor_rng_op", "run_with_rng_state",
@@ -23,6 +28,11 @@ _EFFECT = ("call_torchbind", "print", "with_effects")
 def is_higher_order(target: object, *names: str) -> bool:
     """Whether a target is one of these operators of ``torch.ops.higher_order`` (which appear as they are imported)."""
     return any(getattr(torch.ops.higher_order, name, None) is target for name in names)
+
+
+def only_wraps(target: object) -> bool:
+    """Whether all that an operator does is to run one sub-graph once."""
+    return is_higher_order(target, *_WRAPS)
 
 
 def traits_of_higher_order(op: HigherOrderOperator) -> OperatorTraits:

@@ -48,6 +48,8 @@ def _runtime(r: Reading) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     root = r.storages.root
     alloc = [tuple([s for s in fresh if root[s] == s]) if fresh else fresh for fresh in r.raw_fresh]
     use = list(r.takes)
+    for v, before in r.order_only.items():
+        use[v] = _union(use[v], *(r.outs[u] for u in before))
     for v, launches in r.ends.items():
         use[v] = _union(*(r.takes[launch] for launch in launches), r.takes[v])
     waited = {launch for launches in r.ends.values() for launch in launches}

@@ -17,7 +17,7 @@ from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.fx.storages import Storages
-from overlap_sched.fx.wrappers import unwrapped
+from overlap_sched.fx.wrappers import Call, order_only, unwrapped
 
 _MISSING = object()
 _NONE: tuple[int, ...] = ()
@@ -32,7 +32,8 @@ def read_graph(graph: fx.Graph) -> Reading:
     reader = _Reader(reading)
     for v, node in enumerate(reading.nodes):
         reader.read(v, node)
-    reading.communicates.update(communicating(graph))
+    on_streams = {v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.BLOCKING}
+    reading.communicates.update((v, one) for v, one in communicating(graph).items() if v not in on_streams)
     notes["custom_op"] = sum(not one.groups for one in reading.communicates.values())
     return reading
 
@@ -53,16 +54,23 @@ class _Reader:
         """Append one node to the reading."""
         r, index = self.reading, self.index
         index[node] = v
-        ids = tuple([index[u] for u in node.all_input_nodes])
+        ids = looked_at = tuple([index[u] for u in node.all_input_nodes])
         kind = node.op
         traits = traits_of(node.target) if kind == "call_function" else _TRAITS_OF_KIND.get(kind, UNKNOWN_CALL)
-        takes = r.outs[ids[0]] if len(ids) == 1 else tuple(dict.fromkeys([s for u in ids for s in r.outs[u]]))
+        call = None
+        if traits.nested:
+            traits, call = unwrapped(node, traits)
+            if only := [index[u] for u in order_only(node)]:
+                r.order_only[v] = tuple(only)
+                looked_at = tuple([u for u in ids if u not in only])
+        one = len(looked_at) == 1
+        takes = r.outs[looked_at[0]] if one else tuple(dict.fromkeys([s for u in looked_at for s in r.outs[u]]))
         r.traits.append(traits)
         r.inputs.append(ids)
         r.takes.append(takes)
-        self._value(node, traits, takes)
+        self._value(node, traits, takes, call)
         if not traits.plain:
-            self._special(v, node, traits)
+            self._special(v, node, traits, call or Call(node.target, node.args, node.kwargs, None))
         elif traits.writes_aliased and len(r.raw_fresh[v]) != len(r.raw_outs[v]):
             fresh = r.raw_fresh[v]
             r.writes[v] = tuple(r.storages.root[s] for s in r.raw_outs[v] if s not in fresh)
@@ -78,7 +86,7 @@ class _Reader:
         """
         r = self.reading
         known: dict[int, int] = {}
-        for u in r.inputs[v]:
+        for u in self._looked_at(v):
             known |= self.waited.get(u, {})
         comm = r.traits[v].comm
         if comm is not None and comm.role is Role.WAIT:
@@ -90,7 +98,7 @@ class _Reader:
         if kind != "output" and not r.traits[v].selects:
             r.peeked.update(s for s in r.takes[v] if known.get(s, -1) < self.launched.get(s, -1))
 
-    def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...]) -> None:
+    def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...], call: Call | None) -> None:
         r, storages = self.reading, self.reading.storages
         val = node.meta.get("val", _MISSING)
         seen = len(storages.root)
@@ -111,7 +119,10 @@ class _Reader:
             storages.root[seen:] = first if len(first) == len(fresh) else fresh  # the same attribute again
             outs = first
         elif fresh and (traits.returns or traits.comm is not None):
-            self._join_with_arguments(node, traits, val, fresh)
+            if call is None:
+                self._join_with_arguments(traits, node.args, node.kwargs, val, fresh)
+            elif call.given is not None:
+                self._join_with_arguments(traits, call.args, call.kwargs, call.given(val), fresh)
         if storages.bare and not storages.bare.isdisjoint((*raw, *takes) if traits.returns else raw):
             outs = tuple(dict.fromkeys([*outs, *takes]))  # a sparse tensor, or a part of one: it may be what it takes
         if traits.returns or traits.comm is not None or (raw and storages.root[raw[0]] != raw[0]) or len(raw) > 1:
@@ -131,18 +142,20 @@ class _Reader:
         self.reading.notes["no_val"] += 1
         return _MISSING
 
-    def _join_with_arguments(self, node: fx.Node, traits: OperatorTraits, val: Any, fresh: tuple[int, ...]) -> None:
+    def _join_with_arguments(
+        self, traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any, fresh: tuple[int, ...]
+    ) -> None:
         """What returns its argument, or a view of it, has its storage, whatever ``val`` says.
 
         Fake kernels of collectives allocate anew; passes that replace the argument of a view leave the view's value.
         """
         storages, pairs = self.reading.storages, []
         if traits.comm is not None and traits.comm.role is Role.WAIT:
-            pairs.append((val, node.args[0] if node.args else next(iter(node.kwargs.values()), None)))
+            pairs.append((val, args[0] if args else next(iter(kwargs.values()), None)))
         elif len(traits.returns) == 1 and traits.returns[0] is not None:
-            pairs.append((val, traits.returns[0].of(node.args, node.kwargs)))
+            pairs.append((val, traits.returns[0].of(args, kwargs)))
         else:
-            pairs += [(val[i], a.of(node.args, node.kwargs)) for i, a in enumerate(traits.returns) if a is not None]
+            pairs += [(one, a.of(args, kwargs)) for one, a in zip(val, traits.returns, strict=False) if a is not None]
         for value, argument in pairs:
             values = value if isinstance(value, list | tuple) else [value]
             arguments = argument if isinstance(argument, list | tuple) else [argument] * len(values)
@@ -152,20 +165,19 @@ class _Reader:
                 if len(raw) == 1 and len(of) == 1 and raw[0] in fresh:
                     storages.root[raw[0]] = of[0]
 
-    def _special(self, v: int, node: fx.Node, traits: OperatorTraits) -> None:
-        r = self.reading
-        traits, args, kwargs = unwrapped(node, traits)
+    def _special(self, v: int, node: fx.Node, traits: OperatorTraits, call: Call) -> None:
+        r, args, kwargs = self.reading, call.args, call.kwargs
         ordering = traits.ordering
         if ordering is Ordering.RANDOM and traits.dropout is not None and traits.dropout.of(args, kwargs, 0.0) == 0.0:
             ordering = Ordering.NONE
-        if traits.nested:
+        if traits.nested and not call.in_body:
             ordering = max(ordering, self._ordering_of_subgraphs(node))
         if ordering is not Ordering.NONE:
             r.ordering[v] = ordering
         if not traits.known:
             r.notes["unknown_op"] += 1
         if traits.writes_all or ordering >= Ordering.BARRIER:
-            written = list(node.all_input_nodes)
+            written = [r.nodes[u] for u in self._looked_at(v)]
         else:
             written = [n for arg in traits.writes for n in _nodes_in(arg.of(args, kwargs))]
         roots = tuple(dict.fromkeys(s for n in written for s in r.outs[self.index[n]]))
@@ -178,7 +190,6 @@ class _Reader:
         if traits.syncs:
             r.syncs.add(v)
         if traits.comm is not None:
-            r.traits[v] = traits  # where another operator runs it: of what runs
             r.notes["unknown_communication"] += not traits.comm.known
             self._communication(v, traits.comm.role)
 
@@ -203,7 +214,7 @@ class _Reader:
             launched = [self.launched[s] for s in r.takes[v] if s in self.launched]
             outside = [s for s in r.takes[v] if s not in self.launched]
             pending = [u for s in r.takes[v] for u in self.in_flight.pop(s, ())]  # so a wait does not look early
-            if not pending and all(map(self._has_finished, r.inputs[v])):
+            if not pending and all(map(self._has_finished, self._looked_at(v))):
                 r.traits[v] = replace(r.traits[v], comm=None, free=True)
                 return
             if launched:
@@ -214,11 +225,16 @@ class _Reader:
                 r.peeked.update(outside)
             r.notes["wait_outside"] += not launched
 
+    def _looked_at(self, v: int) -> tuple[int, ...]:
+        r = self.reading
+        only = r.order_only.get(v, ())
+        return tuple([u for u in r.inputs[v] if u not in only]) if only else r.inputs[v]
+
     def _has_finished(self, v: int) -> bool:
         """Whether a value is that of a wait, or a view of one: to wait for it again is to do nothing."""
         r = self.reading
         while not ((comm := r.traits[v].comm) is not None and comm.role is Role.WAIT):
-            before = [u for u in r.inputs[v] if not set(r.outs[u]).isdisjoint(r.outs[v])]
+            before = [u for u in self._looked_at(v) if not set(r.outs[u]).isdisjoint(r.outs[v])]
             if comm is not None or len(before) != 1:
                 return False
             (v,) = before

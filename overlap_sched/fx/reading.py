@@ -17,11 +17,12 @@ class Reading:
     """A graph as parallel lists over its nodes (ids are positions), and tables of what is rare.
 
     Attributes:
-        nodes, traits: The FX nodes, and the traits of their operators (of communication that another operator runs:
-            that of the former).
+        nodes, traits: The FX nodes, and the traits of their operators (of one that another operator runs: of the
+            former).
         inputs: Per node, the ids of the nodes that it takes.
+        order_only: Those of them that a node takes only in order to come after them.
         outs: Per node, the roots of its value's storages; where it has no ``val``, those of all that it takes.
-        takes: Per node, the roots of all that it takes.
+        takes: Per node, the roots of all that it takes and looks at.
         raw_outs, raw_fresh: Per node, its value's raw storages; those of them that no earlier value showed.
         value_bytes: Per node, bytes of the tensors in its value.
         writes: Roots that a node writes.
@@ -44,6 +45,7 @@ class Reading:
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     outs: list[tuple[int, ...]] = field(default_factory=list)
     takes: list[tuple[int, ...]] = field(default_factory=list)
+    order_only: dict[int, tuple[int, ...]] = field(default_factory=dict)
     raw_outs: list[tuple[int, ...]] = field(default_factory=list)
     raw_fresh: list[tuple[int, ...]] = field(default_factory=list)
     value_bytes: list[int] = field(default_factory=list)

@@ -20,16 +20,18 @@ from typing import Any
 
 from torchtitan.config.override import override
 from torchtitan.experiments.graph_trainer.registry import register_pass_pipeline, register_post_init_hook
+from torchtitan.experiments.graph_trainer.trainer import GraphTrainer
 from torchtitan.tools.profiler import Profiler
 
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.titan.chosen import with_given
-from overlap_sched.titan.pipeline import NAME, passes_of, start
+from overlap_sched.titan.pipeline import NAME, passes_of, start, tell_if_not_chosen
 
 __all__ = ["NAME", "options", "passes_of"]
 
 register_pass_pipeline(NAME)(passes_of)
 register_post_init_hook(NAME)(start)
+tell_if_not_chosen(GraphTrainer)
 
 
 @override(target=Profiler.Config, description="Options of overlap_sched; the config stays as it is")

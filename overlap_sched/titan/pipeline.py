@@ -11,12 +11,14 @@ With ``inductor_compilation="full"`` Inductor would order the graph anew: there 
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
+from difflib import get_close_matches
+from functools import partial, wraps
 from typing import Any
 
 from torchtitan.experiments.graph_trainer.cudagraph import cudagraph_pass
 from torchtitan.experiments.graph_trainer.inductor_passes import full_inductor_compilation_pass
 from torchtitan.experiments.graph_trainer.passes import construct_default_graph_passes, final_inductor_compile_passes
+from torchtitan.experiments.graph_trainer.registry import PASS_PIPELINE_REGISTRY
 
 from overlap_sched.inductor.gloo import safe_gathers_with
 from overlap_sched.inductor.reporting import warn
@@ -28,6 +30,8 @@ from overlap_sched.titan.graph_pass import GraphPass, inside_inductor, overlap_s
 
 NAME = "overlap_sched"
 """What ``--compile.pass_pipeline`` names."""
+DEFAULT = "default"
+"""What it names where it is not given."""
 
 
 def passes_of(traced: Any, config: Any, *, parallel_dims: Any = None) -> list[GraphPass]:
@@ -98,6 +102,34 @@ def start(trainer: Any) -> None:
         cause = "--compile.enable_passes is off"
     if cause is not None:
         warn(f"overlap_sched does nothing in this job: {cause}.")
+
+
+def tell_if_not_chosen(trainer_class: type) -> None:
+    """Have a trainer say when it is built with another pass pipeline: torchtitan takes its own then, without a word."""
+    build = trainer_class.__init__  # type: ignore[misc]
+    if getattr(build, "tells", False):
+        return
+
+    @wraps(build)
+    def told(self: Any, config: Any) -> None:
+        build(self, config)
+        cause = not_chosen(config.compile.pass_pipeline)
+        if cause is not None:
+            warn(f"overlap_sched does nothing in this job: {cause}")
+
+    told.tells = True  # type: ignore[attr-defined]
+    trainer_class.__init__ = told  # type: ignore[misc]
+
+
+def not_chosen(chosen: str) -> str | None:
+    """Why a pipeline of this name does not run ours; ``None``: it does, or is somebody's own, which may."""
+    if chosen in PASS_PIPELINE_REGISTRY:
+        return None
+    if chosen == DEFAULT:
+        return f"--compile.pass_pipeline {NAME} is missing."
+    close = get_close_matches(chosen, PASS_PIPELINE_REGISTRY, n=1)
+    meant = f". Did you mean {close[0]!r}?" if close else f". There are {', '.join(map(repr, PASS_PIPELINE_REGISTRY))}."
+    return f"torchtitan knows no pass pipeline {chosen!r} and takes its default{meant}"
 
 
 def _inside_inductor(full: GraphPass, settings: Settings) -> GraphPass:

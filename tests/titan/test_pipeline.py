@@ -1,5 +1,6 @@
 """Which passes GraphTrainer is given, and what is said where ours does nothing."""
 
+import warnings
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -272,3 +273,46 @@ def test_a_step_is_fitted_before_its_order_is_decided(titan: None) -> None:
     assert peak(gm) <= int(0.85 * before)  # the headroom is of a graph that has not been fitted
     with pytest.warns(OverlapSchedWarning, match="^overlap_sched fits nothing in 'training step': the lowest peak"):
         overlap_sched_pass(sharded_step(), settings=Settings(stage="titan", memory_limit="1%"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "cause"),
+    [
+        ("overlap_sched", None),
+        ("somebodys", None),
+        ("default", "--compile.pass_pipeline overlap_sched is missing."),
+        (
+            "overlap_schd",
+            "torchtitan knows no pass pipeline 'overlap_schd' and takes its default. Did you mean 'overlap_sched'?",
+        ),
+        (
+            "xyz",
+            "torchtitan knows no pass pipeline 'xyz' and takes its default. There are 'overlap_sched', 'somebodys'.",
+        ),
+    ],
+)
+def test_a_pipeline_that_was_not_chosen_or_is_misspelt_is_said(
+    chosen: str, cause: str | None, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchtitan takes its own without a word."""
+    from overlap_sched.titan import pipeline
+
+    class Trainer:
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
+    monkeypatch.setattr(pipeline, "PASS_PIPELINE_REGISTRY", {"overlap_sched": None, "somebodys": None})
+    pipeline.tell_if_not_chosen(Trainer)
+    pipeline.tell_if_not_chosen(Trainer)  # once
+    config.compile.pass_pipeline = chosen
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert Trainer(config).config is config
+    ours = [str(w.message) for w in caught if issubclass(w.category, OverlapSchedWarning)]
+    assert ours == ([] if cause is None else [f"overlap_sched does nothing in this job: {cause}"])
+
+
+def test_torchtitans_trainer_says_it(titan: None) -> None:
+    from torchtitan.experiments.graph_trainer.trainer import GraphTrainer
+
+    assert GraphTrainer.__init__.tells

@@ -41,6 +41,8 @@ class Digest:
         failure: Why this rank has nothing to show, for people; ``""``: it has.
         name: The problem's name, for people; not compared.
         nodes: How many there are, for people; not compared.
+        calls: The operators alone, and ``storages``: the bytes of storages alone. They say in what operators or sizes
+            differ; not compared. ``""``: not known.
     """
 
     operators: str
@@ -53,6 +55,8 @@ class Digest:
     failure: str = ""
     name: str = ""
     nodes: int = 0
+    calls: str = ""
+    storages: str = ""
 
     @classmethod
     def of_failure(cls, failure: str, key: str, launches: str = "", name: str = "") -> "Digest":
@@ -100,6 +104,8 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
         launches=launches_of([(node.op, group, *groups[group]) for node in used for group in launched_on(node)]),
         name=problem.name,
         nodes=len(problem.nodes),
+        calls=_sha256([[node.kind.value, node.op] for node in problem.nodes]),
+        storages=_sha256([storage.bytes for storage in problem.storages]),
     )
 
 

@@ -1,7 +1,7 @@
 """The decision of all ranks about one graph, and the words for it. No torch."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from overlap_sched.distributed.digest import PARTS, Digest
@@ -9,10 +9,17 @@ from overlap_sched.distributed.digest import PARTS, Digest
 SHOWN_RANGES = 8
 """So many runs of ranks are written out; thousands of ranks would hide the message."""
 
+SHOWN_GRAPHS = 2
+
 Sides = tuple[tuple[int, ...], ...]
 """Ranks that are alike stand together; the largest side first."""
 
 _NAMES = {"operators": "operators", "sizes": "tensor sizes", "options": "options", "costs": "costs", "order": "order"}
+_NARROWER = {
+    "operators": "dependencies between equal operators, or process groups",
+    "sizes": "constants or offsets (no tensor has another size)",
+}
+"""What is left where the operators by themselves are alike, or the storages."""
 _REPAIR = {
     "options": "Give overlap_sched the same options on every rank.",
     "costs": "Let all ranks take measured times from rank 0 (overlap_sched.distributed.broadcast_costs).",
@@ -75,9 +82,9 @@ def judge(digests: Mapping[int, Digest]) -> Verdict:
     differs = differences(shown)
     if not differs and not failed:
         return Verdict(agreed=True, shown=_identities(digests))
-    parts = [f"{_NAMES[part]}: {_sides(sides)}" for part, sides in differs.items()]
+    parts = [f"{_named(part, shown.values())}: {_sides(sides)}" for part, sides in differs.items()]
     if "operators" in differs:
-        parts[0] += f" ({_graphs(shown, differs['operators'])})"
+        parts[0] += _graphs(shown, differs["operators"])
     said = [f"the ranks differ in {'; '.join(parts)}"] if parts else []
     if failed:
         said.append(f"{ranks_text(failed)} could not schedule this graph ({digests[failed[0]].failure})")
@@ -175,10 +182,20 @@ def _identities(digests: Mapping[int, Digest]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(digest.identity for digest in digests.values()))
 
 
+def _named(part: str, digests: Iterable[Digest]) -> str:
+    """What differs: of operators perhaps only their dependencies, of sizes perhaps none of a storage."""
+    known = {"operators": "calls", "sizes": "storages"}.get(part)
+    values = set() if known is None else {getattr(digest, known) for digest in digests}
+    return _NARROWER[part] if len(values) == 1 and "" not in values else _NAMES[part]
+
+
 def _graphs(digests: Mapping[int, Digest], sides: Sides) -> str:
-    """What the first rank of each side compiles: other graphs have other names, or another number of nodes."""
-    firsts = [side[0] for side in sides[:SHOWN_RANGES]]
-    return ", ".join(f"rank {rank} compiles {digests[rank].name!r} of {digests[rank].nodes} nodes" for rank in firsts)
+    """What the first rank of each side compiles, where it has another name or another number of nodes."""
+    firsts = {side[0]: digests[side[0]] for side in sides[:SHOWN_GRAPHS]}
+    if len({(digest.name, digest.nodes) for digest in firsts.values()}) == 1:
+        return ""
+    told = (f"rank {rank} compiles {digest.name!r} of {digest.nodes} nodes" for rank, digest in firsts.items())
+    return f" ({', '.join(told)})"
 
 
 def _sides(sides: Sides) -> str:

@@ -42,6 +42,8 @@ def test_the_digest_is_this_one_on_every_machine_and_in_every_version_of_python(
         "failure": "",
         "name": "example",
         "nodes": "10",
+        "calls": "96da3e422c2e",
+        "storages": "e8717b5d95ae",
     }
 
 
@@ -60,7 +62,8 @@ def test_text_and_back() -> None:
     digest = digest_of(EXAMPLE, Options(), ORDER)
     assert Digest.from_json(digest.to_json()) == digest
     assert sorted(json.loads(digest.to_json())) == [
-        "costs", "failure", "key", "launches", "name", "nodes", "operators", "options", "order", "sizes",
+        "calls", "costs", "failure", "key", "launches", "name", "nodes", "operators", "options", "order", "sizes",
+        "storages",
     ]  # fmt: skip
 
 
@@ -69,20 +72,20 @@ def test_text_and_back() -> None:
     [
         (with_node(4, time_us=50.000000001), {"costs"}),
         (with_node(2, time_us=41.0), {"costs"}),
-        (with_node(4, op="aten.bmm"), {"operators", "key"}),
+        (with_node(4, op="aten.bmm"), {"operators", "calls", "key"}),
         (with_node(4, deps=(0, 1)), {"operators", "key"}),
         (with_node(4, flops=1), {"sizes"}),
         (with_node(2, bytes=1), {"sizes"}),
         (with_node(4, use=(0, 1)), {"sizes"}),
         (replace(EXAMPLE, storages=(Storage(2**20), *EXAMPLE.storages[1:])), {"sizes"}),
-        (replace(EXAMPLE, storages=(Storage(2**19, pinned=True), *EXAMPLE.storages[1:])), {"sizes"}),
+        (replace(EXAMPLE, storages=(Storage(2**19, pinned=True), *EXAMPLE.storages[1:])), {"sizes", "storages"}),
         (replace(EXAMPLE, groups={"fsdp": Group(4, intra_node=True)}), {"operators", "launches"}),
         (replace(EXAMPLE, memory_model="tracker"), {"operators"}),
         (replace(EXAMPLE, contention=Contention({"all_gather": 1.1})), {"costs"}),
         (replace(EXAMPLE, contention=Contention(links={"fsdp": "nvlink"})), set()),  # nobody shares it
         (replace(EXAMPLE, name="graph_7"), {"name"}),
         (with_node(4, name="mm_1"), set()),
-        (with_node(2, op="all_reduce"), {"operators", "key", "launches"}),
+        (with_node(2, op="all_reduce"), {"operators", "calls", "key", "launches"}),
     ],
 )
 def test_what_is_in_which_part(problem: Problem, parts: set[str]) -> None:

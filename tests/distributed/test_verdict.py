@@ -14,6 +14,23 @@ def test_equal_digests_agree_whatever_the_names() -> None:
     assert judge({0: A, 1: replace(A, name="backward_1")}) == Verdict(agreed=True, shown=(A.identity,))
 
 
+def test_what_is_alike_within_a_part_that_differs() -> None:
+    """Not every difference in sizes is one of tensors, nor every other graph one of other operators."""
+    known = replace(A, calls="x", storages="y")
+    for other, words in (
+        (replace(known, sizes="t"), "constants or offsets (no tensor has another size): rank 0 against rank 1; launch"),
+        (replace(known, sizes="t", storages="z"), "tensor sizes: rank 0 against rank 1; launch"),
+        (
+            replace(known, operators="q"),
+            "dependencies between equal operators, or process groups: rank 0 against rank 1; launch",
+        ),
+        (replace(known, operators="q", calls="w"), "operators: rank 0 against rank 1; launch"),
+    ):
+        verdict = judge({0: known, 1: other})
+        assert verdict.reason == f"the ranks differ in {words} order kept."
+        assert verdict.launches_alike
+
+
 SIDES = "ranks 0-1, 3 against rank 2"
 
 

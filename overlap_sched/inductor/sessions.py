@@ -11,6 +11,7 @@ from typing import Any
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
 
+from overlap_sched.distributed.uncompiled import stop
 from overlap_sched.inductor.console import warn
 from overlap_sched.inductor.dynamo_frame import dynamo_frame
 from overlap_sched.inductor.settled import settled
@@ -44,6 +45,7 @@ class _Sessions:
     def start(self, _: Any) -> None:
         """For ``register_start_callback``: torch starts to compile."""
         try:
+            stop()
             settled.compiling(True)
             self._before = _counted()
         except Exception as error:

@@ -11,6 +11,8 @@ While it is on, gathers over gloo go around a fault of torch (:mod:`~overlap_sch
 ``inductor_options`` for as long as anything holds these options, as the compiled function does.
 """
 
+import atexit
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,6 +26,7 @@ from torch._inductor import config
 
 from overlap_sched.cost import CostModel
 from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.distributed.uncompiled import uncompiled, watch_optimizers
 from overlap_sched.errors import OptionsError, TorchVersionError
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.choosing import planned, wants_rewrites
@@ -203,6 +206,7 @@ def _switch_on(settings: Settings) -> None:
             setattr(config, name, value)
         if changes:
             undo.callback(observe(partial(look, settings=settings)))
+            undo.callback(watch_optimizers())
         _on.append((settings, undo.pop_all()))
 
 
@@ -211,3 +215,12 @@ def _switch_off() -> None:
         _on.pop()[1].close()
     finally:
         settled.say()
+
+
+def _end() -> None:
+    """The process ends while it is on, and not by an error."""
+    if _on and not hasattr(sys, "last_type"):
+        uncompiled.tell()
+
+
+atexit.register(_end)

@@ -6,6 +6,7 @@ code; whatever is compiled counts as one.
 """
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +16,17 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
+from overlap_sched.distributed.uncompiled import uncompiled
 from overlap_sched.sharding.gather import gather, gather_unreduced
 from overlap_sched.sharding.layout import Layout
 from overlap_sched.sharding.state import ShardedModule, State
 
 
 class _Running:
-    """Whether a forward is running in eager code."""
+    """Whether a forward is running in eager code, and whose was the first."""
 
     forward = False
+    first: Callable[[], nn.Module | None] = staticmethod(lambda: None)
 
 
 _running = _Running()
@@ -103,6 +106,8 @@ def _gathering(plain: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or _running.forward:
             return plain(self, *args, **kwargs)
+        if uncompiled.counts and torch.is_grad_enabled():
+            _count(self)
         _running.forward = True
         try:
             return plain(self, *args, **kwargs)
@@ -110,6 +115,14 @@ def _gathering(plain: Callable[..., Any]) -> Callable[..., Any]:
             _running.forward = False
 
     return forward
+
+
+def _count(module: nn.Module) -> None:
+    """A step for each further forward of the first module."""
+    if _running.first() is module:
+        uncompiled.step("forward")
+    elif _running.first() is None:
+        _running.first = weakref.ref(module)
 
 
 def _casting(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,137 @@
+"""Steps that run without torch.compile: said once, on rank 0, and never where something is compiled."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import optimizer as optimizers
+
+from llama_repro.capture.parallelism import fake_world
+from overlap_sched.distributed import shard, uncompiled
+from overlap_sched.distributed.uncompiled import NOTHING_COMPILED, Uncompiled
+from overlap_sched.errors import OverlapSchedWarning
+from overlap_sched.sharding import access
+
+
+@pytest.fixture(autouse=True)
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Uncompiled]:
+    """A job in which nothing has been compiled or said."""
+    fresh = Uncompiled()
+    monkeypatch.setattr(uncompiled, "uncompiled", fresh)
+    monkeypatch.setattr(access, "uncompiled", fresh)
+    monkeypatch.setattr(access._running, "first", lambda: None)
+    monkeypatch.setattr(uncompiled, "compiled", lambda: False)
+    yield fresh
+    uncompiled.stop()
+
+
+def said(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(w.message) for w in caught if issubclass(w.category, OverlapSchedWarning)]
+
+
+def train(model: nn.Module, steps: int, *, optimizer: bool = True) -> None:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(4, 8)).sum().backward()
+        if optimizer:
+            sgd.step()
+
+
+def test_words() -> None:
+    assert NOTHING_COMPILED == (
+        "overlap_sched: nothing has been compiled, so nothing can be reordered. Give the model to torch.compile, after "
+        "overlap_sched.enable() and after shard()."
+    )
+
+
+def test_steps_of_an_optimizer_are_counted_until_it_is_said(job: Uncompiled) -> None:
+    hooks = len(optimizers._global_optimizer_post_hooks)
+    uncompiled.watch_optimizers()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(nn.Linear(8, 8), 1)
+        assert not said(caught)
+        train(nn.Linear(8, 8), 3)
+    assert said(caught) == [NOTHING_COMPILED]
+    assert len(optimizers._global_optimizer_post_hooks) == hooks
+    assert not job.counts
+
+
+def test_forwards_of_a_sharded_module_are_counted() -> None:
+    """No optimizer, nothing switched on; forwards without gradients are no steps, nor are those of its parts."""
+    with fake_world(2):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        shard(model, init_device_mesh("cpu", (2,)))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with torch.no_grad():
+                for _ in range(5):
+                    model(torch.ones(4, 8))
+            train(model, 2, optimizer=False)
+            assert not said(caught)
+            train(model, 2, optimizer=False)
+    assert said(caught) == [NOTHING_COMPILED]
+
+
+def test_nothing_is_said_where_something_is_compiled(job: Uncompiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uncompiled, "compiled", lambda: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OverlapSchedWarning)
+        uncompiled.watch_optimizers()
+        train(nn.Linear(8, 8), 3)
+        assert not job.counts
+
+
+@pytest.mark.slow  # imports Inductor
+def test_torch_finds_no_hook_of_ours_when_it_compiles() -> None:
+    from overlap_sched.inductor.sessions import _sessions
+
+    hooks = len(optimizers._global_optimizer_post_hooks)
+    uncompiled.watch_optimizers()
+    assert len(optimizers._global_optimizer_post_hooks) == hooks + 1
+    _sessions.start(None)
+    _sessions.end(None)
+    assert len(optimizers._global_optimizer_post_hooks) == hooks
+
+
+def test_only_rank_0_speaks(job: Uncompiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OverlapSchedWarning)
+        job.tell()
+
+
+def test_where_warnings_are_errors_the_job_goes_on(job: Uncompiled, caplog: pytest.LogCaptureFixture) -> None:
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="overlap_sched"):
+        warnings.simplefilter("error")
+        job.tell()
+        job.tell()
+    assert [r.getMessage() for r in caplog.records] == [NOTHING_COMPILED]
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_after_less(job: Uncompiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the plug-in is on, and no error has ended it."""
+    import overlap_sched
+    from overlap_sched.inductor import switch
+
+    monkeypatch.setattr(switch, "uncompiled", job)
+    monkeypatch.delattr("sys.last_type", raising=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        switch._end()
+        overlap_sched.enable()
+        try:
+            monkeypatch.setattr("sys.last_type", KeyError, raising=False)
+            switch._end()
+            assert not said(caught)
+            monkeypatch.delattr("sys.last_type")
+            switch._end()
+        finally:
+            overlap_sched.disable()
+    assert said(caught) == [NOTHING_COMPILED]

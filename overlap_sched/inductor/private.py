@@ -191,6 +191,7 @@ def watch_cache(may_load: Loading, may_save: Callable[[Any, str], bool]) -> bool
     if _watching:
         _watching[0] = (may_load, may_save)
     else:
+        _keys_without_hashes_of_meshes()
         for name, parameters in _CACHE.items():
             if list(signature(getattr(FxGraphCache, name)).parameters) != parameters:
                 return False
@@ -216,6 +217,25 @@ def watch_cache(may_load: Loading, may_save: Callable[[Any, str], bool]) -> bool
         FxGraphCache.cache_hit_post_compile = staticmethod(loaded)
         FxGraphCache._save_graph = staticmethod(saved)
     return not functorch_config.bundled_autograd_cache  # which loads without asking
+
+
+def _keys_without_hashes_of_meshes() -> None:
+    """Have a graph that takes DTensors the same cache key in every process.
+
+    torch pickles their mesh into the key, with the hash that it remembers. It is one of strings, so each process has
+    another. It is computed anew where it is missing.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    state_of = vars(DeviceMesh).get("__getstate__")
+    if state_of is None:
+        return
+
+    def state(mesh: Any) -> dict[str, Any]:
+        found: dict[str, Any] = state_of(mesh)
+        return {**found, "_hash": None} if "_hash" in found else found
+
+    DeviceMesh.__getstate__ = state  # type: ignore[method-assign]
 
 
 def _owner() -> Any | None:

@@ -170,7 +170,10 @@ HEALING = ["options, odd", "options, odd again", "healing", "healing again", "he
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Two jobs, one after the other: what each rank found in each step."""
-    jobs = {"first": ["torch alone", "first", "buckets"], "second": [*SECOND, *HEALING, *BUCKETS[1:]]}
+    jobs = {
+        "first": ["torch alone", "mesh, torch alone", "first", "buckets", "mesh"],
+        "second": [*SECOND, *HEALING, *BUCKETS[1:], "mesh again"],
+    }
 
     def run(folder: Path) -> None:
         for job, steps in jobs.items():
@@ -283,6 +286,19 @@ def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
     for step in BUCKETS[1:3]:
         assert of(jobs, step, "events") == of(jobs, "buckets", "events")
         assert of(jobs, step, "warned") == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_a_graph_of_dtensors_is_found_in_another_process(jobs: Found) -> None:
+    """Its key holds the mesh; AOTAutograd's own cache serves no graph that communicates."""
+    assert of(jobs, "mesh", "hits") == [0, 0]
+    assert of(jobs, "mesh again", "hits") == [2, 2]
+    assert of(jobs, "mesh again", "autograd hits") == [0, 0]
+    assert of(jobs, "mesh again", "events") == of(jobs, "mesh", "events")
+    assert of(jobs, "mesh again", "asked") == [2, 2]
+    for rank in jobs:
+        assert all(map(torch.equal, rank["mesh again"]["results"], rank["mesh, torch alone"]["results"]))
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from torch._inductor.utils import run_and_get_code
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Compute, Roofline
-from overlap_sched.inductor import agree, cache_key, private
+from overlap_sched.inductor import agree, cache_key, cached_orders, private
 from overlap_sched.inductor.cache_key import settings_key
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from tests.support.inductor.generated import events, numbered
-from tests.support.inductor.models import Net, step
+from tests.support.inductor.models import RANKS, Net, step
 
 
 def free(node: fx.Node) -> float | None:
@@ -174,3 +174,15 @@ def test_costs_without_a_name_bypass_the_cache(runs: dict[str, Any]) -> None:
 
 def test_the_name_covers_the_code_of_this_package(tmp_path: Path) -> None:
     assert len(cache_key._package().split()[-1]) == 64
+
+
+def test_the_hash_that_a_mesh_remembers_is_in_no_key(ranks: None) -> None:
+    """Each process has another."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    before = pickle.dumps(mesh)
+    assert hash(mesh)
+    assert pickle.dumps(mesh) == before
+    assert hash(pickle.loads(before)) == hash(mesh)

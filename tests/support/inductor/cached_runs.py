@@ -21,6 +21,8 @@ with warnings.catch_warnings():
     import torch._inductor.compile_fx
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import overlap_sched
 from overlap_sched import Options
@@ -30,6 +32,22 @@ from tests.support.inductor.generated import events
 from tests.support.inductor.models import Swapped, step
 
 WIDTH = 8
+
+
+class Meshed(torch.nn.Module):
+    """Weights are DTensors, which the graph takes with their mesh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        weights = [distribute_tensor(torch.randn(WIDTH, WIDTH), mesh, [Shard(0)]) for _ in range(3)]
+        self.weights = torch.nn.ParameterList(torch.nn.Parameter(weight) for weight in weights)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = (x @ weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])).relu()
+        return x.sum()
 
 
 def alone(x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +76,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
         if "mega" in name:
             torch.compiler.load_cache_artifacts((folder / f"artifacts{dist.get_rank()}").read_bytes())
         headroom = "49%" if "options" in name and here else "50%"
-        model = Swapped(WIDTH, dist.get_world_size())
+        model = Meshed() if "mesh" in name else Swapped(WIDTH, dist.get_world_size())
         torch._dynamo.reset()
         torch._inductor.codecache.PyCodeCache.cache_clear()
         counters.clear()
@@ -74,7 +92,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
         results, code = run_and_get_code(step, model, torch.compile(model, fullgraph=True), WIDTH)
         found |= {
             **_counted(),
-            "results": results,
+            "results": [one.to_local() if isinstance(one, DTensor) else one for one in results],
             "events": [[tuple(event) for event in events(text)] for text in code],
             "asked": asked.call_count,
             "changed": [one.report.changed for one in overlap_sched.reports() if one.report.schedule is not None],

@@ -99,8 +99,9 @@ def name_and_group(node: fx.Node) -> tuple[str, Any]:
     """
     if getattr(node.target, "namespace", "") == "ao":
         return OUT, None
-    op, args, kwargs = call_of(node)
-    named = (Arg((i, a.name)).of(args, kwargs) for i, a in enumerate(op._schema.arguments) if names_a_group(a))
+    call = call_of(node)
+    arguments = enumerate(call.target._schema.arguments)
+    named = (Arg((i, a.name)).of(call.args, call.kwargs) for i, a in arguments if names_a_group(a))
     value = next((value for value in named if value is not None), None)
     if value is None:
         ranks = _listed_ranks(node)

@@ -25,6 +25,7 @@ from overlap_sched.errors import AgreementError
 from overlap_sched.inductor.agree import ask, asks
 from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.settled import settled
 
 _MARK = "overlap_sched order: "
 _REWRITES = "overlap_sched rewrites"
@@ -191,7 +192,10 @@ def watched(settings: Settings) -> bool:
 
 def _may_load(owner: Any, source: str, traced: bool) -> tuple[bool, bool]:
     try:
-        return may_load(owner.settings, source, traced)
+        use, drop = may_load(owner.settings, source, traced)
+        if use:
+            settled.loaded(communicates=bool(_COMMUNICATES.search(source)))
+        return use, drop
     except Exception as error:  # compiled instead: the pass asks the others
         if owner.settings.options.strict and isinstance(error, AgreementError):
             raise

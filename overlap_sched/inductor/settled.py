@@ -58,6 +58,7 @@ class Settled:
         self._outcomes: list[Outcome] = []
         self._passed_by: list[str] = []
         self._cached = 0
+        self._loaded: list[bool] = []
         self._compiling = False
         self._lines = 0
         self._ranks = False
@@ -88,6 +89,11 @@ class Settled:
                 self._cached += graphs
                 self._wait()
 
+    def loaded(self, communicates: bool) -> None:
+        """Code from torch's caches is used, and whether it has collectives. Not known of all such code."""
+        with self._lock:
+            self._loaded.append(communicates)
+
     def compiling(self, now: bool) -> None:
         """Whether torch compiles: while it does, nothing is settled."""
         with self._lock:
@@ -98,13 +104,13 @@ class Settled:
         """Say it now, if there is anything to say. Never raises."""
         try:
             with self._lock:
-                outcomes, passed_by, cached = self._outcomes, self._passed_by, self._cached
-                self._outcomes, self._passed_by, self._cached = [], [], 0
+                outcomes, passed_by, cached, loaded = self._outcomes, self._passed_by, self._cached, self._loaded
+                self._outcomes, self._passed_by, self._cached, self._loaded = [], [], 0, []
                 self._wait()
                 if not (outcomes or passed_by or cached):
                     return
                 again, self._lines = bool(self._lines), self._lines + 1
-            line = summary(outcomes, passed_by, cached, ranks=self._ranks, again=again)
+            line = summary(outcomes, passed_by, cached, loaded, ranks=self._ranks, again=again)
             say(line.text, line.level)
         except Exception:  # words for people must not end a job
             return

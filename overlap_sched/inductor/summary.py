@@ -12,13 +12,11 @@ from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
 
 DETAILS = "Details: overlap_sched.reports()"
 HOOKS = (
-    "fully_shard (FSDP2), DDP and other hooks launch their collectives outside of the graph, where they cannot be "
-    "moved. Instead of fully_shard use overlap_sched.distributed.shard, which takes the same arguments; with DDP set "
-    'torch._dynamo.config.optimize_ddp = "python_reducer"'
+    "fully_shard, DDP and other hooks launch collectives outside of the graph. Use overlap_sched.distributed.shard, "
+    'or with DDP torch._dynamo.config.optimize_ddp = "python_reducer"'
 )
-SHOWN_REASONS = 3
-LONGEST_REASON = 200
-"""Characters."""
+LONGEST_LINE = 300
+"""Characters. Where the line would be longer, fewer reasons are named, and less of each."""
 _FINE = ("no better order was found", "no other order was looked for")
 
 
@@ -64,6 +62,17 @@ def outcome_of(report: Report, priced_for: str) -> Outcome:
     return Outcome(communicates, report.changed, "", *exposed, priced_for, kept, report.sizes, rewritten)
 
 
+class Room(NamedTuple):
+    """How many kinds of reasons are named, and how long each may be (characters)."""
+
+    reasons: int
+    longest: int
+
+
+_ROOMS = (Room(3, 200), Room(3, 100), Room(2, 80), Room(1, 80), Room(1, 40))
+"""From the most words to the fewest."""
+
+
 class Line(NamedTuple):
     """What to say, and how loudly (a level of :mod:`logging`)."""
 
@@ -72,7 +81,13 @@ class Line(NamedTuple):
 
 
 def summary(
-    outcomes: Sequence[Outcome], passed_by: Sequence[str] = (), cached: int = 0, *, ranks: bool, again: bool
+    outcomes: Sequence[Outcome],
+    passed_by: Sequence[str] = (),
+    cached: int = 0,
+    loaded: Sequence[bool] = (),
+    *,
+    ranks: bool,
+    again: bool,
 ) -> Line:
     """One line on some graphs, at least one.
 
@@ -80,22 +95,39 @@ def summary(
         outcomes: Of the graphs that came to us.
         passed_by: Per graph that was compiled without us, why.
         cached: Graphs that torch found in its caches.
+        loaded: Of the code that it found there, as far as it is known, whether it has collectives.
         ranks: Are there several? Then graphs without any collective are no good sign.
         again: Is it a further line, on what was compiled since?
     """
     mend = [outcome for outcome in outcomes if not outcome.fine]
-    hooked = ranks and bool(outcomes) and not any(outcome.communicates for outcome in outcomes)
-    parts = [_counted(outcomes, again)] if outcomes else [] if cached else ["no graph reached it"]
+    communicate = any(outcome.communicates for outcome in outcomes) or any(loaded)
+    hooked = ranks and bool(outcomes or loaded) and not communicate and (not cached or bool(loaded))
+    level = logging.WARNING if mend or hooked or (passed_by and not outcomes) else logging.INFO
+    texts = [_text(outcomes, passed_by, cached, loaded, hooked, again, room) for room in _ROOMS]
+    return Line(next((text for text in texts if len(text) <= LONGEST_LINE), texts[-1]), level)
+
+
+def _text(
+    outcomes: Sequence[Outcome],
+    passed_by: Sequence[str],
+    cached: int,
+    loaded: Sequence[bool],
+    hooked: bool,
+    again: bool,
+    room: Room,
+) -> str:
+    parts = [_counted(outcomes, again, room)] if outcomes else [] if cached else ["no graph reached it"]
     if cached:
-        parts.append(f"{count(cached, 'graph')} out of torch's caches, in the order that was cached")
+        cached = max(cached, len(loaded))  # forward and backward are found one by one
+        order = ", none with collectives" if loaded and not any(loaded) else ", in the order that was cached"
+        parts.append(f"{count(cached, 'graph')} out of torch's caches{order}")
     parts += [f"{count(n, 'graph')} compiled without it, as {why}" for why, n in Counter(passed_by).items()]
     if hooked:
         parts.append(f"nothing to reorder. {HOOKS}")
-    level = logging.WARNING if mend or hooked or (passed_by and not outcomes) else logging.INFO
-    return Line(f"overlap_sched: {'; '.join(parts)}{f'. {DETAILS}' if outcomes else ''}", level)
+    return f"overlap_sched: {'; '.join(parts)}{f'. {DETAILS}' if outcomes else ''}"
 
 
-def _counted(outcomes: Sequence[Outcome], again: bool) -> str:
+def _counted(outcomes: Sequence[Outcome], again: bool, room: Room) -> str:
     """``5 graphs, 3 with collectives, 2 reordered (exposed ...), 1 not: ...; 2 without collectives``."""
     head = (
         f"{len(outcomes):,} more graph{'' if len(outcomes) == 1 else 's'}" if again else count(len(outcomes), "graph")
@@ -113,13 +145,13 @@ def _counted(outcomes: Sequence[Outcome], again: bool) -> str:
     if rewritten:
         text += f", {rewritten:,} rewritten"
     if done:
-        text += f" ({_gained(done)})"
+        text += f" ({_gained(done, room)})"
     if left:
-        text += f", {len(left):,} not: {_reasons(left)}" if done else f": {_reasons(left)}"
+        text += f", {len(left):,} not: {_reasons(left, room)}" if done else f": {_reasons(left, room)}"
     return f"{text}; {without:,} without collectives{by_peak}" if without else text
 
 
-def _gained(done: Sequence[Outcome]) -> str:
+def _gained(done: Sequence[Outcome], room: Room) -> str:
     """``exposed 14.10 -> 0.80 ms predicted for H100``, and which launches could not move."""
     before_us, after_us = sum(outcome.before_us for outcome in done), sum(outcome.after_us for outcome in done)
     devices = " and ".join(dict.fromkeys(outcome.priced_for for outcome in done if outcome.priced_for))
@@ -127,24 +159,24 @@ def _gained(done: Sequence[Outcome]) -> str:
     assumed = sizes_assumed(list(dict.fromkeys(one for outcome in done for one in outcome.sizes)))
     return (
         f"exposed {from_to(duration(before_us), duration(after_us))} predicted{f' for {devices}' if devices else ''}"
-        f"{f'; {len(kept):,} of them: {_reasons(kept)}' if kept else ''}{f'; {assumed}' if assumed else ''}"
+        f"{f'; {len(kept):,} of them: {_reasons(kept, room)}' if kept else ''}{f'; {assumed}' if assumed else ''}"
     )
 
 
-def _reasons(reasons: Iterable[str]) -> str:
+def _reasons(reasons: Iterable[str], room: Room) -> str:
     """Each kind of reason once, the most frequent first: whole where one graph has it, else its head and how many."""
     kinds: dict[str, list[str]] = {}
     for reason in reasons:
-        kinds.setdefault(_sentence(reason).split(":")[0], []).append(reason)
+        kinds.setdefault(_sentence(reason, room).split(":")[0], []).append(reason)
     ranked = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
-    words = [_sentence(alike[0]) if len(set(alike)) == 1 else head for head, alike in ranked[:SHOWN_REASONS]]
+    words = [_sentence(alike[0], room) if len(set(alike)) == 1 else head for head, alike in ranked[: room.reasons]]
     if len(ranked) > 1:
         words = [f"{word} ({len(alike):,})" for word, (_, alike) in zip(words, ranked, strict=False)]
-    more = sum(len(alike) for _, alike in ranked[SHOWN_REASONS:])
+    more = sum(len(alike) for _, alike in ranked[room.reasons :])
     return "; ".join([*words, *([f"other reasons ({more:,})"] if more else [])])
 
 
-def _sentence(reason: str) -> str:
+def _sentence(reason: str, room: Room) -> str:
     """The first sentence, not too long: what follows is how to mend it, and in the report."""
     first = " ".join(reason.split()).partition(". ")[0].rstrip(".")
-    return first if len(first) <= LONGEST_REASON else f"{first[:LONGEST_REASON].rsplit(' ', 1)[0]} ..."
+    return first if len(first) <= room.longest else f"{first[: room.longest].rsplit(' ', 1)[0]} ..."

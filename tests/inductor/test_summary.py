@@ -90,9 +90,8 @@ def test_several_devices() -> None:
 def test_no_collectives_on_several_ranks_says_where_they_went() -> None:
     found = summary([NONE, NONE], (), ranks=True, again=False)
     assert found.text == (
-        "overlap_sched: 2 graphs, none with collectives; nothing to reorder. fully_shard (FSDP2), DDP and other hooks "
-        "launch their collectives outside of the graph, where they cannot be moved. Instead of fully_shard use "
-        "overlap_sched.distributed.shard, which takes the same arguments; with DDP set "
+        "overlap_sched: 2 graphs, none with collectives; nothing to reorder. fully_shard, DDP and other hooks launch "
+        "collectives outside of the graph. Use overlap_sched.distributed.shard, or with DDP "
         'torch._dynamo.config.optimize_ddp = "python_reducer"' + DETAILS
     )
     assert found.level == logging.WARNING
@@ -171,3 +170,32 @@ def test_rewritten_graphs_are_counted_apart() -> None:
         "overlap_sched: 1 graph, 1 with collectives, none reordered, 1 rewritten (exposed 10.0 -> 5.0 us predicted for "
         "H100)" + DETAILS
     )
+
+
+def test_code_out_of_a_cache_in_which_nothing_can_be_reordered() -> None:
+    """A second start of a job with ``fully_shard``."""
+    found = summary([], cached=1, loaded=[False, False], ranks=True, again=False)
+    assert found == (
+        "overlap_sched: 2 graphs out of torch's caches, none with collectives; nothing to reorder. " + HOOKS,
+        logging.WARNING,
+    )
+    for loaded, ranks in (([False, True], True), ([], True)):
+        graphs = "2 graphs" if loaded else "1 graph"
+        text = f"overlap_sched: {graphs} out of torch's caches, in the order that was cached"
+        assert summary([], cached=1, loaded=loaded, ranks=ranks, again=False) == (text, logging.INFO)
+    assert summary([], cached=1, loaded=[False], ranks=False, again=False).level == logging.INFO
+    assert summary([DONE], cached=1, loaded=[False], ranks=True, again=False).level == logging.INFO
+
+
+def test_the_line_stays_a_line() -> None:
+    """At most about 300 characters, whatever the reasons are."""
+    differ = "the ranks differ in constants or offsets (no tensor has another size): ranks 0-7 against ranks 8-15"
+    kinds = [Outcome(True, False, f"{word * 10}: {'broken in some way or other ' * 9}") for word in ("a ", "b ", "c ")]
+    kept = [Outcome(True, True, "", 10.0, 5.0, H100, f"{differ} {k}; launch order kept") for k in range(4)]
+    text = line(*kinds, *kept, *[NONE] * 100)
+    assert text == (
+        "overlap_sched: 107 graphs, 7 with collectives, 4 reordered (exposed 40.0 -> 20.0 us predicted for H100; 4 of "
+        "them: the ranks differ in constants or ...), 3 not: a a a a a a a a a a : broken in some ... (1); other "
+        "reasons (2); 100 without collectives" + DETAILS
+    )
+    assert len(text) <= 300

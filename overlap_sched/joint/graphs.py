@@ -43,8 +43,7 @@ def draws(node: fx.Node) -> bool:
     """Whether torch says that a node may draw random numbers: attention too, whatever its dropout.
 
     Where such a node is to run again, torch's partitioner saves the generator's state
-    (``torch/_functorch/partitioners.py: functionalize_rng_ops``), and in 2.13 that fails beside the meshes of
-    :func:`overlap_sched.distributed.shard`.
+    (``torch/_functorch/partitioners.py: functionalize_rng_ops``).
     """
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 

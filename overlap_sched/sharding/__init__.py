@@ -4,6 +4,8 @@
 - :mod:`~overlap_sched.sharding.layout`: how one parameter lies on a mesh; the DTensor that is kept of it.
 - :mod:`~overlap_sched.sharding.gather`: the collectives, forward and backward.
 - :mod:`~overlap_sched.sharding.access`: properties in the parameters' places, which gather them.
+- :mod:`~overlap_sched.sharding.alike`: whether all ranks gather the same parameters.
+- :mod:`~overlap_sched.sharding.random_states`: a repair of torch, for checkpoints that draw random numbers.
 - :mod:`~overlap_sched.sharding.state`: what one call of ``shard`` shares; gradients that are not reduced yet.
 
 After SimpleFSDP (Zhang et al. 2024, arXiv 2411.00284) and its code in torchtitan. It differs in what is kept (the same

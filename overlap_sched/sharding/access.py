@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from overlap_sched.distributed.uncompiled import uncompiled
+from overlap_sched.sharding.alike import compare_reads
 from overlap_sched.sharding.gather import gather, gather_unreduced
 from overlap_sched.sharding.layout import Layout
 from overlap_sched.sharding.state import ShardedModule, State
@@ -87,6 +88,7 @@ def _property(name: str, layout: Layout) -> property:
 
 
 def _whole(module: nn.Module, name: str, parameter: DTensor, layout: Layout) -> Tensor:
+    compare_reads(module, name)
     state, part = module._sharding, parameter.to_local()
     again = state.again and torch.compiler.is_compiling() and torch.is_grad_enabled()
     if state.sync or not parameter.requires_grad:

@@ -11,8 +11,11 @@ from torch.distributed.tensor import Shard
 
 from overlap_sched.errors import ShardingError
 from overlap_sched.sharding.access import put_casts, put_properties
+from overlap_sched.sharding.alike import put_names
 from overlap_sched.sharding.checks import check_arguments, check_mesh, check_modules, check_parameter, mark_sharded
+from overlap_sched.sharding.gather import cache_gathers
 from overlap_sched.sharding.layout import Layout, Place, layout_of, part_of
+from overlap_sched.sharding.random_states import repair_random_states
 from overlap_sched.sharding.state import Owner, ShardedModule, State
 
 
@@ -61,10 +64,13 @@ def shard(
     parameters = _parameters_of(modules, ignored)
     for parameter, name in parameters.items():
         check_parameter(parameter, name, shard_placement_fn)
-    state = State(again=reshard_after_forward is not False)
+    repair_random_states()
+    cache_gathers()
+    state = State(again=reshard_after_forward is not False, group=place.shards.name)
     _divide([one for _, one in modules], {one: layout_of(one, place, policy) for one in parameters}, place, state)
     for root in roots:
         put_casts(root, state, policy)
+    put_names(roots)
     return module
 
 

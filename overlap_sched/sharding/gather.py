@@ -10,6 +10,7 @@ the collective where the type cannot overflow, by factors before and after it in
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as functional
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -18,6 +19,15 @@ from overlap_sched.sharding.layout import Layout
 
 _C10D = torch.ops._c10d_functional
 _NO_OVERFLOW = (torch.float32, torch.bfloat16)
+
+
+def cache_gathers() -> None:
+    """Let torch's AOTAutograd cache take graphs with these gathers: by default it leaves out autograd functions.
+
+    Their forward and backward are graphs inside of the graph when its key is made, and part of that key. torch's
+    environment variable ``TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD=0`` goes before.
+    """
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
 
 
 def gather(part: Tensor, layout: Layout, factor: float | None, *, again: bool) -> Tensor:
@@ -137,6 +147,10 @@ def _recomputed(gather_: Any, *arguments: Any) -> Tensor:
 
 def _recompute_all() -> Any:
     return create_selective_checkpoint_contexts(_always)
+
+
+_recompute_all.cache_hash = "overlap_sched.sharding: gathers run again"  # type: ignore[attr-defined]
+"""Without one torch's AOTAutograd cache leaves out graphs with this context. It stands for what the policy says."""
 
 
 def _always(*args: Any, **kwargs: Any) -> CheckpointPolicy:

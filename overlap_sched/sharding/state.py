@@ -40,12 +40,14 @@ class State:
 
     Attributes:
         again: Gather again in backward.
+        group: Name of the process group that has the parts.
         sync: Reduce gradients in backward.
         factor: By what the sum of gradients is divided; ``None``: by the number of ranks.
         owners: For each parameter, all that have it.
     """
 
     again: bool
+    group: str
     sync: bool = True
     factor: float | None = None
     owners: list[list[Owner]] = field(default_factory=list)

@@ -72,10 +72,10 @@ class Options:
             this process, ``"plain"`` where it says nothing; not in the tracker's memory model, nor for graphs
             of another device than CUDA. ``"none"``: live bytes alone count.
         allocator_cost: How much longer than the shortest that is found the step may become for the order to keep to the
-            allocator, in percent (default 2). 0: nothing. Where no order keeps to it at that price, the one is taken
-            that loses least, a percent of memory counting as much as a percent of the step, and reports say what is
-            lacking. The original order keeps to it, so 1000 means: whatever that costs, but never longer than the
-            original.
+            allocator, in percent (default 2). 0: nothing. Where no order keeps to it at that price, one is taken that
+            lacks little (1 % of what the original order reserves, 64 MiB at most), and reports say how much. Where none
+            at that price does: the shortest that is found at any, the original order in the end, and reports say what
+            the faster one needs. 1000: all of it is kept to, whatever that costs, but never longer than the original.
         concurrent_groups: Collectives of which process groups may be in flight together. ``"any"`` (default): of all.
             ``"disjoint"``: of groups that share at most one rank (where ranks are not known: of none). ``"one"``: of
             one group at a time. Between communicators on one device nothing orders what runs, and RCCL hangs with

@@ -19,7 +19,14 @@ from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_file
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
-from overlap_sched.report.words.reserved import not_held, reserved_changes, reserved_figures, reserved_rows
+from overlap_sched.report.words.reserved import (
+    not_held,
+    not_taken,
+    other_segments,
+    reserved_changes,
+    reserved_figures,
+    reserved_rows,
+)
 from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
 from overlap_sched.report.words.together import together_text
 from overlap_sched.scheduler.result import Schedule
@@ -180,16 +187,12 @@ def answer(
             more |= {"left_out": left_json(left)}
         more |= {"prices": prices_of(options, loaded), "reserved": reserved_figures(reserved)}
         return as_json("plan", {**figures(result), **more})
-    beyond = list(filter(None, [together_text(result), not_held(result, original)]))
+    lacks = (not_taken(result), not_held(result, original), other_segments(result, original))
+    table = summary(result, reserved_rows(reserved))
     if made is not None:
-        return (
-            summary(result, reserved_rows(reserved)),
-            rewrites_text(made),
-            *filter(None, [left_text(left)]),
-            *beyond,
-        )
-    kept = () if result.fell_back is None else (f"The original order was kept: {result.fell_back}",)
-    return (summary(result, reserved_rows(reserved)), *kept, *beyond)
+        return tuple(filter(None, (*lacks, table, rewrites_text(made), left_text(left), together_text(result))))
+    kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
+    return tuple(filter(None, (*lacks, table, kept, together_text(result))))
 
 
 def prices_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import Pair, launch_pairs
 from overlap_sched.scheduler.admission import Refusal
-from overlap_sched.scheduler.result import NO_WORK, Reason, Work
+from overlap_sched.scheduler.result import NO_WORK, Faster, Reason, Work
 from overlap_sched.scheduler.step_time import StepTimes
 
 SAME_STEP = 1e-9
@@ -31,6 +31,7 @@ class Candidate:
         refusals: Per collective that the budget ever refused: the first time.
         work: What it took to come to it.
         unshifted: The order before single launches and waits were shifted; ``None``: none were.
+        faster: What it was taken for, as that would not run where the original order does; ``None``: nothing.
     """
 
     order: Order
@@ -40,6 +41,7 @@ class Candidate:
     refusals: Mapping[int, Refusal] = field(default_factory=dict)
     work: Work = NO_WORK
     unshifted: Order | None = None
+    faster: Faster | None = None
 
     def beats(self, other: "Candidate") -> bool:
         """Is its step shorter, or as long with a lower peak?"""

@@ -123,7 +123,7 @@ class _Filler:
         self._take(order)
 
     def _may_be_held(self, order: Order) -> bool:
-        return self._reserve is None or self._reserve.overdraft(order) <= self._may_break
+        return self._reserve is None or self._reserve.no_worse(self._reserve.overdraft(order), self._may_break)
 
     def _take(self, order: Order) -> None:
         self.order, self._position = order, positions(order)

@@ -21,6 +21,8 @@ MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 """See :mod:`overlap_sched.scheduler.reserve`; parts of what the original order needs."""
 SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
 """What reserves less than the first may reserve the second more."""
+SLIGHT, SLIGHT_BYTES = 0.01, 64 * MIB
+"""What lacks no more than this part of what the original order reserves, nor more than so many bytes, may be taken."""
 SPARE = 0.01
 """A run may make the allocator grow ahead of the original order by so much of what that reserves."""
 
@@ -102,6 +104,23 @@ class Reserve:
                 return Overdraft(True, 0, over_bytes), unlucky
             retries = full[original].replay.allocator.retries
         return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes), unlucky
+
+    def runs(self, broken: Overdraft) -> bool:
+        """Does an order that breaks this run where the original order does, or with a few MiB more?"""
+        return broken.over_bytes <= self._slight_bytes
+
+    def no_worse(self, broken: Overdraft, most: Overdraft) -> bool:
+        """Does an order break no more than another one, and run where that runs?"""
+        return broken <= most and (self.runs(broken) or not self.runs(most))
+
+    @property
+    def lenient(self) -> "Reserve":
+        """The same, with those few MiB on top."""
+        return replace(self, spare_bytes=self.spare_bytes + self._slight_bytes)
+
+    @property
+    def _slight_bytes(self) -> int:
+        return min(int(self.reserved_bytes * SLIGHT), SLIGHT_BYTES)
 
     def lacking(self, order: Order) -> Lacking:
         """What a valid order lacks on all devices together."""

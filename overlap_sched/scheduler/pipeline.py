@@ -40,7 +40,7 @@ from overlap_sched.scheduler.portfolio import best_of_runs, lowest_peak
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.relink import relinked
 from overlap_sched.scheduler.reserve import within_reserve
-from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
+from overlap_sched.scheduler.result import NO_WORK, Faster, Figures, Schedule
 from overlap_sched.scheduler.shift import shift
 
 STALLS = (0.0, 0.5, 1.0)
@@ -152,6 +152,7 @@ def _judged(
         work=best.work,
         schedule_s=time.perf_counter() - began,
         unrestricted_us=None if options.concurrent_groups == "any" else unrestricted_us,
+        faster=best.faster,
     )
 
 
@@ -204,6 +205,10 @@ class _Found:
                 best = within_reserve(reserve, Reference(asked.problem, self.base, asked.live_ranges), best, walks)
             if walks:
                 best = fill_links(asked, best, reserve)
+                if reserve is not None and best.faster is not None:  # that, too, as it would be taken
+                    offered = fill_links(asked, self.best, None)
+                    lacks_bytes = reserve.overdraft(offered.order).over_bytes
+                    best = replace(best, faster=Faster(offered.step_us, lacks_bytes))
         kept = best.order == self.original.order and not asked.within_budget(best.order)
         return best, self.original.peak_bytes if kept else asked.base_bytes
 

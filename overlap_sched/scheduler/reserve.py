@@ -15,8 +15,12 @@ tighter budgets, between what is live in the original order at each place and it
 fewer holes; then orders nearer and nearer to the original one, which can be held itself
 (:func:`overlap_sched.scheduler.relink.between`). Where what can be held is not close to the best: a random walk from
 those that can be held, or nearly, and from those that are short (:mod:`overlap_sched.scheduler.wander`). The shortest
-that can be held at the price asked for (``Options.allocator_cost``); then shifts that go less far. Where nothing can be
-held at that price, what loses least within it, a percent of memory counting as much as a percent of the step.
+that can be held at the price asked for (``Options.allocator_cost``). Where nothing can be held at that price, what
+loses least within it, a percent of memory counting as much as a percent of the step. Then shifts that go less far.
+
+What would not run where the original order does, not even with a few MiB more, is never taken: instead the shortest
+that does, whatever it costs. Runs within tighter budgets once more, mended; walks to steps between the best one and the
+shortest that runs; then orders nearer to the original one, which is the last resort itself.
 """
 
 import math
@@ -29,7 +33,7 @@ from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve, Tried, he
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.repair import ROOMS
 from overlap_sched.scheduler.reserve_runs import nearer_orders, runs_beside_an_allocator, tighter_runs
-from overlap_sched.scheduler.result import Work
+from overlap_sched.scheduler.result import Faster, Work
 from overlap_sched.scheduler.shift import shift
 from overlap_sched.scheduler.wander import WORTH, wandered
 
@@ -53,6 +57,9 @@ WALK_NODES, MOST_TRIALS = 1_000_000, 300
 """Trials that a walk may make in vain, per unit of effort: so many nodes in all of them, and so many at most."""
 SHORTER = 0.6
 """Part of them, where an order is held already and a walk looks for a shorter one."""
+HALVINGS, HALVING_NODES = 4, 350_000
+"""Walks between a step that is too short and one that is not, and the nodes in all orders that each may try in vain,
+per unit of effort."""
 SHIFTS = (400, 100, 25, 6)
 """Positions that a shift goes at most, in turn."""
 
@@ -69,13 +76,16 @@ def within_reserve(reserve: Reserve, reference: Reference, best: Candidate, walk
     breaks = reserve.overdraft(best.order)
     if breaks == NOTHING:
         return best
-    broken, held = _Held(reserve, reference, best, breaks).look(walks)
+    looked = _Held(reserve, reference, best, breaks)
+    broken, held = looked.look(walks)
+    if not reserve.runs(broken):
+        broken, held = looked.at_any_price(broken, held)
     limit = reserve.task.limit_after(best)
     for farthest in SHIFTS:
         moved = shift(reserve.task, held, limit, farthest)
         if moved.step_us <= held.step_us:
             after = reserve.overdraft(moved.order)
-            if after == NOTHING or after < broken:
+            if after == NOTHING or (after < broken and reserve.no_worse(after, broken)):
                 return moved
     return held
 
@@ -89,7 +99,7 @@ class _Held:
     """
 
     def __init__(self, reserve: Reserve, reference: Reference, best: Candidate, breaks: Overdraft) -> None:
-        self._reserve, self._reference, self._best = reserve, reference, best
+        self._reserve, self._reference, self._best, self._breaks = reserve, reference, best, breaks
         self._original = reserve.task.measured(reserve.task.problem.original_order)
         self._most_us = min(best.step_us * (1 + reserve.task.options.allocator_cost / 100), self._original.step_us)
         self.made, self._seen, self.work = [(breaks, best)], {best.order}, best.work
@@ -112,6 +122,41 @@ class _Held:
             self._walk()
         broken, found = chosen(self.tried, self._best.step_us, self._most_us, self._reserve.reserved_bytes)
         return broken, replace(found, work=self.work)
+
+    def at_any_price(self, broken: Overdraft, found: Candidate) -> Tried:
+        """The shortest that runs where the original order does, or with a few MiB more; else what was found."""
+        strict, self._reserve, self._most_us = self._reserve, self._reserve.lenient, self._original.step_us
+        if strict.task.within_budget(self._original.order):
+            self.tried.append((NOTHING, self._original))
+        self.made, self.tried = self._again(self.made), self._again(self.tried)
+        for run in tighter_runs(self._reserve, self._reference, self._most_us):
+            self._run(run)
+        self._mend(MENDED_THERE)
+        self._halve()
+        if self.held_us >= self._original.step_us:
+            self._try_nearer()
+        self._reserve = strict
+        for lacks, shortest in sorted(self.tried, key=lambda pair: pair[1].step_us):
+            if lacks == NOTHING and strict.runs(lacks := strict.overdraft(shortest.order)):
+                faster = Faster(self._best.step_us, self._breaks.over_bytes)
+                return lacks, replace(shortest, work=self.work, faster=faster)
+        return broken, replace(found, work=self.work)
+
+    def _again(self, tried: Iterable[Tried]) -> list[Tried]:
+        """The same, with what they break now."""
+        return [(self._reserve.overdraft(found.order), found) for _, found in tried]
+
+    def _halve(self) -> None:
+        """Walk to a step between one that is too short and the shortest that breaks nothing."""
+        trials = self._reserve.task.options.effort * HALVING_NODES // max(len(self._best.order), 1)
+        low_us, high_us = self._best.step_us, min(self.held_us, self._most_us)
+        for _ in range(HALVINGS if trials else 0):
+            middle_us = math.sqrt(low_us * high_us)
+            self._wander(middle_us, min(trials, MOST_TRIALS))
+            if self.held_us <= high_us * (1 - WORTH):
+                low_us, high_us = self._best.step_us, self.held_us
+            else:
+                low_us = middle_us
 
     @property
     def held_us(self) -> float:

@@ -105,6 +105,19 @@ NO_WORK = Work()
 
 
 @dataclass(frozen=True)
+class Faster:
+    """An order that was not taken, as it would not run where the original order does; ``allocator="none"`` takes it.
+
+    Attributes:
+        step_us: Its step in the replay.
+        lacks_bytes: What it lacks there.
+    """
+
+    step_us: float
+    lacks_bytes: int
+
+
+@dataclass(frozen=True)
 class Schedule:
     """An order that passed the validator, or the original one with the reason in ``fell_back``.
 
@@ -119,6 +132,7 @@ class Schedule:
         schedule_s: Seconds that it took (for people; nothing depends on it).
         unrestricted_us: Step of the best order found without ``Options.concurrent_groups``; ``None``: it asks for
             nothing.
+        faster: A faster order that was not taken for what it needs; ``None``: none was found.
     """
 
     problem: Problem
@@ -132,6 +146,7 @@ class Schedule:
     fell_back: str | None
     work: Work
     schedule_s: float
+    faster: Faster | None = None
     unrestricted_us: float | None = None
 
     @cached_property

@@ -46,9 +46,6 @@ FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
 HELD = 2
 """So many of the shortest trials are looked at, until the allocator can hold one."""
-MOST_EXTRA, WORTH = 0.05, 4.0
-"""What the allocator cannot hold is taken where it lacks at most this part of what the original order reserves, more
-than the best order without rewrites does, and the step is shorter by so many times that part."""
 
 
 @dataclass(frozen=True)
@@ -233,27 +230,23 @@ def _compared(unfitted: Unfitted, found: Candidate, breaks: Overdraft) -> tuple[
     With the one for live bytes alone where the plan would be better even if that could be held.
     """
     live = unfitted.live
-    if found.step_us < live.scheduled.step_us and _worth(unfitted, found, live, breaks, NOTHING):
+    if found.step_us < live.scheduled.step_us and _may_be_taken(unfitted, breaks, NOTHING):
         return unfitted.fitted if unfitted.fits else live, ""
     without, reserve = unfitted.without_walks, unfitted.reserve
     most = NOTHING if reserve is None or breaks == NOTHING else reserve.overdraft(without.order)
-    if not _worth(unfitted, found, without, breaks, most):
+    if not _may_be_taken(unfitted, breaks, most):
         return without, _not_held(breaks)
     shorter = found.step_us < without.scheduled.step_us
     return without, "" if shorter else "no shorter once the allocator can hold it"
 
 
-def _worth(unfitted: Unfitted, found: Candidate, without: Schedule, breaks: Overdraft, most: Overdraft) -> bool:
-    """Does a plan break no more than may be broken, or little for what it takes off the step?"""
-    if unfitted.reserve is None or breaks <= most:
-        return True
-    extra = max(breaks.over_bytes - most.over_bytes, 0) / unfitted.reserve.reserved_bytes
-    gain = 1 - found.step_us / without.scheduled.step_us
-    return extra <= MOST_EXTRA and gain >= WORTH * extra
+def _may_be_taken(unfitted: Unfitted, breaks: Overdraft, most: Overdraft) -> bool:
+    """Does a plan break no more than may be broken, or run where the original order does?"""
+    return unfitted.reserve is None or breaks <= most or unfitted.reserve.runs(breaks)
 
 
 def _not_held(breaks: Overdraft) -> str:
-    return f"the allocator needs {breaks.over_bytes:,} bytes more than it may: too much for what it takes off the step"
+    return f"the allocator needs {breaks.over_bytes:,} bytes more than the original order has"
 
 
 class _Finished(NamedTuple):
@@ -321,6 +314,7 @@ def _planned(without: Schedule, problem: Problem, chosen: Candidate, rewrites: t
         scheduled=Figures(after.timeline.step_us, after.timeline.exposed_us, peak, list(after.profile).index(peak)),
         decisions=decisions(problem, after.timeline, chosen),
         work=without.work.plus(chosen.work),
+        faster=chosen.faster,
     )
     return Plan(rewrites, made, without, records(without.problem, problem, rewrites))
 

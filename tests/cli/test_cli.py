@@ -15,13 +15,14 @@ import pytest
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Node, Problem
+from tests.scheduler.test_reserve import large_layers
 from tests.support.command import run
 
 ROOT = Path(__file__).parents[2]
 KEYS = [
     "schema", "name", "nodes", "original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent",
     "budget_bound_us", "gap_within_budget_percent", "original_peak_bytes",
-    "peak_bytes", "headroom_bytes", "memory_model", "contention", "schedule_s", "fell_back", "prices",
+    "peak_bytes", "headroom_bytes", "memory_model", "contention", "schedule_s", "fell_back", "faster", "prices",
     "reserved",
 ]  # fmt: skip
 pytestmark = pytest.mark.usefixtures("plain_terminal")
@@ -54,6 +55,19 @@ def test_out_is_a_list_of_names_that_the_judge_can_read(problem: str, tmp_path: 
     assert run("plan", problem, "--out", str(tmp_path / "order.json")) == 0
     names = json.loads((tmp_path / "order.json").read_text())
     assert sorted(names) == sorted(node.name for node in EXAMPLE.nodes)
+
+
+def test_what_is_not_taken_stands_above_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "layers.json")
+    write_problem(large_layers(6, 64), path)
+    assert run("plan", path, "--comm-scale", "3") == 0
+    assert capsys.readouterr().out.startswith("A faster order was not taken: ")
+    assert run("plan", path, "--comm-scale", "3", "--json") == 0
+    faster = json.loads(capsys.readouterr().out)["faster"]
+    assert run("plan", path, "--comm-scale", "3", "--json", "--allocator", "none") == 0
+    free = json.loads(capsys.readouterr().out)
+    assert (faster["step_us"], free["faster"]) == (free["step_us"], None)
+    assert faster["lacks_bytes"] > 2**30
 
 
 def test_a_table_for_people(problem: str, capsys: pytest.CaptureFixture[str]) -> None:

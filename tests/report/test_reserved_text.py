@@ -4,17 +4,22 @@ from dataclasses import replace
 
 import pytest
 
+from llama_repro.bench.cases import slower_network
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.peak_memory.allocator.reserved import ReservedChange
 from overlap_sched.report.words.reserved import (
     held_lines,
     not_held,
+    not_taken,
+    other_segments,
     reserved_changes,
     reserved_figures,
     reserved_lines,
     reserved_rows,
     settings_shown,
 )
+from overlap_sched.scheduler.needs import Overdraft, Reserve
+from tests.scheduler.test_reserve import large_layers
 
 GIB = 2**30
 CHANGES = {
@@ -72,11 +77,38 @@ def test_an_order_that_its_allocator_cannot_hold_is_said_to_be_one() -> None:
     assert said.startswith(
         "Allocator (plain segments): the new order runs out of memory where the original order needs no "
     )
-    assert said.endswith(
-        "No order that was tried fits with a step within 2% of the shortest; a higher allocator_cost admits longer "
-        "ones, and headroom gives room."
-    )
+    assert said.endswith("No order that was tried runs where the original order does, and headroom gives room.")
     held = schedule(problem, Options(allocator="expandable"))
     assert not_held(held) == ""
     assert [line.partition(":")[0] for line in held_lines(held)] == ["reserved, expandable segments"]
     assert not_held(replace(loose, order=problem.original_order)) == ""
+
+
+def test_what_is_not_taken_is_offered_with_what_it_needs() -> None:
+    problem = slower_network(large_layers(6, 64), 3)
+    plain, expandable = (schedule(problem, Options(allocator=name)) for name in ("plain", "expandable"))
+    assert plain.order == problem.original_order
+    assert (not_held(plain), other_segments(plain)) == ("", "")
+    assert not_taken(plain) == (
+        "A faster order was not taken: 1.24 ms instead of 1.56 ms, but with plain segments it needs 1.371 GiB more "
+        "memory than the original order. allocator='none' (--allocator none) takes it, and headroom gives room."
+    )
+    assert held_lines(plain)[1:] == [not_taken(plain)]
+    assert not_taken(expandable).startswith("A faster order was not taken: 1.24 ms instead of 1.28 ms, but with exp")
+    assert other_segments(expandable) == (
+        "For a job with plain segments: this order has 1 retry too many where the original order needs none and needs "
+        "1.371 GiB more than it may; allocator='plain' (--allocator plain) plans for it."
+    )
+    free = schedule(problem, Options(allocator="none"))
+    assert (not_taken(free), other_segments(free)) == ("", "")
+
+
+def test_what_lacks_a_few_mebibytes_is_taken_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = schedule(EXAMPLE, Options(headroom="100%", allocator="plain"))
+    monkeypatch.setattr(Reserve, "overdraft", lambda *_: Overdraft(False, 0, 9 * 2**20))
+    monkeypatch.setattr(Reserve, "runs", lambda *_: True)
+    assert not_held(found) == (
+        "Allocator (plain segments): the new order needs 9.0 MiB more than it may, which is little enough to be taken. "
+        "No order that was tried fits with a step within 2% of the shortest; a higher allocator_cost admits longer "
+        "ones, and headroom gives room."
+    )

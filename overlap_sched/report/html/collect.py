@@ -14,7 +14,7 @@ from overlap_sched.report.html.data import FrontierData, FrontierPoint, Graph, N
 from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.contention import with_contention_line
-from overlap_sched.report.words.reserved import not_held, reserved_changes, reserved_figures, reserved_rows
+from overlap_sched.report.words.reserved import not_held, not_taken, reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, rewrites_figures
 from overlap_sched.report.words.schedule import budget_words, figures, summary_rows
 from overlap_sched.scheduler.result import Figures, Schedule
@@ -109,8 +109,9 @@ def _remarks(schedule: Schedule, answer: str | None) -> tuple[str, ...]:
         f"{budget_words(schedule)}."
     )
     kept = "" if schedule.fell_back is None else f"The original order was kept: {printable(schedule.fell_back)}."
+    lacks = (not_taken(schedule), not_held(schedule)) if answer is None else (answer,)
     contended = with_contention_line(simulated, problem.contention).splitlines()
-    return tuple(filter(None, (*contended, kept, not_held(schedule) if answer is None else answer)))
+    return tuple(filter(None, (*contended, kept, *lacks)))
 
 
 def _earlier(extras: Extras) -> tuple[str, ...]:

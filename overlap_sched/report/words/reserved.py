@@ -15,9 +15,9 @@ from overlap_sched.problem.allocator_settings import (
     allocator_settings,
     settings_in_environment,
 )
-from overlap_sched.report.units import between, change, size
+from overlap_sched.report.units import between, change, duration, size
 from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.needs import NOTHING, Reserve
+from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.result import Schedule
 
 _SET = "as set"
@@ -84,25 +84,67 @@ def not_held(schedule: Schedule, original: Problem | None = None) -> str:
         original: Whose original order it is compared with; ``None``: the same problem (else it was rewritten).
     """
     settings = kept_allocator(schedule.options)
-    if settings is None or (original is None and schedule.order == schedule.problem.original_order):
+    if settings is None:
         return ""
+    broken, runs = _broken(schedule, original, settings)
+    if broken == NOTHING:
+        return ""
+    why = (
+        "No order that was tried fits with a step within "
+        f"{schedule.options.allocator_cost:g}% of the shortest; a higher allocator_cost admits longer ones"
+        if runs
+        else "No order that was tried runs where the original order does"
+    )
+    little = ", which is little enough to be taken" if runs and broken.over_bytes else ""
+    return f"Allocator ({_title(settings)}): the new order {_words(broken)}{little}. {why}, and headroom gives room."
+
+
+def not_taken(schedule: Schedule) -> str:
+    """The faster order that would not run where the original order does, and what it needs; ``""``: there is none."""
+    faster, settings = schedule.faster, kept_allocator(schedule.options)
+    if faster is None or settings is None:
+        return ""
+    return (
+        f"A faster order was not taken: {duration(faster.step_us)} instead of {duration(schedule.scheduled.step_us)}, "
+        f"but with {_title(settings)} it needs {size(faster.lacks_bytes)} more memory than the original order. "
+        "allocator='none' (--allocator none) takes it, and headroom gives room."
+    )
+
+
+def other_segments(schedule: Schedule, original: Problem | None = None) -> str:
+    """What the new order lacks with the kind of segments that it was not made for; ``""``: nothing, or little."""
+    settings = kept_allocator(schedule.options)
+    other = {PLAIN: EXPANDABLE, EXPANDABLE: PLAIN}.get(settings) if settings is not None else None
+    if other is None:
+        return ""
+    broken, runs = _broken(schedule, original, other)
+    if runs:
+        return ""
+    name = next(name for name, shown in settings_shown().items() if shown == other)
+    return (
+        f"For a job with {_title(other)}: this order {_words(broken)}; allocator={name!r} (--allocator {name}) "
+        "plans for it."
+    )
+
+
+def _broken(schedule: Schedule, original: Problem | None, settings: AllocatorSettings) -> tuple[Overdraft, bool]:
+    """What the new order breaks of what the original order needs, and whether it runs there all the same."""
+    if original is None and schedule.order == schedule.problem.original_order:
+        return NOTHING, True
     task = Task(schedule.problem, schedule.options, schedule.base_bytes)
     was = task if original is None else replace(task, problem=original)
     reserve = Reserve.of(was, settings).rewritten(task)
     broken = reserve.overdraft(schedule.order)
-    if broken == NOTHING:
-        return ""
+    return broken, reserve.runs(broken)
+
+
+def _words(broken: Overdraft) -> str:
     breaks = [
         "runs out of memory where the original order needs no retry" if broken.out_of_memory else "",
-        f"has {_retries(broken.retries)} too many there" if broken.retries else "",
+        f"has {_retries(broken.retries)} too many where the original order needs none" if broken.retries else "",
         f"needs {size(broken.over_bytes)} more than it may" if broken.over_bytes else "",
     ]
-    found = " and ".join(filter(None, breaks))
-    return (
-        f"Allocator ({_title(settings)}): the new order {found}. No order that was tried fits with a step within "
-        f"{schedule.options.allocator_cost:g}% of the shortest; a higher allocator_cost admits longer ones, and "
-        "headroom gives room."
-    )
+    return " and ".join(filter(None, breaks))
 
 
 def held_lines(schedule: Schedule) -> list[str]:
@@ -113,7 +155,7 @@ def held_lines(schedule: Schedule) -> list[str]:
     live_ranges, problem = LiveRanges(schedule.problem), schedule.problem
     before, after = requests_of(live_ranges, problem.original_order), requests_of(live_ranges, schedule.order)
     line = f"reserved, {_title(settings)}: {_text(change_of(before, after, settings))}"
-    return [line, *filter(None, [not_held(schedule)])]
+    return [line, *filter(None, [not_taken(schedule), not_held(schedule)])]
 
 
 def reserved_lines(changes: dict[str, ReservedChange]) -> list[str]:

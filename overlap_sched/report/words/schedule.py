@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -56,6 +57,7 @@ def figures(schedule: Schedule) -> dict[str, Any]:
         **together_figures(schedule),
         "schedule_s": schedule.schedule_s,
         "fell_back": schedule.fell_back is not None,
+        "faster": None if schedule.faster is None else asdict(schedule.faster),
     }
 
 

@@ -17,6 +17,7 @@ exit codes:
   1    the original order was kept because the new one failed verification (with --strict: an error, nothing written)
   2    bad usage, bad input, or a file that cannot be written; one line on standard error says which
   3    a condition of `diff --fail-if` holds; one line on standard error per condition says which, and by how much
+  4    `fit`: live bytes keep the limit, but what torch's allocator reserves for them does not
   70   a bug in overlap_sched, with a traceback
   130  interrupted (Ctrl-C)
   141  whoever read the output stopped reading

@@ -31,7 +31,7 @@ from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan
 
-FINE, FELL_BACK, BAD_INPUT, FAILED, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
+FINE, FELL_BACK, BAD_INPUT, FAILED, LIVE_BYTES_ALONE, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 4, 70, 130, 141
 Tell = Callable[[str], None]
 
 
@@ -196,7 +196,9 @@ def _fit(options: argparse.Namespace) -> int:
         elif options.out and found.best.rewrites:
             _complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
     _print(shown)
-    return FINE if found.fell_back is None else FELL_BACK
+    if found.fell_back is not None:
+        return FELL_BACK
+    return FINE if found.fits else LIVE_BYTES_ALONE
 
 
 def _robust(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from overlap_sched.fit import Fit, fit
 from overlap_sched.fit.questions import KINDS
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
+from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.files import write_file
 from overlap_sched.report.html.fitted import shown_fit
 from overlap_sched.report.html.page import write_page
@@ -59,6 +60,12 @@ class Request:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's own options."""
+    parser.add_argument(
+        "backward",
+        nargs="?",
+        metavar="BACKWARD_DUMP",
+        help="the dump of the backward graph, where the first is that of its forward graph: both are one step",
+    )
     question = parser.add_mutually_exclusive_group(required=True)
     question.add_argument(
         "--memory-limit",
@@ -172,7 +179,7 @@ def answer(
         effort=request.effort,
         tell=tell,
     )
-    if not found.fits:
+    if not found.live_bytes_fit:
         raise UnreachableError(_unreachable(found))
     if request.out:
         tell(f"writing {request.out}")
@@ -193,6 +200,23 @@ def _unreachable(found: Fit) -> str:
     assert found.limit_bytes is not None
     return (
         f"{name!r} does not fit into {size(found.limit_bytes)}: the lowest peak found is {size(best.peak_bytes)}, "
-        f"at a step of {duration(best.step_us)}. Allow more, more host memory or more kinds, shard over more ranks, "
-        "or take a smaller batch."
+        f"at a step of {duration(best.step_us)}. {_half(found.original.problem)}"
+    )
+
+
+def _half(problem: Problem) -> str:
+    """What to do: where the graph is one half of a step, that is the cause (names are AOTAutograd's)."""
+    inputs = [node.name for node in problem.nodes if node.kind is Kind.INPUT]
+    parameters = any(name.startswith("primals_") for name in inputs)
+    gradients = any(name.startswith("tangents_") for name in inputs)
+    given = any(not name.startswith(("primals_", "tangents_")) for name in inputs)
+    if parameters and not gradients:
+        half = "This is a forward graph alone: activations that it saves are its results, and live to its end"
+    elif gradients and given:
+        half = "This is a backward graph alone: activations that forward has saved are its inputs, there from the start"
+    else:
+        return "Allow more, more host memory or more kinds, shard over more ranks, or take a smaller batch."
+    return (
+        f"{half}. Give the dumps of both graphs (fit FORWARD.py BACKWARD.py), or let the job itself choose what is "
+        "saved: enable(memory_limit=...)."
     )

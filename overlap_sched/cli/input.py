@@ -71,6 +71,11 @@ def load(source: Source, tell: Callable[[str], None]) -> Loaded:
 
 
 def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
+    if source.backward is not None:
+        raise OptionsError(
+            f"{source.path} is a problem file: only dumps are joined. Give one problem file, or the dumps of a forward "
+            "graph and of its backward graph."
+        )
     if (source.cluster is not None or source.mesh or not source.cluster_contention) and not source.prices_anew:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention out, "
@@ -164,6 +169,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         sizes=source.sizes,
         graph=source.graph,
         limits=source.limits,
+        backward=source.backward,
         progress=lambda done, total: tell(f"reading {source.path}: {done:,} of {total:,} nodes"),
     )
     tell("lifting the graph")

@@ -33,6 +33,7 @@ class Source:
 
     Attributes:
         path: A problem file (JSON, plain or gzipped) or a graph dump (``.py`` or ``.txt``, plain or gzipped).
+        backward: Of a dump of a forward graph, that of its backward graph: both are read as one step.
         comm_scale: Every collective takes so many times as long.
         memory_model: Dumps are lifted in it (default ``runtime``); a problem file is in one model already.
         groups: Of a dump, per process group its size, its ranks, or the dimension of the mesh that it is.
@@ -56,6 +57,7 @@ class Source:
     """
 
     path: str
+    backward: str | None = None
     comm_scale: float = 1.0
     memory_model: MemoryModel | None = None
     groups: Mapping[str, int | Sequence[int] | str] | None = None
@@ -133,6 +135,7 @@ def source_of(options: argparse.Namespace) -> Source:
     """
     return Source(
         path=options.problem,
+        backward=getattr(options, "backward", None),
         comm_scale=options.comm_scale,
         memory_model=options.memory_model,
         groups=dict(options.group),

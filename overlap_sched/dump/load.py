@@ -23,6 +23,7 @@ from overlap_sched.dump.groups import DumpGroup, given_groups, stand_ins
 from overlap_sched.dump.loader import Loader
 from overlap_sched.dump.log import listed
 from overlap_sched.dump.source import DumpSource, read_source
+from overlap_sched.dump.step import one_step
 from overlap_sched.dump.values import MisfitError, fake_execution
 from overlap_sched.fx.groups import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY
@@ -60,6 +61,7 @@ def load_dump(
     sizes: Mapping[str, int] | None = None,
     graph: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    backward: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dump:
     """Load a dump, plain or gzipped.
@@ -76,6 +78,7 @@ def load_dump(
         graph: Which of several graphs in the file, from 1: logs of ``TORCH_LOGS`` have many. ``None``: the first that
             calls operators with their overloads (Dynamo's do not); ``Dump.choice`` lists them.
         limits: How large the file and the graph may be.
+        backward: The backward graph of the same step: both are joined into one graph.
         progress: Called with (nodes done, nodes in all) now and then.
 
     Raises:
@@ -83,6 +86,8 @@ def load_dump(
         InputTooLargeError: The file or the graph is larger than the limits.
     """
     source = read_source(path, limits, graph)
+    if backward is not None:
+        source = one_step(source, read_source(backward, limits))
     name = Path(path).name.split(".")[0]
     given = given_groups(groups)
     make = partial(Loader, source, given, sizes or {}, limits=limits)

@@ -23,6 +23,9 @@ HALVED_NODES = 175_000
 """Of larger graphs fewer halvings are tried, one at least: so that so many nodes are planned for."""
 MISSES = 3
 """So often in a row nothing is found below the middle, until that is all."""
+LOWERED, LOWERED_BY = 3, 0.95
+"""Where no plan within a memory limit runs on a device of that memory, plans within so many lower limits are looked
+for: lower by what was lacking, and by this part at least; once one runs, halfway back to what did not."""
 CLOSE = 0.995
 """A range as narrow as this is not halved any further."""
 
@@ -94,6 +97,9 @@ def fit(
     best, held = held_best(planner.points, limit, wanted)
     if held.over_bytes and ways.left and fell_back is None:  # slower, and perhaps without holes
         ways.make(planner, all_=True)
+        best, held = held_best(planner.points, limit, wanted)
+    if held.over_bytes and fell_back is None:
+        _lower(planner, limit, wanted)
         best, held = held_best(planner.points, limit, wanted)
     return Fit(
         best=best,
@@ -182,6 +188,22 @@ def _searched(planner: Planner, ways: Ways, extra: Sequence[Rewrite | tuple[Rewr
             continue
         planner = _with(planner, begin, limit)
     return planner
+
+
+def _lower(planner: Planner, limit: Limit, options: Options) -> None:
+    """Look for plans of fewer live bytes, until one runs on a device of the limit."""
+    assert limit.bytes is not None
+    lacks = below = limit.bytes
+    for _ in range(LOWERED):
+        over_bytes = held_best(planner.points, limit, options)[1].over_bytes
+        if over_bytes:
+            lacks, below = below, below - max(over_bytes, int(below * (1 - LOWERED_BY)))
+        elif below < lacks * LOWERED_BY:
+            below = (below + lacks) // 2
+        else:
+            break
+        planner.tell(f"looking for a plan of {below:,} bytes, which the allocator may hold within the limit")
+        planner.at(below)
 
 
 def _answer(planner: Planner, limit: Limit) -> None:

@@ -9,8 +9,6 @@ from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN
 
-TRIED = 4
-"""So many of the shortest plans within a limit are looked at, until the allocator can hold one."""
 SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
 """A limit below the first may be passed by the second: single segments decide there."""
 
@@ -18,8 +16,8 @@ SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
 def held_best(points: Sequence[FitPoint], limit: Limit, options: Options) -> tuple[FitPoint, Held]:
     """What answers a question best, and what the allocator makes of it.
 
-    Within a memory limit: the shortest of a few plans that runs on a device of so much memory, with retries where it
-    needs them. Where the allocator can hold none of them: the shortest, and how much it lacks.
+    Within a memory limit: the shortest plan that runs on a device of so much memory, with retries where it needs them.
+    Where none does: the one that lacks least, and how much.
 
     Args:
         points: All plans.
@@ -32,12 +30,15 @@ def held_best(points: Sequence[FitPoint], limit: Limit, options: Options) -> tup
         return best, _held(asked, 0)
     capacity = limit.bytes + (SEGMENTS_BYTES if limit.bytes < SMALL_BYTES else 0)
     within = sorted((one for one in points if one.peak_bytes <= limit.bytes), key=lambda one: one.step_us)
-    for one in within[:TRIED]:
+    lacking = []
+    for one in within:
         requests = asked if one is best else _requests(one)
         if requests.fits(capacity, settings):
             return one, _held(requests, 0)
-    reserved = asked.replayed(settings).peak_reserved_bytes
-    return best, _held(asked, asked.smallest_capacity(settings, reserved) - capacity)
+        reserved = requests.replayed(settings).peak_reserved_bytes
+        lacking.append((requests.smallest_capacity(settings, reserved) - limit.bytes, one, requests))
+    over_bytes, best, asked = min(lacking, key=lambda each: each[0])
+    return best, _held(asked, over_bytes)
 
 
 def _requests(plan: FitPoint) -> Requests:

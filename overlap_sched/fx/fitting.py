@@ -25,6 +25,7 @@ from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.fx.rewrites.merges import merges
 from overlap_sched.fx.rewrites.planning import plan_lifted
 from overlap_sched.options import Options, on_devices
+from overlap_sched.report.words.fit import lacking_line
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.host import PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
@@ -84,8 +85,10 @@ def fit_graph(
         effort=effort,
     )
     name, best = lifted.problem.name, found.best
-    if not found.fits:
+    if not found.live_bytes_fit:
         return _left(found, options, f"{name!r} as it is: no plan found keeps the limit")
+    if not found.fits:
+        warnings.warn(f"overlap_sched fits {name!r}, but not all of it: {lacking_line(found)}", OverlapSchedWarning, 2)
     try:
         prepare(gm, best.rewrites, best.problem.names(best.order)).commit()
     except Exception as error:  # what fails here must not take the training job with it

@@ -12,6 +12,7 @@ from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.rewriting import Choice, rewrite_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import count, duration, from_to, size
+from overlap_sched.report.words.fit import lacking_line
 
 EFFORT = 1
 """Of the search: a job waits for it."""
@@ -42,10 +43,12 @@ def _chosen(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Cho
     problem = lifted.problem
     limit, slowdown = settings.memory_limit, settings.max_slowdown
     found = fit_lifted(lifted, settings.options, memory_limit=limit, max_slowdown=slowdown, effort=EFFORT)
-    if not found.fits:
+    if not found.live_bytes_fit:
         lowest = min(one.peak_bytes for one in found.points)
         warn(f"overlap_sched fits nothing in {problem.name!r}: the lowest peak found is {size(lowest)}")
         return Choice()
+    if not found.fits:
+        warn(f"overlap_sched fits {problem.name!r}, but not all of it: {lacking_line(found)}")
     log.info("%s", _line(found, settings))
     return Choice(found.best.rewrites, found.best.problem.names(found.best.order))
 

@@ -11,6 +11,7 @@ from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.units import size
 from tests.fit.test_fit import saved
+from tests.fit.test_in_parts import holes
 from tests.report.html.test_page import embedded
 from tests.support.command import run
 
@@ -45,7 +46,8 @@ def test_what_people_read(problem_file: str, capsys: pytest.CaptureFixture[str])
     assert "recompute aten.gelu 1 64.0 MiB 10.0 us 0.0 us 160.0 us" in shown
     assert shown.endswith(
         "Fits into 130.0 MiB: a peak of 106.0 MiB. The step takes 2.22 ms, +0.45 % against the best order without "
-        "rewrites (2.21 ms at 145.0 MiB). torch's allocator reserves 106.0 MiB, with expandable segments 162.0 MiB."
+        "rewrites (2.21 ms at 145.0 MiB). Without a limit torch's allocator reserves 106.0 MiB, with expandable "
+        "segments 162.0 MiB."
     )
     assert run("fit", problem_file, "--max-slowdown", "1%", "--host-memory", "0") == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -85,6 +87,21 @@ def test_a_page(
         name for name in new["nodes"]["name"] if name not in old["nodes"]["name"]
     ]
     assert new["marked"]
+
+
+def test_where_live_bytes_alone_fit_that_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "holes.json")
+    write_problem(holes(), path)
+    assert run("fit", path, "--memory-limit", "202MiB", "--kinds", "") == 4
+    answer = " ".join(capsys.readouterr().out.split()).partition("Only live bytes fit")[2]
+    assert answer.startswith(
+        " into 202.0 MiB: a peak of 202.0 MiB, for which torch's allocator needs a device of 302.0 MiB, 100.0 MiB "
+        "more. No plan was found that fits; expandable segments (PYTORCH_ALLOC_CONF) may need less. The step takes "
+        "43.0 us"
+    )
+    assert run("fit", path, "--memory-limit", "202MiB", "--kinds", "", "--json") == 4
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["fits"], figures["live_bytes_fit"]) == (False, True)
 
 
 def test_an_order_without_its_graph_is_noted(
@@ -224,3 +241,69 @@ def test_a_dump_runs_in_parts_along_its_batch(tmp_path: Path, capsys: pytest.Cap
 def test_a_problem_file_has_no_shapes_to_cut(problem_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", problem_file, "--memory-limit", "100%", "--kinds", "fission", "--json") == 0
     assert json.loads(capsys.readouterr().out)["rewrites"] == []
+
+
+def half(name: str, inputs: list[str], lines: list[str], results: str) -> str:
+    """A dump; each input is 256 MiB, but the weight, which is half as large."""
+    arguments, body = ", ".join(inputs), "\n        ".join(lines)
+    rows = {each: 8192 if each == "primals_2" else 16384 for each in inputs}
+    read = "\n".join(
+        f"    buf{k} = reader.storage(None, {2 * 8192 * rows[each]}, device=device(type='cuda', index=0))\n"
+        f"    reader.tensor(buf{k}, ({rows[each]}, 8192), dtype=torch.bfloat16, is_leaf=True)  # {each}"
+        for k, each in enumerate(inputs)
+    )
+    return (
+        f"import torch\nclass Repro(torch.nn.Module):\n    def forward(self, {arguments}):\n        {body}\n"
+        f"        return ({results})\n\ndef load_args(reader):\n{read}\nload_args._version = 0\nmod = Repro()\n"
+    )
+
+
+def halves(layers: int) -> tuple[str, str]:
+    """Products and what is saved of each for backward, as torch dumps them."""
+    value, gradient, forward, backward, saved = "primals_1", "tangents_1", [], [], []
+    for k in range(layers):
+        forward += [f"mm_{k} = torch.ops.aten.mm.default({value}, primals_2)"]
+        forward += [f"gelu_{k} = torch.ops.aten.gelu.default(mm_{k})"]
+        saved, value = [*saved, f"mm_{k}"], f"gelu_{k}"
+    for k in reversed(range(layers)):
+        backward += [f"gelu_{k} = torch.ops.aten.gelu_backward.default({gradient}, mm_{k})"]
+        backward += [f"product_{k} = torch.ops.aten.mm.default(gelu_{k}, primals_2)"]
+        gradient = f"product_{k}"
+    kept = ["primals_2", *saved]
+    return (
+        half("forward", ["primals_1", "primals_2"], forward, ", ".join([value, *kept])),
+        half("backward", [*kept, "tangents_1"], backward, f"{gradient}, None"),
+    )
+
+
+def test_forward_and_backward_are_fitted_as_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    paths = [str(tmp_path / name) for name in ("forward.py", "backward.py")]
+    for path, text in zip(paths, halves(8), strict=True):
+        Path(path).write_text(text)
+    for path, cause in zip(
+        paths,
+        (
+            "This is a forward graph alone: activations that it saves are its results, and live to its end. ",
+            "This is a backward graph alone: activations that forward has saved are its inputs, there from the start. ",
+        ),
+        strict=True,
+    ):
+        assert run("fit", path, "--memory-limit", "1GiB") == 2
+        assert capsys.readouterr().err.endswith(
+            f"{cause}Give the dumps of both graphs (fit FORWARD.py BACKWARD.py), or let the job itself choose what is "
+            "saved: enable(memory_limit=...).\n"
+        )
+    assert run("fit", *paths, "--memory-limit", "60%", "--kinds", "offload", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["picked"]["peak_bytes"] <= found["limit_bytes"] < 0.61 * found["original"]["peak_bytes"]
+    assert {one["rewrite"]["node"] for one in found["rewrites"]} <= {f"mm_{k}" for k in range(8)}
+    assert run("fit", *paths[::-1], "--memory-limit", "60%") == 2
+    assert "Give the forward graph first." in capsys.readouterr().err
+    problem = str(tmp_path / "problem.json")
+    write_problem(saved(), problem)
+    assert run("fit", problem, paths[1], "--memory-limit", "60%") == 2
+    assert (
+        f"{problem} is a problem file: only dumps are joined. Give one problem file, or the dumps of a forward graph "
+        "and of its backward graph."
+    ) in capsys.readouterr().err

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from overlap_sched.cost import Roofline
-from overlap_sched.fit import Fit, FitPoint, fit
+from overlap_sched.fit import Fit, FitPoint, fit, questions
+from overlap_sched.fit.answer import Held
 from overlap_sched.fit.in_parts import Ways
 from overlap_sched.fit.limit import Limit
 from overlap_sched.fit.planner import FOUND, Asked, Planner, begun_with, point
@@ -21,6 +23,7 @@ from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.part_times import fissioned_us
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
+from tests.fit.test_fit import saved
 
 MIB = 2**20
 PRICES = Prices(Roofline())
@@ -216,6 +219,28 @@ def test_what_the_allocator_lacks_is_told() -> None:
     problem = holes()
     peak, _ = peak_memory(problem, problem.original_order)
     found = fit(problem, PRICES, Options(allocator="plain"), memory_limit=peak, kinds=())
-    assert found.held is not None
-    if found.held.over_bytes:
-        assert "; a device of the limit lacks " in answer_line(found)
+    assert (found.live_bytes_fit, found.fits) == (True, False)
+    assert answer_line(found).startswith("Only live bytes fit into ")
+    assert fit(problem, PRICES, Options(allocator="none"), memory_limit=peak, kinds=()).fits
+
+
+def test_where_the_allocator_cannot_hold_a_plan_lower_ones_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator needs as much again as is live above 110 MiB: the plan of 130 MiB is not the answer."""
+    real, asked_for = Planner.at, list[int]()
+
+    def at(planner: Planner, limit_bytes: int, *rest: Any, **named: Any) -> FitPoint | None:
+        asked_for.append(limit_bytes)
+        return real(planner, limit_bytes, *rest, **named)
+
+    def needed(points: Sequence[FitPoint], limit: Limit, options: Options) -> tuple[FitPoint, Held]:
+        assert limit.bytes == 145 * MIB
+        best = limit.best(points)
+        low = min(points, key=lambda one: one.peak_bytes)
+        return (low, Held(0, 0)) if low.peak_bytes <= 110 * MIB else (best, Held(0, 0, best.peak_bytes - 110 * MIB))
+
+    monkeypatch.setattr(Planner, "at", at)
+    monkeypatch.setattr(questions, "held_best", needed)
+    found = fit(saved(), PRICES, memory_limit=145 * MIB, kinds=("recompute",))
+    assert found.fits
+    assert found.best.peak_bytes <= 110 * MIB
+    assert asked_for[:2] == [145 * MIB, 110 * MIB]

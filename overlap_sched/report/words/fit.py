@@ -144,17 +144,34 @@ def answer_line(found: Fit) -> str:
     )
     reserved = "" if found.held is None else _reserved(found.held)
     host = f", with {size(best.host_bytes)} of pinned host memory" if best.host_bytes else ""
-    if found.limit_bytes is not None:
-        return f"Fits into {size(found.limit_bytes)}: a peak of {size(best.peak_bytes)}. {step}{host}.{reserved}"
-    return f"The lowest peak found: {size(best.peak_bytes)}. {step}{host}.{reserved}"
+    if found.limit_bytes is None:
+        return f"The lowest peak found: {size(best.peak_bytes)}. {step}{host}.{reserved}"
+    return f"{_verdict(found, found.limit_bytes)} {step}{host}.{reserved}"
+
+
+def _verdict(found: Fit, limit_bytes: int) -> str:
+    if found.fits:
+        return f"Fits into {size(limit_bytes)}: a peak of {size(found.best.peak_bytes)}."
+    return (
+        f"Only live bytes fit into {size(limit_bytes)}: {lacking_line(found)}. No plan was found that fits; expandable "
+        "segments (PYTORCH_ALLOC_CONF) may need less."
+    )
+
+
+def lacking_line(found: Fit) -> str:
+    """What a device of the limit lacks for a plan whose live bytes fit."""
+    assert found.limit_bytes is not None
+    assert found.held is not None
+    needed = size(found.limit_bytes + found.held.over_bytes)
+    return (
+        f"a peak of {size(found.best.peak_bytes)}, for which torch's allocator needs a device of {needed}, "
+        f"{size(found.held.over_bytes)} more"
+    )
 
 
 def _reserved(held: Held) -> str:
-    line = (
-        f" torch's allocator reserves {size(held.plain_bytes)}, with expandable segments {size(held.expandable_bytes)}"
-    )
-    lacks = f"; a device of the limit lacks {size(held.over_bytes)} for that: ask for less" if held.over_bytes else ""
-    return f"{line}{lacks}."
+    plain, expandable = size(held.plain_bytes), size(held.expandable_bytes)
+    return f" Without a limit torch's allocator reserves {plain}, with expandable segments {expandable}."
 
 
 def fit_figures(found: Fit) -> dict[str, Any]:
@@ -164,6 +181,7 @@ def fit_figures(found: Fit) -> dict[str, Any]:
         "limit_bytes": found.limit_bytes,
         "limit_us": found.limit_us,
         "fits": found.fits,
+        "live_bytes_fit": found.live_bytes_fit,
         "slowdown_percent": 100 * found.slowdown,
         "original": _figures(found.original),
         "without": _figures(found.without),

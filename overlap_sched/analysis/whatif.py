@@ -12,7 +12,7 @@ activations: each rank keeps its batch.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -23,10 +23,13 @@ from overlap_sched.cost.cluster.placement import Facts, Nodes, place
 from overlap_sched.cost.cluster.sharding_groups import Step, sharding_groups
 from overlap_sched.cost.model import Collective
 from overlap_sched.errors import OptionsError
+from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Problem
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
+from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.result import Figures, Schedule
 
 AXES = ("network", "inside", "compute", "ranks")
 _CHAIN = 6
@@ -42,20 +45,75 @@ class Point:
 
 
 def whatif(
-    problem: Problem, cluster: Cluster, vary: Mapping[str, Sequence[float]], options: Options, contention: bool = True
-) -> Iterator[Point]:
+    problem: Problem,
+    cluster: Cluster,
+    vary: Mapping[str, Sequence[float]],
+    options: Options,
+    contention: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Point]:
     """Schedule each combination, in the order given, the last name varying fastest.
+
+    Where a neighbour's order is better at the prices of another one, that has it, too.
 
     Raises:
         OptionsError: Ranks are varied, and it cannot be known how.
         PlacementError: A process group does not fit the cluster.
     """
-    placed = placed_on(problem, cluster)
+    placed, points = placed_on(problem, cluster), list[Point]()
     for values in product(*vary.values()):
         varied = dict(zip(vary, values, strict=True))
         graph = with_ranks(placed, cluster, int(varied["ranks"])) if "ranks" in varied else placed
         priced = priced_on(graph, _scaled(cluster, varied), varied.get("compute", 1.0), contention)
-        yield Point(varied, schedule(priced, options))
+        points.append(Point(varied, schedule(priced, options)))
+        tell(f"{len(points)} variants scheduled")
+    return carried_over(points, vary)
+
+
+def carried_over(points: Sequence[Point], vary: Mapping[str, Sequence[float]]) -> list[Point]:
+    """The same where each has the order of a neighbour if that is the better one at its own prices, until none is.
+
+    An order keeps its memory whatever the prices; only ranks change that. So what is faster never makes a step longer:
+    it takes the neighbour's order, if the scheduler finds none that is better.
+    """
+    at = {tuple(point.varied.values()): point for point in points}
+    axes = [sorted(values) for values in vary.values()]
+    changed = True
+    while changed:
+        changed = False
+        for values in list(at):
+            for neighbour in _neighbours(values, axes, vary):
+                better = _ordered_as(at[values], at[neighbour])
+                if better is not None:
+                    at[values], changed = better, True
+    return list(at.values())
+
+
+def _neighbours(
+    values: tuple[float, ...], axes: Sequence[Sequence[float]], vary: Mapping[str, Sequence[float]]
+) -> Iterator[tuple[float, ...]]:
+    """The next lower and higher value of each that is varied, but for ranks: the graph is another one there."""
+    for k, (name, axis) in enumerate(zip(vary, axes, strict=True)):
+        i = axis.index(values[k])
+        for j in (i - 1, i + 1):
+            if name != "ranks" and 0 <= j < len(axis):
+                yield (*values[:k], axis[j], *values[k + 1 :])
+
+
+def _ordered_as(point: Point, other: Point) -> Point | None:
+    """A variant in the order of another one; ``None``: that is no better there."""
+    found, order = point.found, other.found.order
+    if order == found.order:
+        return None
+    measured = measure(found.problem, order)
+    timeline, peak = measured.timeline, max(measured.profile)
+    if timeline.step_us >= found.scheduled.step_us * (1 - SAME_STEP):
+        return None
+    new = Candidate(order, timeline.step_us, peak)
+    after = Figures(timeline.step_us, timeline.exposed_us, peak, list(measured.profile).index(peak))
+    faster = found.faster if found.faster is not None and found.faster.step_us < timeline.step_us else None
+    decided = decisions(found.problem, timeline, new)
+    return replace(point, found=replace(found, order=order, scheduled=after, decisions=decided, faster=faster))
 
 
 def placed_on(problem: Problem, cluster: Cluster) -> Problem:

@@ -134,6 +134,15 @@ def rewritten(options: argparse.Namespace, wanted: Options, loaded: Loaded) -> P
     return transform_plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
 
 
+def repriced(options: argparse.Namespace) -> str:
+    """What rewrites do to the times of a problem file."""
+    return (
+        f"the collectives of {options.problem} are priced anew for {options.cluster or CLUSTER}, those of the original "
+        "order, too: rewritten ones have no times in the file, and compare with no others. --cluster FILE_OR_NAME says "
+        "otherwise; without --rewrites the file's own times count"
+    )
+
+
 def _priced(options: argparse.Namespace, loaded: Loaded) -> tuple[Problem, Prices]:
     """The problem, and prices of new nodes: by the model that has priced it, or for the cluster."""
     if loaded.model is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 
-from overlap_sched.analysis.whatif import AXES, Point, whatif
+from overlap_sched.analysis.whatif import AXES, whatif
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import shortened
 from overlap_sched.cli.source import options_of
@@ -16,7 +16,7 @@ from overlap_sched.cost.cluster.file import ASSUMED, read_cluster
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
-from overlap_sched.report.words.whatif import whatif_figures, whatif_table
+from overlap_sched.report.words.whatif import whatif_answer, whatif_figures, whatif_table
 
 MAX_POINTS = 256
 _MAX_RANKS = 2**20
@@ -78,13 +78,10 @@ def request_of(options: argparse.Namespace) -> Request:
     return Request(options_of(options), options.memory_model, cluster, vary, contention, options.plot, options.json)
 
 
-def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
-    """Price and schedule each combination; what to print: JSON, or a table."""
-    points: list[Point] = []
+def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
+    """Price and schedule each combination; what to print: JSON, or a table and a sentence."""
     options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
-    for point in whatif(problem, request.cluster, request.vary, options, request.contention):
-        points.append(point)
-        tell(f"{len(points)} variants scheduled")
+    points = whatif(problem, request.cluster, request.vary, options, request.contention, tell)
     if request.plot:
         from overlap_sched.report.pictures.whatif import plot_whatif
 
@@ -92,7 +89,7 @@ def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> s
         plot_whatif(points, request.cluster.name, request.plot)
     if request.json:
         return as_json("whatif", whatif_figures(points, request.cluster.name))
-    return (whatif_table(points, request.cluster.name),)
+    return (whatif_table(points, request.cluster.name), whatif_answer(points))
 
 
 def _axis(text: str) -> tuple[str, tuple[float, ...]]:

@@ -216,6 +216,9 @@ def _best(unfitted: Unfitted, trials: Sequence[Trial], looked_for: _Search) -> P
             made = _planned(without, done.task.problem, found, trials[k].rewrites)
             return replace(made, schedule=replace(made.schedule, options=unfitted.options), trials=tuple(seen))
         seen[k] = replace(seen[k], why_not=why_not)
+    shorter = (k for k in good[HELD:] if trials[k].step_us < live.scheduled.step_us)
+    for k in shorter if unfitted.reserve is not None else ():
+        seen[k] = replace(seen[k], why_not=f"not fitted to the allocator, as the {HELD} shortest are not taken")
     return Plan((), live, live, trials=tuple(seen))
 
 

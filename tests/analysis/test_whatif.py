@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched import EXAMPLE, Options
-from overlap_sched.analysis.whatif import placed_on, priced_on, whatif, with_ranks
+from overlap_sched.analysis.whatif import carried_over, placed_on, priced_on, whatif, with_ranks
 from overlap_sched.cli.command import main
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.errors import OptionsError
+from overlap_sched.judge.validate import measure
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
+from overlap_sched.report.units import duration
+from overlap_sched.report.words.whatif import whatif_answer
+from tests.support.sharded import sharded
 
 H100 = read_cluster("dgx-h100")
 
@@ -115,3 +119,29 @@ def test_groups_of_unknown_nodes_are_placed() -> None:
 def test_requests_that_are_none(given: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", "no_such.json", *given]) == 2
     assert capsys.readouterr().err == f"overlap-sched: error: {said}\n"
+
+
+def test_an_order_that_is_better_at_a_neighbours_prices_is_carried_over() -> None:
+    """The scheduler is made to miss: the original order at two of four speeds."""
+    vary = {"inside": (0.25, 1.0, 2.0, 4.0)}
+    points = whatif(sharded([[10**8]] * 4, compute_us=5000.0), H100, vary, Options(headroom="100%"))
+    missed = [
+        replace(point, found=replace(found, order=found.problem.original_order, scheduled=found.original))
+        if k in (1, 3)
+        else point
+        for k, point in enumerate(points)
+        if (found := point.found)
+    ]
+    carried = carried_over(missed, vary)
+    steps = [point.found.scheduled.step_us for point in carried]
+    assert steps == [point.found.scheduled.step_us for point in points] == sorted(steps, reverse=True)
+    for point in carried:
+        assert measure(point.found.problem, point.found.order).timeline.step_us == point.found.scheduled.step_us
+    assert carried_over(points, vary) == points
+    ranks = [replace(point, varied={"ranks": 2.0**k}) for k, point in enumerate(missed)]
+    assert carried_over(ranks, {"ranks": (1.0, 2.0, 4.0, 8.0)}) == ranks  # another graph
+    assert whatif_answer(points) == (
+        f"The shortest step is that with inside x4: {duration(steps[3])}; the longest that with inside x0.25: "
+        f"{duration(steps[0])}."
+    )
+    assert whatif_answer(points[1:2]) == f"The step with inside x1: {duration(steps[1])}."

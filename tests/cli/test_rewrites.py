@@ -29,7 +29,12 @@ def graph(tmp_path: Path) -> str:
 
 def test_what_it_prints(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", graph, "--rewrites", "bucket", "--headroom", "100%") == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err == (
+        f"overlap-sched: note: the collectives of {graph} are priced anew for dgx-h100, those of the original order, "
+        "too: rewritten ones have no times in the file, and compare with no others. --cluster FILE_OR_NAME says "
+        "otherwise; without --rewrites the file's own times count\n"
+    )
     assert "Without rewrites the best order found takes " in out
     assert " rewrites: " in out or " rewrite: " in out
     assert "together from gather" in out

@@ -16,7 +16,7 @@ from overlap_sched.fit.reserved import held_best
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
-from overlap_sched.report.words.fit import answer_line, costs
+from overlap_sched.report.words.fit import Cost, answer_line, costs, grouped, rewrites_table
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut
 from overlap_sched.transform.fission import Fission, Leave, Slice
@@ -244,3 +244,12 @@ def test_where_the_allocator_cannot_hold_a_plan_lower_ones_are_looked_for(monkey
     assert found.fits
     assert found.best.peak_bytes <= 110 * MIB
     assert asked_for[:2] == [145 * MIB, 110 * MIB]
+
+
+def test_what_frees_nothing_has_no_price_per_gibibyte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands last, as it costs most for what it frees."""
+    found = [Cost("merge", "aten.mm", 1, 0, 3.0, 0.0), Cost("recompute", "aten.gelu", 1, 2**30, 5.0, 0.0)]
+    assert [one.kind for one in grouped(found)] == ["recompute", "merge"]
+    monkeypatch.setattr("overlap_sched.report.words.fit.costs", lambda _: found)
+    cells = [list(column.cells) for column in rewrites_table(asked(300)).columns]
+    assert cells[-1] == ["5.0 us", "nothing freed"]

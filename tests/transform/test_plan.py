@@ -13,6 +13,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.together import together
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Order
+from overlap_sched.report.units import duration
 from overlap_sched.report.words.rewrites import rewrites_figures, rewrites_text
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
@@ -247,7 +248,13 @@ def test_what_would_not_run_where_the_original_does_is_not_taken(
     assert len(asked) > 1
     refused = [trial.why_not for trial in found.trials if "allocator" in trial.why_not]
     lacks = f"the allocator needs {over_bytes:,} bytes more than the original order has"
-    assert refused == ([] if taken else [lacks] * planning.HELD)
+    assert refused[: planning.HELD] == ([] if taken else [lacks] * planning.HELD)
+    lines = rewrites_text(found).splitlines()
+    assert ("No plan with rewrites is taken within the memory budget: see why below." in lines) is not taken
+    if not taken:  # no shorter step is listed without a reason
+        shorter = [one for one in found.trials if one.order and one.step_us < found.schedule.scheduled.step_us]
+        assert len(shorter) >= planning.HELD
+        assert all(f"  {one.what}: {duration(one.step_us)}, not taken, {one.why_not}" in lines for one in shorter)
 
 
 class Fits:

@@ -1,5 +1,6 @@
 """A fit in words: what was rewritten and what it costs, the frontier found, and the answer in a sentence."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -34,8 +35,8 @@ class Cost(NamedTuple):
 
     @property
     def us_per_gib(self) -> float:
-        """Compute and, counted the same, copies, per GiB not kept."""
-        return (self.compute_us + self.copy_us) / max(self.bytes / 2**30, 1e-12)
+        """Compute and, counted the same, copies, per GiB not kept; infinite where nothing is freed."""
+        return (self.compute_us + self.copy_us) / (self.bytes / 2**30) if self.bytes > 0 else math.inf
 
 
 def costs(found: Fit) -> list[Cost]:
@@ -105,7 +106,7 @@ def rewrites_table(found: Fit) -> Table:
             size(one.bytes),
             duration(one.compute_us),
             duration(one.copy_us),
-            duration(one.us_per_gib),
+            duration(one.us_per_gib) if one.bytes > 0 else "nothing freed",
         )
     return table
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.schedule import gap_percent
+from overlap_sched.scheduler.candidate import SAME_STEP
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.merge import Merge
@@ -42,16 +43,18 @@ def rewrites_figures(made: Plan) -> dict[str, Any]:
 
 def rewrites_text(made: Plan) -> str:
     """A few lines: the best order without rewrites, what was rewritten, what was tried and not taken."""
-    without, step_us = made.without.scheduled.step_us, made.schedule.scheduled.step_us
+    without, step_us = made.without.scheduled, made.schedule.scheduled.step_us
     bound_us = made.without.lower_bound_us
     lines = [
-        f"Without rewrites the best order found takes {duration(without)}, "
-        f"{gap_percent(without, bound_us):.1f} % above its own bound of {duration(bound_us)}."
+        f"Without rewrites the best order found takes {duration(without.step_us)}, "
+        f"{gap_percent(without.step_us, bound_us):.1f} % above its own bound of {duration(bound_us)}."
         f"{NOT_FITTED if for_live_bytes(made) else ''}"
     ]
     if not made.rewrites:
         why = f": {made.fell_back}" if made.fell_back else ""
-        lines.append(f"No rewrite makes it shorter within the memory budget{why}.")
+        shorter = any(trial.order and trial.step_us < without.step_us * (1 - SAME_STEP) for trial in made.trials)
+        found = "No plan with rewrites is taken" if shorter else "No rewrite makes it shorter"
+        lines.append(f"{found} within the memory budget{why}{': see why below' if shorter and not why else ''}.")
     else:
         lines.append(f"With {count(len(made.rewrites), 'rewrite')}: {duration(step_us)}.")
         first = sorted(made.records, key=lambda one: -one.stream_us)[:_SHOWN]
@@ -87,8 +90,9 @@ def left_rows(left: Sequence[Left]) -> list[tuple[str, str]]:
 
 
 def outcome_text(trial: Trial) -> str:
-    """What became of a plan that was tried: its step, or why it is none."""
-    return duration(trial.step_us) if trial.order else f"not taken, {trial.why_not}"
+    """What became of a plan that was tried: its step by live bytes, if it has any, and why it is not taken."""
+    step = duration(trial.step_us) if trial.order else ""
+    return ", ".join(filter(None, [step, f"not taken, {trial.why_not}" if trial.why_not else ""]))
 
 
 def record_text(one: Record) -> str:

@@ -42,6 +42,19 @@ def whatif_table(points: Sequence[Point], cluster: str) -> Table:
     return table
 
 
+def whatif_answer(points: Sequence[Point]) -> str:
+    """What it brings, in a sentence."""
+    ordered = sorted(points, key=lambda point: point.found.scheduled.step_us)
+    if len(ordered) == 1:
+        return f"The step with {_at(ordered[0])}."
+    return f"The shortest step is that with {_at(ordered[0])}; the longest that with {_at(ordered[-1])}."
+
+
+def _at(point: Point) -> str:
+    varied = ", ".join(f"{name} {_value(name, value)}" for name, value in point.varied.items())
+    return f"{varied}: {duration(point.found.scheduled.step_us)}"
+
+
 def whatif_figures(points: Sequence[Point], cluster: str) -> dict[str, Any]:
     """The same as data."""
     problem = points[0].found.problem

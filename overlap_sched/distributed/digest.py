@@ -132,6 +132,9 @@ def _contention(contention: Contention, number: Mapping[str, int]) -> tuple[dict
     for name, k in number.items():
         groups_of.setdefault(contention.link_of(name), []).append(k)
     slowdown = {op: float(factor) for op, factor in contention.slowdown.items()}
+    if contention.shares:
+        slowdown |= {f"bound by {kind}": float(share) for kind, share in contention.shares.items()}
+        slowdown["flops per byte"] = float(contention.flops_per_byte)
     return slowdown, [groups for groups in groups_of.values() if len(groups) > 1]
 
 

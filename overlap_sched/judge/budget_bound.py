@@ -113,7 +113,7 @@ def _longest_paths(problem: Problem, us: Sequence[float]) -> list[Chain]:
         longest = longest._replace(compute_us=longest.compute_us + us[v])
         if node.kind is Kind.COLLECTIVE:
             completed = max((paths[w] for w in waits), key=_length_us, default=paths[v])
-            factor = problem.contention.slowdown_of(node.op)
+            factor = problem.contention.least_slowdown_of(node.op)
             sent = Chain(
                 completed.compute_us, completed.sent_us + node.time_us, completed.beside_us + node.time_us / factor
             )

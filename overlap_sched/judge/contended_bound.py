@@ -66,5 +66,5 @@ def losses(problem: Problem) -> Losses:
 
 
 def part_lost(problem: Problem, v: NodeId) -> float:
-    """The part of a collective's time that it takes from compute."""
-    return 1 - 1 / problem.contention.slowdown_of(problem.nodes[v].op)
+    """The part of a collective's time that it takes from compute, at the least."""
+    return 1 - 1 / problem.contention.least_slowdown_of(problem.nodes[v].op)

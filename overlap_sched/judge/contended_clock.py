@@ -73,16 +73,17 @@ class ContendedClock:
         else:
             self._queue[group].append(v)
 
-    def compute(self, time_us: float) -> None:
-        """The compute stream does what takes so long alone."""
+    def compute(self, time_us: float, share: float = 1.0) -> None:
+        """The compute stream does what takes so long alone, and such a part of a slowdown (``Contention.shares``)."""
         while time_us and self._left_us:
             since_us = self._look_ahead() if self._since_us is None else self._since_us
             finish_us = since_us + self._until_us
-            end_us = self.clock_us + time_us * self._slowed
+            slowed = self._slowed if share == 1.0 else 1.0 + (self._slowed - 1.0) * share
+            end_us = self.clock_us + time_us * slowed
             if end_us <= finish_us:
                 self.clock_us = end_us
                 return
-            time_us = max(time_us - (finish_us - self.clock_us) / self._slowed, 0.0)
+            time_us = max(time_us - (finish_us - self.clock_us) / slowed, 0.0)
             self.clock_us = finish_us
             self._catch_up()
         self.clock_us += time_us

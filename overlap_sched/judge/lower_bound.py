@@ -57,7 +57,7 @@ def lower_bound_us(problem: Problem) -> float:
     finished, needed_by = reachability(problem)
     count = len(collectives)
     comm_us = np.array([nodes[v].time_us for v in collectives])
-    slowdown = np.array([problem.contention.slowdown_of(nodes[v].op) for v in collectives])
+    slowdown = np.array([problem.contention.least_slowdown_of(nodes[v].op) for v in collectives])
     ahead_us, behind_us = np.zeros(count), np.zeros(count)
     between = np.zeros((count, count))  # [u, v]: c(u -> v)
     for low in range(0, len(busy), _ROWS):

@@ -218,7 +218,7 @@ class _WindowedBound:
             bounds.append(min(self.start_us[v] for v in mine) + together_us + min(after[v] for v in mine))
             if contention.lanes > 1:
                 continue
-            lost = [(1 - 1 / contention.slowdown_of(nodes[v].op)) * nodes[v].time_us for v in mine]
+            lost = [(1 - 1 / contention.least_slowdown_of(nodes[v].op)) * nodes[v].time_us for v in mine]
             bounds.append(total_us + sum(lost))
         return bounds
 

@@ -83,7 +83,7 @@ def _contended(problem: Problem, order: Sequence[int]) -> Replay:
             stall[v] = clock.clock_us - at[v]
             exposed += stall[v]
         else:
-            clock.compute(node.time_us)
+            clock.compute(node.time_us, problem.contention.share_of(node.flops, node.bytes))
             slowed += max(clock.clock_us - at[v] - node.time_us, 0.0)
         finish[v] = clock.clock_us
     step = clock.drain()

@@ -1,11 +1,18 @@
 """What compute and communication cost each other when they run at the same time; by default nothing.
 
-Four things are modelled, all of a problem (like its times, they are the hardware's):
+Five things are modelled, all of a problem (like its times, they are the hardware's):
 
 ``slowdown``
     Compute takes longer while a collective of a given kind is in flight (it takes memory bandwidth, and NCCL's kernels
     take multiprocessors). ``{"all_gather": 1.1}``: while any collective whose operator begins with ``all_gather`` runs
     on its stream, compute takes 1.1 times its time. Of several in flight, the largest factor counts.
+
+``shares``, ``flops_per_byte``
+    How much of the slowdown compute of a kind takes: ``{"flops": 0.5, "bytes": 1.5}``: beside a collective with a
+    factor of 1.2 what is bound by its FLOPs takes 1.1 times its time (kernels take multiprocessors from it), what is
+    bound by its bytes 1.3 times (they take memory bandwidth). Bound by FLOPs is what has at least ``flops_per_byte`` of
+    them for each byte (the device's own balance: Williams, Waterman, Patterson: Roofline, 2009), by bytes all else.
+    Where a node has neither, or a kind no share, the factor counts as it is: by default always.
 
 ``stretch``
     The reverse: a collective of a given kind takes another time while compute runs. ``{"all_gather": 4.0}``: gloo's
@@ -43,6 +50,9 @@ from dataclasses import dataclass, field
 from overlap_sched import errors
 from overlap_sched.problem.quantities import LONGEST_US, shown
 
+KINDS = ("flops", "bytes")
+"""What binds compute."""
+
 
 @dataclass(frozen=True)
 class Contention:
@@ -56,10 +66,12 @@ class Contention:
         lanes: How many collectives of one group are in flight at once.
         crowding: How many times as long each of ``lanes`` in flight takes as one alone: 1 (they do not meet) to
             ``lanes`` (no faster than one after the other).
+        shares: Of compute bound by ``"flops"`` or ``"bytes"``: which part of a slowdown it takes, 0 or more.
+        flops_per_byte: From so many on compute is bound by FLOPs; above 0 where there are shares.
 
     Raises:
-        ContentionError: A factor is too small (``slowdown``: below 1; ``stretch``: not above 0) or not finite, or there
-            is less than one lane.
+        ContentionError: A factor is too small (``slowdown``: below 1; ``stretch``: not above 0; ``shares``: below 0) or
+            not finite, or there is less than one lane.
     """
 
     slowdown: Mapping[str, float] = field(default_factory=dict)
@@ -67,8 +79,16 @@ class Contention:
     stretch: Mapping[str, float] = field(default_factory=dict)
     lanes: int = 1
     crowding: float = 1.0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    flops_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
+        check_shares("contention: ", self.shares)
+        if self.shares and not 0.0 < self.flops_per_byte <= LONGEST_US:
+            raise errors.ContentionError(
+                f"contention: shares by what binds compute, and flops_per_byte is {shown(self.flops_per_byte)}: give "
+                "the device's FLOP/s divided by its bytes/s."
+            )
         for op, factor in self.slowdown.items():
             if not 1.0 <= factor <= LONGEST_US:
                 raise errors.ContentionError(
@@ -107,6 +127,16 @@ class Contention:
         """Factor on the time of compute while a collective of this operator is in flight."""
         return _factor_of(self.slowdown, op)
 
+    def least_slowdown_of(self, op: str) -> float:
+        """The same on the compute that it slows least: for bounds."""
+        return beside(self.slowdown_of(op), min([1.0, *self.shares.values()]))
+
+    def share_of(self, flops: int, nbytes: int) -> float:
+        """The part of a slowdown that compute of so many FLOPs and bytes takes; 1.0 where that is not known."""
+        if not self.shares or not (flops or nbytes):
+            return 1.0
+        return self.shares.get("flops" if flops >= self.flops_per_byte * nbytes else "bytes", 1.0)
+
     def stretch_of(self, op: str) -> float:
         """Factor on the time of a collective of this operator while compute runs."""
         return _factor_of(self.stretch, op)
@@ -120,6 +150,22 @@ class Contention:
         name = group or ""
         link = self.links.get(name)
         return f"group {name}" if link is None else f"link {link}"
+
+
+def beside(factor: float, share: float) -> float:
+    """How many times as long compute takes that takes such a part of a slowdown."""
+    return factor if share == 1.0 else 1.0 + (factor - 1.0) * share
+
+
+def check_shares(where: str, shares: Mapping[str, float]) -> None:
+    """Raise :class:`~overlap_sched.errors.ContentionError` for a share that cannot be; ``where`` begins the text."""
+    for kind, share in shares.items():
+        if kind not in KINDS or not 0.0 <= share <= LONGEST_US:
+            raise errors.ContentionError(
+                f"{where}compute bound by {kind!r} takes {shown(share)} of a slowdown; kinds are 'flops' and 'bytes', "
+                "a share is finite and 0 or more (1: all of it, 0.5: beside a factor of 1.2 it takes 1.1 times its "
+                "time)."
+            )
 
 
 def _factor_of(factors: Mapping[str, float], op: str) -> float:

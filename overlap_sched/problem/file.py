@@ -5,8 +5,9 @@
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
 absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
 Version 2 adds the ``launches`` of nodes (process groups on which compute communicates by itself, ``"*"``: any) and
-``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, where there
-is any ``stretch`` {operator prefix: factor on collectives}, with more than one ``lanes`` and ``crowding``, see
+``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, where there is any ``stretch``
+{operator prefix: factor on collectives} and ``shares`` {"flops" or "bytes": part of a slowdown} with
+``flops_per_byte``, with more than one ``lanes`` and ``crowding``, see
 :mod:`overlap_sched.problem.contention`. Written only where there is any: all else stays readable to old versions.
 
 Files are not trusted: every field is checked for its type here, for its meaning by :class:`Problem`; a key that is not
@@ -72,6 +73,9 @@ def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:
             data["contention"]["stretch"] = dict(problem.contention.stretch)
         if problem.contention.lanes > 1:
             data["contention"] |= {"lanes": problem.contention.lanes, "crowding": problem.contention.crowding}
+        if problem.contention.shares:
+            shares, balance = dict(problem.contention.shares), problem.contention.flops_per_byte
+            data["contention"] |= {"shares": shares, "flops_per_byte": balance}
     data["groups"] = {name: _group_fields(group) for name, group in problem.groups.items()}
     data["storages"] = [storage._asdict() for storage in problem.storages]
     data["nodes"] = [_node_fields(node) for node in problem.nodes]

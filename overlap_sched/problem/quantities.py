@@ -53,7 +53,7 @@ def check_sums(problem: "Problem") -> None:
         raise errors.QuantityError("the times of all nodes add up to infinity. Are they in microseconds?")
     contention = problem.contention
     slowest = max(contention.slowdown.values(), default=1.0) * max(contention.stretch.values(), default=1.0)
-    slowest *= contention.crowding
+    slowest *= contention.crowding * max(contention.shares.values(), default=1.0)
     if not math.isfinite(total_us * slowest * max(len(contention.links), 1)):
         raise errors.QuantityError(
             "the times of all nodes, slowed down by contention, add up to infinity. "

@@ -14,7 +14,7 @@ from overlap_sched.problem.quantities import LONGEST_US, MAX_COUNT, check_group,
 FORMAT, FORMAT_2 = "overlap-problem/1", "overlap-problem/2"
 _KINDS = {kind.value: kind for kind in Kind}
 _FILE_KEYS = ("format", "name", "memory_model", "contention", "groups", "storages", "nodes")
-_CONTENTION_KEYS = ("slowdown", "links", "stretch", "lanes", "crowding")
+_CONTENTION_KEYS = ("slowdown", "links", "stretch", "lanes", "crowding", "shares", "flops_per_byte")
 _GROUP_KEYS = ("size", "intra_node", "nodes", "ranks")
 _STORAGE_KEYS = ("bytes", "pinned")
 _NODE_KEYS = ("name", "kind", "deps", "alloc", "use", "us", "op", "flops", "bytes", "group", "collective", "launches")
@@ -80,12 +80,15 @@ class Reader:
         slowdown = self._field(data, "slowdown", dict, "contention", {})
         links = self._field(data, "links", dict, "contention", {})
         stretch = self._field(data, "stretch", dict, "contention", {})
+        shares = self._field(data, "shares", dict, "contention", {})
         return Contention(
             {op: self._number(slowdown, op, "contention.slowdown") for op in slowdown},
             {group: self._field(links, group, str, "contention.links") for group in links},
             {op: self._number(stretch, op, "contention.stretch") for op in stretch},
             self._field(data, "lanes", int, "contention", 1),
             self._number(data, "crowding", "contention") if "crowding" in data else 1.0,
+            {kind: self._number(shares, kind, "contention.shares") for kind in shares},
+            self._number(data, "flops_per_byte", "contention"),
         )
 
     def _group(self, name: str, data: Any) -> Group:

@@ -26,7 +26,7 @@ class FifoStreams:
         group = node.group or ""
         self.finish_us[v] = self._free_us[group] = max(clock_us, self._free_us[group]) + node.time_us
 
-    def compute(self, time_us: float, clock_us: float) -> float:
+    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
         """The clock after compute that takes so long."""
         return clock_us + time_us
 

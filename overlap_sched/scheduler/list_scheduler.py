@@ -138,7 +138,7 @@ class State:
         elif node.kind is Kind.WAIT:
             self.clock_us = self.streams.wait(v, self.clock_us)
         else:
-            self.clock_us = self.streams.compute(node.time_us, self.clock_us)
+            self.clock_us = self.streams.compute(v, self.clock_us)
             self.computed_us += node.time_us
         lowered = self.memory.run(v)
         if ready.in_flight:

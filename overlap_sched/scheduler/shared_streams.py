@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass, field
 
 from overlap_sched.problem import NodeId, Problem
+from overlap_sched.problem.contention import beside
 
 
 @dataclass
@@ -100,11 +101,13 @@ class SharedStreams:
         if len(queue) <= self._lanes:
             self._start(v)
 
-    def compute(self, time_us: float, clock_us: float) -> float:
-        """The clock after compute that takes so long alone."""
+    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
+        """The clock after compute that takes so long alone, and such a part of a slowdown."""
         self._clock_us = clock_us
         while True:
-            factor = max([self._slowdown[v] for link in self._links for v in link.in_flight], default=1.0)
+            factor = beside(
+                max([self._slowdown[v] for link in self._links for v in link.in_flight], default=1.0), share
+            )
             event_us = min(link.next_us() for link in self._links) if self._links else math.inf
             if self._clock_us + time_us * factor < event_us:
                 self._clock_us += time_us * factor

@@ -75,6 +75,7 @@ class _Nodes:
 
     Attributes:
         compute_us: Time on the compute stream; below zero where it is a launch, or a wait for one.
+        share: Of a slowdown, see :class:`overlap_sched.problem.contention.Contention`.
         collective_us: Of a launch. stream: its number, of streams. waited_for: by a wait, the launch.
     """
 
@@ -85,6 +86,7 @@ class _Nodes:
         self.stream = [groups[node.group] for node in problem.nodes]
         self.waited_for = [node.collective or 0 for node in problem.nodes]
         self.streams = len(groups)
+        self.share = [problem.contention.share_of(node.flops, node.bytes) for node in problem.nodes]
 
 
 def _compute_us(node: Node) -> float:
@@ -127,32 +129,36 @@ class _Alone:
 
 
 class _Contended:
-    """By the judges' clock; compute between launches and waits is one piece for it."""
+    """By the judges' clock; compute of one share between launches and waits is one piece for it."""
 
     def __init__(self, nodes: _Nodes, clock: ContendedClock) -> None:
-        self._nodes, self._clock, self._computed_us = nodes, clock, 0.0
+        self._nodes, self._clock, self._computed_us, self._share = nodes, clock, 0.0, 1.0
 
     def run(self, nodes: Sequence[NodeId]) -> None:
-        compute_us, clock, computed_us = self._nodes.compute_us, self._clock, self._computed_us
+        compute_us, clock, computed_us, share = self._nodes.compute_us, self._clock, self._computed_us, self._share
+        shares = self._nodes.share
         for v in nodes:
             time_us = compute_us[v]
-            if time_us >= 0.0:
+            if time_us >= 0.0 and (shares[v] == share or not time_us):
                 computed_us += time_us
                 continue
             if computed_us:
-                clock.compute(computed_us)
+                clock.compute(computed_us, share)
                 computed_us = 0.0
+            if time_us >= 0.0:
+                computed_us, share = time_us, shares[v]
+                continue
             if time_us == _LAUNCH:
                 clock.launch(v)
             else:
                 clock.wait(self._nodes.waited_for[v])
-        self._computed_us = computed_us
+        self._computed_us, self._share = computed_us, share
 
     def end_us(self) -> float:
-        self._clock.compute(self._computed_us)
+        self._clock.compute(self._computed_us, self._share)
         return self._clock.drain()
 
     def copied(self) -> "_Contended":
         found = _Contended(self._nodes, self._clock.copied())
-        found._computed_us = self._computed_us
+        found._computed_us, found._share = self._computed_us, self._share
         return found

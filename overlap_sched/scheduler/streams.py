@@ -51,8 +51,8 @@ class StreamTimes(Protocol):
     def launch(self, v: NodeId, clock_us: float) -> None:
         """Collective v is launched now."""
 
-    def compute(self, time_us: float, clock_us: float) -> float:
-        """The clock after compute that takes so long alone."""
+    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
+        """The clock after compute that takes so long alone, and such a part of a slowdown (``Contention.shares``)."""
 
     def wait(self, v: NodeId, clock_us: float) -> float:
         """The clock once collective v is finished."""
@@ -85,6 +85,7 @@ class Streams:
         if times is None:
             times = SharedStreams(problem) if problem.contention else FifoStreams(problem)
         self._times: StreamTimes = times
+        self._share_of = problem.contention.share_of
         self._elsewhere = _elsewhere(problem)
         self.contended = any(self._elsewhere.values())
         self._left_us = dict.fromkeys(problem.groups, 0.0)  # per group, the time of what has not been launched
@@ -122,10 +123,11 @@ class Streams:
             return 0.0
         return max([self._times.free_us(other) - clock_us for other in self._elsewhere[group]], default=0.0)
 
-    def compute(self, time_us: float, clock_us: float) -> float:
-        """The clock after compute that takes so long alone."""
+    def compute(self, v: NodeId, clock_us: float) -> float:
+        """The clock after compute node v."""
         self._steps += 1
-        return self._times.compute(time_us, clock_us)
+        node = self._nodes[v]
+        return self._times.compute(node.time_us, clock_us, self._share_of(node.flops, node.bytes))
 
     def wait(self, v: NodeId, clock_us: float) -> float:
         """The clock after wait v."""

@@ -104,7 +104,7 @@ class BatchingStreams:
                 return batch
         return None
 
-    def compute(self, time_us: float, clock_us: float) -> float:
+    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
         """The clock after compute that takes so long."""
         return clock_us + time_us
 

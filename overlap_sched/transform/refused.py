@@ -15,17 +15,18 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
 
     Only what could otherwise be had is listed: of a bucket, collectives of a group that has several of one operator.
     """
+    found = [*_not_moved(problem, wanted, refuses)]
+    if alike is not None:
+        found = [*_alone(problem, alike, wanted, refuses), *found]
     first: dict[str, str] = {}
     count: dict[str, int] = defaultdict(int)
-    for name, why in (*_alone(problem, alike, wanted, refuses), *_not_moved(problem, wanted, refuses)):
+    for name, why in found:
         reason = why.replace(repr(name), "")
         first.setdefault(reason, why)
         count[reason] += 1
-    sentences = [
-        why + (f" (The same of {count[reason] - 1:,} more.)" if count[reason] > 1 else "")
-        for reason, why in first.items()
-    ]
-    return (*sentences, *_of_several_types(problem, alike, wanted))
+    several = {reason: f" (The same of {number - 1:,} more.)" for reason, number in count.items() if number > 1}
+    sentences = (f"{why}{several.get(reason, '')}" for reason, why in first.items())
+    return (*sentences, *([] if alike is None else _of_several_types(problem, alike, wanted)))
 
 
 def reductions(problem: Problem) -> list[NodeId]:
@@ -43,17 +44,17 @@ def _not_moved(problem: Problem, wanted: Wanted, refuses: Refuses) -> Iterator[t
             yield name, why
 
 
-def _alone(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refuses) -> Iterator[tuple[str, str]]:
+def _alone(problem: Problem, alike: Alike, wanted: Wanted, refuses: Refuses) -> Iterator[tuple[str, str]]:
     """What goes into no bucket."""
-    for ids in _together(problem, wanted).values() if alike is not None else ():
+    for ids in _together(problem, wanted).values():
         for v in ids:
             name = problem.nodes[v].name
             if name not in alike and (why := refuses(Bucket((name,)))):
                 yield name, why
 
 
-def _of_several_types(problem: Problem, alike: Alike | None, wanted: Wanted) -> Iterator[str]:
-    for (op, group), ids in _together(problem, wanted).items() if alike is not None else ():
+def _of_several_types(problem: Problem, alike: Alike, wanted: Wanted) -> Iterator[str]:
+    for (op, group), ids in _together(problem, wanted).items():
         kinds = list(dict.fromkeys(alike[name] for v in ids if (name := problem.nodes[v].name) in alike))
         if len(kinds) > 1:
             yield f"{op} of group {group!r} comes as {', '.join(kinds)}: a bucket has one type and one reduction."

@@ -15,6 +15,7 @@ from overlap_sched.cost.measured.lanes import InFlight
 from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
 from overlap_sched.errors import ClusterError, ClusterFileError
 from overlap_sched.problem import Group
+from overlap_sched.problem.contention import Contention
 
 GOOD = """
 name = "mine"
@@ -79,7 +80,7 @@ def test_there_and_back(tmp_path: Path) -> None:
         (SlowdownFactor("all_gather", 1.125, 0.01, 0.75),),
         (InFlight("all_gather", 2, 1.5, 0.2), InFlight("all_gather", 4, 3.0, 0.25)),
     )
-    beside = Beside({"": 1.189, "all_to_all": 1.4}, False, "ours")
+    beside = Beside({"": 1.189, "all_to_all": 1.4}, False, "ours", {"flops": 0.5, "bytes": 1.5})
     cluster = replace(parse_cluster(GOOD, "x"), tables=tables, beside=beside, source='2026, \\ a "test"\n')
     write_cluster(cluster, tmp_path / "c.toml")
     assert read_cluster(tmp_path / "c.toml") == cluster
@@ -88,6 +89,19 @@ def test_there_and_back(tmp_path: Path) -> None:
     known = parse_cluster(older, "x").tables
     assert [one.finish_us for one in known.collectives] == [0.0, 0.0]
     assert known.slowdowns == (SlowdownFactor("all_gather", 1.125, 0.01),)
+
+
+def test_what_binds_compute_goes_into_the_problem_with_the_balance_of_the_device() -> None:
+    cluster = replace(parse_cluster(GOOD, "x"), beside=Beside({"": 1.2}, shares={"bytes": 1.5}))
+    found = contention_of(cluster, {})
+    assert found.shares == {"bytes": 1.5}
+    assert found.flops_per_byte == cluster.device.flops_per_s / cluster.device.bytes_per_s
+    assert contention_of(replace(cluster, beside=Beside({"": 1.2})), {}) == Contention({"": 1.2})
+    with pytest.raises(ClusterError) as caught:
+        replace(cluster, beside=Beside(shares={"memory": 1.0}))
+    assert str(caught.value).startswith(
+        "contention.shares: compute bound by 'memory' takes 1.0 of a slowdown; kinds are"
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ contentions = st.builds(
     by_kind,
     st.dictionaries(st.sampled_from(("g0", "g1", "g2")), st.sampled_from(("nvlink", "rail"))),
     both_ways,
+    shares=st.dictionaries(st.sampled_from(("flops", "bytes")), st.sampled_from((0.0, 0.5, 1.0, 2.0))),
+    flops_per_byte=st.just(2.0),
 )
 with_lanes = st.builds(
     lambda contention, lanes, share: replace(contention, lanes=lanes, crowding=1.0 + (lanes - 1) * share),
@@ -37,8 +39,11 @@ with_lanes = st.builds(
 
 
 def contended(problem: Problem, contention: Contention) -> Problem:
+    """Every third node is bound by its FLOPs, every third by its bytes, of the others nothing is known."""
     links = {name: link for name, link in contention.links.items() if name in problem.groups}
-    return replace(problem, contention=replace(contention, links=links))
+    work = ((0, 0), (6, 3), (5, 3))
+    nodes = (node._replace(flops=work[v % 3][0], bytes=work[v % 3][1]) for v, node in enumerate(problem.nodes))
+    return replace(problem, nodes=tuple(nodes), contention=replace(contention, links=links))
 
 
 @given(problems(), with_lanes)
@@ -105,6 +110,55 @@ def test_compute_is_slower_beside_a_collective() -> None:
     # all compute, 50, and what the exchange takes from it, 20 * (1 - 1/2); beside the exchange the gather has 20 of its
     # 40, and takes 20 * (1 - 1/1.25) at the least of what is left
     assert lower_bound_us(problem) == 64.0
+
+
+def test_what_binds_compute_says_how_much_slower_it_gets() -> None:
+    contention = Contention({"": 1.5}, shares={"flops": 0.5, "bytes": 2.0}, flops_per_byte=100.0)
+    nodes = (
+        Node("gather", Kind.COLLECTIVE, time_us=100.0, op="all_gather", group="fsdp"),
+        Node("mm", Kind.COMPUTE, time_us=20.0, flops=1_000, bytes=10),  # at the device's balance: bound by FLOPs
+        Node("add", Kind.COMPUTE, time_us=20.0, flops=999, bytes=10),
+        Node("unknown", Kind.COMPUTE, time_us=20.0),
+        Node("wait", Kind.WAIT, collective=0),
+    )
+    problem = Problem("kinds", nodes, (), {"fsdp": Group(2, True)}, contention=contention)
+    timeline = replay(problem, problem.original_order)
+    assert timeline.finish_us[1:4] == (25.0, 65.0, 95.0)  # 1.25, 2 and 1.5 times as long
+    assert (timeline.exposed_us, timeline.slowed_us) == (5.0, 35.0)
+    assert lower_bound_us(problem) <= 100.0
+    assert [contention.share_of(*work) for work in ((0, 5), (5, 0), (0, 0))] == [2.0, 0.5, 1.0]
+    assert (
+        replace(contention, shares={"flops": 0.0}).share_of(1, 1) == 1.0
+    )  # bound by its bytes, of which nothing is said
+
+
+@pytest.mark.parametrize(
+    ("shares", "balance", "text"),
+    [
+        (
+            {"memory": 1.0},
+            100.0,
+            "contention: compute bound by 'memory' takes 1.0 of a slowdown; kinds are 'flops' and 'bytes', a share is "
+            "finite and 0 or more (1: all of it, 0.5: beside a factor of 1.2 it takes 1.1 times its time).",
+        ),
+        (
+            {"flops": -0.5},
+            100.0,
+            "contention: compute bound by 'flops' takes -0.5 of a slowdown; kinds are 'flops' and 'bytes', a share is "
+            "finite and 0 or more (1: all of it, 0.5: beside a factor of 1.2 it takes 1.1 times its time).",
+        ),
+        (
+            {"flops": 0.5},
+            0.0,
+            "contention: shares by what binds compute, and flops_per_byte is 0.0: give the device's FLOP/s divided by "
+            "its bytes/s.",
+        ),
+    ],
+)
+def test_shares_that_cannot_be_are_told(shares: dict[str, float], balance: float, text: str) -> None:
+    with pytest.raises(ContentionError) as caught:
+        Contention(shares=shares, flops_per_byte=balance)
+    assert str(caught.value) == text
 
 
 def test_the_longest_prefix_counts() -> None:

@@ -63,6 +63,7 @@ def test_contention_is_written_as_version_2_where_there_is_any(tmp_path: Path) -
     assert read_problem(path) == problem
     assert "lanes" not in json.loads(path.read_text())["contention"]
     both = replace(problem, contention=replace(problem.contention, stretch={"all_gather": 4.0}, lanes=2, crowding=1.5))
+    both = replace(both, contention=replace(both.contention, shares={"bytes": 1.5}, flops_per_byte=295.2))
     write_problem(both, path)
     assert read_problem(path) == both
     for field, said in (

@@ -22,5 +22,16 @@ def test_both_directions_are_said() -> None:
         "alone."
     )
     assert contention_figures(lanes) == {"slowdown": {}, "links": {}, "lanes": 2, "crowding": 1.5}
+    kinds = Contention({"": 1.2}, shares={"flops": 0.5, "bytes": 1.5}, flops_per_byte=295.0)
+    assert contention_line(kinds) == (
+        "With contention: compute takes 1.2 times as long beside any collective; of that it takes 0.5 where it is "
+        "bound by its flops and 1.5 where it is bound by its bytes."
+    )
+    assert contention_figures(kinds) == {
+        "slowdown": {"": 1.2},
+        "links": {},
+        "shares": {"flops": 0.5, "bytes": 1.5},
+        "flops_per_byte": 295.0,
+    }
     assert contention_line(NO_CONTENTION) == ""
     assert contention_figures(NO_CONTENTION) is None

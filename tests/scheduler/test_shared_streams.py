@@ -29,7 +29,8 @@ def run(streams: StreamTimes, problem: Problem, order: list[int]) -> list[float]
             if node.collective is not None:
                 clock_us = streams.wait(node.collective, clock_us)
         else:
-            clock_us = streams.compute(node.time_us, clock_us)
+            share = problem.contention.share_of(node.flops, node.bytes)
+            clock_us = streams.compute(node.time_us, clock_us, share)
         left.append(clock_us)
     return left
 

@@ -47,7 +47,8 @@ def contended_step(problem: Problem, order: Sequence[int]) -> Exact:
         if computing is not None:
             contention = problem.contention
             speed = {v: speed[v] / factor(problem, v, contention.stretch) for v in flying}
-            speed[computing] = 1 / max([Fraction(1), *(factor(problem, v, contention.slowdown) for v in flying)])
+            slowed = max([Fraction(1), *(factor(problem, v, contention.slowdown) for v in flying)]) - 1
+            speed[computing] = 1 / (1 + slowed * part_of_slowdown(problem, computing))
         if not speed:
             return Exact(now, exposed, finish)
         passed = min(left[v] / speed[v] for v in speed)
@@ -56,6 +57,15 @@ def contended_step(problem: Problem, order: Sequence[int]) -> Exact:
         if computing is None and at < len(order):
             exposed += passed
         now += passed
+
+
+def part_of_slowdown(problem: Problem, v: int) -> Fraction:
+    """By what binds the compute: its FLOPs for each byte, against the device's."""
+    node, contention = problem.nodes[v], problem.contention
+    if node.bytes == node.flops == 0:
+        return Fraction(1)
+    enough = node.bytes == 0 or Fraction(node.flops, node.bytes) >= Fraction(contention.flops_per_byte)
+    return Fraction(contention.shares.get("flops" if enough else "bytes", 1))
 
 
 def in_flight(problem: Problem, launched: Sequence[int], finish: dict[int, Fraction]) -> list[int]:

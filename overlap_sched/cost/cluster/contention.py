@@ -22,6 +22,9 @@ def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
     own = measured_contention(cluster.tables)
     slowdown = {**cluster.beside.slowdown, **{one.kind: 1.0 for one in cluster.tables.slowdowns}, **own.slowdown}
     slowdown = {kind: factor for kind, factor in slowdown.items() if factor > 1.0}
+    if cluster.beside.shares:
+        balance = cluster.device.flops_per_s / cluster.device.bytes_per_s
+        own = replace(own, shares=cluster.beside.shares, flops_per_byte=balance)
     if not cluster.beside.shared_links:
         return replace(own, slowdown=slowdown)
     links = {name: INSIDE if group.intra_node else ACROSS for name, group in groups.items() if group.size > 1}

@@ -22,7 +22,8 @@ from typing import Literal
 
 from overlap_sched.cost.device import Device
 from overlap_sched.cost.measured.table import Tables
-from overlap_sched.errors import ClusterError
+from overlap_sched.errors import ClusterError, ContentionError
+from overlap_sched.problem.contention import check_shares
 
 Fabric = Literal["nvswitch", "nvlink", "pcie", "memory"]
 """What joins the ranks of a node: NVLink through switches or directly, PCIe, or the memory of one machine."""
@@ -89,6 +90,8 @@ class Beside:
 
     Attributes:
         slowdown: By how a collective's operator begins (``""``: any), a factor of 1 or more on compute beside it.
+        shares: Of compute bound by ``"flops"`` or ``"bytes"``, which part of a slowdown it takes; where a kind has
+            none: all of it.
         shared_links: Whether groups whose collectives use the same wires share them.
         source: Where the numbers come from, for people.
     """
@@ -96,6 +99,7 @@ class Beside:
     slowdown: Mapping[str, float] = field(default_factory=dict)
     shared_links: bool = True
     source: str = ""
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,10 @@ class Cluster:
                     f"contention.slowdown of {kind!r} is {factor:g}: a factor is finite and 1 or more (1.1: compute "
                     "takes a tenth longer beside it)."
                 )
+        try:
+            check_shares("contention.shares: ", self.beside.shares)
+        except ContentionError as error:
+            raise ClusterError(str(error)) from None
 
     def node_of(self, rank: int) -> int:
         """The node that a rank is on."""

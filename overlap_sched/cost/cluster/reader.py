@@ -113,11 +113,12 @@ def _mesh(own: TomlTable) -> tuple[MeshDimension, ...]:
 
 
 def _beside(own: TomlTable) -> Beside:
-    slowdown = own.table("slowdown") if "slowdown" in own else None
+    slowdown, shares = (own.table(name) if name in own else None for name in ("slowdown", "shares"))
     beside = Beside(
         {} if slowdown is None else {("" if kind == "any" else kind): slowdown.number(kind) for kind in slowdown.keys},
         own.flag("shared_links", True),
         own.text("source", ""),
+        {} if shares is None else {kind: shares.number(kind) for kind in shares.keys},
     )
     own.done()
     return beside

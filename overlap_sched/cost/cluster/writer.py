@@ -44,6 +44,8 @@ def cluster_text(cluster: Cluster) -> str:
     lines += _section("[contention]", {"shared_links": beside.shared_links, "source": beside.source})
     if beside.slowdown:
         lines += _section("[contention.slowdown]", {kind or "any": factor for kind, factor in beside.slowdown.items()})
+    if beside.shares:
+        lines += _section("[contention.shares]", dict(beside.shares))
     return "\n".join([*lines, *_table_lines(cluster.tables)]) + "\n"
 
 

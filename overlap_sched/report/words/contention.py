@@ -14,6 +14,9 @@ def contention_line(contention: Contention) -> str:
         beside = [f"beside {_kind(kind, len(by_kind) > 1)}" for kind, _ in by_kind]
         times = [f"{factor:.15g}{'' if k else ' times as long'}" for k, (_, factor) in enumerate(by_kind)]
         parts.append(f"compute takes {', '.join(map(' '.join, zip(times, beside, strict=True)))}")
+    if contention.shares:
+        taken = (f"{share:.15g} where it is bound by its {kind}" for kind, share in contention.shares.items())
+        parts.append(f"of that it takes {' and '.join(taken)}")
     for kind, factor in contention.stretch.items():
         parts.append(f"{_kind(kind, len(contention.stretch) > 1)} takes {factor:.15g} times as long beside compute")
     if contention.lanes > 1:
@@ -37,6 +40,8 @@ def contention_figures(contention: Contention) -> dict[str, Any] | None:
     figures: dict[str, Any] = {"slowdown": dict(contention.slowdown), "links": dict(contention.links)}
     if contention.stretch:
         figures["stretch"] = dict(contention.stretch)
+    if contention.shares:
+        figures |= {"shares": dict(contention.shares), "flops_per_byte": contention.flops_per_byte}
     return figures | ({"lanes": contention.lanes, "crowding": contention.crowding} if contention.lanes > 1 else {})
 
 

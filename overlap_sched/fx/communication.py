@@ -57,9 +57,14 @@ class Communication(NamedTuple):
 
 def joined(parts: Sequence[Communication]) -> Communication:
     """What several communicate together."""
-    groups, kept = (dict.fromkeys(group for part in parts for group in part[side]) for side in (0, 1))
-    groups, kept = ({ANY_GROUP: None} if ANY_GROUP in each else each for each in (groups, kept))
-    return Communication(tuple(groups), tuple(kept), tuple(dict.fromkeys(one for p in parts for one in p.undeclared)))
+    undeclared = tuple(dict.fromkeys(one for part in parts for one in part.undeclared))
+    return Communication(_together(part.groups for part in parts), _together(part.kept for part in parts), undeclared)
+
+
+def _together(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Each once; ``ANY_GROUP`` stands for all."""
+    names = dict.fromkeys(name for each in groups for name in each)
+    return (ANY_GROUP,) if ANY_GROUP in names else tuple(names)
 
 
 class Communications:

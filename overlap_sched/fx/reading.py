@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
@@ -10,6 +10,9 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.operator_traits import OperatorTraits
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.storages import Storages
+
+if TYPE_CHECKING:
+    from overlap_sched.fx.communication import Communication
 
 
 @dataclass(slots=True)
@@ -55,7 +58,7 @@ class Reading:
     launch_of: dict[int, int] = field(default_factory=dict)
     ends: dict[int, tuple[int, ...]] = field(default_factory=dict)
     outside: set[int] = field(default_factory=set)
-    communicates: dict[int, Any] = field(default_factory=dict)
+    communicates: "dict[int, Communication]" = field(default_factory=dict)
     transfers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     syncs: set[int] = field(default_factory=set)
     peeked: set[int] = field(default_factory=set)

@@ -32,7 +32,8 @@ def in_graph_order(snodes: Sequence[Any]) -> list[Any]:
     if wanted == sorted(wanted):
         return list(snodes)
     producer = {name: at for at, snode in enumerate(snodes) for name in snode.get_buffer_names()}
-    before = [{producer.get(dep.name, at) for dep in snode.unmet_dependencies} - {at} for at, snode in enumerate(snodes)]
+    needs = [{producer.get(dep.name, at) for dep in snode.unmet_dependencies} for at, snode in enumerate(snodes)]
+    before = [each - {at} for at, each in enumerate(needs)]
     apart = [at for at, snode in enumerate(snodes) if at not in first and _impure(snode)]
     for u, v in (*pairwise(wanted), *pairwise(apart)):
         before[v].add(u)

@@ -5,8 +5,8 @@
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
 absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
 Version 2 adds the ``launches`` of nodes (process groups on which compute communicates by itself, ``"*"``: any) and
-``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, where there is any ``stretch``
-{operator prefix: factor on collectives} and ``shares`` {"flops" or "bytes": part of a slowdown} with
+``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, where there is any
+``stretch`` {operator prefix: factor on collectives} and ``shares`` {"flops" or "bytes": part of a slowdown} with
 ``flops_per_byte``, with more than one ``lanes`` and ``crowding``, see
 :mod:`overlap_sched.problem.contention`. Written only where there is any: all else stays readable to old versions.
 

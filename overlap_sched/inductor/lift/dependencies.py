@@ -130,7 +130,7 @@ def _launch_steps(
 ) -> list[tuple[int, tuple[str, ...], bool]]:
     """As :func:`overlap_sched.fx.graph_hazards.launch_steps`, of scheduler nodes."""
     launches = {launch.at: (launch.group,) for launch in _launches(snodes, flow, reading, costs)}
-    steps = []
+    steps: list[tuple[int, tuple[str, ...], bool]] = []
     for at, snode in enumerate(snodes):
         inside = communication(snode, reading, costs)
         if at in launches:

@@ -1,8 +1,8 @@
 """Scheduler nodes with their launches in the order of the FX graph, where torch has put them into another one.
 
 Inductor keeps collectives in the order of the graph, but it does not know what communicates inside an operator, and
-moves that past them, for memory. On ranks with equal graphs it does so alike. Where graphs differ, it may not, while
-the order of the FX graph is the program's own, and alike on all: ranks that keep their launches keep that one.
+moves that past them, for memory. On ranks with equal graphs it does so alike; where graphs differ, it may not. So
+ranks that keep their launches keep those of the FX graph that Inductor lowers.
 """
 
 import heapq

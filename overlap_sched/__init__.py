@@ -39,6 +39,7 @@ _FX = ("ProfileCost", "declare_operator", "lift", "reorder", "schedule_graph")
 _INDUCTOR = (
     "backend",
     "clear_reports",
+    "compare",
     "disable",
     "enable",
     "enabled",

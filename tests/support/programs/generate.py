@@ -23,7 +23,7 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
         without: Families and kinds of steps that are left out, and :data:`STALE`.
     """
     rng = random.Random(f"program {seed}")
-    way: Capture = rng.choice(("make_fx", "make_fx", "dynamo"))
+    way: Capture = rng.choice(("make_fx", "make_fx", "make_fx", "dynamo"))
     grad = way == "dynamo" and rng.random() < 0.2
     kinds = [kind for kind in KINDS.values() if way in kind.ways and (kind.grad or not grad)]
     kinds = [kind for kind in kinds if not {kind.family, kind.name}.intersection(without)]
@@ -46,7 +46,7 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
         program = _awaited(program, registers)
     if several and len(program.steps) > 4:
         program = replace(program, cuts=(rng.randint(2, len(program.steps) - 2),))
-    if rng.random() < 0.5:
+    if rng.random() < 0.4:
         program = replace(program, odd=_odd(rng, program))
     return program
 

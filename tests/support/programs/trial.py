@@ -191,12 +191,12 @@ def ways_of(program: Program, inductor_share: float) -> list[str]:
     rng = random.Random(f"ways {program.seed}")
     possible = {"make_fx", "dynamo"}.intersection(*(set(step.is_of.ways) for step in program.steps))
     possible -= {"make_fx"} if program.grad else set()
-    capture = "make_fx" if "make_fx" in possible and (rng.random() < 0.85 or "dynamo" not in possible) else "dynamo"
+    capture = "make_fx" if "make_fx" in possible and (rng.random() < 0.9 or "dynamo" not in possible) else "dynamo"
     fitting = [how for how in ways.SCHEDULED if not program.odd or how in ("group", *ways.LAUNCHES_KEPT)]
     found = [f"{capture}: {how}" for how in rng.sample(fitting, 2)]
     if "dynamo" in possible:
-        if rng.random() < (0.25 if capture == "dynamo" else 0.05):
+        if rng.random() < (0.3 if capture == "dynamo" else 0.05):
             found.append("backend")
         if rng.random() < inductor_share:
-            found.append(rng.choice(("inductor", "inductor", "post_grad")))
+            found.append(rng.choice(("inductor", "post_grad")))
     return found

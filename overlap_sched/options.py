@@ -1,12 +1,13 @@
 """What a user may ask for: one frozen dataclass; the command line and the plug-ins take the same names."""
 
+import difflib
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
@@ -37,6 +38,10 @@ MAX_EFFORT = 1_000_000
 """Far more than any graph has use for."""
 MAX_COST = 1_000_000
 """Percent: far more than any original order takes longer."""
+_FEWEST_BYTES = 2**20
+"""Text of a smaller number without a unit is a slip: nobody means 40 bytes by ``"40"``."""
+_MOST_GIB = 512
+"""Without its unit, a number up to here is likely to mean GiB; above, MiB."""
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-z]*)\s*", re.IGNORECASE)
 
 
@@ -46,7 +51,8 @@ class Options:
 
     Attributes:
         headroom: How far above the original an order's memory may go: bytes as an integer, or text with a
-            unit: ``"1GiB"``, ``"500MB"``, or ``"5%"`` of the original peak. Default 0: not a byte above.
+            unit: ``"1GiB"``, ``"500MB"``, or ``"5%"`` of the original peak; ``"5"`` is taken for a slip and refused.
+            Default 0: not a byte above.
         budget: What the headroom is added to. ``"peak"`` (default): the original peak, everywhere.
             ``"profile"``: the original memory at each position, position by position.
         memory_model: ``"runtime"`` (default) or ``"tracker"``, see :data:`overlap_sched.problem.MemoryModel`.
@@ -210,16 +216,72 @@ def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:
     Raises:
         OptionsError: Not a size, negative, an unknown unit, or text for more than 2**60 bytes.
     """
-    found = size_bytes(headroom, original_peak_bytes)
-    if found is None:
-        raise OptionsError(
-            f"headroom is {headroom!r}; write bytes (0), a size with a unit (500MB, 1GiB) "
-            "or percent of the original peak (5%)."
-        )
+    meant = "bytes (0), a size with a unit (500MB, 1GiB) or percent of the original peak (5%)"
+    found = size_given("headroom", headroom, original_peak_bytes, meant)
     if isinstance(headroom, str) and found > MAX_TOTAL_BYTES:
         text = headroom if len(headroom) <= 40 else headroom[:37] + "..."
         raise OptionsError(f"headroom is {text}: more than 2**60 bytes, which no device has. Write less.")
     return min(found, MAX_TOTAL_BYTES)
+
+
+def size_given(name: str, size: int | str, whole_bytes: int, meant: str) -> int:
+    """A size in bytes, as :func:`size_bytes` reads it.
+
+    Args:
+        name: Of what it is, as it was written.
+        size: What was given.
+        whole_bytes: Of which percent are.
+        meant: What could be written, for messages.
+
+    Raises:
+        OptionsError: It is no size; or text of a number without a unit that is too small to be meant in bytes.
+    """
+    bare = bare_number(size)
+    if bare:
+        raise OptionsError(f"{name} is {size!r}, {bare}")
+    found = size_bytes(size, whole_bytes)
+    if found is None:
+        raise OptionsError(f"{name} is {size!r}; write {meant}.")
+    return found
+
+
+def bare_number(size: int | str) -> str:
+    """What is wrong with ``"5"``, and what may be meant; ``""``: it has a unit, or as many bytes can be meant."""
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    if match is None or match[2] or not 0 < (number := Decimal(match[1])) < _FEWEST_BYTES:
+        return ""
+    likely = f"{match[1]}{'GiB' if number <= _MOST_GIB else 'MiB'}"
+    shown = likely if len(likely) <= 12 else "1GiB"
+    return f"a number without a unit. Did you mean {shown}? For bytes write {match[1][:40]}B."
+
+
+def check_names(call: str, first: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse arguments by name that a function does not take, in words that say where they belong.
+
+    Args:
+        call: The function's name.
+        first: What stands before the options in a call of it: ``"gm, "``.
+        given: The arguments.
+        known: Names that it takes.
+
+    Raises:
+        OptionsError: There is one that it does not take.
+    """
+    for name, value in given.items():
+        if name in known:
+            continue
+        if name in Options.__dataclass_fields__:
+            raise OptionsError(
+                f"{call}() takes no {name}: it is one of the options. Write {call}({first}Options({name}={value!r}))."
+            )
+        near = close_to(name, [*known, *Options.__dataclass_fields__])
+        raise OptionsError(f"{call}() takes no {name}.{near} It takes {', '.join(known)}, and Options.")
+
+
+def close_to(name: str, known: Collection[str]) -> str:
+    """`` Did you mean headroom?``; ``""`` where nothing is like it."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def size_bytes(size: int | str, whole_bytes: int) -> int | None:

@@ -4,9 +4,14 @@ from typing import Any
 
 import pytest
 
+from overlap_sched import EXAMPLE
+from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import Options, headroom_bytes, kept_allocator, on_devices
+from overlap_sched.fit import fit
+from overlap_sched.joint.question import Question
+from overlap_sched.options import Options, check_names, headroom_bytes, kept_allocator, on_devices
 from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN
+from overlap_sched.transform.prices import Prices
 
 
 @pytest.mark.parametrize(
@@ -15,7 +20,7 @@ from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN
         (0, 0),
         (7, 7),
         ("0", 0),
-        ("1024", 1024),
+        ("1048576", 2**20),
         ("1GiB", 2**30),
         (" 1.5 gib ", 3 * 2**29),
         ("500MB", 5 * 10**8),
@@ -27,7 +32,7 @@ from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN
         ("5.%", 5000),
         ("0.0019%", 1),  # 1.9 bytes: down
         ("99.9999%", 99_999),
-        ("1.9999", 1),
+        ("1.9999B", 1),
         (f"0.{'3' * 5000}kB", 333),
     ],
 )
@@ -191,3 +196,45 @@ def test_rewrites_want_the_other_defaults(other: dict[str, Any]) -> None:
     ((name, value),) = other.items()
     with pytest.raises(OptionsError, match=f"and {name} is '{value}': a rewritten graph has other nodes"):
         Options(rewrites=("bucket",), **other)
+
+
+@pytest.mark.parametrize(
+    ("text", "likely"),
+    [
+        ("5", "5GiB"),
+        ("40", "40GiB"),
+        (" 1.5 ", "1.5GiB"),
+        ("512", "512GiB"),
+        ("600", "600MiB"),
+        ("1048575", "1048575MiB"),
+    ],
+)
+def test_a_number_without_a_unit_is_asked_about(text: str, likely: str) -> None:
+    said = f" is {text!r}, a number without a unit. Did you mean {likely}? For bytes write {text.strip()}B."
+    for name, give in (
+        ("headroom", lambda: Options(headroom=text)),
+        ("memory_limit", lambda: Question(memory_limit=text)),
+        ("memory_limit", lambda: fit(EXAMPLE, Prices(Roofline()), memory_limit=text)),
+    ):
+        with pytest.raises(OptionsError) as caught:
+            give()
+        assert str(caught.value) == name + said
+
+
+@pytest.mark.parametrize("size", [5, "0", "0.0", "5B", "1048576", "80000000000", "5%"])
+def test_bytes_that_are_meant(size: int | str) -> None:
+    assert Options(headroom=size).headroom == size
+    assert Question(memory_limit=size).memory_limit == size
+
+
+def test_names_that_a_function_does_not_take() -> None:
+    check_names("enable", "", {"stage": 1}, ("stage", "ranks_per_node"))
+    for given, said in (
+        ({"headroom": "1GiB"}, "takes no headroom: it is one of the options. Write f(gm, Options(headroom='1GiB'))."),
+        ({"rank_per_node": 8}, "takes no rank_per_node. Did you mean ranks_per_node? It takes stage, ranks_per_node, "),
+        ({"headrom": 8}, "takes no headrom. Did you mean headroom? It takes stage, ranks_per_node, and Options."),
+        ({"zzz": 8}, "takes no zzz. It takes stage, ranks_per_node, and Options."),
+    ):
+        with pytest.raises(OptionsError) as caught:
+            check_names("f", "gm, ", given, ("stage", "ranks_per_node"))
+        assert str(caught.value).startswith(f"f() {said}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, plan, report, robust, schemas, whatif
 from overlap_sched.cli.input_arguments import add_input_options, add_reading_options
+from overlap_sched.cli.parser import Parser
 from overlap_sched.cli.version import version_text
 from overlap_sched.options import Base, Concurrent, Options
 
@@ -34,9 +35,9 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def command_parser() -> argparse.ArgumentParser:
+def command_parser() -> Parser:
     """Of the whole command; the subcommand's name is ``command`` of what it parses."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="overlap-sched",
         description="Reorder the steps of a training graph so that communication hides behind compute, without "
         "more memory than the original order.",

@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 from overlap_sched.cli.sizes import shortened, time_us
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import size_bytes
+from overlap_sched.options import bare_number, size_bytes
 from overlap_sched.report.diff.figures import UNITS, Figure, FigureName, change_text, largest_first
 from overlap_sched.report.units import count, printable
 
@@ -139,6 +139,8 @@ def _limit(given: str, name: FigureName, amount: str) -> tuple[float, bool]:
         except OptionsError:
             found = None
     elif unit == "bytes" and _SIZE.fullmatch(number):
+        if bare := bare_number(number):
+            raise OptionsError(f"{given}: {shortened(amount)!r} is {bare}")
         found = size_bytes(number, 0)
     if found is None:
         raise OptionsError(f"{given}: {shortened(amount)!r} is no change of {name}, which {_MEANT[unit].format(sign)}")

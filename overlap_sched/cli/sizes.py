@@ -4,7 +4,7 @@ import math
 import re
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import size_bytes
+from overlap_sched.options import size_given
 from overlap_sched.problem import MAX_TOTAL_BYTES
 
 _TIME = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s)\s*")
@@ -17,12 +17,10 @@ def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
     Raises:
         OptionsError: Not a size, or more than 2**60 bytes.
     """
-    found = size_bytes(text, original_peak_bytes)
-    if found is None or found > MAX_TOTAL_BYTES:
-        raise OptionsError(
-            f"{option} is {shortened(text)!r}; write a size with a unit (80GB, 24GiB) or percent of the original peak "
-            "(90%)."
-        )
+    meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
+    found = size_given(option, text, original_peak_bytes, meant)
+    if found > MAX_TOTAL_BYTES:
+        raise OptionsError(f"{option} is {shortened(text)!r}; write {meant}.")
     return found
 
 

@@ -4,14 +4,15 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from overlap_sched.cli.contention import contention_given
+from overlap_sched.cli.parser import in_flags
 from overlap_sched.cost import CostModel, Price
 from overlap_sched.cost.cluster.description import MeshDimension
 from overlap_sched.cost.profile.times import Profile
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import Options, RewriteKind
+from overlap_sched.options import Options, RewriteKind, close_to
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
@@ -158,19 +159,31 @@ def source_of(options: argparse.Namespace) -> Source:
 
 
 def options_of(options: argparse.Namespace) -> Options:
-    """How to schedule; the memory model is left out, because it is the problem's unless one is given."""
-    return Options(
-        headroom=options.headroom,
-        budget=options.budget,
-        preserve_collective_order=options.preserve_collective_order,
-        base=options.base,
-        effort=options.effort,
-        allocator=options.allocator,
-        allocator_cost=options.allocator_cost,
-        rewrites=rewrites_of(options),
-        concurrent_groups=options.concurrent_groups,
-        strict=options.strict,
-    )
+    """How to schedule; the memory model is left out, because it is the problem's unless one is given.
+
+    Raises:
+        OptionsError: A value is not one.
+    """
+    rewrites = rewrites_of(options)
+    unknown = next((name for name in rewrites if name not in get_args(RewriteKind)), None)
+    if unknown is not None:
+        known = get_args(RewriteKind)
+        raise OptionsError(f"--rewrites has {unknown!r}; known are {', '.join(known)}.{close_to(unknown, known)}")
+    try:
+        return Options(
+            headroom=options.headroom,
+            budget=options.budget,
+            preserve_collective_order=options.preserve_collective_order,
+            base=options.base,
+            effort=options.effort,
+            allocator=options.allocator,
+            allocator_cost=options.allocator_cost,
+            rewrites=rewrites,
+            concurrent_groups=options.concurrent_groups,
+            strict=options.strict,
+        )
+    except OptionsError as error:
+        raise OptionsError(in_flags(str(error))) from None
 
 
 def rewrites_of(options: argparse.Namespace) -> tuple[RewriteKind, ...]:
@@ -186,6 +199,8 @@ def check_input(options: argparse.Namespace) -> None:
         OptionsError: A value is out of its range, or an option lacks another one.
     """
     source = source_of(options)
+    if hasattr(options, "headroom"):
+        options_of(options)
     if not math.isfinite(source.comm_scale) or source.comm_scale < 0:
         raise OptionsError(f"--comm-scale is {source.comm_scale}; it is a factor, 0 or more.")
     if source.cluster is not None and source.device is not None:

@@ -9,7 +9,7 @@ from overlap_sched.fit.in_parts import Ways, effects
 from overlap_sched.fit.limit import Limit
 from overlap_sched.fit.planner import Asked, Planner, begun_with
 from overlap_sched.fit.reserved import held_best
-from overlap_sched.options import Options, size_bytes
+from overlap_sched.options import Options, size_bytes, size_given
 from overlap_sched.problem import Problem
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
@@ -248,11 +248,8 @@ def _check(
 ) -> None:
     if (limit is None) == (slowdown is None):
         raise OptionsError("a fit wants one question: memory_limit, or max_slowdown.")
-    if limit is not None and size_bytes(limit, 0) is None:
-        raise OptionsError(
-            f"memory_limit is {limit!r}; write bytes, a size with a unit (40GiB), or percent of the original peak "
-            "(80%)."
-        )
+    if limit is not None:
+        size_given("memory_limit", limit, 0, "bytes, a size with a unit (40GiB), or percent of the original peak (80%)")
     if slowdown is not None and not 0 <= slowdown < float("inf"):
         raise OptionsError(f"max_slowdown is {slowdown}; it is 0 or more, 0.05 for five percent.")
     unknown = sorted(set(kinds) - set(KINDS))

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import fx
 
+from overlap_sched.cost.checked import check_model
 from overlap_sched.errors import OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fx.declared import undeclared_text
-from overlap_sched.fx.lifting import lift
+from overlap_sched.fx.lifting import LIFTING, lift
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.planning import may_rewrite, plan_lifted
-from overlap_sched.options import Options, on_devices
+from overlap_sched.options import Options, check_names, on_devices
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.kept import why_no_better
 from overlap_sched.report.words.reserved import held_lines
@@ -140,8 +141,11 @@ def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None
 
     Raises:
         VerificationError: With ``options.strict``, instead of that warning.
+        OptionsError: An argument is one that it does not take, or no cost model.
     """
     options = options or Options()
+    check_names("schedule_graph", "gm, ", lift_arguments, LIFTING)
+    check_model(lift_arguments.get("model"))
     before = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
     try:
         return _schedule_graph(gm, options, lift_arguments)

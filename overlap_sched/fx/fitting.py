@@ -13,18 +13,19 @@ from typing import Any
 
 from torch import fx
 
+from overlap_sched.cost.checked import check_model
 from overlap_sched.errors import OptionsError, OverlapSchedWarning
 from overlap_sched.fit import Fit, fit
 from overlap_sched.fit.planner import point
 from overlap_sched.fit.questions import KINDS as OF_VALUES
 from overlap_sched.fx.dimensions.candidates import fission_candidates
 from overlap_sched.fx.dimensions.experts import expert_fissions
-from overlap_sched.fx.lifting import Lifted, lift
+from overlap_sched.fx.lifting import LIFTING, Lifted, lift
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable
 from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.fx.rewrites.merges import merges
 from overlap_sched.fx.rewrites.planning import plan_lifted
-from overlap_sched.options import Options, on_devices
+from overlap_sched.options import Options, check_names, on_devices
 from overlap_sched.report.words.fit import lacking_line
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.host import PCIE_5, HostLink
@@ -73,6 +74,8 @@ def fit_graph(
         Exception: With ``strict``, what kept a plan from being used.
     """
     options = options or Options()
+    check_names("fit_graph", "gm, ", lifting, LIFTING)
+    check_model(lifting.get("model"))
     lifted = lift(gm, **lifting)
     found = fit_lifted(
         lifted,

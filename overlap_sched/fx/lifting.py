@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 
 from torch import fx
@@ -152,6 +153,10 @@ def lift(
     fx_nodes = tuple([reading.nodes[v] for v in stands_for])
     on_devices = frozenset(reading.storages.device)
     return Lifted(problem, fx_nodes, told, prices, placements, on_devices, model, sizes, reading.undeclared)
+
+
+LIFTING = tuple([name for name in signature(lift).parameters if name not in ("gm", "memory_model")])
+"""What functions that lift a graph pass on to :func:`lift`."""
 
 
 def _nodes(

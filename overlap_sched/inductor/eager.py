@@ -22,7 +22,7 @@ from overlap_sched.inductor.reporting import log
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.joint.graphs import note_what_stays
-from overlap_sched.options import Options
+from overlap_sched.options import Options, close_to
 
 
 def backend(
@@ -82,7 +82,9 @@ def options_from(given: Options | Mapping[str, Any] | None) -> Options:
     known = Options.__dataclass_fields__
     for name in given:
         if name not in known:
-            raise OptionsError(f"there is no option {name!r}. The options are {', '.join(known)}.")
+            raise OptionsError(
+                f"there is no option {name!r}.{close_to(name, known)} The options are {', '.join(known)}."
+            )
     return Options(**given)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from overlap_sched.cost import CostModel, Roofline
+from overlap_sched.cost.checked import check_model
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.file import cluster_given
 from overlap_sched.distributed import TIMEOUT_S
+from overlap_sched.errors import OptionsError
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.here import cluster_here
 from overlap_sched.inductor.reporting import Stage
@@ -60,8 +62,21 @@ class Settings:
         """Reads the cluster's file, now and not in the middle of a job; raises as :func:`read_cluster` does.
 
         Raises:
-            OptionsError: ``memory_limit`` and ``max_slowdown`` are none of :class:`overlap_sched.joint.Question`.
+            OptionsError: ``memory_limit`` and ``max_slowdown`` are none of :class:`overlap_sched.joint.Question`, or
+                another value cannot be.
         """
+        if not isinstance(self.options, Options):
+            raise OptionsError(f"options is {self.options!r}; it is an Options: Options(headroom='1GiB').")
+        check_model(self.model)
+        if self.cost is not None and not callable(self.cost):
+            raise OptionsError(f"cost is {self.cost!r}; it is a function from an FX node to microseconds, or None.")
+        for name, meant, allowed in (
+            ("ranks_per_node", "a whole number of 1 or more", isinstance(self.ranks_per_node, int)),
+            ("timeout_s", "a number of seconds above 0", isinstance(self.timeout_s, int | float)),
+        ):
+            value = getattr(self, name)
+            if not allowed or isinstance(value, bool) or value <= 0:
+                raise OptionsError(f"{name} is {value!r}; it is {meant}.")
         if torch.version.hip and self.options.concurrent_groups == "any":  # RCCL hangs with some
             object.__setattr__(self, "options", replace(self.options, concurrent_groups="disjoint"))
         if self.fits:

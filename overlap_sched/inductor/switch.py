@@ -42,7 +42,7 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.versions import knows_torch, refusal
 from overlap_sched.inductor.watch import COMPETING, PASSES, PASSES_ON, POST_GRAD, look
-from overlap_sched.options import Options
+from overlap_sched.options import Options, check_names
 
 PARTITIONER = "custom_partitioner_fn"
 
@@ -82,7 +82,7 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
         OptionsError: There is no such stage, or the ``tracker`` memory model was asked for after fusion.
         TorchVersionError: With ``strict``: this torch is none that we know. Else torch stays as it is, with a warning.
     """
-    _, changes = _changes(_settings(options, how))
+    _, changes = _changes(_settings("inductor_options", options, how))
     if dist.is_available() and changes:
         owner = changes[PASSES][-1] if isinstance(changes[POST_GRAD], DeterministicWatch) else changes[POST_GRAD]
         safe_gathers_with(owner)
@@ -96,7 +96,7 @@ def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None
     torch compiles when a function is called first, its backward when that is: both belong into the block. What has been
     compiled before stays as it is.
     """
-    _switch_on(_settings(options, how))
+    _switch_on(_settings("enabled", options, how))
     depth, before = len(_on), sessions_ended()
     try:
         yield
@@ -109,7 +109,7 @@ def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None
 
 def enable(options: Options | None = None, **how: Unpack[How]) -> None:
     """Schedule all that is compiled until :func:`disable`; again: with the new options."""
-    settings = _settings(options, how)
+    settings = _settings("enable", options, how)
     disable()
     _switch_on(settings)
 
@@ -125,8 +125,9 @@ def current_settings() -> Settings | None:
     return _on[-1][0] if _on else None
 
 
-def _settings(options: Options | None, how: How) -> Settings:
-    settings = Settings(options or Options(), **how)
+def _settings(call: str, options: Options | None, how: How) -> Settings:
+    check_names(call, "", how, How.__annotations__)
+    settings = Settings(Options() if options is None else options, **how)
     model = settings.options.memory_model
     if settings.stage not in ("inductor", "post_grad"):
         raise OptionsError(f"stage is {settings.stage!r}. It must be 'inductor' or 'post_grad'.")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import size_bytes
+from overlap_sched.options import size_bytes, size_given
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,9 @@ class Question:
     def __post_init__(self) -> None:
         if (self.memory_limit is None) == (self.max_slowdown is None):
             raise OptionsError("memory_limit and max_slowdown are two questions: give one of them.")
-        if self.memory_limit is not None and size_bytes(self.memory_limit, 0) is None:
-            raise OptionsError(
-                f"memory_limit is {self.memory_limit!r}; write bytes, a size with a unit (40GiB), or percent of the "
-                "peak that torch's own choice has (80%)."
-            )
+        if self.memory_limit is not None:
+            meant = "bytes, a size with a unit (40GiB), or percent of the peak that torch's own choice has (80%)"
+            size_given("memory_limit", self.memory_limit, 0, meant)
         slowdown = self.max_slowdown
         if slowdown is not None and not (isinstance(slowdown, int | float) and 0 <= slowdown < float("inf")):
             raise OptionsError(f"max_slowdown is {slowdown!r}; it is 0 or more, 0.05 for five percent.")

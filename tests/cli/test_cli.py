@@ -168,13 +168,13 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
         ),
         (
             ["plan", "{file}", "--headroom", "5 parsecs"],
-            "headroom is '5 parsecs'; write bytes (0), a size with a unit (500MB, 1GiB) or percent of the original "
+            "--headroom is '5 parsecs'; write bytes (0), a size with a unit (500MB, 1GiB) or percent of the original "
             "peak (5%).",
         ),
         (
             ["plan", "{file}", "--base", "memory", "--budget", "profile"],
-            "base is 'memory' and budget is 'profile': an order with a lower peak is not lower at every position. "
-            "Use budget='peak', or base='original'.",
+            "--base is 'memory' and --budget is 'profile': an order with a lower peak is not lower at every position. "
+            "Use --budget peak, or --base original.",
         ),
         (["plan", "{file}", "--comm-scale", "nan"], "--comm-scale is nan; it is a factor, 0 or more."),
         (["plan", "{file}", "--comm-scale", "-1"], "--comm-scale is -1.0; it is a factor, 0 or more."),

@@ -100,7 +100,7 @@ def test_fields_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_what_is_said_of_nines(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", problem, "--headroom", HUGE) == 2
     assert capsys.readouterr().err == (
-        f"overlap-sched: error: headroom is {'9' * 37}...: more than 2**60 bytes, which no device has. Write less.\n"
+        f"overlap-sched: error: --headroom is {'9' * 37}...: more than 2**60 bytes, which no device has. Write less.\n"
     )
     path = tmp_path / "p.json"
     path.write_text(problem_bytes(EXAMPLE).decode().replace('"us":50.0', f'"us":{HUGE}'))
@@ -163,10 +163,10 @@ def test_inputs_above_the_limits(problem: str, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--max-nodes=0", "argument --max-nodes: '0' is not a whole number of 1 or more"),
-        ("--max-input-bytes=5%", "argument --max-input-bytes: '5%' is not a size: write 500MB or 2GiB"),
-        ("--group=0=" + HUGE, "argument --group: '0=99999999999999999999999999999999999...' is not NAME=SIZE"),
-        ("--size=u0=" + HUGE, "argument --size: 'u0=9999999999999999999999999999999999...' is not NAME=N"),
+        ("--max-nodes=0", "--max-nodes: '0' is not a whole number of 1 or more"),
+        ("--max-input-bytes=5%", "--max-input-bytes: '5%' is not a size: write 500MB or 2GiB"),
+        ("--group=0=" + HUGE, "--group: '0=99999999999999999999999999999999999...' is not NAME=SIZE"),
+        ("--size=u0=" + HUGE, "--size: 'u0=9999999999999999999999999999999999...' is not NAME=N"),
     ],
 )
 def test_limits_that_are_none(option: str, said: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,9 +142,9 @@ def test_without_rewrites_nothing_changes(graph: str, capsys: pytest.CaptureFixt
     [
         (
             ("--rewrites", "merge"),
-            "rewrites is ('merge',); it is a tuple of 'bucket', 'coalesce_gathers', 'in_place', 'keep'",
+            "--rewrites has 'merge'; known are bucket, coalesce_gathers, in_place, keep, regather, split, stream.\n",
         ),
-        (("--rewrites", "bucket", "--budget", "profile"), "rewrites is ('bucket',) and budget is 'profile'"),
+        (("--rewrites", "bucket", "--budget", "profile"), "--rewrites is ('bucket',) and --budget is 'profile'"),
         (("--left-out",), "--left-out leaves out rewrites: give --rewrites bucket, too."),
         (("--rewrites", "bucket", "--left-out", "-1"), "--left-out is -1; it is a number of rewrites, 1 or more."),
         (("--rewrites", "bucket", "--profile", "trace.json"), "--rewrites: merged collectives are in no trace"),

@@ -10,6 +10,7 @@ from llama_repro.workloads.trace import joint_graph, with_updates
 from overlap_sched.cost import Link, Network, Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError
 from overlap_sched.fx import fitting, lift
+from overlap_sched.fx.apply import schedule_graph
 from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
@@ -119,3 +120,18 @@ def test_collectives_of_a_fitted_graph_are_rewritten_within_its_peak(monkeypatch
     with pytest.warns(OverlapSchedWarning, match=r"leaves the collectives of '.*' as they are: no$"):
         fit_graph(gm, replace(options, strict=False), memory_limit=limit, kinds=("recompute",), effort=1)
     assert peak_of(gm) <= limit
+
+
+def test_arguments_that_cannot_be_are_refused_at_once() -> None:
+    gm = sharded_step()
+    for given, said in (
+        ({"headroom": "1GiB"}, "takes no headroom: it is one of the options. Write {}(gm, Options(headroom='1GiB'))."),
+        ({"donate": ()}, "takes no donate. Did you mean donated? It takes cost, parameters, donated, name, model, "),
+    ):
+        for call, more in ((schedule_graph, {}), (fit_graph, {"memory_limit": "1GiB"})):
+            with pytest.raises(OptionsError) as caught:
+                call(gm, **more, **given)
+            assert str(caught.value).startswith(f"{call.__name__}() {said.format(call.__name__)}")
+    for call, more in ((schedule_graph, {}), (fit_graph, {"memory_limit": "1GiB"})):
+        with pytest.raises(OptionsError, match=r"^model is 'A100'; it is an object with compute_us and collective_us"):
+            call(gm, model="A100", **more)

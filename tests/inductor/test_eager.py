@@ -111,7 +111,8 @@ def test_an_unknown_option_is_named() -> None:
     with pytest.raises(OptionsError) as error:
         overlap_sched.backend(torch.fx.GraphModule({}, torch.fx.Graph()), [], options={"headrom": 1})
     assert str(error.value) == (
-        "there is no option 'headrom'. The options are headroom, budget, memory_model, preserve_collective_order, "
+        "there is no option 'headrom'. Did you mean headroom? "
+        "The options are headroom, budget, memory_model, preserve_collective_order, "
         "base, effort, strict, agreement, allocator, allocator_cost, rewrites."
     )
 

@@ -241,3 +241,47 @@ def test_a_cluster_goes_along_and_is_read_at_once() -> None:
     assert Settings(cluster="dgx-h100", model=Roofline(A100)).priced_for == "A100"
     with pytest.raises(ClusterError, match="no-such"):
         overlap_sched.inductor_options(cluster="no-such")
+
+
+ONE_OF = "of the options. Write "
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"headroom": "1GiB"}, f"{{}}() takes no headroom: it is one {ONE_OF}{{}}(Options(headroom='1GiB'))."),
+        (
+            {"memory_limits": "40GiB"},
+            "{}() takes no memory_limits. Did you mean memory_limit? It takes stage, cost, model, ranks_per_node, "
+            "cluster, ranks, timeout_s, memory_limit, max_slowdown, and Options.",
+        ),
+        (
+            {"memory_limit": "40"},
+            "memory_limit is '40', a number without a unit. Did you mean 40GiB? For bytes write 40B.",
+        ),
+        (
+            {"model": "A100"},
+            "model is 'A100'; it is an object with compute_us and collective_us, such as "
+            "overlap_sched.cost.Roofline(). Did you mean Roofline(device_named('A100')), from overlap_sched.cost?",
+        ),
+        (
+            {"model": Roofline},
+            f"model is {Roofline!r}; it is an object with compute_us and collective_us, such as "
+            "overlap_sched.cost.Roofline(). Did you mean Roofline()?",
+        ),
+        ({"cost": 5}, "cost is 5; it is a function from an FX node to microseconds, or None."),
+        ({"ranks_per_node": "8"}, "ranks_per_node is '8'; it is a whole number of 1 or more."),
+        ({"timeout_s": 0}, "timeout_s is 0; it is a number of seconds above 0."),
+        ({"options": "1GiB"}, "options is '1GiB'; it is an Options: Options(headroom='1GiB')."),
+    ],
+)
+def test_what_cannot_be_is_refused_where_it_is_given(given: dict[str, Any], said: str) -> None:
+    def enabled(**given: Any) -> None:
+        with overlap_sched.enabled(**given):
+            pass
+
+    for call in (overlap_sched.enable, enabled, overlap_sched.inductor_options):
+        with pytest.raises(OptionsError) as caught:
+            call(**given)
+        assert str(caught.value) == said.replace("{}", call.__name__)
+        assert current_settings() is None

@@ -115,7 +115,10 @@ def test_a_wrong_option_is_found_when_the_job_starts(config: Any) -> None:
     apply_overrides(config.override, config)
     assert config.profiler is profiler
     config.override.imports = [("overlap_sched.titan.options", {"headrom": "1GiB"})]
-    with pytest.raises(OptionsError, match=r"^there is no option 'headrom'\. The options are headroom, budget, "):
+    with pytest.raises(
+        OptionsError,
+        match=r"^there is no option 'headrom'\. Did you mean headroom\? The options are head",
+    ):
         apply_overrides(config.override, config)
 
 

@@ -71,7 +71,7 @@ class SchedulerPass:
             VerificationError: With ``strict``, instead of a fallback.
             AgreementError: With ``strict``, where the ranks differ.
         """
-        original, attempt, planned = list(snodes), Attempt(self.settings), Planned(last)
+        original, attempt, planned = _effects_kept(list(snodes)), Attempt(self.settings), Planned(last)
         kept = _kept(original, attempt)
         try:
             report = attempt.decided(lambda known: _plan(kept if known.keeps else original, kept, known, planned))
@@ -101,6 +101,20 @@ class SchedulerPass:
     def __deepcopy__(self, memo: dict[int, Any]) -> "SchedulerPass":
         """Itself: it never changes, and torch copies its settings often."""
         return self
+
+
+def _effects_kept(snodes: list[Any]) -> list[Any]:
+    """The nodes with effects in the order of the FX graph, whatever becomes of our own order."""
+    try:
+        check_torch()
+        from overlap_sched.inductor.lift.effects import in_order_of_effects
+
+        ordered = in_order_of_effects(snodes)
+    except Exception:  # planning, which asks again, says why
+        return snodes
+    if ordered is not snodes:
+        warn("torch's scheduler runs operators against the order of their effects: overlap_sched has put them in order")
+    return ordered
 
 
 def _named(name: str, settings: Settings) -> SchedulerPass:
@@ -134,8 +148,10 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
     """
     check_torch()
     from overlap_sched.inductor import private
+    from overlap_sched.inductor.lift.effects import in_order_of_effects
     from overlap_sched.inductor.lift.lifting import lift_kernels
 
+    in_order_of_effects(snodes)  # or it cannot be had
     settings = attempt.settings
     attempt.name = private.graph_name()
     communicates = any(private.contains_collective(snode) for snode in snodes)

@@ -93,6 +93,11 @@ def test_random_numbers_and_effects(ordering: Ordering) -> None:
     assert after(*kernels, orderings={0: ordering, 2: ordering})[0] == {(2, 0)}
 
 
+def test_communication_with_effects_is_ordered_among_effects() -> None:
+    kernels = Kernel(origin=0), Kernel(origin=1, comm=True), Kernel(origin=2, comm=True)
+    assert after(*kernels, orderings={0: Ordering.EFFECT, 1: Ordering.EFFECT})[0] == {(1, 0)}
+
+
 def test_effects_that_torch_knows_of() -> None:
     assert after(Kernel(effect=True), Kernel(), Kernel(effect=True))[0] == {(2, 0)}
 

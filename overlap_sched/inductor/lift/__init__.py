@@ -7,5 +7,6 @@
 - :mod:`~overlap_sched.inductor.lift.saved`: inputs of backward that others hold, too.
 - :mod:`~overlap_sched.inductor.lift.data_flow`: what each node takes, writes, holds.
 - :mod:`~overlap_sched.inductor.lift.dependencies`: what must keep its order.
+- :mod:`~overlap_sched.inductor.lift.effects`: the order of effects, where torch has lost it.
 - :mod:`~overlap_sched.inductor.lift.costs`: what kernels take.
 """

@@ -92,10 +92,15 @@ def _comm_chain(snode: Any) -> str | None:
 def _impure(
     snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
 ) -> Iterator[tuple[int, Ordering]]:
-    """What draws random numbers, has effects or communicates; communication is ordered against barriers alone."""
+    """What draws random numbers, has effects or communicates.
+
+    Communication is ordered against barriers, and where the FX graph says that it has effects, among those.
+    """
     for at, snode in enumerate(snodes):
         if flow.launches[at] or flow.waits[at]:
-            yield at, Ordering.NONE
+            found = [v for member in members(snode) if member.is_extern() for v in costs.origins(member)]
+            effect = any(reading.ordering.get(v, Ordering.NONE) >= Ordering.EFFECT for v in found)
+            yield at, Ordering.EFFECT if effect else Ordering.NONE
         elif (ordering := _ordering_of(snode, reading, costs)) is not Ordering.NONE:
             yield at, ordering
 

@@ -1,0 +1,71 @@
+"""The order of effects: what the FX graph chains by tokens (``with_effects``) must run in that order.
+
+torch 2.13 chains effects among kernels that it calls as they are, and collectives among themselves; of a collective and
+another kernel either may come first (https://github.com/pytorch/pytorch/issues/188301). A send and its receive may then
+meet the wrong partner.
+"""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from typing import Any
+
+from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.fx.higher_order import is_higher_order
+from overlap_sched.inductor.private import V, ir, members
+
+
+def in_order_of_effects(snodes: list[Any]) -> list[Any]:
+    """The nodes; where some stand against the order of effects, as near to their order as keeps that.
+
+    Args:
+        snodes: In an order that keeps torch's dependencies.
+
+    Raises:
+        NotUnderstoodError: torch's dependencies are against the order of effects.
+    """
+    chain = _chain(snodes)
+    if all(before < at for before, at in pairwise(chain)):
+        return snodes
+    producer = {name: at for at, snode in enumerate(snodes) for name in snode.get_buffer_names()}
+    before = [{producer[dep.name] for dep in snode.unmet_dependencies if dep.name in producer} for snode in snodes]
+    for first, then in pairwise(chain):
+        before[then].add(first)
+    after: list[list[int]] = [[] for _ in snodes]
+    left = [0] * len(snodes)
+    for at, needed in enumerate(before):
+        needed.discard(at)
+        left[at] = len(needed)
+        for u in sorted(needed):
+            after[u].append(at)
+    ready = [at for at, n in enumerate(left) if n == 0]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        order.append(heappop(ready))
+        for w in after[order[-1]]:
+            left[w] -= 1
+            if left[w] == 0:
+                heappush(ready, w)
+    if len(order) < len(snodes):
+        first, then = next((u, w) for u, w in pairwise(chain) if w < u)
+        raise NotUnderstoodError(
+            f"{snodes[then].get_name()!r} runs before {snodes[first].get_name()!r}, whose effects come before its own, "
+            "and other kernels in between keep them so."
+        )
+    return [snodes[at] for at in order]
+
+
+def _chain(snodes: Sequence[Any]) -> list[int]:
+    """Positions of the nodes that have effects, in the order that the FX graph gives to those."""
+    effects = [node for node in V.graph.graph.nodes if is_higher_order(node.target, "with_effects")]
+    if not effects:
+        return []
+    number = {node: k for k, node in enumerate(effects)}
+    found: list[tuple[int, int]] = []
+    for at, snode in enumerate(snodes):
+        for member in members(snode):
+            if member.node is None or not member.is_extern() or isinstance(member.node, ir.MultiOutput):
+                continue
+            found += [(number[node], at) for node in member.node.origins or () if node in number]
+    return list(dict.fromkeys(at for _, at in sorted(found)))

@@ -5,13 +5,13 @@ moves that past them, for memory. On ranks with equal graphs it does so alike; w
 ranks that keep their launches keep those of the FX graph that Inductor lowers.
 """
 
-import heapq
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from overlap_sched.fx.communication import Communications
 from overlap_sched.inductor.launches import launches_of_kernel
+from overlap_sched.inductor.lift.nearest import nearest
 
 
 def in_graph_order(snodes: Sequence[Any]) -> list[Any]:
@@ -31,14 +31,9 @@ def in_graph_order(snodes: Sequence[Any]) -> list[Any]:
     wanted = sorted(first, key=lambda at: first[at])
     if wanted == sorted(wanted):
         return list(snodes)
-    producer = {name: at for at, snode in enumerate(snodes) for name in snode.get_buffer_names()}
-    needs = [{producer.get(dep.name, at) for dep in snode.unmet_dependencies} for at, snode in enumerate(snodes)]
-    before = [each - {at} for at, each in enumerate(needs)]
     apart = [at for at, snode in enumerate(snodes) if at not in first and _impure(snode)]
-    for u, v in (*pairwise(wanted), *pairwise(apart)):
-        before[v].add(u)
-    order = _nearest(before)
-    return [snodes[at] for at in order] if len(order) == len(snodes) else list(snodes)
+    order = nearest(snodes, (*pairwise(wanted), *pairwise(apart)))
+    return list(snodes) if order is None else [snodes[at] for at in order]
 
 
 def _impure(snode: Any) -> bool:
@@ -52,21 +47,3 @@ def _impure(snode: Any) -> bool:
     members = [member for member in private.members(snode) if private.runs(member)]
     origins = (node for member in members for node in getattr(member.node, "origins", ()) or ())
     return any(n.op == "call_function" and traits_of(n.target).ordering is not Ordering.NONE for n in origins)
-
-
-def _nearest(before: Sequence[set[int]]) -> list[int]:
-    """Positions, each behind those that it must come after, the smallest first; not all where some wait in a ring."""
-    left = [len(each) for each in before]
-    after: list[list[int]] = [[] for _ in before]
-    for v, each in enumerate(before):
-        for u in sorted(each):
-            after[u].append(v)
-    ready = [v for v, count in enumerate(left) if not count]
-    order = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for v in after[order[-1]]:
-            left[v] -= 1
-            if not left[v]:
-                heapq.heappush(ready, v)
-    return order

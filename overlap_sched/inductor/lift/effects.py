@@ -6,12 +6,12 @@ meet the wrong partner.
 """
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
 
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.higher_order import is_higher_order
+from overlap_sched.inductor.lift.nearest import nearest
 from overlap_sched.inductor.private import V, ir, members
 
 
@@ -27,27 +27,8 @@ def in_order_of_effects(snodes: list[Any]) -> list[Any]:
     chain = _chain(snodes)
     if all(before < at for before, at in pairwise(chain)):
         return snodes
-    producer = {name: at for at, snode in enumerate(snodes) for name in snode.get_buffer_names()}
-    before = [{producer[dep.name] for dep in snode.unmet_dependencies if dep.name in producer} for snode in snodes]
-    for first, then in pairwise(chain):
-        before[then].add(first)
-    after: list[list[int]] = [[] for _ in snodes]
-    left = [0] * len(snodes)
-    for at, needed in enumerate(before):
-        needed.discard(at)
-        left[at] = len(needed)
-        for u in sorted(needed):
-            after[u].append(at)
-    ready = [at for at, n in enumerate(left) if n == 0]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        order.append(heappop(ready))
-        for w in after[order[-1]]:
-            left[w] -= 1
-            if left[w] == 0:
-                heappush(ready, w)
-    if len(order) < len(snodes):
+    order = nearest(snodes, pairwise(chain))
+    if order is None:
         first, then = next((u, w) for u, w in pairwise(chain) if w < u)
         raise NotUnderstoodError(
             f"{snodes[then].get_name()!r} runs before {snodes[first].get_name()!r}, whose effects come before its own, "

@@ -10,7 +10,7 @@ from overlap_sched.cli.version import version_text
 from overlap_sched.options import Base, Concurrent, Options
 
 if TYPE_CHECKING:
-    Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+    Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 _EXIT_CODES = """\
 exit codes:

@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
     def _subcommand(self, parsed: argparse.Namespace) -> "Parser":
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                return action.choices[parsed.command]  # type: ignore[no-any-return]
+                return action.choices[parsed.command]
         return self
 
     def _words(self, message: str) -> str:

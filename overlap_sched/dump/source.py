@@ -86,6 +86,7 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
     runnable = _last(lines, r"^def load_args\(") is not None and _last(lines, r"^class Repro\b") is not None
     graphs = [] if runnable else graphs_in(lines)
     chosen = _chosen(name, graphs, graph)
+    start: int | None
     if graphs:
         text = graphs[chosen - 1]
         lines, start = text.lines, text.start

@@ -162,7 +162,7 @@ def test_packages_and_sizes_that_are_wrong(dump: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as stopped:
         main(["plan", dump, "--size", "u0=many"])
     assert stopped.value.code == 2
-    assert "argument --size: 'u0=many' is not NAME=N" in capsys.readouterr().err
+    assert "--size: 'u0=many' is not NAME=N" in capsys.readouterr().err
 
 
 def test_names_that_do_not_occur(dump: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ class Asserted:
 
     Args:
         nodes: The graph.
-        number: The value of a placeholder, or of the size of one; ``None``: only the data knows it.
+        number: The value of a placeholder, or of the size of one; where only the data knows it, its name.
         given: Sizes that are known, by node.
         within: Which sizes to take.
     """
@@ -44,12 +44,12 @@ class Asserted:
     def __init__(
         self,
         nodes: Sequence[fx.Node],
-        number: Callable[[fx.Node], int | None],
+        number: Callable[[fx.Node], int | str],
         given: Mapping[str, int],
         within: Within = "middle",
     ) -> None:
         self._number, self._within = number, within
-        relations = [one for node in nodes for one in self._relations(node)]
+        relations = [one for node in nodes for one in self._understood(node)]
         self._limits = Limits.of({}, relations)
         self._limited = {s.name for s, interval in self._limits.intervals.items() if interval.high < math.inf}
         self.chosen = 0
@@ -73,8 +73,14 @@ class Asserted:
         if _symbol(name) in self._limits.intervals:
             self._limits.narrow(_symbol(name), size, size)
 
-    def _relations(self, node: fx.Node) -> list[sympy.Basic]:
+    def _understood(self, node: fx.Node) -> list[sympy.Basic]:
         """What one node asserts; nothing where it is not understood."""
+        try:
+            return self._relations(node)
+        except (AttributeError, IndexError, TypeError, ValueError):  # a damaged file: told where the node is evaluated
+            return []
+
+    def _relations(self, node: fx.Node) -> list[sympy.Basic]:
         if node.target is _aten._assert_scalar.default and isinstance(node.args[0], fx.Node):
             asserted = node.args[0]
             relation = _RELATIONS.get(asserted.target)
@@ -94,11 +100,12 @@ class Asserted:
         if argument.target in _ARITHMETIC:
             parts = [self._expr(part) for part in argument.args]
             return None if None in parts else argument.target(*parts)
-        of: Any = argument.args[0] if argument.target is _aten.sym_size.int else argument
-        if isinstance(of, fx.Node) and of.op == "placeholder":
+        sized = argument.target is _aten.sym_size.int
+        of: Any = argument.args[0] if sized else argument
+        if of.op == "placeholder":
             known = self._number(argument)
-            return _symbol(of.name) if known is None else sympy.Integer(known)
-        return _symbol(of.name) if isinstance(of, fx.Node) else None
+            return _symbol(known) if isinstance(known, str) else sympy.Integer(known)
+        return _symbol(of.name) if not sized or argument.args[1] == 0 else None
 
 
 def _symbol(name: str) -> sympy.Symbol:

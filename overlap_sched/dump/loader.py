@@ -25,7 +25,7 @@ from overlap_sched.dump.contradictions import (
 from overlap_sched.dump.counting import ValueCount
 from overlap_sched.dump.graph import ParsedGraph, build_graph
 from overlap_sched.dump.groups import DumpGroup, named_groups, resolve_groups, written_groups
-from overlap_sched.dump.inputs import InputMaker, read_inputs
+from overlap_sched.dump.inputs import InputMaker, SizeInput, read_inputs
 from overlap_sched.dump.literals import Literals, shorten
 from overlap_sched.dump.size_names import check_sizes, size_names
 from overlap_sched.dump.source import DumpSource
@@ -267,15 +267,16 @@ class Loader:
     def _asserted(self) -> Asserted:
         return Asserted(list(self.parsed.graph.nodes), self._number, self._sizes, self._within)
 
-    def _number(self, node: fx.Node) -> int | None:
-        """A size among the inputs, or of one of them; ``None``: the file does not say it."""
+    def _number(self, node: fx.Node) -> int | str:
+        """A size among the inputs, or of one of them; where the file does not say it, its symbol, or the node."""
         source = node if node.op == "placeholder" else node.all_input_nodes[0]
-        if self._maker.unknown(self._inputs.get(source)):
-            return None
+        item = self._inputs.get(source)
+        if self._maker.unknown(item):
+            return (item.symbol if isinstance(item, SizeInput) else None) or node.name
         value = self.values.evaluate(source)
         if source is not node:
             value = value.shape[node.args[1]] if isinstance(value, torch.Tensor) else None
-        return value if type(value) is int else None
+        return value if type(value) is int else node.name
 
     def bytes(self) -> int:
         """Of all values, each storage once."""
@@ -286,7 +287,8 @@ class Loader:
     def _default_symbol(self, symbol: str) -> int:
         if symbol in self._sizes:
             return self._sizes[symbol]
-        size = self._default_size() * self._splits.get(symbol, 1)
+        default = self._default_size() * self._splits.get(symbol, 1)
+        size = self._asserted.size(symbol, default, balanced=self._evenly or symbol in self._splits)
         self._sizes[symbol] = self.guessed[symbol] = size
         self.values.note(f"data-dependent sizes, taken as {size}")
         return size

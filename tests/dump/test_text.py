@@ -456,3 +456,23 @@ return (getitem, empty)
     assert val["first"] + val["second"] == 64
     assert 2 <= val["second"] <= 40
     assert val["third"] == 8192  # nothing limits it
+
+
+def test_asserts_on_sizes_among_the_inputs(tmp_path: Path) -> None:
+    body = """
+le = u_a <= 100
+_assert_scalar = torch.ops.aten._assert_scalar.default(le, "no");  le = _assert_scalar = None
+sym_size = torch.ops.aten.sym_size.int(x, 1)
+ge = old >= sym_size
+_assert_scalar_1 = torch.ops.aten._assert_scalar.default(ge, "no");  ge = _assert_scalar_1 = None
+empty = torch.ops.aten.empty.memory_format([u_a, old], device = device(type='cpu'))
+return (empty,)
+"""
+    inputs = [
+        ("u_a", "reader.symint(None, expr='u0')"),
+        ("old", "reader.symint(None)"),
+        ("x", "float32 4 10000"),
+    ]
+    dump = load(tmp_path, handwritten(body, inputs))
+    assert values(dump)["empty"].shape == (100, 10_000)
+    assert dump.guessed == {"u0": 100, "old": 10_000}

@@ -132,7 +132,7 @@ class KernelCosts:
         except Exception:  # before torch 2.13 some of what it asks has other names
             pass
         try:
-            return int(snode.get_read_write_buffers_sizes())
+            return max(0, int(snode.get_read_write_buffers_sizes()))
         except Exception:  # torch's own estimate; a wrong cost must not stop a pass
             self._notes["bytes_failed"] += 1
             return 0
@@ -159,7 +159,7 @@ def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
             nbytes = min(nbytes, picked * V.graph.get_dtype(name).itemsize)
         elif any(sizes.unknown(_elements(dep)) for dep in known):
             nbytes = max([sizes.hint(_elements(dep)) for dep in known]) * V.graph.get_dtype(name).itemsize
-        total += nbytes
+        total += max(0, nbytes)
     return int(total)
 
 

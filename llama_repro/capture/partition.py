@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import fx
 
+from overlap_sched.fx.metadata import copied_node, own_meta
+
 
 def split_joint(
     joint: fx.GraphModule, forward_outputs: int, must_save: Set[fx.Node]
@@ -89,9 +91,9 @@ def _make_graph(
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
+        copies[node].meta = own_meta(node.meta)
     for node in steps:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node] = copied_node(graph, node, copies)
     graph.output(tuple(copies[value] if isinstance(value, fx.Node) else value for value in outputs))
     graph.lint()
     return fx.GraphModule(joint, graph)

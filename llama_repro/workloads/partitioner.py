@@ -6,7 +6,7 @@ from torch import fx
 from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from llama_repro.workloads.trace import copy_of
+from overlap_sched.joint.graphs import copy_of
 
 BUDGETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of ``torch._functorch.config.activation_memory_budget``. 1.0 (its default) recomputes where it thinks that faster."""

@@ -6,7 +6,6 @@ behind the last of what makes the gradient and what reads the weight. The graph 
 by operator as eager PyTorch runs them.
 """
 
-import copy
 import operator
 from collections.abc import Sequence
 
@@ -79,15 +78,6 @@ def _shape_of(graph: fx.Graph, given: fx.Node, like: fx.Node) -> fx.Node:
     expanded = graph.call_function(torch.ops.aten.expand.default, (element, shape))
     expanded.meta["val"] = element.meta["val"].expand(shape)
     return expanded
-
-
-def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """With a graph of its own and the same tensors in its metadata."""
-    graph = fx.Graph()
-    returned = graph.graph_copy(graph_module.graph, {})
-    graph.output(returned)
-    graph.output_node().meta = copy.copy(graph_module.graph.output_node().meta)
-    return fx.GraphModule(graph_module, graph)
 
 
 def with_updates(joint: fx.GraphModule) -> fx.GraphModule:

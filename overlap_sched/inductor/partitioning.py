@@ -21,6 +21,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from overlap_sched.distributed import Digest
 from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
 from overlap_sched.fx.costs import Fusion
+from overlap_sched.fx.metadata import own_meta
 from overlap_sched.inductor.agree import ask, graph_key
 from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.launches import launches_in
@@ -137,7 +138,14 @@ def fitted(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partitione
     _record(Partition(name, found, reason, settings.priced_for))
     if found is None or reason is not None:
         return cut(gm)
-    return found.best.forward, found.best.backward
+    return _apart(found.best.forward), _apart(found.best.backward)
+
+
+def _apart(half: fx.GraphModule) -> fx.GraphModule:
+    """With metadata of its own: torch's partitioner shares dictionaries between what runs and what runs again."""
+    for node in half.graph.nodes:
+        node.meta = own_meta(node.meta)
+    return half
 
 
 def _cut(gm: fx.GraphModule, *, partitioner: Any, joint_inputs: Any, given: dict[str, Any]) -> Halves:

@@ -1,6 +1,5 @@
 """Joint graphs: a copy to try something on, and forward and backward put together again as one graph."""
 
-import copy
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -8,6 +7,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from overlap_sched.fx.inputs import STAYS
+from overlap_sched.fx.metadata import copied_node, own_meta
 from overlap_sched.fx.reader import read_graph
 
 RECOMPUTE = "recompute"
@@ -19,9 +19,9 @@ def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node] = copied_node(graph, node, copies)
     made = fx.GraphModule(gm, graph)
-    made.meta = copy.copy(gm.meta)
+    made.meta = own_meta(gm.meta)
     return made
 
 
@@ -91,11 +91,11 @@ def joined(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> t
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs_of(forward.graph):
-        copies[node] = graph.node_copy(node)
+        copies[node] = copied_node(graph, node, copies)
     saved = {node.name: node for node in forward.graph.nodes}
     late = [node for node in inputs_of(backward.graph) if node.name not in saved]
     for node in late:
-        copies[node] = graph.node_copy(node)
+        copies[node] = copied_node(graph, node, copies)
     _append(graph, forward.graph, copies)
     for node in inputs_of(backward.graph):
         if node.name in saved:
@@ -114,4 +114,4 @@ def _modules(*halves: fx.GraphModule) -> dict[str, torch.nn.Module]:
 def _append(graph: fx.Graph, steps: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
     for node in steps.nodes:
         if node.op not in ("placeholder", "output"):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node] = copied_node(graph, node, copies)

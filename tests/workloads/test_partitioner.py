@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 
 from llama_repro.workloads.partitioner import partitioned  # noqa: E402
 from llama_repro.workloads.points import point  # noqa: E402
-from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with_updates  # noqa: E402
+from llama_repro.workloads.trace import joint_graph, step_problem, with_updates  # noqa: E402
+from overlap_sched.joint.graphs import copy_of  # noqa: E402
 from tests.support.steps import TINY, run_step, tiny_inputs  # noqa: E402
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx.metadata import own_meta
 from overlap_sched.fx.operator_traits import Arg
 from overlap_sched.fx.rewrites.hazards import Hazards
 from overlap_sched.fx.rewrites.known import Known, shares_storage
@@ -129,7 +130,7 @@ class Draft(Known):
     ) -> fx.Node:
         """The same, with a value that the caller knows."""
         node = self._new(name, target, args, dict(kwargs or {}), at)
-        node.meta.update({key: like.meta[key] for key in _KEPT_META if key in like.meta})
+        node.meta.update(own_meta({key: like.meta[key] for key in _KEPT_META if key in like.meta}))
         node.meta["val"] = value
         return node
 
@@ -140,7 +141,7 @@ class Draft(Known):
             RewriteError: Its name is taken.
         """
         made = self._new(name, node.target, args, dict(kwargs), at)
-        made.meta.update(node.meta)
+        made.meta.update(own_meta(node.meta))
         self.stands_beside(made, node)
         self.hazards.copy(node, made)
         return made

@@ -235,7 +235,7 @@ def _keys_without_hashes_of_meshes() -> None:
         found: dict[str, Any] = state_of(mesh)
         return {**found, "_hash": None} if "_hash" in found else found
 
-    DeviceMesh.__getstate__ = state  # type: ignore[method-assign]
+    DeviceMesh.__getstate__ = state
 
 
 def _owner() -> Any | None:

@@ -293,7 +293,7 @@ def test_a_group_of_nodes_that_compute_is_one_node() -> None:
     expected, _ = run(concatenates, {})
     with torch._inductor.config.patch(theirs):
         settings = overlap_sched.inductor_options(Options(strict=True, headroom="50%"))
-    results, _ = run(concatenates, settings)
+        results, _ = run(concatenates, settings)
     assert same(results, expected)
     plan = main_report().report.schedule
     assert plan is not None
@@ -321,8 +321,8 @@ def test_communication_in_a_group_of_nodes_is_left_alone_and_reported() -> None:
     expected, code = run(reduces, theirs)
     with torch._inductor.config.patch(theirs):
         settings = overlap_sched.inductor_options()
-    with pytest.warns(OverlapSchedWarning) as warned:
-        results, ours = run(reduces, settings)
+        with pytest.warns(OverlapSchedWarning) as warned:
+            results, ours = run(reduces, settings)
     assert same(results, expected)
     assert events(ours) == events(code)
     assert main_report().settings == ("grouping runs before this pass",)

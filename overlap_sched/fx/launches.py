@@ -49,7 +49,8 @@ def with_launches(nodes: Sequence[Node], launch_us: Mapping[int, float]) -> tupl
     stands_for: list[int] = []
     ids: list[int] = []  # per old index
     for v, node in enumerate(nodes):
-        deps = tuple(sorted(ids[u] for u in node.deps))
+        deps = tuple(ids[u] for u in node.deps)
+        deps = deps if node.kind is Kind.OUTPUT else tuple(sorted(deps))
         if v in launch_us:
             op = FINISH if node.kind is Kind.WAIT else LAUNCH
             result.append(Node(f"{node.name}.{op}", Kind.COMPUTE, deps, time_us=launch_us[v], op=op))

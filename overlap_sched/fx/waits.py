@@ -9,7 +9,7 @@ and exactly that where nothing runs between them.
 
 from collections.abc import Mapping, Sequence
 
-from overlap_sched.problem import Node
+from overlap_sched.problem import Kind, Node
 
 
 def one_collective_each(
@@ -35,9 +35,10 @@ def one_collective_each(
             stands_for.append(v)
         ids.append(len(result))
         stands_for.append(v)
+        deps = (*(ids[u] for u in node.deps), *company)
         result.append(
             node._replace(
-                deps=tuple(sorted([*(ids[u] for u in node.deps), *company])),
+                deps=deps if node.kind is Kind.OUTPUT else tuple(sorted(deps)),
                 collective=None if node.collective is None else ids[node.collective],
             )
         )

@@ -69,7 +69,8 @@ class Node(NamedTuple):
     Attributes:
         name: Unique in the problem.
         kind: See :class:`Kind`.
-        deps: Ids of nodes that must run before it: data and hazards alike, all smaller than its own id.
+        deps: Ids of nodes that must run before it: data and hazards alike, all smaller than its own id. Of the output,
+            values in the order in which they are given.
         alloc: Ids of the storages that it brings to life.
         use: Ids of the storages that it needs alive, each once (a wait: its collective's inputs and output).
         time_us: Time on the compute stream; of a collective, on its group's stream. 0 for inputs, waits and outputs.

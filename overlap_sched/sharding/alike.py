@@ -86,7 +86,7 @@ def _text(place: int, sides: list[tuple[int, str]], shape: list[int]) -> str:
     (one, this), (another, that) = sides
     return (
         f"ranks {one} and {another} gather different parameters of one shape ({' x '.join(map(str, shape))}): "
-        f"as number {place}, rank {one} reads {this} and rank {another} reads {that}. Each would get rows of both. "
-        "Let all ranks read the same parameters in the same order: "
-        "look for a branch that depends on the rank or its data."
+        f"as number {place}, rank {one} reads {this} and rank {another} reads {that}. "
+        "Each would get rows of both. Let all ranks read the same parameters in the same order: look for a branch that "
+        "depends on the rank or its data."
     )

@@ -183,7 +183,8 @@ class Draft:
         new_storage = dict(zip(kept, range(len(kept)), strict=True))
         nodes = []
         for name, kind, deps, alloc, use, time_us, op, group, collective, flops, nbytes, launches in there:
-            deps = tuple(sorted([new_id[u] for u in deps]))
+            deps = tuple([new_id[u] for u in deps])
+            deps = deps if kind is Kind.OUTPUT else tuple(sorted(deps))
             alloc, use = tuple([new_storage[s] for s in alloc]), tuple([new_storage[s] for s in use])
             waited = None if collective is None else new_id[collective]
             nodes.append(Node(name, kind, deps, alloc, use, time_us, op, group, waited, flops, nbytes, launches))

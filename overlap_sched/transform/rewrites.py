@@ -87,7 +87,8 @@ class Bucket:
     what they return. A member is a collective of the graph, not a bucket: buckets do not nest.
 
     Attributes:
-        members: Collectives by name, two or more, in their original order. So they are packed: the order of parameters.
+        members: Collectives by name, two or more, in the order in which they are packed: that of their parameters
+            (:mod:`overlap_sched.transform.packing`).
         form: See :data:`Form`.
     """
 

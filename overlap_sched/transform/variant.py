@@ -8,6 +8,7 @@ from overlap_sched.scheduler.fill_tail import deferred
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.keys import BatchTime, added_us, batch_time, host_times, host_us, keys_of
 from overlap_sched.transform.neighbours import Windows
+from overlap_sched.transform.packing import packed, places_of
 from overlap_sched.transform.rewrites import Bucket, Form, Rewrite, Stream
 from overlap_sched.transform.trial import Asked
 
@@ -31,7 +32,7 @@ class Graph:
         self.problem = apply(asked.problem, streams, asked.prices) if streams else asked.problem
         self.keys = keys_of(self.problem, asked.alike, asked.ops)
         self.time_us: BatchTime = batch_time(self.problem, asked.prices)
-        self._host_us = host_times(self.problem)
+        self._host_us, self._places = host_times(self.problem), places_of(self.problem)
         binding = self._busy_groups()
         self.binding = {v: key for v, key in self.keys.items() if key.group in binding}
 
@@ -45,7 +46,7 @@ class Graph:
         """Buckets of those that are several, in the first of the forms; then what moves to the second communicator."""
         nodes = self.problem.nodes
         buckets = [
-            Bucket(tuple(nodes[v].name for v in sorted(ids)), form)
+            Bucket(tuple(nodes[v].name for v in packed(ids, self._places)), form)
             for form in forms[:1]
             for ids in groups
             if len(ids) > 1

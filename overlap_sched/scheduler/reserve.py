@@ -154,9 +154,12 @@ class _Held:
             middle_us = math.sqrt(low_us * high_us)
             self._wander(middle_us, min(trials, MOST_TRIALS))
             if self.held_us <= high_us * (1 - WORTH):
-                low_us, high_us = self._best.step_us, self.held_us
+                high_us = self.held_us
+                low_us = low_us if low_us < high_us else self._best.step_us
             else:
                 low_us = middle_us
+            if high_us <= low_us * HELD:
+                break
 
     @property
     def held_us(self) -> float:

@@ -18,6 +18,8 @@ _ROUNDING = 1e-9
 
 def together(problem: Problem, timeline: Replay) -> int:
     """Pairs of collectives of groups that share more than one rank and run at the same time in a replay."""
+    if len({problem.nodes[v].group for v in problem.collectives}) < 2:
+        return 0
     least_us = _ROUNDING * timeline.step_us
     spans = sorted((timeline.start_us[v], timeline.finish_us[v], v) for v in problem.collectives)
     meet, pairs = _meeting(problem, "disjoint"), 0

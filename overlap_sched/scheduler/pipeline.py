@@ -26,6 +26,7 @@ from functools import cached_property
 from itertools import product
 
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
+from overlap_sched.judge.together import together
 from overlap_sched.judge.validate import Measured, broken_promise, measure, violation
 from overlap_sched.options import Options, headroom_bytes, kept_allocator
 from overlap_sched.problem import Order, Problem
@@ -143,8 +144,8 @@ def _judged(
         problem=problem,
         options=options,
         order=tuple(after.order),
-        original=_figures(before),
-        scheduled=_figures(after),
+        original=figures_of(problem, before),
+        scheduled=figures_of(problem, after),
         headroom_bytes=headroom_bytes(options.headroom, base_bytes),
         base_bytes=base_bytes,
         decisions=decisions(problem, after.timeline, best),
@@ -295,6 +296,8 @@ def _check_memory_model(problem: Problem, options: Options) -> None:
         )
 
 
-def _figures(measured: Measured) -> Figures:
-    peak = max(measured.profile)
-    return Figures(measured.timeline.step_us, measured.timeline.exposed_us, peak, list(measured.profile).index(peak))
+def figures_of(problem: Problem, measured: Measured) -> Figures:
+    """What is reported of an order."""
+    peak, timeline = max(measured.profile), measured.timeline
+    at = list(measured.profile).index(peak)
+    return Figures(timeline.step_us, timeline.exposed_us, peak, at, together(problem, timeline))

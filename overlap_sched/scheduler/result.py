@@ -6,8 +6,6 @@ from typing import Literal, NamedTuple
 
 from overlap_sched.judge.budget_bound import raised_by_budget_us
 from overlap_sched.judge.lower_bound import lower_bound_us
-from overlap_sched.judge.replay import replay
-from overlap_sched.judge.together import together
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 
@@ -21,12 +19,14 @@ class Figures:
         exposed_us: Part of it that the compute stream stalls at waits.
         peak_bytes: Most bytes live at once.
         peak_at: First position of the order at which they are.
+        groups_together: Pairs of collectives of groups that share more than one rank, in flight together.
     """
 
     step_us: float
     exposed_us: float
     peak_bytes: int
     peak_at: int
+    groups_together: int = 0
 
 
 Reason = Literal[
@@ -148,13 +148,6 @@ class Schedule:
     schedule_s: float
     faster: Faster | None = None
     unrestricted_us: float | None = None
-
-    @cached_property
-    def groups_together(self) -> tuple[int, int]:
-        """Pairs of collectives of groups that share more than one rank in flight together: before, and in ``order``."""
-        orders = self.problem.original_order, self.order
-        before, after = (together(self.problem, replay(self.problem, order)) for order in orders)
-        return before, after
 
     @cached_property
     def lower_bound_us(self) -> float:

@@ -27,11 +27,11 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.collector import no_collection
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.pipeline import Unfitted, phases, schedule
+from overlap_sched.scheduler.pipeline import Unfitted, figures_of, phases, schedule
 from overlap_sched.scheduler.portfolio import close_enough
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import within_reserve
-from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
@@ -213,7 +213,7 @@ def _best(unfitted: Unfitted, trials: Sequence[Trial], looked_for: _Search) -> P
             continue
         without, why_not = _compared(unfitted, found, breaks)
         if not why_not:
-            made = _planned(without, done.task.problem, found, trials[k].rewrites)
+            made = _planned(without, done, found, trials[k].rewrites)
             return replace(made, schedule=replace(made.schedule, options=unfitted.options), trials=tuple(seen))
         seen[k] = replace(seen[k], why_not=why_not)
     shorter = (k for k in good[HELD:] if trials[k].step_us < live.scheduled.step_us)
@@ -307,17 +307,18 @@ def _finished(unfitted: Unfitted, best: Trial, prices: Prices, alike: Alike | No
     return _Finished(task, begin, chosen, None if reserve is None else reserve.rewritten(task))
 
 
-def _planned(without: Schedule, problem: Problem, chosen: Candidate, rewrites: tuple[Rewrite, ...]) -> Plan:
+def _planned(without: Schedule, done: _Finished, chosen: Candidate, rewrites: tuple[Rewrite, ...]) -> Plan:
+    problem = done.task.problem
     after = measure(problem, chosen.order)
-    peak = max(after.profile)
     made = replace(
         without,
         problem=problem,
         order=tuple(chosen.order),
-        scheduled=Figures(after.timeline.step_us, after.timeline.exposed_us, peak, list(after.profile).index(peak)),
+        scheduled=figures_of(problem, after),
         decisions=decisions(problem, after.timeline, chosen),
         work=without.work.plus(chosen.work),
         faster=chosen.faster,
+        unrestricted_us=None if without.unrestricted_us is None else done.found.step_us,
     )
     return Plan(rewrites, made, without, records(without.problem, problem, rewrites))
 

@@ -52,7 +52,7 @@ def step(first: Group, second: Group) -> Problem:
 )
 def test_the_figure_and_the_option(first: Group, second: Group, concurrent: Concurrent, pairs: int) -> None:
     made = schedule(step(first, second), Options(concurrent_groups=concurrent, strict=True))
-    assert made.groups_together == (0, pairs)
+    assert (made.original.groups_together, made.scheduled.groups_together) == (0, pairs)
     assert made.scheduled.step_us == 51.0  # both hide one after the other, too
     assert together_figures(made) == {
         "groups_together": {"original": 0, "scheduled": pairs},
@@ -80,7 +80,7 @@ def test_what_is_together_originally_may_stay_so() -> None:
     nodes[6] = nodes[6]._replace(deps=(3, 4, 5))
     beside = replace(problem, nodes=tuple(nodes))
     made = schedule(beside, Options(concurrent_groups="disjoint", strict=True))
-    assert made.groups_together[0] == 1
+    assert made.original.groups_together == 1
     assert together_violation(beside, beside.original_order, "disjoint") is None
     assert together_violation(beside, beside.original_order, "disjoint", as_originally=False) is not None
 
@@ -91,7 +91,7 @@ def test_the_price_in_words() -> None:
     problem = replace(long, nodes=tuple(nodes))
     free = schedule(problem)
     assert together_text(free) == (
-        "1 pairs of collectives of process groups that share more than one rank are in flight together, 0 originally. "
+        "1 pair of collectives of process groups that share more than one rank is in flight together, 0 originally. "
         "Where a backend must not have that: --concurrent-groups disjoint."
     )
     made = schedule(problem, Options(concurrent_groups="disjoint", strict=True))

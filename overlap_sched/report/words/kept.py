@@ -52,7 +52,8 @@ def _causes(kept: Schedule) -> tuple[Cause, ...]:
     if not kept.scheduled.exposed_us:
         return ()
     free = schedule(
-        kept.problem, replace(kept.options, headroom=MAX_TOTAL_BYTES, allocator="none", base="original", effort=1)
+        kept.problem,
+        replace(kept.options, headroom=MAX_TOTAL_BYTES, allocator="none", base="original", effort=1, strict=False),
     )
     name = "memory" if free.scheduled.peak_bytes > kept.budget_bytes else "allocator"
     limited = name == "memory" or kept_allocator(kept.options) is not None

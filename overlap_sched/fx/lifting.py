@@ -171,14 +171,14 @@ def _nodes(
         kind = _kind(reading, v)
         comm = reading.traits[v].comm if kind is Kind.COLLECTIVE else None
         inputs = reading.inputs[v]
-        order = sorted({*inputs, *after[v]}) if v in after else inputs
+        deps = tuple(sorted({*inputs, *after[v]})) if v in after else inputs
         if kind is Kind.OUTPUT:  # values first, as they are listed
-            order = dict.fromkeys((*inputs, *order))
+            deps = tuple(dict.fromkeys((*inputs, *deps)))
         nodes.append(
             Node(
                 name=node.name,
                 kind=kind,
-                deps=tuple(order),
+                deps=deps,
                 alloc=memory.alloc[v],
                 use=memory.use[v],
                 time_us=costs.prices[v].time_us,

@@ -70,7 +70,7 @@ class Site(NamedTuple):
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
     """The arguments of a call in the order of its schema, however they are given; those left out are not there."""
-    behind = [argument.name for argument in node.target._schema.arguments[len(node.args) :]]  # type: ignore[union-attr]
+    behind = [argument.name for argument in node.target._schema.arguments[len(node.args) :]]
     return (*node.args, *(node.kwargs[name] for name in behind if name in node.kwargs))
 
 
@@ -83,7 +83,7 @@ def site(draft: Draft, name: str) -> Site:
     node = draft.find(name)
     op = LAUNCHES.get(node.target)
     args = arguments(node) if op is not None else ()
-    if op is None or len(args) != len(node.target._schema.arguments):  # type: ignore[union-attr]
+    if op is None or len(args) != len(node.target._schema.arguments):
         raise RewriteError(f"{name!r} is {_target(node)!r}: what can be rewritten is {', '.join(BUCKETED)}.")
     waits = _waits(draft, node)
     source = args[0]

@@ -155,7 +155,12 @@ class _Reader:
         elif len(traits.returns) == 1 and traits.returns[0] is not None:
             pairs.append((val, traits.returns[0].of(args, kwargs)))
         else:
-            pairs += [(one, a.of(args, kwargs)) for one, a in zip(val, traits.returns, strict=False) if a is not None]
+            values = (
+                val if isinstance(val, list | tuple) else [val]
+            )  # to take a tensor apart asks for its number of rows
+            pairs += [
+                (one, a.of(args, kwargs)) for one, a in zip(values, traits.returns, strict=False) if a is not None
+            ]
         for value, argument in pairs:
             values = value if isinstance(value, list | tuple) else [value]
             arguments = argument if isinstance(argument, list | tuple) else [argument] * len(values)

@@ -155,12 +155,8 @@ class _Reader:
         elif len(traits.returns) == 1 and traits.returns[0] is not None:
             pairs.append((val, traits.returns[0].of(args, kwargs)))
         else:
-            values = (
-                val if isinstance(val, list | tuple) else [val]
-            )  # to take a tensor apart asks for its number of rows
-            pairs += [
-                (one, a.of(args, kwargs)) for one, a in zip(values, traits.returns, strict=False) if a is not None
-            ]
+            one_each = val if isinstance(val, list | tuple) else [val]  # a tensor has perhaps no known number of rows
+            pairs += [(one, a.of(args, kwargs)) for one, a in zip(one_each, traits.returns, strict=False) if a]
         for value, argument in pairs:
             values = value if isinstance(value, list | tuple) else [value]
             arguments = argument if isinstance(argument, list | tuple) else [argument] * len(values)

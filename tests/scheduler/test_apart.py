@@ -81,6 +81,8 @@ def test_what_is_together_originally_may_stay_so() -> None:
     beside = replace(problem, nodes=tuple(nodes))
     made = schedule(beside, Options(concurrent_groups="disjoint", strict=True))
     assert made.original.groups_together == 1
+    assert not clashes(beside, "disjoint")(0, 1)
+    assert clashes(beside, "disjoint", as_originally=False)(0, 1)
     assert together_violation(beside, beside.original_order, "disjoint") is None
     assert together_violation(beside, beside.original_order, "disjoint", as_originally=False) is not None
 

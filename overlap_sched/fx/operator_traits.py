@@ -41,8 +41,6 @@ class OperatorTraits:
         selects: Takes one out of a list of values: looks at what it returns, not at the whole list.
         overwrites: What it writes it does not read first (``copy_``, ``out=``).
         nested: Runs other operators: a subgraph, or one named in its arguments.
-        opaque: Of another library, and undeclared: besides what its schema says it may communicate, or draw random
-            numbers.
         plain: A pure function of its arguments: nothing to look at in the node itself.
     """
 
@@ -61,7 +59,6 @@ class OperatorTraits:
     selects: bool = False
     overwrites: bool = False
     nested: bool = False
-    opaque: bool = False
     plain: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -56,7 +56,6 @@ def traits_of_overload(op: OpOverload) -> OperatorTraits:
         syncs=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags or name in SYNCS,
         free=op.overloadpacket in _EMPTIES,
         overwrites=op is _aten.copy_.default or schema.writes_out,
-        opaque=is_undeclared(op),
     )
 
 

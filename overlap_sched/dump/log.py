@@ -80,12 +80,11 @@ def graphs_in(lines: Sequence[str]) -> list[GraphText]:
     for rank, numbers, texts in _streams(lines):
         starts = [i for i in range(len(texts)) if _starts(texts, i)]
         for start, end in zip(starts, [*starts, len(texts)][1:], strict=True):
-            last = next((i for i in range(start, end) if _TITLE.match(texts[i])), end)
             begins = _CLASS.match(texts[start])
             head = f"class {begins[1]}(torch.nn.Module):" if begins else texts[start]
             title = _title(texts, start) or (begins[1] if begins else "graph")
-            own = [head, *texts[start + 1 : last]]
-            found.append(GraphText(title, rank, numbers[start:last], own, len(lines)))
+            own = [head, *texts[start + 1 : end]]
+            found.append(GraphText(title, rank, numbers[start:end], own, len(lines)))
     return sorted(found, key=lambda graph: graph.start)
 
 

@@ -36,7 +36,9 @@ def as_function(lines: Sequence[str], start: int) -> list[str]:
         elif match is not None:
             written[i] = f"        {match['name']} = {_value(match)}"
         elif lines[i].strip():
-            written[i] = f"        {lines[i].strip()}"  # return
+            written[i] = f"        {lines[i].strip()}"
+        if lines[i].strip().startswith("return"):
+            break
     written[start] = f"    def forward({', '.join(['self', *inputs])}):"
     return written
 

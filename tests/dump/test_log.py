@@ -62,9 +62,9 @@ def test_lists_of_nodes(graph: fx.GraphModule, tmp_path: Path) -> None:
     assert nodes(dump.gm) == nodes(graph)
     assert dump.notes == {NO_SHAPES: len(graph.graph.nodes)}
     assert dump.groups["0"].size == 2
-    assert nodes(loaded(tmp_path, "\n".join(PREFIX + line for line in str(graph.graph).splitlines())).gm) == nodes(
-        graph
-    )
+    assert nodes(
+        loaded(tmp_path, "\n".join(PREFIX + line for line in [*str(graph.graph).splitlines(), "TRACED GRAPH"])).gm
+    ) == nodes(graph)
 
 
 def test_what_a_list_of_nodes_calls_and_is_not_understood_is_named(tmp_path: Path) -> None:
@@ -122,6 +122,9 @@ def test_lines_that_other_ranks_write_in_between_are_left_out(graph: fx.GraphMod
     dump = loaded(tmp_path, "\n".join(mixed))
     assert nodes(dump.gm) == nodes(graph)
     assert dump.choice.endswith(": 1 step (rank 0, line 1), 2 step (rank 1, line 2)")
+    nameless = loaded(tmp_path, "\n".join(mixed).replace("[rank0]:", "").replace("[rank1]:", ""))
+    assert nodes(nameless.gm) == nodes(graph)
+    assert nameless.choice.endswith(": 1 step (line 1), 2 step (line 2)")
 
 
 def test_the_command_shows_the_list_and_takes_a_number(

@@ -78,10 +78,12 @@ class SchedulerPass:
         except Exception as error:  # on this rank alone, before it could agree
             report = attempt.failed(error)
         ordered = planned.ordered if report.changed else kept if attempt.keeps else original
-        _annotate(attempt)
-        if report.changed:
-            _tell_planner(planned)
-        _report(attempt, report, planned)
+        tell_planner = [partial(_tell_planner, planned)] if report.changed else []
+        for step in (partial(_annotate, attempt), *tell_planner, partial(_report, attempt, report, planned)):
+            try:
+                step()
+            except Exception as error:  # the order is settled
+                warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
         return ordered
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -217,10 +219,7 @@ def _report(attempt: Attempt, report: Report, planned: Planned) -> None:
             return
     except Exception as error:  # the order is settled
         warn(f"overlap_sched could not read the order of {attempt.name!r} back: {type(error).__name__}: {error}")
-    try:
-        attempt.record(report)
-    except Exception as error:  # the order is settled
-        warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
+    attempt.record(report)
 
 
 def _tell_planner(planned: Planned) -> None:

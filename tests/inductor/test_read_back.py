@@ -32,7 +32,7 @@ def layers() -> list[Event]:
     """Compile and run three gathered layers: what the code does."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    weights = [torch.randn(64 // RANKS, 64) for _ in range(3)]
+    weights = [torch.nn.Parameter(torch.randn(64, 64 * RANKS)) for _ in range(6)]
     group = torch.distributed.group.WORLD.group_name
 
     def step(x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def layers() -> list[Event]:
             x = torch.relu(x @ gathered(weight, group, RANKS))
         return x
 
-    _, (code,) = run_and_get_code(torch.compile(step), torch.randn(16, 64))
+    _, (code,) = run_and_get_code(torch.compile(step), torch.randn(16, 64 * RANKS))
     return numbered(events(code))
 
 

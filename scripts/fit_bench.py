@@ -44,9 +44,10 @@ from llama_repro.workloads.rows import FitRow, published_rows, recorded_rows, ro
 from llama_repro.workloads.search import search_rows, search_table
 from llama_repro.workloads.solved import SolvedRow, solved_rows, solved_table
 from llama_repro.workloads.tables import fit_table
-from llama_repro.workloads.trace import copy_of, joint_graph, step_lifted, with_updates
+from llama_repro.workloads.trace import joint_graph, step_lifted, with_updates
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.fx.rewrites.batches import batch_fissions
+from overlap_sched.joint.graphs import copy_of
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem

@@ -11,7 +11,7 @@ from llama_repro.training.sharding import KINDS, Kind
 from llama_repro.training.sizes import SIZES
 from llama_repro.training.world import DeviceChoice
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import Base, Options
+from overlap_sched.options import Base, Concurrent, Options
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
     )
     add("--allocator", default=default.allocator, metavar="KIND", help="keep to what it reserves: plain, expandable")
     add("--allocator-cost", type=float, default=default.allocator_cost, metavar="PERCENT", help="of the step, at most")
+    groups = get_args(Concurrent)
+    add("--concurrent-groups", default=default.concurrent_groups, choices=groups, help="as for overlap-sched plan")
     add("--rewrites", type=_kinds, default=default.rewrites, metavar="KINDS", help="as for overlap-sched plan")
     add(
         "--costs",

@@ -112,11 +112,11 @@ def _rewritten(options: argparse.Namespace, tell: Tell) -> tuple[Loaded, Plan]:
     """Read the input, rewrite and schedule it; what ``--save-problem`` writes is the graph that the order is of."""
     wanted = options_of(options)
     loaded = _read(options, tell, saves=False)
-    if loaded.model is None:
-        _complain(f"note: {plan.repriced(options)}")
     wanted = replace(wanted, memory_model=options.memory_model or loaded.problem.memory_model)
     tell(f"scheduling {len(loaded.problem.nodes):,} nodes, with rewrites")
     made = plan.rewritten(options, wanted, loaded)
+    if loaded.model is None:
+        _complain(f"note: {plan.repriced(options)}")
     if options.save_problem:
         tell(f"writing {options.save_problem}")
         save(made.schedule.problem, options.save_problem, redact=options.redact)

@@ -70,7 +70,7 @@ def test_a_picture(example: str, tmp_path: Path) -> None:
         (["--effort", "-1"], "effort is -1; it is a whole number, 0 or more."),
         (["--exact", "--time-limit", "0"], "time_limit_s is 0.0; it is a number of seconds above 0."),
         (["--addresses", "/nowhere/a.json"], "/nowhere/a.json: cannot be written (there is no folder /nowhere)."),
-        (["--exact", "--limit", "10"], "no order of 'example' fits into 10 bytes: whatever the order, 18874368 bytes"),
+        (["--exact", "--limit", "10B"], "no order of 'example' fits into 10 bytes: whatever the order, 18874368 bytes"),
     ],
 )
 def test_errors_are_one_line(example: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

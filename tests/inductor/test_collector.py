@@ -54,6 +54,7 @@ def test_it_stands_still_while_a_graph_is_planned_but_not_while_ranks_are_asked(
         seen.append(("asked", gc.isenabled()))
         return decided(self, plan)
 
+    monkeypatch.setattr(scheduler_pass, "_effects_kept", lambda snodes: snodes)
     monkeypatch.setattr(scheduler_pass, "check_torch", checked)
     monkeypatch.setattr(Attempt, "decided", asked)
     monkeypatch.setattr(Attempt, "record", lambda *_: None)

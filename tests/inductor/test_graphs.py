@@ -256,9 +256,9 @@ def test_a_wait_for_an_input_waits_for_nothing_in_the_graph() -> None:
         assert wait in later.deps
 
 
-def test_sizes_that_only_the_data_knows_are_as_large_as_the_graph_asserts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
-    problem = problem_of(drops_rows)
+def test_sizes_that_only_the_data_knows_are_as_large_as_the_graph_asserts() -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        problem = problem_of(drops_rows)
     assert max(storage.bytes for storage in problem.storages) == 16 * 8 * 16 * 4
     report = main_report()
     (size,) = report.report.sizes

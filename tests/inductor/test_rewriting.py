@@ -25,6 +25,7 @@ from overlap_sched.inductor.cached_orders import CachedOrder, with_rewrites
 from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.reporting import clear_reports, reports
 from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
+from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.summary import outcome_of, summary
 from overlap_sched.report.units import count
@@ -342,10 +343,13 @@ def test_what_was_rewritten_may_grow_no_more() -> None:
 def test_not_where_torch_runs_no_pass_behind_fusion() -> None:
     gm = GRAPHS["whole"]()
     before = described(gm.graph)
-    with torch._inductor.config.patch(deterministic=True):
+    ours = {"reorder_for_compute_comm_overlap_passes": [SchedulerPass(Settings())]}
+    for theirs in ({"deterministic": True}, {"reorder_for_compute_comm_overlap": False}):
+        with torch._inductor.config.patch({"reorder_for_compute_comm_overlap": True, **ours, **theirs}):
+            RewritePass(Settings(), chosen(GATHERS))(gm.graph)
+        assert described(gm.graph) == before
+    with torch._inductor.config.patch({"reorder_for_compute_comm_overlap": True, **ours}):
         RewritePass(Settings(), chosen(GATHERS))(gm.graph)
-    assert described(gm.graph) == before
-    RewritePass(Settings(), chosen(GATHERS))(gm.graph)
     assert described(gm.graph) != before
 
 

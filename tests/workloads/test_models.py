@@ -8,8 +8,9 @@ from torch import fx  # noqa: E402
 
 from llama_repro.workloads.convolutions import UNet, repeated_pixels  # noqa: E402
 from llama_repro.workloads.models import WORKLOADS, Workload  # noqa: E402
-from llama_repro.workloads.trace import copy_of, joint_graph, step_problem, with_updates  # noqa: E402
+from llama_repro.workloads.trace import joint_graph, step_problem, with_updates  # noqa: E402
 from overlap_sched.cost import RTX_3090, RTX_3090_TF32  # noqa: E402
+from overlap_sched.joint.graphs import copy_of  # noqa: E402
 from overlap_sched.judge.liveness import peak_memory  # noqa: E402
 from tests.support.steps import TINY, run_step, tiny_inputs  # noqa: E402
 

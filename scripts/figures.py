@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # works where it is not installed, too
 COMMAND = "overlap-sched "
 PIECE = re.compile(
     r"^```(?P<kind>sh|python run|text printed)(?: run)?\n(?P<block>.*?)^```$|`(?P<inline>overlap-sched [^`]+)`",

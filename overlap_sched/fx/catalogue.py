@@ -7,6 +7,7 @@
 | draws random numbers | ``RANDOM`` | ``Tag.nondeterministic_seeded`` |
 | writes | ``WRITES`` | aliases in the schema |
 | shares storage unseen | ``VIEWS``; sparse tensors | aliases in the schema; storages that its value shows |
+| looks at a shape alone | ``SHAPES`` | |
 | synchronises with the host | ``SYNCS`` | ``Tag.data_dependent_output``, ``Tag.dynamic_output_shape`` |
 | changes how what follows runs | ``FENCES`` | |
 | returns before a copy to or from the host has finished | the argument ``non_blocking`` | |
@@ -125,6 +126,14 @@ VIEWS = frozenset({
 """Look at their argument although their schema says that what they return is new. Others that return an argument's
 storage unsaid are taken to write it. A tensor without a storage of its own (sparse) is taken to share those of all
 that it is made of."""
+
+SHAPES = frozenset({
+    "aten::empty_like", "aten::full_like", "aten::new_empty", "aten::new_empty_strided", "aten::new_full",
+    "aten::new_ones", "aten::new_zeros", "aten::ones_like", "aten::rand_like", "aten::randint_like",
+    "aten::randn_like", "aten::sym_numel", "aten::sym_size", "aten::sym_storage_offset", "aten::sym_stride",
+    "aten::zeros_like",
+})  # fmt: skip
+"""Look at the shape of their argument alone, not at what is in it."""
 
 SYNCS = frozenset({
     "aten::_choose_qparams_per_tensor", "aten::_linalg_check_errors", "aten::_nested_tensor_from_mask_left_aligned",

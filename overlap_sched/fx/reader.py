@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from overlap_sched.fx.catalogue import SHAPES
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.communication import communicating
 from overlap_sched.fx.higher_order import is_higher_order
@@ -95,7 +96,9 @@ class _Reader:
         kept = {s: wait for s, wait in known.items() if s in r.outs[v]}
         if kept:
             self.waited[v] = kept
-        if kind != "output" and not r.traits[v].selects:
+        target = r.nodes[v].target
+        shape_only = isinstance(target, OpOverload) and target._schema.name in SHAPES
+        if kind != "output" and not shape_only and not r.traits[v].selects:
             r.peeked.update(s for s in r.takes[v] if known.get(s, -1) < self.launched.get(s, -1))
 
     def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...], call: Call | None) -> None:

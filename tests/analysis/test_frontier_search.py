@@ -118,6 +118,7 @@ def test_a_lower_peak_found_on_the_way_is_a_budget_too(
     assert [line for line in told if line.endswith(f": {then_mib}.0 MiB")]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_no_cliff_on_a_real_graph() -> None:
     """From the original peak down: no budget is given up at once that moving a few nodes could meet."""
@@ -131,6 +132,7 @@ def test_no_cliff_on_a_real_graph() -> None:
     assert gaps[1] - gaps[0] <= 0.1
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_no_cliff_where_the_lowest_peak_found_is_unlike_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth first, as in DeepSeek-V3 on 128 ranks: orders scheduled from that one alone are far from the best."""

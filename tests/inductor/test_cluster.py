@@ -25,6 +25,6 @@ def test_the_graphs_of_a_job_are_priced_by_its_cluster(stage: str) -> None:
     for before, after in zip(plain, priced, strict=True):
         assert not before.contention
         assert after.contention.slowdown == read_cluster("dgx-h100").beside.slowdown
-        assert set(after.groups.values()) == {Group(2, True)}
+        assert set(after.groups.values()) == {Group(2, True, ranks=(0, 1))}
         times = [[node.time_us for node in one.nodes if node.kind is Kind.COLLECTIVE] for one in (before, after)]
         assert times[0] != times[1]

@@ -202,12 +202,21 @@ def test_a_key_for_torchs_caches_only_where_torch_asks_before_it_uses_code() -> 
         assert rewrites.uuid() is None
 
 
+def before_lowering(choose: Any) -> Any:
+    """Settings of Inductor: rewrite graphs before they are lowered, and leave them in torch's order behind fusion."""
+    settings = Settings(Options(strict=True, effort=0))
+    return torch._inductor.config.patch(
+        post_grad_custom_post_pass=RewritePass(settings, choose),
+        reorder_for_compute_comm_overlap=True,
+        reorder_for_compute_comm_overlap_passes=[SchedulerPass(settings)],
+        fx_graph_cache=False,
+    )
+
+
 @pytest.fixture(scope="module")
 def rewritten(ranks: None) -> Compiled:
     """Compiled by Inductor with gathers merged before lowering."""
-    with torch._inductor.config.patch(
-        post_grad_custom_post_pass=RewritePass(Settings(Options(strict=True)), neighbours)
-    ):
+    with before_lowering(neighbours):
         return compiled_step(own_functions=True)
 
 
@@ -239,8 +248,7 @@ def test_sums_over_what_a_bucket_gathers_round_as_they_did(ranks: None) -> None:
     found, code = {}, {}
     for name, choose in {"plain": chosen(), "bucket": neighbours}.items():
         torch._dynamo.reset()
-        rewrites = RewritePass(Settings(Options(strict=True)), choose)
-        with torch._inductor.config.patch(fx_graph_cache=False, post_grad_custom_post_pass=rewrites):
+        with before_lowering(choose):
             found[name], (code[name],) = run_and_get_code(torch.compile(normed), *inputs)
     assert gathers_in(code["bucket"]) == 1 < gathers_in(code["plain"])
     copies = [line for line in code["bucket"].splitlines() if "aten.clone.default(" in line and " = " in line]

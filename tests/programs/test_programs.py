@@ -15,10 +15,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_two_hundred_programs(tmp_path: Path) -> None:
-    found = run_programs(tmp_path, first=0, count=200, inductor_share=0.1)
+    found = run_programs(tmp_path, first=0, count=200, inductor_share=0.05)
     assert not found.faults, str(found)
     assert found.programs == 200
-    assert len(found.torch) < 20, found.torch
+    assert len(found.torch) < 40, found.torch  # what torch cannot do without us either
     assert {kind.family for kind in KINDS.values()} <= set(found.families)
     captures = {way.split(":")[0] for (way, status), count in found.counts.items() if status == "ok" and count}
     assert captures == {"make_fx", "dynamo", "backend", "inductor", "post_grad"}

@@ -16,7 +16,7 @@ LOW_PRECISION, FP16_SUMS = 3e-2, 1e-5
 Seen = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each rank saw."""
 

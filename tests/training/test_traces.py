@@ -22,6 +22,7 @@ def test_emulated_collectives_are_not_traced() -> None:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_fresh_traces_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What ran is in our order, the graph that is written in its own: harder than without us."""

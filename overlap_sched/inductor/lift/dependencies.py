@@ -75,11 +75,11 @@ def _of_torch(at: int, snode: Any, buffers: Buffers, flow: DataFlow, notes: Coun
             )
         if u == at:
             continue
+        if isinstance(dep, WeakDep) and dep.is_fake and chain == dep.mutating_buf:
+            notes["comm_order"] += 1  # torch's pass for CUDA graphs does not keep to it either
+            continue
         if u > at:
             raise NotUnderstoodError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
-        if isinstance(dep, WeakDep) and dep.is_fake and chain == dep.mutating_buf:
-            notes["comm_order"] += 1
-            continue
         before.add(u)
     return before
 

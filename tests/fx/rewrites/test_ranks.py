@@ -15,7 +15,7 @@ from tests.support.rewrite_ranks import DTYPES, REDUCTIONS
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[dict[str, Any]]]:
     ranks: int = request.param
 

@@ -163,6 +163,7 @@ def test_figures_equal_those_of_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert page["step_us"] == 120.0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ten_thousand_nodes_in_five_megabytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("bokeh", reason="bokeh is not installed")

@@ -203,8 +203,8 @@ def test_a_key_for_torchs_caches_only_where_torch_asks_before_it_uses_code() -> 
 
 
 def before_lowering(choose: Any) -> Any:
-    """Settings of Inductor: rewrite graphs before they are lowered, and leave them in torch's order behind fusion."""
-    settings = Settings(Options(strict=True, effort=0))
+    """Settings of Inductor: rewrite graphs before they are lowered, and set their order behind fusion."""
+    settings = Settings(Options(strict=True))
     return torch._inductor.config.patch(
         post_grad_custom_post_pass=RewritePass(settings, choose),
         reorder_for_compute_comm_overlap=True,
@@ -313,7 +313,7 @@ def test_what_is_not_rewritten_is_in_the_report_also_where_times_are_given() -> 
 
 def reductions(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
     """Two sums of floats, of a group whose size nobody knows."""
-    return [wait(reduce(a, op="sum")) + 1, wait(reduce(b, op="sum")) + 1, c @ c]
+    return [wait(reduce(a, "elsewhere", "sum")) + 1, wait(reduce(b, "elsewhere", "sum")) + 1, c @ c]
 
 
 def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:

@@ -120,7 +120,7 @@ class Run:
         error: What was raised.
         unlike: The ranks did not launch alike, or one of them failed.
         registers: All registers that were given from part to part.
-        record: See :class:`~tests.support.programs.flight.Flights`.
+        record: See :class:`~tests.support.programs.flight.Flights`; ``None``: it is unclear on a rank.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Run:
     error: BaseException | None = None
     unlike: bool = False
     registers: dict[int, Any] = field(default_factory=dict)
-    record: Record = field(default_factory=dict)
+    record: Record | None = None
 
     def differs_from(self, other: "Run", close: bool = False) -> str | None:
         """In what; ``None``: bitwise in nothing, or to rounding."""
@@ -180,5 +180,5 @@ def run(
         found.values = {f"r{v}": registers[v].detach().clone() for v in (*range(len(INPUTS)), *final)}
         found.values |= {f"gradient of r{v}": x.grad.clone() for v, x in enumerate(inputs) if x.grad is not None}
     found.notes, found.launched, found.faults = list(operators.notes), flights.launched, flights.faults
-    found.registers, found.record = registers, flights.recorded
+    found.registers, found.record = registers, flights.recorded if world.all_do(not flights.unclear) else None
     return found

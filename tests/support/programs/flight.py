@@ -63,12 +63,14 @@ class Flights:
         record: What the collectives of an earlier run gave, by what they were given. With it nothing is communicated: a
             collective that is given anything else is a fault, and the ranks compare their launches at the end.
         recorded: The same of this run.
+        unclear: The same bytes were given twice and other bytes came back: the other rank has given others.
     """
 
     control: Any
     hold_back: bool = True
     record: "Record | None" = None
     recorded: "Record" = field(default_factory=dict)
+    unclear: bool = False
     launched: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     _arriving: dict[int, _Flight] = field(default_factory=dict)
@@ -116,7 +118,8 @@ class Flights:
         if self.record is None and name != "shard_dim_alltoall":
             for tensor in results:
                 original(torch.ops._c10d_functional.wait_tensor.default, tensor.detach())
-        self.recorded[key] = [t.detach().clone() for t in results]
+        came = [t.detach().clone() for t in results]
+        self.unclear |= not all(map(equal, came, self.recorded.setdefault(key, came)))
         if name == "shard_dim_alltoall":
             return result
         own = {_address(tensor) for tensor in results}

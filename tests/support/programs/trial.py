@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch.distributed as dist
+from functorch.compile import min_cut_rematerialization_partition
 
 import overlap_sched
 from overlap_sched import Options
@@ -78,6 +79,8 @@ class Trial:
             with ways.quiet():
                 if capture == "make_fx":
                     captured = ways.by_make_fx(self.program, self.functions, self.reference.registers)
+                elif capture == "backend":
+                    captured = ways.by_dynamo(self.program, self.functions, min_cut_rematerialization_partition)
                 else:
                     captured = ways.by_dynamo(self.program, self.functions)
         except Exception as error:
@@ -155,7 +158,7 @@ class Trial:
         options = Options(headroom=ways.ROOM, effort=2)
         with ways.quiet():
             if way == "backend":
-                captured = self._captured("dynamo")
+                captured = self._captured("backend")
                 plain = Run() if isinstance(captured, str) else captured[1]
                 usable = not isinstance(captured, str)
                 why = captured if isinstance(captured, str) else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from functorch.compile import default_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -104,15 +105,24 @@ def by_make_fx(program: Program, functions: Sequence[Part], registers: dict[int,
     return captured
 
 
-def by_dynamo(program: Program, functions: Sequence[Part]) -> Captured:
-    """Captured by ``torch.compile``; graphs come as the parts are first called."""
+def by_dynamo(program: Program, functions: Sequence[Part], cut: Callable[..., Any] = default_partition) -> Captured:
+    """Captured by ``torch.compile``; graphs come as the parts are first called.
+
+    ``cut``: a partitioner. torch's default one leaves launches in their order; that which Inductor and the package's
+    backend have does not always.
+    """
     torch._dynamo.reset()
     captured = Captured([], program.seed)
 
     def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return captured.graph(gm)
 
-    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, keep_inference_input_mutations=True)
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        partition_fn=cut,
+        keep_inference_input_mutations=True,
+    )
     captured.parts = [torch.compile(function, backend=backend, fullgraph=True) for function in functions]
     return captured
 

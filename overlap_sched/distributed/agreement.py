@@ -66,6 +66,7 @@ def agree(
     *,
     ranks: Sequence[int] | None = None,
     strict: bool = False,
+    rest: Sequence[Digest] = (),
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Agreement:
@@ -86,6 +87,8 @@ def agree(
         ranks: Who must agree: all whose collectives may meet those of this graph, the same list on each of them.
             Default: every rank.
         strict: Raise where the original order would be kept, and not only the order of launches.
+        rest: What this rank can take only together with it: all then agree on both, or the verdict is ``again``, see
+            :mod:`~overlap_sched.distributed.protocol`.
         clock: Seconds; tests give their own.
         sleep: Waits some seconds; tests give their own.
 
@@ -102,7 +105,7 @@ def agree(
         return _checked(Agreement(False, Verdict(False, str(error))), mine, strict)
     members = members_of(membership, ranks)
     name = uuid.uuid4().hex
-    steps = agreement_steps(mine, name, membership.rank, members, timeout_s, timeout_s * ABSENT_SHARE)
+    steps = agreement_steps(mine, name, membership.rank, members, timeout_s, timeout_s * ABSENT_SHARE, rest)
     try:
         limits = (timeout_s, timeout_s * ABSENT_SHARE)
         verdict = _run(steps, membership.store, _prefix(membership, members), limits, clock, sleep)
@@ -167,6 +170,6 @@ def _prefix(membership: Membership, members: tuple[int, ...]) -> str:
 
 
 def _checked(result: Agreement, mine: Digest, strict: bool) -> Agreement:
-    if strict and not result.agreed and not result.verdict.launches_alike:
+    if strict and not result.agreed and not (result.verdict.launches_alike or result.verdict.again):
         raise AgreementError(f"the ranks do not agree on an order for graph {mine.name!r}: {result.reason}")
     return result

@@ -11,7 +11,7 @@ links are the groups that share them.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from overlap_sched.options import Options
@@ -43,6 +43,8 @@ class Digest:
         nodes: How many there are, for people; not compared.
         calls: The operators alone, and ``storages``: the bytes of storages alone. They say in what operators or sizes
             differ; not compared. ``""``: not known.
+        pair: What else this rank has in its hand and can only take together with this, see :meth:`with_rest`; ``""``:
+            nothing.
     """
 
     operators: str
@@ -57,6 +59,7 @@ class Digest:
     nodes: int = 0
     calls: str = ""
     storages: str = ""
+    pair: str = ""
 
     @classmethod
     def of_failure(cls, failure: str, key: str, launches: str = "", name: str = "") -> "Digest":
@@ -67,7 +70,16 @@ class Digest:
     def identity(self) -> str:
         """The same for two digests that differ at most in what is for people: 16 hexadecimal digits."""
         compared = (*(getattr(self, part) for part in PARTS), self.key, self.launches, self.failure)
-        return _sha256(compared)[:16]
+        return _sha256((*compared, self.pair) if self.pair else compared)[:16]
+
+    @property
+    def alone(self) -> "Digest":
+        """The same without what can only be taken together with it."""
+        return replace(self, pair="") if self.pair else self
+
+    def with_rest(self, rest: Sequence["Digest"]) -> "Digest":
+        """The digest of a rank that can run this only together with the rest: a forward loaded with its backward."""
+        return replace(self, pair=_sha256([one.identity for one in rest])[:16] if rest else "")
 
     def to_json(self) -> str:
         """One line of text; :meth:`from_json` reads it. What is stored for the others, or next to a cached graph."""

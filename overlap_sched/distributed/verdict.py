@@ -28,6 +28,7 @@ _REPAIR = {
 """How to get equal ranks. Other operators and other sizes belong to the model: nobody has made a mistake."""
 
 KEPT = "launch order kept"
+_NOT_ALL_LOADED = "not all ranks have found forward and backward in a cache"
 _NOT_ALIKE = (
     "Their launch sequences differ too (collectives, groups, or graphs compiled in another order), so each rank keeps "
     "its original order."
@@ -47,6 +48,8 @@ class Verdict:
         missing: Ranks that did not come in time.
         shown: Identities of the digests from which it was made.
         as_before: Nobody knew of the missing ranks what they show: what was decided on the same digest earlier stands.
+        again: Nothing is decided: the ranks are alike, but some could take this only together with more, which others
+            do not have yet. All ask again, without it.
     """
 
     agreed: bool
@@ -56,6 +59,7 @@ class Verdict:
     missing: tuple[int, ...] = ()
     shown: tuple[str, ...] = ()
     as_before: bool = False
+    again: bool = False
 
     @property
     def to_mend(self) -> bool:
@@ -81,6 +85,8 @@ def judge(digests: Mapping[int, Digest]) -> Verdict:
     shown = {rank: digest for rank, digest in digests.items() if not digest.failure}
     differs = differences(shown)
     if not differs and not failed:
+        if len({digest.pair for digest in digests.values()}) > 1:
+            return replace(_not_agreed(_NOT_ALL_LOADED, digests, {}), again=True)
         return Verdict(agreed=True, shown=_identities(digests))
     parts = [f"{_named(part, shown.values())}: {_sides(sides)}" for part, sides in differs.items()]
     if "operators" in differs:
@@ -179,7 +185,9 @@ def _not_agreed(said: str, digests: Mapping[int, Digest], differs: Mapping[str, 
 
 
 def _identities(digests: Mapping[int, Digest]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(digest.identity for digest in digests.values()))
+    """Of what was shown. Whoever has shown a pair runs the first of it as one who has shown that alone."""
+    shown = (one.identity for digest in digests.values() for one in (digest, digest.alone))
+    return tuple(dict.fromkeys(shown))
 
 
 def _named(part: str, digests: Iterable[Digest]) -> str:

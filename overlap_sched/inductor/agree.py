@@ -17,7 +17,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 
 
-def ask(mine: Digest, settings: Settings) -> Agreement | None:
+def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreement | None:
     """What all ranks decide about a graph that communicates; ``None``: there is nobody to ask.
 
     Each rank asks for each such graph, whether or not a better order was found there, and even where the graph could
@@ -26,13 +26,14 @@ def ask(mine: Digest, settings: Settings) -> Agreement | None:
     Args:
         mine: What this rank would do, see :func:`shown`.
         settings: Whom to ask.
+        rest: What it would do only together with that, see :func:`~overlap_sched.distributed.agreement.agree`.
 
     Raises:
         AgreementError: With ``strict``, where the ranks differ and do not launch alike.
     """
     if not asks(settings):
         return None
-    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict)
+    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict, rest=rest)
 
 
 def asks(settings: Settings) -> bool:

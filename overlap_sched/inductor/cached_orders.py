@@ -7,14 +7,16 @@ were asked twice, about rewrites and then about the order of the rewritten graph
     torch finds code -> show what it carries -> all ranks agree -> the code is used
                                              -> they do not     -> torch compiles, with what they have decided
 
-Ranks that find nothing compile and show what they have made, as always. Why that is sound: ``docs/agreement.md``.
+Ranks that find nothing compile and show what they have made, as always. AOTAutograd's cache loads forward and backward
+at once: all ranks take both, or all trace and are asked about each. Why that is sound: ``docs/agreement.md``.
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from threading import local
 from typing import Any
 
@@ -130,14 +132,12 @@ def decided(mine: Digest, settings: Settings) -> Agreement | None:
     return ask(mine, settings) if earlier is None else earlier
 
 
-def may_load(settings: Settings, source: str, traced: bool) -> tuple[bool, bool]:
-    """Whether code from a cache may be used, and whether it is to be dropped from there.
+def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
+    """Whether code of a graph that torch has traced may be used, and whether it is to be dropped from the cache.
 
     Args:
         settings: Those with which it was compiled, by its cache key.
         source: The code.
-        traced: torch has traced the graph, so every rank is at this one. Else forward and backward are loaded at once,
-            and a rank that finds nothing gets to its backward only after its forward has run on all ranks.
 
     Raises:
         AgreementError: With ``strict``, where the ranks differ.
@@ -145,7 +145,7 @@ def may_load(settings: Settings, source: str, traced: bool) -> tuple[bool, bool]
     if not asks(settings) or not _COMMUNICATES.search(source):
         return True, False
     cached = order_in(source)
-    if cached is None or not traced:
+    if cached is None:
         return False, False
     refused: dict[str, Agreement] = {}
     for one in (cached,) if cached.rewrites is None else (cached.rewrites, cached):
@@ -163,6 +163,44 @@ def may_load(settings: Settings, source: str, traced: bool) -> tuple[bool, bool]
         if not use:
             return False, True
     return True, False
+
+
+def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, bool]:
+    """Whether a forward, and its backward if it has one, may be used that AOTAutograd's cache has: both or none.
+
+    Ranks that find nothing trace, and get to their backward only after the forward has run on all ranks. So there is
+    one question, at the forward, and the digest of the rest is in it. It is left to Inductor's cache, graph by graph,
+    where the forward does not communicate, where an order is one that only keeps launches, where torch's partitioner
+    asks the ranks first, and with ``strict``, whose error AOTAutograd would take for a reason to trace.
+
+    Args:
+        settings: As for :func:`may_load`.
+        sources: The codes, the forward's first.
+
+    Returns:
+        Whether they may be used, and whether the first is to be dropped: others have gone on without it.
+    """
+    communicates = [bool(_COMMUNICATES.search(source)) for source in sources]
+    if not asks(settings) or not any(communicates):
+        return True, False
+    if not communicates[0] or settings.fits or settings.options.strict:
+        return False, False
+    asked: list[CachedOrder] = []
+    for source in compress(sources, communicates):
+        cached = order_in(source)
+        if cached is None:
+            return False, False
+        asked += [cached] if cached.rewrites is None else [cached.rewrites, cached]
+    if not all(one.agreed for one in asked):
+        return False, False
+    first, *rest = (one.digest for one in asked)
+    agreement = ask(first, settings, rest)
+    if agreement is None or agreement.verdict.again:
+        return False, False
+    if not agreement.agreed:
+        decisions.keep(first.key, agreement)
+    _tell(first.name, agreement.agreed, agreement)
+    return agreement.agreed, not agreement.agreed
 
 
 def _tell(name: str, use: bool, agreement: Agreement) -> None:
@@ -185,15 +223,15 @@ def watched(settings: Settings) -> bool:
     """Whether torch asks :func:`may_load` and :func:`may_save`, or need not; it does so from now on."""
     if not asks(settings):
         return True
-    from overlap_sched.inductor import private
+    from overlap_sched.inductor import torch_caches
 
-    return private.watch_cache(_may_load, _may_save)
+    return torch_caches.watch_cache(_may_load, _may_save)
 
 
-def _may_load(owner: Any, source: str, traced: bool) -> tuple[bool, bool]:
+def _may_load(owner: Any, sources: Sequence[str], traced: bool) -> tuple[bool, bool]:
     try:
-        use, drop = may_load(owner.settings, source, traced)
-        if use:
+        use, drop = may_load(owner.settings, *sources) if traced else may_load_both(owner.settings, sources)
+        for source in sources if use else ():
             settled.loaded(communicates=bool(_COMMUNICATES.search(source)))
         return use, drop
     except Exception as error:  # compiled instead: the pass asks the others

@@ -4,11 +4,9 @@ torch says of its scheduler that it may change at any time. So nothing else of t
 module is imported only behind :func:`overlap_sched.inductor.versions.check_torch`.
 """
 
-import shutil
 from collections.abc import Callable, Sequence
-from inspect import signature
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
@@ -34,7 +32,6 @@ from torch._inductor.utils import (
 from torch._inductor.virtualized import V
 
 from overlap_sched.inductor import names
-from overlap_sched.inductor.settings import Settings
 
 __all__ = [
     "BackendFeature",
@@ -63,7 +60,6 @@ __all__ = [
     "passes_behind",
     "runs",
     "sympy_product",
-    "watch_cache",
     "when_written",
 ]
 
@@ -162,90 +158,6 @@ def cuda_graphs(snodes: Sequence[Any]) -> int:
 def annotate(text: str) -> None:
     """Put a comment of one line into the code that is being generated."""
     V.graph.wrapper_code.header.writeline(f"{'//' if V.graph.cpp_wrapper else '#'} {text}")
-
-
-class Loading(Protocol):
-    """Told of code that was found in a cache: may it be used, and is it to be dropped from there?"""
-
-    def __call__(self, owner: Any, source: str, traced: bool) -> tuple[bool, bool]: ...
-
-
-_CACHE = {
-    "cache_hit_post_compile": ["graph", "cache_info", "constants"],
-    "_save_graph": ["key", "compiled_graph", "example_inputs", "local", "remote_cache"],
-}
-"""The functions through which torch's cache of FX graphs uses and saves code, and their parameters."""
-_watching: list[tuple[Loading, Callable[[Any, str], bool]]] = []
-
-
-def watch_cache(may_load: Loading, may_save: Callable[[Any, str], bool]) -> bool:
-    """Have torch's cache ask before it uses or saves code; from the first call on, for good.
-
-    Nothing is asked unless a pass of ours is set, which is then given as the ``owner``; ``traced``: the graph is there,
-    it is not AOTAutograd's cache that loads forward and backward at once. ``False``: this torch works in another way.
-    """
-    from torch._functorch import config as functorch_config
-    from torch._inductor.codecache import FxGraphCache
-    from torch._inductor.output_code import CompiledFxGraphConstantsWithGm
-
-    if _watching:
-        _watching[0] = (may_load, may_save)
-    else:
-        _keys_without_hashes_of_meshes()
-        for name, parameters in _CACHE.items():
-            if list(signature(getattr(FxGraphCache, name)).parameters) != parameters:
-                return False
-        load, save = FxGraphCache.cache_hit_post_compile, FxGraphCache._save_graph
-        _watching.append((may_load, may_save))
-
-        def loaded(graph: Any, cache_info: Any, constants: Any) -> Any:
-            owner = _owner()
-            if owner is not None:
-                traced = isinstance(constants, CompiledFxGraphConstantsWithGm)
-                use, drop = _watching[0][0](owner, graph.source_code, traced)
-                if drop:
-                    shutil.rmtree(FxGraphCache._get_tmp_dir_for_key(graph._fx_graph_cache_key), ignore_errors=True)
-                if not use:
-                    return None, cache_info
-            return load(graph, cache_info, constants)
-
-        def saved(key: str, compiled_graph: Any, *more: Any, **by_name: Any) -> None:
-            owner = _owner()
-            if owner is None or _watching[0][1](owner, getattr(compiled_graph, "source_code", "")):
-                save(key, compiled_graph, *more, **by_name)
-
-        FxGraphCache.cache_hit_post_compile = staticmethod(loaded)
-        FxGraphCache._save_graph = staticmethod(saved)
-    return not functorch_config.bundled_autograd_cache  # which loads without asking
-
-
-def _keys_without_hashes_of_meshes() -> None:
-    """Have a graph that takes DTensors the same cache key in every process.
-
-    torch pickles their mesh into the key, with the hash that it remembers. It is one of strings, so each process has
-    another. It is computed anew where it is missing.
-    """
-    from torch.distributed.device_mesh import DeviceMesh
-
-    state_of = vars(DeviceMesh).get("__getstate__")
-    if state_of is None:
-        return
-
-    def state(mesh: Any) -> dict[str, Any]:
-        found: dict[str, Any] = state_of(mesh)
-        return {**found, "_hash": None} if "_hash" in found else found
-
-    DeviceMesh.__getstate__ = state
-
-
-def _owner() -> Any | None:
-    """Our pass, where torch is to run it."""
-    if not config.reorder_for_compute_comm_overlap:
-        return None
-    passes = [
-        p for p in config.reorder_for_compute_comm_overlap_passes if isinstance(getattr(p, "settings", None), Settings)
-    ]
-    return passes[-1] if passes else None
 
 
 def graph_name() -> str:

@@ -1,6 +1,6 @@
 """A cache hit is as good as a compile: the same order again, and all ranks have agreed before it runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Digest, Verdict
-from overlap_sched.inductor import agree, cached_orders, private
-from overlap_sched.inductor.cached_orders import CachedOrder, may_load, may_save, order_in, order_of
+from overlap_sched.inductor import agree, cached_orders, torch_caches
+from overlap_sched.inductor.cached_orders import CachedOrder, may_load, may_load_both, may_save, order_in, order_of
 from overlap_sched.inductor.settings import Settings
 from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
@@ -48,8 +49,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What the others are shown; the last entry is their answer."""
     shown: list[Any] = [AGREED]
 
-    def ask(mine: Digest, settings: Settings) -> Agreement:
-        shown.insert(0, mine)
+    def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreement:
+        shown.insert(0, (mine, *rest) if rest else mine)
         return shown[-1]
 
     monkeypatch.setattr(agree, "several_ranks", lambda: True)
@@ -65,7 +66,7 @@ def test_code_is_used_where_the_ranks_decide_as_when_it_was_compiled(
 ) -> None:
     asked[-1] = answer
     same = answer.agreed == agreed
-    assert may_load(Settings(), carrying(CachedOrder(MINE, agreed)), traced=True) == (same, not same)
+    assert may_load(Settings(), carrying(CachedOrder(MINE, agreed))) == (same, not same)
     assert asked[:-1] == [MINE]
     decided = cached_orders.decisions.take(MINE.key)
     assert decided is (answer if agreed and not same else None)  # they will not answer a second time
@@ -104,7 +105,7 @@ def test_code_of_a_graph_that_may_be_rewritten_is_asked_about_twice(
     code = carrying(CachedOrder(MINE, order, before))
     assert order_in(code) == CachedOrder(MINE, order, before)
     monkeypatch.setattr(cached_orders, "warn", lambda text: None)
-    assert may_load(Settings(), code, traced=True) == (used, not used)
+    assert may_load(Settings(), code) == (used, not used)
     assert asked[:-1] == [before.digest, MINE][: len(answers)]
     found = [key for key in ("rewrites", MINE.key) if cached_orders.decisions.take(key) is not None]
     assert found == kept
@@ -119,21 +120,72 @@ def test_what_was_decided_about_code_holds_for_the_compilation_that_follows(aske
 
 
 def test_code_that_is_used_without_asking(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert may_load(Settings(), LOCAL, traced=False) == (True, False)
+    assert may_load_both(Settings(), [LOCAL, LOCAL]) == (True, False)
     assert may_save(Settings(), LOCAL)
     monkeypatch.setattr(agree, "several_ranks", lambda: False)
-    assert may_load(Settings(), CODE, traced=False) == (True, False)
+    assert may_load_both(Settings(), [CODE]) == (True, False)
     assert may_save(Settings(), CODE)
     assert asked == [AGREED]
 
 
 def test_code_that_is_not_used_and_not_saved(asked: list[Any]) -> None:
     order = CachedOrder(MINE, agreed=True)
-    assert may_load(Settings(), carrying(order), traced=False) == (False, False)
     for code in (CODE, carrying(order, order)):
-        assert may_load(Settings(), code, traced=True) == (False, False)
+        assert may_load(Settings(), code) == (False, False)
         assert not may_save(Settings(), code)
     assert may_save(Settings(), carrying(order))
+    assert asked == [AGREED]
+
+
+BACKWARD = CachedOrder(replace(MINE, key="backward"), agreed=True)
+BOTH = [carrying(CachedOrder(MINE, True)), carrying(BACKWARD)]
+AGAIN = Agreement(False, Verdict(False, "not all ranks have found both", True, again=True))
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [(AGREED, (True, False)), (AGAIN, (False, False)), (DIFFER, (False, True)), (LATE, (False, True))],
+    ids=["agreed", "again", "differ", "late"],
+)
+def test_a_forward_and_its_backward_are_used_together_or_not_at_all(
+    asked: list[Any], answer: Agreement, found: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked again, a rank traces first; else what was decided holds for the forward, which the others go on with."""
+    said: list[str] = []
+    monkeypatch.setattr(cached_orders, "warn", said.append)
+    asked[-1] = answer
+    assert may_load_both(Settings(), BOTH) == found
+    assert asked[:-1] == [(MINE, BACKWARD.digest)]
+    assert cached_orders.decisions.take(MINE.key) is (None if answer in (AGREED, AGAIN) else answer)
+    assert len(said) == (answer in (DIFFER, LATE))
+
+
+def test_what_may_be_rewritten_is_asked_about_with_all_the_rest(asked: list[Any]) -> None:
+    both = [carrying(CachedOrder(MINE, True, REWRITES)), carrying(replace(BACKWARD, rewrites=REWRITES))]
+    assert may_load_both(Settings(), both) == (True, False)
+    assert asked[:-1] == [(REWRITES.digest, MINE, REWRITES.digest, BACKWARD.digest)]
+
+
+def test_one_question_where_only_the_forward_communicates(asked: list[Any]) -> None:
+    for sources in ([BOTH[0]], [BOTH[0], LOCAL]):
+        assert may_load_both(Settings(), sources) == (True, False)
+    assert asked[:-1] == [MINE, MINE]
+
+
+@pytest.mark.parametrize(
+    ("sources", "settings"),
+    [
+        ([LOCAL, BOTH[1]], Settings()),
+        ([BOTH[0], CODE], Settings()),
+        ([BOTH[0], carrying(replace(BACKWARD, agreed=False))], Settings()),
+        ([carrying(CachedOrder(MINE, True, APART)), BOTH[1]], Settings()),
+        (BOTH, Settings(memory_limit="1GiB")),
+        (BOTH, Settings(Options(strict=True))),
+    ],
+    ids=["forward alone", "no order", "launches kept", "not rewritten", "fitted", "strict"],
+)
+def test_both_are_traced_where_ranks_could_not_meet(asked: list[Any], sources: list[str], settings: Settings) -> None:
+    assert may_load_both(settings, sources) == (False, False)
     assert asked == [AGREED]
 
 
@@ -142,22 +194,22 @@ def test_this_torch_asks() -> None:
     from torch._inductor.codecache import FxGraphCache
 
     before = FxGraphCache.cache_hit_post_compile
-    assert private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+    assert torch_caches.watch_cache(cached_orders._may_load, cached_orders._may_save)
     after = FxGraphCache.cache_hit_post_compile
-    assert private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+    assert torch_caches.watch_cache(cached_orders._may_load, cached_orders._may_save)
     assert FxGraphCache.cache_hit_post_compile is after  # once
     assert before.__name__ in ("cache_hit_post_compile", "loaded")
 
 
 def test_caches_that_load_without_asking_are_not_used() -> None:
     with torch._functorch.config.patch(bundled_autograd_cache=True):
-        assert not private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+        assert not torch_caches.watch_cache(cached_orders._may_load, cached_orders._may_save)
 
 
 def test_another_torch_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "_watching", [])
-    monkeypatch.setitem(private._CACHE, "_save_graph", ["key", "something_else"])
-    assert not private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+    monkeypatch.setattr(torch_caches, "_watching", [])
+    monkeypatch.setitem(torch_caches._CACHE, "_save_graph", ["key", "something_else"])
+    assert not torch_caches.watch_cache(cached_orders._may_load, cached_orders._may_save)
 
 
 RANKS = 2
@@ -210,8 +262,9 @@ def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jo
 @pytest.mark.parametrize("step", ["again", "mega", "healed"])
 def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None:
     assert of(jobs, step, "hits") == [2, 2]
+    assert of(jobs, step, "autograd hits") == [1, 1]
     assert of(jobs, step, "changed") == [[], []]  # the pass is not called
-    assert of(jobs, step, "asked") == [2, 2]
+    assert of(jobs, step, "asked") == [1, 1]  # about forward and backward at once
     assert of(jobs, step, "events") == of(jobs, "first", "events")
     assert of(jobs, "first", "events") != of(jobs, "torch alone", "events")
     assert of(jobs, step, "warned") == [[], []]
@@ -232,7 +285,8 @@ def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found, 
 @pytest.mark.parametrize("step", ["again, wiped", "again, version"])
 def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found, step: str) -> None:
     assert of(jobs, step, "hits") == [2, 0]
-    assert of(jobs, step, "asked") == [2, 2]
+    assert of(jobs, step, "autograd hits") == [0, 0]
+    assert of(jobs, step, "asked") == [3, 2]  # about both; then about each
     assert of(jobs, step, "changed") == [[], [True, True]]
     assert of(jobs, step, "events") == of(jobs, "first", "events")
 
@@ -278,10 +332,11 @@ def test_ranks_that_are_alike_again_come_back_to_the_better_order(jobs: Found) -
 @pytest.mark.private
 def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
     """Ranks are asked about the rewrites and about the order, whether they find code or compile."""
-    assert of(jobs, "buckets", "asked") == of(jobs, "buckets again", "asked") == [4, 4]
+    assert of(jobs, "buckets", "asked") == [4, 4]
+    assert of(jobs, "buckets again", "asked") == [1, 1]
     assert of(jobs, "buckets again", "hits") == [2, 2]
     assert of(jobs, "buckets again, wiped", "hits") == [2, 0]
-    assert of(jobs, "buckets again, wiped", "asked") == [4, 4]
+    assert of(jobs, "buckets again, wiped", "asked") == [5, 4]
     assert of(jobs, "buckets", "events") != of(jobs, "first", "events")
     for step in BUCKETS[1:3]:
         assert of(jobs, step, "events") == of(jobs, "buckets", "events")
@@ -291,12 +346,12 @@ def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
 @pytest.mark.slow
 @pytest.mark.private
 def test_a_graph_of_dtensors_is_found_in_another_process(jobs: Found) -> None:
-    """Its key holds the mesh; AOTAutograd's own cache serves no graph that communicates."""
+    """Its key holds the mesh."""
     assert of(jobs, "mesh", "hits") == [0, 0]
     assert of(jobs, "mesh again", "hits") == [2, 2]
-    assert of(jobs, "mesh again", "autograd hits") == [0, 0]
+    assert of(jobs, "mesh again", "autograd hits") == [1, 1]
     assert of(jobs, "mesh again", "events") == of(jobs, "mesh", "events")
-    assert of(jobs, "mesh again", "asked") == [2, 2]
+    assert of(jobs, "mesh again", "asked") == [1, 1]
     for rank in jobs:
         assert all(map(torch.equal, rank["mesh again"]["results"], rank["mesh, torch alone"]["results"]))
 

@@ -15,7 +15,7 @@ from torch._inductor.utils import run_and_get_code
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Compute, Roofline
-from overlap_sched.inductor import agree, cache_key, cached_orders, private
+from overlap_sched.inductor import agree, cache_key, cached_orders, torch_caches
 from overlap_sched.inductor.cache_key import settings_key
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
@@ -99,10 +99,10 @@ def test_ranks_that_must_agree_do_not_cache_with_a_torch_that_does_not_ask(monke
     monkeypatch.setattr(agree, "several_ranks", lambda: True)
     monkeypatch.setattr(cache_key.dist, "get_world_size", lambda: 2)
     assert pickle.dumps(SchedulerPass(Settings()))
-    monkeypatch.setattr(private, "watch_cache", lambda *_: False)
+    monkeypatch.setattr(torch_caches, "watch_cache", lambda *_: False)
     with pytest.raises(TypeError, match="no stable cache key"):
         pickle.dumps(SchedulerPass(Settings()))
-    monkeypatch.setattr(private, "watch_cache", fails)
+    monkeypatch.setattr(torch_caches, "watch_cache", fails)
     with pytest.raises(TypeError, match="no stable cache key"):
         pickle.dumps(SchedulerPass(Settings()))
     assert pickle.dumps(SchedulerPass(Settings(Options(agreement="none"))))
@@ -180,7 +180,7 @@ def test_the_hash_that_a_mesh_remembers_is_in_no_key(ranks: None) -> None:
     """Each process has another."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    private.watch_cache(cached_orders._may_load, cached_orders._may_save)
+    torch_caches.watch_cache(cached_orders._may_load, cached_orders._may_save)
     mesh = init_device_mesh("cpu", (RANKS,))
     before = pickle.dumps(mesh)
     assert hash(mesh)

@@ -43,6 +43,8 @@ class Digest:
         nodes: How many there are, for people; not compared.
         calls: The operators alone, and ``storages``: the bytes of storages alone. They say in what operators or sizes
             differ; not compared. ``""``: not known.
+        gathers: The names of the parameters that are gathered (:func:`overlap_sched.distributed.gathered.to_text`);
+            where they differ it is told, and nothing else is decided. ``""``: not known.
     """
 
     operators: str
@@ -57,6 +59,7 @@ class Digest:
     nodes: int = 0
     calls: str = ""
     storages: str = ""
+    gathers: str = ""
 
     @classmethod
     def of_failure(cls, failure: str, key: str, launches: str = "", name: str = "") -> "Digest":

@@ -56,6 +56,11 @@ def test_on_a_mesh_each_group_is_compared_by_itself() -> None:
     assert told == f"rank 1 gathers dense where rank 3 gathers norm ({GATHER}, launch 1 of ranks 1, 3), {MEND}"
 
 
+def test_a_group_is_compared_by_its_members_alone() -> None:
+    one, other = to_text(gathers("a")), to_text(gathers("b"))
+    assert mixed({0: one, 1: one, 2: other}) == ""
+
+
 def test_other_groups_that_differ_are_counted() -> None:
     one = to_text([*gathers("a"), *gathers("c", ranks=(0, 1, 2))])
     other = to_text([*gathers("b"), *gathers("d", ranks=(0, 1, 2))])
@@ -70,7 +75,7 @@ def test_a_place_counts_all_launches_of_its_group_and_of_no_other() -> None:
 
 def test_other_launches_do_not_meet_place_by_place() -> None:
     """A rank that reduces something more: the agreement says so, and names would blame the wrong ones."""
-    one, other = gathers("a", "b"), [*gathers("a"), Launch("all_reduce", (0, 1)), *gathers("b")]
+    one, other = gathers("a", "b", "c"), [*gathers("a"), Launch("all_reduce", (0, 1)), *gathers("b", "c")]
     assert mixed({0: to_text(one), 1: to_text(other)}) == ""
     swapped = [Launch("all_reduce", (0, 1)), *gathers("b")], [*gathers("a"), Launch("all_reduce", (0, 1))]
     assert mixed({rank: to_text(launches) for rank, launches in enumerate(swapped)}) == ""

@@ -10,8 +10,9 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from overlap_sched.distributed import Agreement, Digest, agree, digest_of
 from overlap_sched.fx.apply import Report
+from overlap_sched.inductor.gathered import gathered_text
 from overlap_sched.inductor.launches import Launches, launch_digest
-from overlap_sched.inductor.reporting import several_ranks
+from overlap_sched.inductor.reporting import rank, several_ranks, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -33,7 +34,10 @@ def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreem
     """
     if not asks(settings):
         return None
-    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict, rest=rest)
+    agreement = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict, rest=rest)
+    if agreement.verdict.mixed and rank() == min(settings.ranks or (0,)):  # once per job, and not once per rank
+        warn(f"overlap_sched: {agreement.verdict.mixed}")
+    return agreement
 
 
 def asks(settings: Settings) -> bool:
@@ -52,10 +56,11 @@ def shown(report: Report, problem: Problem | None, options: Options, key: str, l
         launches: The original ones; ``None``: not known.
     """
     sequence = "" if launches is None else launch_digest(launches)
+    gathers = gathered_text(launches)
     if problem is None:
-        return Digest.of_failure(str(report.reason), key, sequence, report.name)
+        return replace(Digest.of_failure(str(report.reason), key, sequence, report.name), gathers=gathers)
     order = _order(report, problem)
-    return replace(digest_of(problem, options, order), key=key, launches=sequence)
+    return replace(digest_of(problem, options, order), key=key, launches=sequence, gathers=gathers)
 
 
 def order_digest(report: Report, problem: Problem) -> str:

@@ -17,6 +17,7 @@ from overlap_sched.errors import AgreementError, NotUnderstoodError, Verificatio
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import order_digest, shown
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
+from overlap_sched.inductor.gathered import by_position
 from overlap_sched.inductor.launches import Launches
 from overlap_sched.inductor.reporting import GraphReport, record, warn
 from overlap_sched.inductor.settings import Settings
@@ -113,7 +114,7 @@ class Attempt:
         """Note what the code is to carry into torch's cache; where that fails it is not cached."""
         try:
             kept_order = "" if self.problem is None else order_digest(report, self.problem)
-            self.cached = order_of(mine, agreement, kept_order)
+            self.cached = order_of(by_position(mine, self.launches), agreement, kept_order)
         except Exception as error:
             warn(f"overlap_sched keeps {self.name!r} out of torch's cache: {type(error).__name__}: {error}")
 

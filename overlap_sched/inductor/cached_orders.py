@@ -25,6 +25,7 @@ from torch import fx
 from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.errors import AgreementError
 from overlap_sched.inductor.agree import ask, asks
+from overlap_sched.inductor.gathered import named_now
 from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
@@ -40,7 +41,8 @@ class CachedOrder:
     """What code carries of the order that it runs.
 
     Attributes:
-        digest: What a rank shows that uses it. Never that of an order which the code does not have.
+        digest: What a rank shows that uses it, but for names of parameters (:func:`overlap_sched.inductor.gathered.
+            named_now`). Never that of an order which the code does not have.
         agreed: All ranks had agreed on it when it was compiled; else it launches as the original order does.
         rewrites: The same of the rewrites, on which ranks were asked before; not agreed: the code has none. ``None``:
             nobody was asked, as there was nothing to rewrite.
@@ -78,7 +80,7 @@ def order_of(mine: Digest, agreement: Agreement, kept_order: str) -> CachedOrder
     """What code is to carry; ``None``: it must not be cached, since the ranks may decide otherwise next time.
 
     Args:
-        mine: What this rank has shown.
+        mine: What this rank has shown, with what it gathers by position.
         agreement: What all decided.
         kept_order: The digest of the order that the code has, where they have not agreed.
     """
@@ -149,7 +151,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
         return False, False
     refused: dict[str, Agreement] = {}
     for one in (cached,) if cached.rewrites is None else (cached.rewrites, cached):
-        agreement = ask(one.digest, settings)
+        agreement = ask(named_now(one.digest), settings)
         if agreement is None:
             return False, False
         if not agreement.agreed:
@@ -193,7 +195,7 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
         asked += [cached] if cached.rewrites is None else [cached.rewrites, cached]
     if not all(one.agreed for one in asked):
         return False, False
-    first, *rest = (one.digest for one in asked)
+    first, *rest = (named_now(one.digest) for one in asked)
     agreement = ask(first, settings, rest)
     if agreement is None or agreement.verdict.again:
         return False, False

@@ -12,7 +12,7 @@
                     +------- rail 1 ------------------+
 
 Ranks are numbered node by node: rank r is on node r // ``ranks_per_node``. A file with one: TOML, read and written by
-:mod:`overlap_sched.cost.cluster.file`, described in ``docs/clusters.md``.
+:mod:`overlap_sched.cost.cluster.file`, described in ``docs/prices.md``.
 """
 
 import math

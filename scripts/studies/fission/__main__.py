@@ -1,4 +1,4 @@
-"""The table of docs/fission.md: steps of graphs of which a part runs in parts, at the original peak. Simulated.
+"""The table of docs/fit.md: steps of graphs of which a part runs in parts, at the original peak. Simulated.
 
     python -m scripts.studies.fission DUMP.py                       the fissions from inputs, prices as they are
     python -m scripts.studies.fission DUMP.py --comm-scale 4        every collective four times as long

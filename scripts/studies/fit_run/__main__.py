@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 -m scripts.studies.fit_run --whole --limits 80% 60%     the whole step as one graph
 
 All other options are those of scripts/train.py. ``--record OUT.json`` writes the figures, when and on what.
-docs/joint.md says what is compared.
+docs/fit.md says what is compared.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def table(found: list[Row]) -> str:
-    """For docs/joint.md."""
+    """For docs/fit.md."""
     heads = ["limit", "what", "peak, predicted", "measured", "", "step, predicted", "measured", "shorter by, predicted"]
     heads += ["measured", "bitwise"]
     lines = [f"| {' | '.join(heads)} |", f"| {' | '.join(['---'] * len(heads))} |"]

@@ -1,4 +1,4 @@
-"""How large the HTML page of a schedule is, and how fast: the table of docs/report.md.
+"""How large the HTML page of a schedule is, and how fast: the table of docs/commands.md.
 
 Opens the page in a headless Chromium and measures, in the page, how long each step takes from the call until the frame
 after it is drawn. Needs bokeh, playwright (without its own browsers) and a Chromium (Debian: chromium)::

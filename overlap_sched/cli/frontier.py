@@ -122,7 +122,7 @@ def answer(
         names = json.dumps(problem.names(picked.order), separators=(",", ":"))
         write_file(request.out, (names + "\n").encode())
     if request.plot:
-        from overlap_sched.report.pictures.frontier import plot_frontier
+        from overlap_sched.report.pictures.curves import plot_frontier
 
         tell(f"drawing {request.plot}")
         plot_frontier(found, request.plot, picked)

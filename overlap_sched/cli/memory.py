@@ -117,7 +117,7 @@ def answer(
     if options.out:
         write_file(options.out, (json.dumps(problem.names(plan.order), separators=(",", ":")) + "\n").encode())
     if options.plot:
-        from overlap_sched.report.pictures.memory import plot_memory
+        from overlap_sched.report.pictures.curves import plot_memory
 
         tell(f"drawing {options.plot}")
         plot_memory(plan, options.plot)

@@ -1,9 +1,13 @@
-"""The picture of a frontier: step against peak memory, with what no order can go below."""
+"""Curves: step against peak memory, memory along an order, the step on other machines; each with its bound."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_sched.analysis.frontier_points import Frontier, Point
+from overlap_sched.analysis.whatif import Point as Varied
+from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.report.pictures.picture import (
     AFTER,
     BEFORE,
@@ -15,7 +19,7 @@ from overlap_sched.report.pictures.picture import (
     new_figure,
     write_picture,
 )
-from overlap_sched.report.units import duration, printable, size, time_unit
+from overlap_sched.report.units import change, duration, printable, size, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,3 +93,70 @@ def _around(low: float, high: float) -> tuple[float, float]:
     """A range with a margin, never empty."""
     margin = (high - low) * MARGIN or abs(high) * MARGIN or 1.0
     return low - margin, high + margin
+
+
+def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
+    """Draw the live bytes of a memory plan; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``).
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: The file cannot be written, or its ending names no picture format.
+    """
+    check_plot(path)
+    problem = plan.problem
+    figure = new_figure(10, 4)
+    axes = figure.subplots()
+    unit = 2**30 if plan.original_bytes >= 2**30 else 2**20
+    for order, colour, label in (
+        (problem.original_order, BEFORE, f"original, {size(plan.original_bytes)}"),
+        (plan.order, AFTER, f"new, {size(plan.peak_bytes)} ({change(plan.original_bytes, plan.peak_bytes)})"),
+    ):
+        profile = [live / unit for live in memory_profile(problem, order)]
+        axes.step(range(len(profile)), profile, where="post", color=colour, label=label, linewidth=1.2)
+    axes.axhline(plan.bound_bytes / unit, color=LIMIT, linewidth=1, linestyle=":", label="no order's peak is lower")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel("GiB live" if unit == 2**30 else "MiB live")
+    axes.set_title(
+        f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)", loc="left", parse_math=False
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    write_picture(figure, path, tight=True)
+
+
+def plot_whatif(points: Sequence[Varied], cluster: str, path: str | Path) -> None:
+    """Draw steps over what is varied first; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``).
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: The file cannot be written, or its ending names no picture format.
+    """
+    check_plot(path)
+    figure = new_figure(9, 5.8)
+    axes = figure.subplots()
+    first, *others = points[0].varied
+    scale, unit = time_unit(max(point.found.original.step_us for point in points))
+    series: dict[str, list[Varied]] = {}
+    for point in points:
+        series.setdefault(", ".join(f"{name} {point.varied[name]:g}" for name in others), []).append(point)
+    for k, (label, line) in enumerate(series.items()):
+        x = [point.varied[first] for point in line]
+        named = f" ({label})" if label else ""
+        fade = 1.0 - 0.7 * k / len(series)
+        for what, color, style, values in (
+            ("original order", BEFORE, "--", [point.found.original.step_us for point in line]),
+            ("our order", AFTER, "-", [point.found.scheduled.step_us for point in line]),
+            ("lower bound", LIMIT, ":", [point.found.lower_bound_us for point in line]),
+        ):
+            y = [value / scale for value in values]
+            axes.plot(x, y, style, color=color, alpha=fade, marker="o", markersize=3.5, label=f"{what}{named}")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(first if first == "ranks" else f"{first}, times its speed", color=INK)
+    axes.set_ylabel(f"step ({unit}), simulated", color=INK)
+    name = printable(f"{points[0].found.problem.name} on {cluster}")
+    axes.set_title(name, loc="left", color=INK, weight="bold", parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    write_picture(figure, path)

@@ -81,9 +81,11 @@ def test_whatever_fails_leaves_the_graph_and_warns_once(monkeypatch: pytest.Monk
 
 
 def test_a_kind_that_is_not_known() -> None:
-    known = "'recompute', 'offload', 'fission', 'batch', 'merge'"
+    known = "'recompute', 'offload', 'fission', 'batch'"
     with pytest.raises(OptionsError, match=rf"^kinds has 'shrink'; known are {known}\.$"):
         fit_graph(training_step(), memory_limit=1, kinds=("shrink",))
+    with pytest.raises(OptionsError, match=rf"^kinds has 'merge'; known are {known}\. merge was taken out: "):
+        fit_graph(training_step(), memory_limit=1, kinds=("merge",))
 
 
 @pytest.mark.slow

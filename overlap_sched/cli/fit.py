@@ -1,7 +1,6 @@
 """``overlap-sched fit``: its options, and what it answers."""
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ from overlap_sched.fit.questions import KINDS, taken_out
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.report.files import write_file
+from overlap_sched.report.files import write_order
 from overlap_sched.report.html.fitted import shown_fit
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
@@ -183,8 +182,7 @@ def answer(
         raise UnreachableError(_unreachable(found))
     if request.out:
         tell(f"writing {request.out}")
-        names = json.dumps(found.best.problem.names(found.best.order), separators=(",", ":"))
-        write_file(request.out, (names + "\n").encode())
+        write_order(request.out, found.best.problem, found.best.order)
     if request.html:
         tell(f"writing {request.html}")
         schedule, extras = shown_fit(found)

@@ -162,10 +162,6 @@ class Cluster:
         except ContentionError as error:
             raise ClusterError(str(error)) from None
 
-    def node_of(self, rank: int) -> int:
-        """The node that a rank is on."""
-        return rank // self.ranks_per_node
-
     @property
     def on_rails(self) -> bool:
         """Whether what ranks send to other nodes stays on its rail: each card of a node has one of its own.

@@ -39,7 +39,7 @@ def drawings_as_blocks(_app: Any, _what: str, _name: str, _object: Any, _options
 
 def files_outside(_app: Any, _name: str, source: list[str]) -> None:
     """Let a link to a document outside of this folder lead to the file: it has no page here."""
-    source[0] = re.sub(r"\]\((\.\./[^)#]*\.md)\)", r"](path:\1)", source[0])
+    source[0] = re.sub(r"\]\((\.\./[^)#]*\.md)(?:#[^)]*)?\)", r"](path:\1)", source[0])
 
 
 def setup(app: Any) -> None:

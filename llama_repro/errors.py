@@ -21,11 +21,3 @@ class RecordError(OverlapSchedError, ValueError):
 
 class TitanError(OverlapSchedError, RuntimeError):
     """torchtitan is missing, or one of its models cannot be traced."""
-
-
-class FootprintError(OverlapSchedError, RuntimeError):
-    """A model did not run in a mode of ``torch.compile``."""
-
-
-class OverBudgetError(OverlapSchedError, RuntimeError):
-    """What one step needs at once does not fit, or nearly all the time would go into recomputing."""

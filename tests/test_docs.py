@@ -25,10 +25,11 @@ ROOT = Path(__file__).parents[1]
 READERS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 """What people read; records and changes stay as they were written."""
 _OTHERS = ("docs/records", "llama_repro", "scripts/instances")
+STUDIES = sorted(ROOT.glob("scripts/studies/**/README.md"))
 DOCUMENTS = [*READERS, ROOT / "CHANGELOG.md", *sorted(path for name in _OTHERS for path in ROOT.glob(f"{name}/*.md"))]
 TUTORIALS = ("tutorial_compiler.md", "tutorial_dump.md", "tutorial_training.md")
 """Documents of which every block of Python must be marked as one that runs."""
-WITHOUT_TORCH = ("concepts.md", "contention.md", "json.md", "memory.md")
+WITHOUT_TORCH = ("concepts.md", "commands.md", "memory.md", "prices.md")
 
 PRIVATE_WORDS = {
     r"flying|in the air": "in flight",
@@ -56,6 +57,10 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _NAME = re.compile(r"(?<![\w/.])overlap_sched(?:\.[A-Za-z_]\w*)+(?![\w/])")
 _LINK_TO_RECORD = re.compile(r"\((records/bench-[\d-]+\.md)\)")
+_MODULE = re.compile(r"(?:python|\.venv/bin/python)(?: -s)? -m ((?:llama_repro|scripts|tests|overlap_sched)[\w.]*\w)")
+_FILE = re.compile(
+    r"(?<![\w/.-])((?:scripts|tests|llama_repro|overlap_sched|fx|transform|inductor|fit|cost|joint|problem)/[\w/-]+\.(?:py|sh)(?:\.gz)?)\b"
+)
 _COMMAND = "overlap-sched "
 
 
@@ -98,6 +103,7 @@ def prose(path: Path) -> str:
 def options_somewhere() -> frozenset[str]:
     """Options of the command, of the scripts, and of the few tools that documents call."""
     places = [*ROOT.glob("overlap_sched/cli/*.py"), *ROOT.glob("scripts/*"), *ROOT.glob("llama_repro/**/*.py")]
+    places += ROOT.glob("scripts/studies/*/*.py")
     text = "\n".join(path.read_text() for path in places if path.is_file())
     others = {"--help", "--nproc-per-node", "--no-deps", "--index-url", "--fix"}  # argparse, torchrun, pip, pip, ruff
     others |= {"--nightly"}  # our tests
@@ -105,7 +111,7 @@ def options_somewhere() -> frozenset[str]:
     return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | others
 
 
-@named(DOCUMENTS)
+@named([*DOCUMENTS, *STUDIES])
 def test_links_lead_somewhere(document: Path) -> None:
     links = [link or picture for link, picture in _LINK.findall(document.read_text())]
     for link in links:
@@ -142,7 +148,7 @@ def test_a_private_word_is_found(tmp_path: Path) -> None:
         test_documents_use_the_words_of_the_field(path)
 
 
-@named(DOCUMENTS)
+@named([path for path in DOCUMENTS if path.name != "CHANGELOG.md"])  # it names what was there once
 def test_options_that_documents_name_exist(document: Path) -> None:
     assert set(_OPTION.findall(document.read_text())) <= options_somewhere()
 
@@ -168,6 +174,26 @@ def test_names_in_documents_exist(document: Path) -> None:
                 assert importlib.util.find_spec(path), f"{document.name}: there is no {name}"
                 importlib.import_module(path)
             found = getattr(found, part)
+
+
+@named([*READERS, ROOT / "llama_repro" / "README.md", *STUDIES])
+def test_modules_and_files_in_documents_exist(document: Path) -> None:
+    text = document.read_text()
+    for name in set(_MODULE.findall(text)):
+        places = [ROOT.joinpath(*name.split(".")), ROOT.joinpath(*name.split(".")).with_suffix(".py")]
+        assert any(place.exists() for place in places), f"{document.name}: there is no {name}"
+    for name in set(_FILE.findall(text)):
+        places = [ROOT / name, ROOT / "overlap_sched" / name]
+        assert any(place.exists() for place in places), f"{document.name}: there is no {name}"
+
+
+def test_the_index_names_what_users_can_call() -> None:
+    pytest.importorskip("torch")
+    rows = cells(ROOT / "docs" / "index.md")
+    for module, (names,) in ((first, rows[first][0]) for first in rows if first.startswith("`overlap_sched")):
+        for name in re.findall(r"`([\w.]+)`", names):
+            *package, last = f"{module.strip('`')}.{name}".split(".")
+            assert hasattr(importlib.import_module(".".join(package)), last), f"there is no {module}.{name}"
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
@@ -200,8 +226,8 @@ def test_blocks_without_torch_run(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_example_of_what_changed_is_what_is_printed(tmp_path: Path) -> None:
     """Figures in the text are those of its commands."""
-    printed = run("diff.md", tmp_path, COLUMNS="100")
-    shown = next(text for language, _, text in blocks("diff.md") if language == "text")
+    printed = run("commands.md", tmp_path, COLUMNS="100")
+    shown = next(text for language, _, text in blocks("commands.md") if language == "text")
     lines = [line.rstrip() for line in printed.splitlines()]
     assert shown.rstrip() in "\n".join(lines)
 
@@ -213,7 +239,7 @@ WORKFLOW = re.compile(r"^      - run: \|\n((?: {10}.*\n)+)", re.MULTILINE)
 @pytest.mark.parametrize(("comm_scale", "exit_code"), [(1.0, 0), (4.0, 3)])
 def test_the_workflow_of_what_changed_finds_regressions(comm_scale: float, exit_code: int, tmp_path: Path) -> None:
     """Its script runs as GitHub would run it, on problem files in the place of dumps."""
-    (workflow,) = (text for language, _, text in blocks("diff.md") if language == "yaml")
+    (workflow,) = (text for language, _, text in blocks("commands.md") if language == "yaml")
     (script,) = WORKFLOW.findall(workflow)
     for branch, scale in (("old", 1.0), ("new", comm_scale)):
         nodes = (v._replace(time_us=v.time_us * (scale if v.kind is Kind.COLLECTIVE else 1.0)) for v in EXAMPLE.nodes)

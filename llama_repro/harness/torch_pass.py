@@ -1,8 +1,8 @@
 """torch's own overlap pass, run on a problem: what the product is measured against.
 
 ``schedule_overlap_bucketing`` with every node's time forced to the problem's, so that the two are compared on the same
-costs; without its bucketing here, with it in :mod:`llama_repro.harness.torch_buckets`. Its roofline helpers need a GPU
-and are replaced for the call; nothing that they return is used.
+costs; without its bucketing (with it: scripts/studies/rewrites). Its roofline helpers need a GPU and are replaced for
+the call; nothing that they return is used.
 """
 
 import contextlib

@@ -42,7 +42,7 @@ def _in_a_process(model: TitanModel) -> int:
 
 
 def _write(model: TitanModel, path: Path, fissions: Path | None) -> None:
-    from llama_repro.titan.experts import write_fissions
+    from llama_repro.titan.fissions import write_fissions
     from llama_repro.titan.trace import whole_step
     from overlap_sched.fx import lift
     from overlap_sched.fx.dimensions.experts import expert_fissions

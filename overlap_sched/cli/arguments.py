@@ -1,12 +1,13 @@
 """The arguments of ``overlap-sched``: its subcommands, and the options that they share."""
 
 import argparse
+import platform
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, plan, report, robust, schemas, whatif
 from overlap_sched.cli.input_arguments import add_input_options, add_reading_options
 from overlap_sched.cli.parser import Parser
-from overlap_sched.cli.version import version_text
 from overlap_sched.options import Base, Concurrent, Options
 
 if TYPE_CHECKING:
@@ -157,3 +158,19 @@ def _plain(commands: "Commands", name: str, what: str) -> argparse.ArgumentParse
     return commands.add_parser(
         name, help=what, description=what, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def version_text() -> str:
+    """``overlap-sched 0.1.0 (Python 3.11.9, torch 2.13.0)``."""
+    torch = _installed("torch")
+    return (
+        f"overlap-sched {_installed('overlap_sched') or 'not installed'} "
+        f"(Python {platform.python_version()}, {f'torch {torch}' if torch else 'without torch'})"
+    )
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of
 from overlap_sched.cli.schemas import as_json
@@ -10,13 +11,14 @@ from overlap_sched.cli.top import add_top, check_top, top_of
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.report import explanation
-from overlap_sched.report.words.contention import with_contention_line
+from overlap_sched.report.causes import causes
+from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.costs import cost_figures, cost_text
-from overlap_sched.report.words.explain import explain_figures
 from overlap_sched.report.words.peak import peak_text
 from overlap_sched.report.words.reserved import reserved_changes, reserved_lines
 from overlap_sched.report.words.rewrites import left_text, rewrites_text
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.report.words.schedule import find_collective, most_exposed
+from overlap_sched.scheduler.result import Decision, Schedule
 from overlap_sched.transform.plan import Plan
 
 
@@ -102,3 +104,50 @@ def answer(options: argparse.Namespace, result: Schedule) -> str | tuple[str]:
     if options.json:
         return as_json("explain", explain_figures(result, options.collective, top))
     return (explanation(result, options.collective, top),)
+
+
+def explain_figures(schedule: Schedule, collective: str | None = None, top: int | None = None) -> dict[str, Any]:
+    """Microseconds and bytes; arguments as of :func:`overlap_sched.report.words.schedule.explanation`.
+
+    Raises:
+        UnknownIdError: There is no collective of that name.
+    """
+    listed = most_exposed(schedule, top)
+    if collective is not None:
+        wanted = find_collective(schedule.problem, collective)
+        listed = [d for d in schedule.decisions if d.collective == wanted]
+    return {
+        "name": schedule.problem.name,
+        "memory_model": schedule.problem.memory_model,
+        "contention": contention_figures(schedule.problem.contention),
+        "step_us": schedule.scheduled.step_us,
+        "exposed_us": schedule.scheduled.exposed_us,
+        "fell_back": schedule.fell_back is not None,
+        "collectives": len(schedule.decisions),
+        "causes": [cause._asdict() for cause in causes(schedule)],
+        "most_exposed": [_record(schedule, decision) for decision in listed],
+    }
+
+
+def _record(schedule: Schedule, decision: Decision) -> dict[str, Any]:
+    nodes = schedule.problem.nodes
+    node = nodes[decision.collective]
+    return {
+        "name": node.name,
+        "op": node.op,
+        "group": node.group,
+        "bytes": node.bytes,
+        "exposed_us": decision.exposed_us,
+        "hidden_us": decision.hidden_us,
+        "position": decision.position,
+        "original_position": decision.original_position,
+        "launch_us": decision.launch_us,
+        "start_us": decision.start_us,
+        "finish_us": decision.finish_us,
+        "wait_us": decision.wait_us,
+        "reason": decision.reason,
+        "blocked_by": decision.held_by,
+        "blocking_node": None if decision.held_node is None else nodes[decision.held_node].name,
+        "under": [nodes[v].name for v in decision.under],
+        "over_budget_bytes": decision.over_bytes,
+    }

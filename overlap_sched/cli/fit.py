@@ -1,7 +1,6 @@
 """``overlap-sched fit``: its options, and what it answers."""
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -9,15 +8,15 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, shortened
-from overlap_sched.cli.source import BATCH, FISSION, MERGE, Loaded
+from overlap_sched.cli.source import BATCH, FISSION, Loaded
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import Fit, fit
-from overlap_sched.fit.questions import KINDS
+from overlap_sched.fit.questions import KINDS, taken_out
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.report.files import write_file
+from overlap_sched.report.files import write_order
 from overlap_sched.report.html.fitted import shown_fit
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
@@ -28,7 +27,7 @@ from overlap_sched.transform.prices import Prices
 LINKS: Mapping[str, HostLink] = {"pcie5": PCIE_5, "pcie4": PCIE_4}
 DEFAULT = (*KINDS, FISSION)
 """What is done without ``--kinds``: results stay equal to the last bit."""
-ALL = (*DEFAULT, BATCH, MERGE)
+ALL = (*DEFAULT, BATCH)
 """What ``--kinds`` may name."""
 _LIMIT, _SLOWDOWN, _HOST = "--memory-limit", "--max-slowdown", "--host-memory"
 
@@ -94,7 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=",".join(DEFAULT),
         metavar="KINDS",
         help=f"what may be done, joined by commas (default: {','.join(DEFAULT)}; of dumps only: {FISSION}, and "
-        f"{BATCH}: the graph in parts along its batch, whose gradients are added up; {MERGE}: several products as one; "
+        f"{BATCH}: the graph in parts along its batch, whose gradients are added up; "
         "both round otherwise)",
     )
     add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
@@ -121,7 +120,7 @@ def request_of(options: argparse.Namespace) -> Request:
     kinds = tuple(name.strip() for name in options.kinds.split(",")) if options.kinds.strip() else ()
     unknown = [name for name in kinds if name not in ALL]
     if unknown:
-        raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(ALL)}.")
+        raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(ALL)}.{taken_out(unknown)}")
     if options.effort not in (0, 1, 2):
         raise OptionsError(f"--effort is {options.effort}; it is 0, 1 or 2.")
     return Request(
@@ -174,7 +173,7 @@ def answer(
         kinds=[kind for kind in request.kinds if kind in KINDS],
         rerun=loaded.rerun,
         host_limit_bytes=request.host_bytes,
-        extra=[*([loaded.merges] if loaded.merges else []), *loaded.fissions],
+        extra=loaded.fissions,
         fissions=loaded.batches,
         effort=request.effort,
         tell=tell,
@@ -183,8 +182,7 @@ def answer(
         raise UnreachableError(_unreachable(found))
     if request.out:
         tell(f"writing {request.out}")
-        names = json.dumps(found.best.problem.names(found.best.order), separators=(",", ":"))
-        write_file(request.out, (names + "\n").encode())
+        write_order(request.out, found.best.problem, found.best.order)
     if request.html:
         tell(f"writing {request.html}")
         schedule, extras = shown_fit(found)

@@ -1,7 +1,6 @@
 """``overlap-sched frontier``: its options, and what it answers."""
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.quantities import shown
-from overlap_sched.report.files import write_file
+from overlap_sched.report.files import write_order
 from overlap_sched.report.words.frontier import cost_of_limit, cost_of_target, frontier_figures, frontier_table
 
 MAX_BUDGETS = 10_000
@@ -119,10 +118,9 @@ def answer(
     picked, cost = _picked(found, limit, request.target_us)
     if request.out and picked is not None:
         tell(f"writing {request.out}")
-        names = json.dumps(problem.names(picked.order), separators=(",", ":"))
-        write_file(request.out, (names + "\n").encode())
+        write_order(request.out, problem, picked.order)
     if request.plot:
-        from overlap_sched.report.pictures.frontier import plot_frontier
+        from overlap_sched.report.pictures.curves import plot_frontier
 
         tell(f"drawing {request.plot}")
         plot_frontier(found, request.plot, picked)

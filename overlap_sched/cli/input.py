@@ -150,9 +150,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
         from overlap_sched.fx.rewrites.batches import batch_fissions
-        from overlap_sched.fx.rewrites.merges import merges
         from overlap_sched.fx.rewrites.planning import refusals_in
-        from overlap_sched.transform.prices import Prices
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
@@ -200,7 +198,6 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     rerun = rerunnable(dump.gm) if source.prices_anew else None
     fissions = tuple(fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS]) if source.fissions else ()
     batches = (*batch_fissions(lifted), *expert_fissions(lifted)) if source.batches else ()
-    together = merges(lifted, Prices(model)) if source.merges else ()
     return Loaded(
         lifted.problem,
         lifted.prices,
@@ -213,7 +210,6 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         rerun,
         fissions,
         batches,
-        together,
     )
 
 

@@ -20,7 +20,7 @@ from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
 from overlap_sched.problem.quantities import shown
-from overlap_sched.report.files import write_file
+from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, printable, size
 from overlap_sched.report.words.peak import peak_text
@@ -115,9 +115,9 @@ def answer(
         addresses = plan_addresses(problem, plan.order, options.align, options.effort)
         write_file(options.addresses, _addresses_json(problem, addresses))
     if options.out:
-        write_file(options.out, (json.dumps(problem.names(plan.order), separators=(",", ":")) + "\n").encode())
+        write_order(options.out, problem, plan.order)
     if options.plot:
-        from overlap_sched.report.pictures.memory import plot_memory
+        from overlap_sched.report.pictures.curves import plot_memory
 
         tell(f"drawing {options.plot}")
         plot_memory(plan, options.plot)

@@ -1,7 +1,6 @@
 """``overlap-sched plan``: its options, the files that it writes, and what it prints."""
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -16,7 +15,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report import figures, summary, write_trace
-from overlap_sched.report.files import write_file
+from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
 from overlap_sched.report.words.reserved import (
@@ -174,8 +173,7 @@ def answer(
     original = None if made is None else made.without.problem
     if options.out:
         tell(f"writing {options.out}")
-        names = result.problem.names(result.order)
-        write_file(options.out, (json.dumps(names, separators=(",", ":")) + "\n").encode())
+        write_order(options.out, result.problem, result.order)
     if options.plot:
         from overlap_sched.report.pictures.schedule import plot_schedule
 

@@ -17,14 +17,12 @@ from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.trial import Refuses, nothing
 
 FISSION = "fission"
 """A kind of ``fit --kinds``, of dumps alone: a problem file has no shapes."""
 BATCH = "batch"
 """Another one: fission of all that can be cut along the batch, where sums over it are split: rounded otherwise."""
-MERGE = "merge"
 """A third one: several products as one: rounded otherwise."""
 
 
@@ -51,7 +49,6 @@ class Source:
         prices_anew: Of a problem file, too: the command prices its collectives for the cluster.
         fissions: Whether to look for sub-graphs of a dump that can run in parts.
         batches: Whether to look how much of a dump can run in parts along its batch, or along experts' tokens.
-        merges: Whether to look for products of a dump that are worth being one.
         contention: Replaces the file's, key by key.
         limits: How large the input may be.
         traces: Of the torch profiler, one per rank: times that replace the predicted ones where they have them.
@@ -73,7 +70,6 @@ class Source:
     prices_anew: bool = False
     fissions: bool = False
     batches: bool = False
-    merges: bool = False
     contention: Contention = NO_CONTENTION
     limits: Limits = DEFAULT_LIMITS
     traces: Sequence[str] = ()
@@ -111,7 +107,6 @@ class Loaded:
         rerun: Of a dump, nodes that may run again (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: not known.
         fissions: Sub-graphs that can run in parts, the most promising first, where they were looked for.
         batches: The graph in parts along its batch, and along its experts' tokens, where that was looked for.
-        merges: Products that are worth being one, where they were looked for.
     """
 
     problem: Problem
@@ -125,7 +120,6 @@ class Loaded:
     rerun: frozenset[str] | None = None
     fissions: tuple[Fission, ...] = ()
     batches: tuple[Fission, ...] = ()
-    merges: tuple[Merge, ...] = ()
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -151,7 +145,6 @@ def source_of(options: argparse.Namespace) -> Source:
         prices_anew=options.command in ("fit", "whatif") or bool(rewrites_of(options)),
         fissions=options.command == "fit" and FISSION in options.kinds,
         batches=options.command == "fit" and BATCH in options.kinds,
-        merges=options.command == "fit" and MERGE in options.kinds,
         contention=contention_given(options.slowdown, options.link),
         limits=Limits(options.max_input_bytes, options.max_nodes),
         traces=tuple(options.profile),

@@ -83,7 +83,7 @@ def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> s
     options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
     points = whatif(problem, request.cluster, request.vary, options, request.contention, tell)
     if request.plot:
-        from overlap_sched.report.pictures.whatif import plot_whatif
+        from overlap_sched.report.pictures.curves import plot_whatif
 
         tell(f"drawing {request.plot}")
         plot_whatif(points, request.cluster.name, request.plot)

@@ -21,11 +21,6 @@ _GROUP = re.compile(r"^torch\.ops\._(?:c10d_functional|dtensor)\b")
 _OPEN, _CLOSE = "([{", ")]}"
 
 
-def is_node_list(line: str) -> bool:
-    """Whether a line is that of a node."""
-    return _NODE.match(line) is not None
-
-
 def as_function(lines: Sequence[str], start: int) -> list[str]:
     """The lines as those of a function ``forward``, indented as in a class, each where it was."""
     written, inputs = [""] * len(lines), []

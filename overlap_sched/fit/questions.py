@@ -63,7 +63,7 @@ def fit(
             (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: by operator, and attention, which may draw random
             numbers, does not.
         host_limit_bytes: Pinned host memory at most; ``None``: no limit.
-        extra: Further rewrites, each a candidate of its own (a fission, or several merges together); tried one after
+        extra: Further rewrites, each a candidate of its own (a fission); tried one after
             the other, and kept where the answer gets better.
         fissions: Ways to run much of the graph in parts, of which a plan begins with at most one
             (:func:`overlap_sched.fx.rewrites.batches.batch_fissions`). All are measured; other rewrites are searched
@@ -259,3 +259,8 @@ def _check(
         raise OptionsError(f"host_limit_bytes is {host}; it is 0 or more.")
     if effort not in (0, 1, 2):
         raise OptionsError(f"effort is {effort}; it is 0, 1 or 2.")
+
+
+def taken_out(kinds: Sequence[str]) -> str:
+    """A sentence on a kind that there was once, if it is among these; else nothing."""
+    return " merge was taken out: several products run as one made no step shorter." if "merge" in kinds else ""

@@ -18,12 +18,12 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning
 from overlap_sched.fit import Fit, fit
 from overlap_sched.fit.planner import point
 from overlap_sched.fit.questions import KINDS as OF_VALUES
+from overlap_sched.fit.questions import taken_out
 from overlap_sched.fx.dimensions.candidates import fission_candidates
 from overlap_sched.fx.dimensions.experts import expert_fissions
 from overlap_sched.fx.lifting import LIFTING, Lifted, lift
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable
 from overlap_sched.fx.rewrites.batches import batch_fissions
-from overlap_sched.fx.rewrites.merges import merges
 from overlap_sched.fx.rewrites.planning import plan_lifted
 from overlap_sched.options import Options, check_names, on_devices
 from overlap_sched.report.words.fit import lacking_line
@@ -31,12 +31,11 @@ from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.host import PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 
-FISSION, BATCH, MERGE = "fission", "batch", "merge"
+FISSION, BATCH = "fission", "batch"
 KINDS = (*OF_VALUES, FISSION)
 """What is done where nothing else is asked for: results stay equal to the last bit."""
-ALL = (*KINDS, BATCH, MERGE)
-"""What may be asked for; the last two round otherwise: the step in parts along its batch, whose gradients are added up,
-and several products as one."""
+ALL = (*KINDS, BATCH)
+"""What may be asked for; the last rounds otherwise: the step in parts along its batch, whose gradients are added up."""
 _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
 """Into how many parts a part of a graph is cut; regions that are grown, and fissions of them that are tried."""
 
@@ -137,11 +136,11 @@ def fit_lifted(
     """
     unknown = sorted(set(kinds) - set(ALL))
     if unknown:
-        raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {', '.join(map(repr, ALL))}.")
+        known = ", ".join(map(repr, ALL))
+        raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {known}.{taken_out(unknown)}")
     of_values = [kind for kind in OF_VALUES if kind in kinds and (kind != "offload" or "cuda" in lifted.devices)]
     prices = Prices(lifted.model, host=host)
     some, batches = _in_parts(lifted, kinds)
-    together = merges(lifted, prices) if MERGE in kinds else ()
     return fit(
         lifted.problem,
         prices,
@@ -151,7 +150,7 @@ def fit_lifted(
         kinds=of_values,
         rerun=rerunnable(lifted.nodes[0].graph),
         host_limit_bytes=host_limit_bytes,
-        extra=[*([together] if together else []), *some],
+        extra=some,
         fissions=batches,
         effort=effort,
     )

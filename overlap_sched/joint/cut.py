@@ -1,17 +1,25 @@
 """A joint graph cut in two by torch's partitioner, and what its halves cost by our judges."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
+from overlap_sched.cost.fusion.loop_nests import loop_nests
+from overlap_sched.cost.fusion.merging import merged
+from overlap_sched.cost.fusion.steps import Rules, Step
 from overlap_sched.fx import lift
-from overlap_sched.fx.costs import Fusion
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.costs import Fusion, is_free
+from overlap_sched.fx.fusion_steps import rules_for, steps_of
+from overlap_sched.fx.graph_hazards import graph_hazards
+from overlap_sched.fx.groups import name_and_group
 from overlap_sched.fx.inputs import STAYS
 from overlap_sched.fx.lifting import Lifted
+from overlap_sched.fx.operator_traits import NO_CALL
+from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.rewrites import rerunnable
-from overlap_sched.joint.fused import in_registers, without_registers
 from overlap_sched.joint.graphs import copy_of, draws, inputs_of, joined, mark, note_what_stays, returned
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Problem
@@ -151,3 +159,32 @@ def whole(one: Cut, judge: Judge) -> Whole:
     problem = without_registers(found.problem, frozenset(none)) if judge.fusion == "inductor" else found.problem
     seeded = {node.name for node in gm.graph.nodes if draws(node)}
     return Whole(problem, frozenset(late.values()), rerunnable(gm) - set(late.values()) - seeded, frozenset(none))
+
+
+def in_registers(graph: fx.Graph) -> frozenset[str]:
+    """Names of the nodes whose values no kernel writes: inlined where they are read, or read in their kernel alone."""
+    reading = read_graph(graph)
+    traits = reading.traits
+    comms = [v for v, t in enumerate(traits) if t.comm is not None and t.comm.role is not Role.WAIT]
+    after = graph_hazards(reading, {v: name_and_group(reading.nodes[v])[0] for v in comms})
+    calls = [v for v, t in enumerate(traits) if t is not NO_CALL and t.comm is None]
+    free = {v for v in calls if is_free(reading, v)}
+    rules = rules_for(reading)
+    return frozenset(reading.nodes[v].name for v in _unwritten(steps_of(reading, free, after, rules), rules))
+
+
+def without_registers(problem: Problem, names: frozenset[str]) -> Problem:
+    """The problem with no bytes for what these nodes make."""
+    none = {s for node in problem.nodes if node.name in names for s in node.alloc}
+    storages = tuple(one._replace(bytes=0) if s in none else one for s, one in enumerate(problem.storages))
+    return replace(problem, storages=storages)
+
+
+def _unwritten(steps: Sequence[Step | None], rules: Rules) -> list[int]:
+    nests = loop_nests(steps, rules)
+    kernels = merged(nests, rules)
+    kernel_of = {nest.step: kernel for nest, kernel in zip(nests, kernels, strict=True)}
+    written = {nest.step for nest in nests if nest.kept or nest.space is None}
+    for nest, kernel in zip(nests, kernels, strict=True):
+        written.update(read.value for read in nest.reads if kernel_of.get(read.value) != kernel)
+    return [v for v, step in enumerate(steps) if step is not None and v not in written]

@@ -10,13 +10,19 @@ How much is tried is counted, never timed.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import fx
+from torch._ops import OpOverload
 
-from overlap_sched.joint.choose import chosen
+from overlap_sched.fit.emit import rewrites_of
+from overlap_sched.fit.greedy import Greedy
+from overlap_sched.fit.state import LiveState
 from overlap_sched.joint.cut import Cut, Judge, Marks, Partitioner, Whole, cut, whole
-from overlap_sched.joint.gathers import gathers_again
+from overlap_sched.joint.graphs import runs_again
 from overlap_sched.joint.question import Question
+from overlap_sched.transform.rewrites import Recompute
 
 AIMS = 6
 """How often choices are made anew, lower, where what they make is above the limit after all."""
@@ -166,3 +172,73 @@ def _most(fits: Callable[[int], bool], most: int) -> int:
         middle = (least + most + 1) // 2
         least, most = (middle, most) if fits(middle) else (least, middle - 1)
     return least
+
+
+def chosen(whole: Whole, limit_bytes: int, high: float) -> frozenset[str]:
+    """Names of the nodes of forward that run again in backward, so that what is live fits into a limit, or nearly.
+
+    Args:
+        whole: Both halves.
+        limit_bytes: What is live at most.
+        high: See :class:`overlap_sched.fit.greedy.Greedy`.
+    """
+    state = LiveState(whole.problem, limit_bytes, whole.may_run_again)
+    Greedy(state, None, None, ("recompute",), 0.0, high).run()
+    late = set(whole.late)
+    again: set[str] = set()
+    for one in rewrites_of(state):
+        if isinstance(one, Recompute) and late.intersection(one.users):
+            again.update(name for name in one.nodes if name not in whole.late)
+            late.update(one.new_name(name) for name in one.nodes)
+    return frozenset(_with_inlined(whole, again))
+
+
+def _with_inlined(whole: Whole, again: set[str]) -> set[str]:
+    """And what lives in registers only, of which these are made: torch would save it in their place."""
+    nodes, found = whole.problem.nodes, set(again)
+    todo = [v for v, node in enumerate(nodes) if node.name in again]
+    while todo:
+        for v in nodes[todo.pop()].deps:
+            name = nodes[v].name
+            if name in whole.in_registers and name in whole.may_run_again and name not in found:
+                found.add(name)
+                todo.append(v)
+    return found
+
+
+_FUNCTIONAL, _ATEN = torch.ops._c10d_functional, torch.ops.aten
+_GATHERS: frozenset[Any] = frozenset(
+    packet
+    for name in ("", "_coalesced", "_out", "_single")
+    if (packet := getattr(_FUNCTIONAL, f"all_gather_into_tensor{name}", None)) is not None
+)
+"""Not all are in every version of torch."""
+_BESIDE: frozenset[Any] = frozenset({
+    _ATEN._to_copy, _ATEN._unsafe_view, _ATEN.alias, _ATEN.cat, _ATEN.clone, _ATEN.constant_pad_nd, _ATEN.contiguous,
+    _ATEN.detach, _ATEN.expand, _ATEN.permute, _ATEN.reshape, _ATEN.slice, _ATEN.squeeze, _ATEN.t, _ATEN.transpose,
+    _ATEN.unsqueeze, _ATEN.view, _FUNCTIONAL.wait_tensor, torch.ops.prims.convert_element_type,
+})  # fmt: skip
+"""Operators that belong to a gather: types, padding, views."""
+
+
+def gathers_again(gm: fx.GraphModule) -> list[frozenset[str]]:
+    """Per checkpoint that is one gather and nothing that computes: names of its nodes; in the order of the graph.
+
+    As :func:`overlap_sched.distributed.shard` makes them with ``reshard_after_forward``. AOTAutograd numbers
+    checkpoints (``node.meta["ac_graph_id"]``).
+    """
+    groups: dict[int, list[fx.Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and runs_again(node) and "ac_graph_id" in node.meta:
+            groups.setdefault(node.meta["ac_graph_id"], []).append(node)
+    return [frozenset(node.name for node in group) for group in groups.values() if _is_gather(group)]
+
+
+def _is_gather(group: list[fx.Node]) -> bool:
+    packets = {_packet(node) for node in group}
+    return not packets.isdisjoint(_GATHERS) and packets <= _GATHERS | _BESIDE
+
+
+def _packet(node: fx.Node) -> Any:
+    """The operator, whatever its overload; what is none stands for itself."""
+    return node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target

@@ -1,5 +1,6 @@
 """Writing result files: whole or not at all."""
 
+import json
 import os
 import shutil
 import stat
@@ -7,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from overlap_sched.errors import OutputError
+from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.paths import nameable
 
 
@@ -77,3 +79,12 @@ def _replace(target: Path, data: bytes) -> None:
         with suppress(OSError):
             neighbour.unlink(missing_ok=True)
         raise
+
+
+def write_order(path: str | Path, problem: Problem, order: Order) -> None:
+    """Write an order as a JSON list of node names; ``robust``, ``report`` and ``diff`` read it.
+
+    Raises:
+        OutputError: As of :func:`write_file`.
+    """
+    write_file(path, (json.dumps(problem.names(order), separators=(",", ":")) + "\n").encode())

@@ -19,8 +19,6 @@ from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.in_parts import fissioned
 from overlap_sched.transform.in_place import written_over
 from overlap_sched.transform.members import Alike
-from overlap_sched.transform.merge import Merge
-from overlap_sched.transform.merged import merged
 from overlap_sched.transform.offload import offloaded
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import recomputed
@@ -72,8 +70,6 @@ def apply(
                 gathered_again(draft, rewrite, prices)
             case Fission():
                 fissioned(draft, rewrite, prices)
-            case Merge():
-                merged(draft, rewrite, prices)
             case Recompute():
                 recomputed(draft, rewrite)
             case Offload():

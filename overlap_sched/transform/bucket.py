@@ -12,11 +12,11 @@ The nodes and their names are listed in :mod:`overlap_sched.transform.rewrites`;
     coalesced                               b allocates each result, and uses each input until its last wait
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from overlap_sched.problem import Kind, Node, NodeId
 from overlap_sched.problem.node import StorageId
-from overlap_sched.transform.draft import Draft
+from overlap_sched.transform.draft import Draft, unique
 from overlap_sched.transform.members import Alike, Member, awaited, check_alike, launched, member, replaced
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket
@@ -54,16 +54,16 @@ def _shared(node: Node, alike: Alike) -> dict[str, object]:
 
 def _coalesced(draft: Draft, name: str, members: Sequence[Member], prices: Prices) -> list[NodeId]:
     at = max(draft.at[one.v] for one in members)
-    deps = _unique(u for one in members for u in one.inputs)
-    takes = _unique(s for one in members for s in one.takes)
-    gives = _unique(one.gives for one in members if one.gives is not None)
+    deps = unique(u for one in members for u in one.inputs)
+    takes = unique(s for one in members for s in one.takes)
+    gives = unique(one.gives for one in members if one.gives is not None)
     launch = _launch(draft, name, f"{members[0].node.op}_coalesced", members, prices, (deps, takes, gives, at))
     outs = []
     for i, one in enumerate(members):
         given = () if one.gives is None else (one.gives,)
         place = min(draft.at[w] for w in one.waits)
         get = draft.add(Node(f"{name}_get_{i}", Kind.COMPUTE, (launch,), (), gives, op=GETITEM), place)
-        wait = Node(f"{name}_out_{i}", Kind.WAIT, (get,), (), _unique((*takes, *given)), op=WAIT, collective=launch)
+        wait = Node(f"{name}_out_{i}", Kind.WAIT, (get,), (), unique((*takes, *given)), op=WAIT, collective=launch)
         outs.append(awaited(draft, wait, _finish_us(draft, launch, prices), place))
     return outs
 
@@ -80,7 +80,7 @@ def _copied(draft: Draft, name: str, members: Sequence[Member], prices: Prices) 
         )
         for i, one in enumerate(members)
     ]
-    takes = _unique(s for one in members for s in one.takes)
+    takes = unique(s for one in members for s in one.takes)
     taken, given = sum(one.taken_bytes for one in members), sum(one.given_bytes for one in members)
     packed = (draft.storage(taken),) if takes or members[0].gives is not None else ()
     result = (draft.storage(given),) if members[0].gives is not None else ()
@@ -148,7 +148,3 @@ def _launch(
 def _finish_us(draft: Draft, launch: NodeId, prices: Prices) -> float:
     node = draft.node(launch)
     return prices.finish_us(node.op, node.bytes, draft.groups[node.group or ""])
-
-
-def _unique(ids: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(ids))

@@ -265,3 +265,8 @@ class Draft:
             f"{self.node(v).name!r} and {self.node(u).name!r} would need each other: collectives that were merged lie "
             "on one path. Leave one of them out."
         )
+
+
+def unique(ids: Iterable[int]) -> tuple[int, ...]:
+    """Each once, in the order in which they come first."""
+    return tuple(dict.fromkeys(ids))

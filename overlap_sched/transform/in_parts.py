@@ -9,13 +9,13 @@ Storages of parts have 1/n of the bytes, rounded up, but for those listed in ``F
 allocated as the whole was.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
 from overlap_sched.problem.node import StorageId
 from overlap_sched.transform.bucket import CAT, CLONE, SLICE, VIEW
-from overlap_sched.transform.draft import Draft
+from overlap_sched.transform.draft import Draft, unique
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.members import launched
 from overlap_sched.transform.part_times import ADD, PartTimes
@@ -106,10 +106,10 @@ class _Fissioning:
                 _add(entered, self.entered.get((u, p), {}))
         if not node.alloc or node.kind is Kind.COLLECTIVE:  # users of a view hold what it looks at; a wait, both sides
             self.entered[v, p] = entered
-        use = _unique(t for s in node.use for t in ((own[s],) if s in own else entered.get(s, (s,))))
+        use = unique(t for s in node.use for t in ((own[s],) if s in own else entered.get(s, (s,))))
         if node.kind is Kind.COLLECTIVE:
             return self._collective(node, name, (deps, alloc, use), at)
-        made = node._replace(name=name, deps=_unique(deps), alloc=tuple(alloc), use=use)
+        made = node._replace(name=name, deps=unique(deps), alloc=tuple(alloc), use=use)
         if node.kind is Kind.WAIT:
             return self._wait(v, made, p, at)
         nbytes = self.times.bytes(node, self.draft.storages, [s for s in node.use if s in own or s in entered])
@@ -121,7 +121,7 @@ class _Fissioning:
         group = self.draft.groups[node.group or ""]
         nbytes = node.bytes if self.full.issuperset(node.alloc) else -(-node.bytes // self.fission.parts)
         us = self.prices.collective_us(node.op, nbytes, group)
-        before = launched(self.draft, name, _unique(deps), self.prices.launch_us(node.op, nbytes, group), at)
+        before = launched(self.draft, name, unique(deps), self.prices.launch_us(node.op, nbytes, group), at)
         made = node._replace(name=name, deps=before, alloc=tuple(alloc), use=use, time_us=us, bytes=nbytes)
         return self.draft.add(made, at)
 
@@ -193,7 +193,7 @@ class _Fissioning:
 
         parts = views("laid", PERMUTE, parts) if leave.order else parts
         parts = views("runs", VIEW, parts) if leave.cut.outer > 1 else parts
-        moved, use = 2 * leave.bytes, _unique(s for one in each for s in one)
+        moved, use = 2 * leave.bytes, unique(s for one in each for s in one)
         us = self.prices.copy_us(CAT, moved)
         out = self.draft.add(Node(f"{name}_cat", Kind.COMPUTE, tuple(parts), whole, use, us, CAT, bytes=moved), at)
         if leave.cut.outer > 1:
@@ -208,7 +208,7 @@ class _Fissioning:
         total, held = parts[0], tuple(self.of_part[0][s] for s in whole)
         for p in range(1, len(parts)):
             given = whole if p == len(parts) - 1 else tuple(self.draft.storage(leave.bytes) for _ in whole)
-            use = _unique((*held, *(self.of_part[p][s] for s in whole)))
+            use = unique((*held, *(self.of_part[p][s] for s in whole)))
             node = Node(f"{name}_sum_{p}", Kind.COMPUTE, (total, parts[p]), given, use, us, ADD, bytes=moved)
             total, held = self.draft.add(node, self.draft.at[parts[p]]), given
         return total
@@ -217,7 +217,7 @@ class _Fissioning:
         """Users outside of a whole storage hold those of parts instead."""
         for w in {w for s in whole for w in self.draft.users(s) if w not in self.inside or w in self.stay}:
             node = self.draft.node(w)
-            use = _unique(t for s in node.use for t in (parts if s in whole else (s,)))
+            use = unique(t for s in node.use for t in (parts if s in whole else (s,)))
             self.draft.retake(w, node.deps, use)
 
     def _tell_users(self, outs: dict[NodeId, tuple[NodeId, ...]]) -> None:
@@ -232,7 +232,7 @@ class _Fissioning:
                 if out is None:
                     what = self.draft.node(v).name
                     raise RewriteError(f"{node.name!r} uses {what!r}, which runs in parts and does not leave.")
-                self.draft.retake(w, _unique(t for u in node.deps for t in (out if u == v else (u,))), node.use)
+                self.draft.retake(w, unique(t for u in node.deps for t in (out if u == v else (u,))), node.use)
 
     def _only_later(self, v: NodeId, user: Node) -> bool:
         """Whether a node takes nothing of what another one gives, but what leaves: it writes to what that has read."""
@@ -249,8 +249,4 @@ def _host_node(draft: Draft, v: NodeId) -> NodeId | None:
 
 def _add(entered: Entered, more: Entered) -> None:
     for s, given in more.items():
-        entered[s] = _unique((*entered.get(s, ()), *given))
-
-
-def _unique(ids: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(ids))
+        entered[s] = unique((*entered.get(s, ()), *given))

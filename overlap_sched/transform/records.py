@@ -8,7 +8,6 @@ from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.node import OF_HOST
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.keys import host_times
-from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.rewrites import (
     Bucket,
     InPlace,
@@ -67,7 +66,7 @@ def _record(
     """``names``: of all nodes that rewrites made, sorted; ``host_us``: what collectives took of the compute stream."""
     (before, after), saved_us = problems, 0.0
     match rewrite:
-        case Bucket() | Merge():
+        case Bucket():
             gone = [old[name] for name in rewrite.members if name in old]
             saved_us = sum(host_us.get(name, 0.0) for name in rewrite.members)
             made = [new[name] for name in _made(names, rewrite.name)]

@@ -44,8 +44,7 @@ be (the first ones get one more)::
 ``Stream`` makes no node: the collective keeps its name and runs in the group :func:`second_group`.
 ``Keep`` makes none either: ``again`` and its waits are gone, with casts that were made for it alone; users use the
 (first) wait of ``first``.
-What ``Fission`` makes is listed in :mod:`overlap_sched.transform.fission`, ``Merge`` in
-:mod:`overlap_sched.transform.merge`.
+What ``Fission`` makes is listed in :mod:`overlap_sched.transform.fission`.
 ``InPlace`` makes none: the node keeps its name, and what it gives is what it is written over.
 ``Regather`` makes ``<r>`` (the same operator on the same input), ``<r>_wait``, and ``<r>_<view>`` of each listed view,
 which the listed users use.
@@ -68,7 +67,6 @@ from typing import Any, Literal
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.transform.fission import Fission, from_data, to_data
-from overlap_sched.transform.merge import Merge
 
 Form = Literal["copied", "coalesced"]
 """One buffer, with copies in and out on the compute stream; or one launch of several tensors, without copies."""
@@ -235,7 +233,7 @@ def _number(copy: int) -> str:
     return "" if copy == 1 else str(copy)
 
 
-Rewrite = Bucket | Split | Stream | Keep | InPlace | Regather | Fission | Merge | Recompute | Offload
+Rewrite = Bucket | Split | Stream | Keep | InPlace | Regather | Fission | Recompute | Offload
 """They are done in the order in which they are listed; what one makes may be a ``Stream``'s collective."""
 
 
@@ -266,7 +264,6 @@ _CLASSES: Mapping[str, Callable[..., Rewrite]] = {
     "keep": Keep,
     "in_place": InPlace,
     "regather": Regather,
-    "merge": Merge,
     "recompute": Recompute,
     "offload": Offload,
 }

@@ -17,7 +17,6 @@ from overlap_sched.scheduler.portfolio import simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import NO_WORK, Work
 from overlap_sched.transform.apply import NOT_KNOWN, apply
-from overlap_sched.transform.as_it_was import order_as_it_was
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite
@@ -189,3 +188,32 @@ def primed(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -> Orde
         if int(live_ranges.profile(moved).max()) <= budget_bytes:
             order = moved
     return order
+
+
+def order_as_it_was(problem: Problem, after: Problem, order: Sequence[NodeId]) -> Order:
+    """Nodes that both have, in the order given; what has been rewritten away stands just before what first needs it.
+
+    Rewritten again from this order, the problem comes to the one given, or nearly.
+
+    Args:
+        problem: As it was.
+        after: Rewritten; nodes that both have are named alike.
+        order: A valid order of ``after``.
+    """
+    ids = {node.name: v for v, node in enumerate(problem.nodes)}
+    wanted = [ids[name] for name in after.names(tuple(order)) if name in ids]
+    ends = [v for v, node in enumerate(problem.nodes) if node.kind is Kind.OUTPUT]
+    placed, result = bytearray(len(problem.nodes)), list[NodeId]()
+    for start in (*(v for v in wanted if v not in ends), *problem.original_order):
+        stack = [start]
+        while stack:
+            v = stack[-1]
+            missing = [u for u in problem.predecessors[v] if not placed[u]]
+            if missing and not placed[v]:
+                stack.extend(sorted(missing, reverse=True))
+                continue
+            stack.pop()
+            if not placed[v]:
+                placed[v] = True
+                result.append(v)
+    return tuple(result)

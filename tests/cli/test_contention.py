@@ -275,8 +275,10 @@ def test_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_documented_command_has_the_documented_line() -> None:
-    text = (ROOT / "docs" / "contention.md").read_text()
-    words_of = shlex.split(next(line for line in text.splitlines() if line.startswith("overlap-sched plan ")))
+    text = (ROOT / "docs" / "prices.md").read_text()
+    words_of = shlex.split(
+        next(line for line in text.splitlines() if re.match("overlap-sched plan .*--slowdown", line))
+    )
     source = source_of(command_parser().parse_args(words_of[1:]))
     problem = load(replace(source, path=str(ROOT / source.path)), lambda _: None).problem
     assert f"\n{contention_line(problem.contention)}\n" in text

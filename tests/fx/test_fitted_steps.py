@@ -6,19 +6,13 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.fx import lift
-from overlap_sched.fx.rewrites import prepare, rewrite_graph
-from overlap_sched.fx.rewrites.merges import merge_candidates
+from overlap_sched.fx.rewrites import prepare
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.validate import violation
-from overlap_sched.transform.apply import apply
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Offload
 from tests.support.fx_graphs import RANKS, random_order
 from tests.support.lockstep import run_lockstep
 from tests.support.random_steps import LiveBytes, copied, problem_of, random_plan, random_step
-from tests.support.rewrite_graphs import refusal
 
 
 def given(gm: fx.GraphModule, rank: int) -> list[Tensor]:
@@ -65,35 +59,6 @@ def check_peaks(gm: fx.GraphModule, predicted: int, real: bool) -> None:
         with LiveBytes(inputs) as live:
             gm(*inputs)
         assert live.most == predicted
-
-
-def check_merged(seed: int) -> set[str]:
-    """The same of a step some of whose products are one, and of whatever is done to it behind that; the forms."""
-    rng = random.Random(seed)
-    gm = random_step(rng, False)
-    legal = [one for one in merge_candidates(gm.graph) if refusal(gm, [one]) is None]
-    if not legal:
-        return set()
-    one = rng.choice(legal)
-    begun = copied(gm)
-    rewrite_graph(begun, [one])
-    rewrites = [one, *random_plan(rng, begun).rewrites]
-    lifted = lift(gm)
-    problem = apply(lifted.problem, rewrites, Prices(lifted.model))
-    order = random_order(problem, rng)
-    after = copied(gm)
-    prepare(after, rewrites, problem.names(order)).commit()
-    after.graph.lint()
-    for got, want in zip(outcome(after), outcome(gm), strict=True):
-        assert (got - want).abs().max() <= 1e-5 * want.abs().max(), (seed, rewrites)
-    if not any(isinstance(done, Offload) for done in rewrites):
-        check_peaks(after, peak_memory(problem, order)[0], real=True)
-    return {one.form}
-
-
-@pytest.mark.slow
-def test_merged_steps_do_what_they_did() -> None:
-    assert set().union(*map(check_merged, range(6))) == {"rows", "batched"}
 
 
 def test_fitted_steps_do_what_they_did() -> None:

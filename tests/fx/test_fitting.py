@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from llama_repro.workloads.trace import joint_graph, with_updates
 from overlap_sched.cost import Link, Network, Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError
 from overlap_sched.fx import fitting, lift
@@ -21,6 +20,7 @@ from tests.support.fx_graphs import tensors
 from tests.support.rewrite_graphs import described
 from tests.support.sharded_step import sharded_step
 from tests.support.steps import TINY, run_step, tiny_inputs
+from tests.support.traced_step import joint_graph, with_updates
 
 
 def peak_of(gm: fx.GraphModule) -> int:
@@ -81,9 +81,11 @@ def test_whatever_fails_leaves_the_graph_and_warns_once(monkeypatch: pytest.Monk
 
 
 def test_a_kind_that_is_not_known() -> None:
-    known = "'recompute', 'offload', 'fission', 'batch', 'merge'"
+    known = "'recompute', 'offload', 'fission', 'batch'"
     with pytest.raises(OptionsError, match=rf"^kinds has 'shrink'; known are {known}\.$"):
         fit_graph(training_step(), memory_limit=1, kinds=("shrink",))
+    with pytest.raises(OptionsError, match=rf"^kinds has 'merge'; known are {known}\. merge was taken out: "):
+        fit_graph(training_step(), memory_limit=1, kinds=("merge",))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The table of ``docs/modes.md``: every row is run, its outcome and what is said are as written."""
+"""The table of ``docs/torch.md``: every row is run, its outcome and what is said are as written."""
 
 import re
 import warnings
@@ -21,7 +21,7 @@ from tests.support.inductor.generated import matmuls_under_way
 from tests.support.inductor.modes import MODES, RANKS, Mode
 from tests.support.inductor.one_line import assert_agrees
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "modes.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "torch.md"
 SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
 """So that the collectives of small models are worth hiding."""
 
@@ -36,7 +36,8 @@ class Row(NamedTuple):
 
 
 def table() -> list[Row]:
-    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    text = DOCUMENT.read_text(encoding="utf-8")
+    lines = text[text.index("## Modes of training and compiling") :].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return [Row(*row) for row in cells[2:]]
 

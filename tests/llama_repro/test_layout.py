@@ -13,13 +13,7 @@ ABOVE = {
     "training": {"capture", "harness"},
     "titan": {"capture", "harness"},
     "bench": {"capture", "harness", "generate", "titan"},
-    "zoo": {"harness"},
-    "workloads": {"harness", "zoo"},
-    "fusion": {"capture", "harness"},
     "gpu": {"capture", "harness", "training"},
-    "fidelity": {"capture", "harness", "training", "gpu"},
-    "footprint": set(),
-    "joint": {"training", "footprint", "workloads"},
 }
 
 

@@ -2,17 +2,15 @@ import pytest
 import torch
 
 from llama_repro.errors import TorchPassError
-from llama_repro.harness import torch_buckets, torch_pass
+from llama_repro.harness import torch_pass
 from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS
 from llama_repro.harness.problem_graph import problem_to_graph
-from llama_repro.harness.torchtitan_blocks import blocks_of, torchtitan_blocks
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem
 from tests.support.oracle import INSTANCES
-from tests.support.sharded import PRICES, sharded
 
 needs_pass = pytest.mark.skipif(
     not torch.__version__.startswith("2.13"), reason="compares with what torch 2.13's own pass gives"
@@ -84,50 +82,6 @@ def test_torchs_order_is_a_valid_order_of_the_problem(tiny):
         assert replay(problem, order).step_us < replay(problem, problem.original_order).step_us
         assert seconds > 0
         assert not remark
-    assert not torch.distributed.is_initialized()
-
-
-@needs_pass
-def test_torchs_buckets_are_judged_at_the_problems_prices(monkeypatch):
-    problem = sharded([[2**16, 2**16]] * 4, compute_us=40.0)
-    judged = []
-    real = torch_buckets.judged
-    monkeypatch.setattr(torch_buckets, "judged", lambda *asked: judged.append(real(*asked)) or judged[-1])
-    found = torch_buckets.torch_buckets(problem, PRICES)
-    before, after = judged
-    assert before.step_us == pytest.approx(replay(problem, problem.original_order).step_us)
-    assert before.collectives == len(problem.collectives) > after.collectives == found.collectives
-    assert (found.step_us, found.peak_change) == (after.step_us, after.peak_bytes / before.peak_bytes - 1)
-    assert after.step_us >= sum(problem.compute_us)
-    assert not torch.distributed.is_initialized()
-
-
-BLOCKS = [[16, 2**12, 2**10, 2**14]] * 3
-"""Bytes of the parameters of three blocks; behind them a norm and a head."""
-
-
-def test_blocks_are_found_by_the_sizes_of_parameters():
-    problem = sharded([*BLOCKS, [16, 2**16]])
-    blocks = blocks_of(problem)
-    gathers = [v for v in problem.collectives if "all_gather" in problem.nodes[v].op]
-    found = {problem.nodes[v].name: blocks[v] for v in gathers}
-    assert {name: found[name] for name in found if name.endswith(("0_0", "1_0", "2_3", "3_0", "3_1"))} == {
-        "gather0_0": "block_0",
-        "gather1_0": "block_1",
-        "gather2_3": "block_2",
-        "gather3_0": "final",
-        "gather3_1": "final",
-    }
-    assert [list(blocks.values()).count(f"block_{k}") for k in range(3)] == [8, 8, 8]
-
-
-@needs_pass
-def test_torchtitans_buckets_are_one_per_block_and_direction():
-    problem = sharded([*BLOCKS, [16, 2**16]], compute_us=4000.0)
-    for two_streams in (False, True):
-        found = torchtitan_blocks(problem, PRICES, two_streams)
-        assert found.collectives == 2 * 4
-        assert sum(problem.compute_us) <= found.step_us < replay(problem, problem.original_order).step_us
     assert not torch.distributed.is_initialized()
 
 

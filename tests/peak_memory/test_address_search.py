@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_repro.zoo.hard import CAPACITY, LETTERS, hard_problem, hard_row
 from overlap_sched.peak_memory.addresses.bounds import Standing, failing_section
 from overlap_sched.peak_memory.addresses.boxes import Ints, Sectioned, sectioned
 from overlap_sched.peak_memory.addresses.check import address_violation
@@ -18,6 +17,7 @@ from overlap_sched.peak_memory.addresses.targets import smallest_arena
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from tests.peak_memory.test_addresses import lives_of, overlapping
 from tests.peak_memory.test_addresses import smallest_arena as smallest_of_all
+from tests.support.minimalloc import CAPACITY, LETTERS, hard_problem
 
 BOXES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=6).map(
     lives_of
@@ -191,7 +191,7 @@ HARD = Path(__file__).parents[1] / "data" / "minimalloc"
 
 
 LONG = "DJ"
-"""The two that take longest, up to a minute each: ``scripts/memory_zoo.py --hard tests/data/minimalloc`` has all."""
+"""The two that take longest, up to a minute each; the study scripts/studies/memory_zoo has all."""
 
 
 @pytest.mark.slow
@@ -202,10 +202,3 @@ def test_hard_problems_fit_into_their_capacity(letter: str) -> None:
     plan = plan_addresses(problem, order)
     assert address_violation(problem, order, plan.offsets, 512) is None
     assert plan.arena_bytes <= CAPACITY
-
-
-@pytest.mark.slow
-def test_a_row_of_the_table() -> None:
-    row = hard_row(hard_problem(HARD, "G"))
-    assert (row.problem, row.buffers, row.peak_bytes, row.arena_bytes) == ("G", 308, CAPACITY, CAPACITY)
-    assert row.found_by == "search"

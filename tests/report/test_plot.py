@@ -12,7 +12,7 @@ from overlap_sched.options import Options
 from overlap_sched.peak_memory import best_order
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.report.pictures import schedule as plot
-from overlap_sched.report.pictures.memory import plot_memory
+from overlap_sched.report.pictures.curves import plot_memory
 from overlap_sched.report.pictures.schedule import plot_schedule
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule

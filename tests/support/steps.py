@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from llama_repro.workloads.convolutions import repeated_pixels
-from llama_repro.workloads.models import Workload
-from llama_repro.workloads.transformer import language_model
+from tests.support.traced_step import Workload, language_model, repeated_pixels
 
 
 class Images(nn.Module):

@@ -13,7 +13,6 @@ from overlap_sched.transform.dimension_graph.shapes import through_gather, throu
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.stages import places
-from overlap_sched.transform.stagger import staggered
 
 MIB = 2**20
 PRICES = Prices(Roofline())
@@ -154,22 +153,6 @@ def test_parts_hide_each_other() -> None:
     assert before.exposed_us == pytest.approx(8 * REDUCE_US)
     assert now.exposed_us < 0.2 * before.exposed_us
     assert now.step_us < 0.7 * before.step_us
-
-
-def test_where_the_network_binds_no_collective_waits_behind_a_long_kernel() -> None:
-    """Long kernels (longer than a part's collective) and short ones in turns, as an MLP and a norm."""
-    problem = layers(16, 500.0, 40.0, kernels=10)
-    one = halves(problem)
-    after = apply(problem, [one], PRICES)
-    stages = measure(after, after.original_order).timeline.step_us
-    busy = sum(after.nodes[v].time_us for v in after.collectives)
-    order = staggered(after, one, 10**12)
-    assert order is not None
-    assert violation(after, order) is None
-    assert measure(after, order).timeline.step_us - busy < 0.75 * (stages - busy)
-    peak = max(measure(after, order).profile)
-    lower = staggered(after, one, peak - 1)
-    assert lower is None or max(measure(after, lower).profile) < peak
 
 
 def refused(problem: Problem, one: Fission) -> str:

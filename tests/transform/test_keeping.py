@@ -10,12 +10,12 @@ from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import violation
 from overlap_sched.report.words.rewrites import record_text
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.as_it_was import order_as_it_was
 from overlap_sched.transform.keeping import Gap, admitted, casts_of, chained, to_gather_again, to_keep, twice
 from overlap_sched.transform.left_out import left_out, without
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split
+from overlap_sched.transform.trial import order_as_it_was
 from overlap_sched.transform.wanted import most_gain_us, wanted_of
 from tests.support.gathered_twice import whole_step, whole_steps
 from tests.support.oracle import peak_by_definition, step_by_definition

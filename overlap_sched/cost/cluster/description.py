@@ -12,7 +12,7 @@
                     +------- rail 1 ------------------+
 
 Ranks are numbered node by node: rank r is on node r // ``ranks_per_node``. A file with one: TOML, read and written by
-:mod:`overlap_sched.cost.cluster.file`, described in ``docs/clusters.md``.
+:mod:`overlap_sched.cost.cluster.file`, described in ``docs/prices.md``.
 """
 
 import math
@@ -161,10 +161,6 @@ class Cluster:
             check_shares("contention.shares: ", self.beside.shares)
         except ContentionError as error:
             raise ClusterError(str(error)) from None
-
-    def node_of(self, rank: int) -> int:
-        """The node that a rank is on."""
-        return rank // self.ranks_per_node
 
     @property
     def on_rails(self) -> bool:

@@ -1,4 +1,4 @@
-"""Read and write cluster files: TOML, by hand or by ``calibrate``. The format is described in ``docs/clusters.md``.
+"""Read and write cluster files: TOML, by hand or by ``calibrate``. The format is described in ``docs/prices.md``.
 
 Files are not trusted: every key, type, unit and range is checked, and an error says what, where and what to write.
 """

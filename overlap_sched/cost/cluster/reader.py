@@ -1,4 +1,4 @@
-"""A cluster from the tables of its file; the format is described in ``docs/clusters.md``."""
+"""A cluster from the tables of its file; the format is described in ``docs/prices.md``."""
 
 from overlap_sched.cost.cluster.description import (
     FABRICS,

@@ -19,14 +19,12 @@ from overlap_sched.fx.rewrites.draft import Draft
 from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.fission import fission
 from overlap_sched.fx.rewrites.in_place import in_place
-from overlap_sched.fx.rewrites.merge import merge
 from overlap_sched.fx.rewrites.offload import offload
 from overlap_sched.fx.rewrites.recompute import recompute
 from overlap_sched.fx.rewrites.sites import LAUNCHES, Site, check_offsets, site
 from overlap_sched.fx.rewrites.split import split
 from overlap_sched.fx.rewrites.stream import stream
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
 
 
@@ -116,8 +114,6 @@ def _do(draft: Draft, rewrite: Rewrite) -> None:
             regather(draft, rewrite)
         case Fission():
             fission(draft, rewrite)
-        case Merge():
-            merge(draft, rewrite)
         case Recompute():
             recompute(draft, rewrite)
         case Offload():

@@ -12,7 +12,6 @@ from overlap_sched.problem import Node
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite, to_json
 
 
@@ -68,9 +67,6 @@ def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite) -> Cost:
             op = nodes[one.node].op if one.node in nodes else ""
             held = launches[0].bytes if launches else 0
             return Cost(kind, op, 1, held, 0.0, sum(node.time_us for node in launches))
-        case Merge():
-            op = nodes[one.name].op if one.name in nodes else ""
-            return Cost(kind, op, 1, 0, 0.0, 0.0)
     return Cost(kind, "", 1, 0, 0.0, 0.0)
 
 

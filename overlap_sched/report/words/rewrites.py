@@ -8,7 +8,6 @@ from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.candidate import SAME_STEP
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.left_out import Left
-from overlap_sched.transform.merge import Merge
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
 from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
@@ -104,7 +103,7 @@ def record_text(one: Record) -> str:
         return f"{what}: {duration(-one.compute_us)} less compute, {size(-one.held_bytes)} not allocated"
     if isinstance(one.rewrite, Regather):
         return f"{what}: {duration(-one.stream_us)} more on its stream, {size(-one.held_bytes)} not held until then"
-    if isinstance(one.rewrite, Recompute | Fission | Merge | Offload | Stream):
+    if isinstance(one.rewrite, Recompute | Fission | Offload | Stream):
         return what + _for_memory(one)
     copies = f", {duration(one.compute_us)} of copies" if one.compute_us else ""
     return f"{what}: {duration(one.stream_us)} less on its stream{copies}, {size(one.held_bytes)} more at once"
@@ -130,8 +129,6 @@ def what_text(rewrite: Rewrite) -> str:
             return f"{collective} in {parts} parts"
         case Fission(nodes, parts):
             return f"{parts} parts of {len(nodes)} nodes from {nodes[0]}"
-        case Merge(members):
-            return f"{len(members)} products from {members[0]} on as one, {rewrite.form}"
         case Keep(first, again):
             return f"{first} kept instead of {again}"
         case InPlace(node, over):

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from llama_repro.workloads.models import Workload
-from llama_repro.workloads.trace import joint_graph, with_updates
 from overlap_sched.cost import Roofline
 from overlap_sched.fit.planner import Asked, Planner, begun_with
 from overlap_sched.fx import lift
@@ -20,6 +18,7 @@ from overlap_sched.transform.rewrites import Recompute
 from tests.support.fx_graphs import trace
 from tests.support.rewrite_graphs import by_name
 from tests.support.steps import TINY, TINY_IMAGES, run_step, tiny_inputs
+from tests.support.traced_step import Workload, joint_graph, with_updates
 
 pytestmark = pytest.mark.slow
 STEPS = {one.name: one for one in (TINY, TINY_IMAGES)}

@@ -1,4 +1,4 @@
-"""Ways in which people train and compile, by the rows of ``docs/modes.md``: each a step that gives tensors.
+"""Ways in which people train and compile, by the rows of ``docs/torch.md``: each a step that gives tensors.
 
 All run in one process that stands for four ranks (a fake process group): collectives return what this rank gives them.
 """

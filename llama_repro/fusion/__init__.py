@@ -1,1 +1,0 @@
-"""Predicted kernels held against those that Inductor really forms: the table of ``docs/prices.md``."""

@@ -1,1 +1,0 @@
-"""Fitted training steps on CPU ranks, predicted and measured: ``scripts/fit_run.py``."""

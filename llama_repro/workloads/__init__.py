@@ -1,1 +1,0 @@
-"""Training steps that MAGIS was evaluated on, and what others make of them in less memory (see ``fit_bench.py``)."""

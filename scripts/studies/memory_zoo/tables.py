@@ -1,0 +1,119 @@
+"""The memory tables as Markdown."""
+
+from collections.abc import Iterator, Sequence
+from statistics import mean
+
+from llama_repro.harness.console import markdown_table
+from overlap_sched.report.units import change, duration, size
+from scripts.studies.memory_zoo.published import MODEL_AVERAGES, MODEL_LIKE, TORCH_RATIOS
+from scripts.studies.memory_zoo.rows import CollectiveRow, SolverRow, ZooRow
+
+
+def zoo_table(rows: Sequence[ZooRow]) -> str:
+    """One line per step with SGD."""
+    heads = ["model, batch", "nodes", "original", "lpmf", "bfs", "dfs", "**ours**", "saved", "bound", "arena"]
+    heads += ["fragmentation", "torch reserves: original → ours", "order", "addresses"]
+    lines = [
+        (
+            f"{row.model}, {row.batch}",
+            f"{row.nodes:,}",
+            *map(size, (row.original_bytes, row.lpmf_bytes, row.bfs_bytes, row.dfs_bytes)),
+            f"**{size(row.peak_bytes)}**",
+            f"{row.saved_percent:.1f} %",
+            _bound(row),
+            size(row.arena_bytes),
+            f"{100 * row.fragmentation:.3f} %",
+            f"{size(row.original_reserved_bytes)} → {size(row.reserved_bytes)}",
+            f"{row.order_s:.2f} s",
+            f"{row.addresses_s:.2f} s",
+        )
+        for row in rows
+        if row.update
+    ]
+    return markdown_table(heads, lines)
+
+
+def averages(rows: Sequence[ZooRow]) -> str:
+    """Beside MODeL's averages: order alone, order with addresses, fragmentation."""
+    heads = ["batch", "order alone: ours", "MODeL", "order and addresses, against what torch reserves: ours", "MODeL"]
+    return markdown_table([*heads, "fragmentation left", "proven optimal", "within 1 % of the bound"], _averages(rows))
+
+
+def _averages(rows: Sequence[ZooRow]) -> Iterator[Sequence[str]]:
+    for batch, theirs in MODEL_AVERAGES.items():
+        mine = [row for row in rows if row.update and row.batch == batch and row.model in MODEL_LIKE]
+        whole = [row for row in rows if row.update and row.batch == batch]
+        if mine:
+            total = mean(100 * (1 - row.arena_bytes / row.original_reserved_bytes) for row in mine)
+            yield (
+                f"{batch}",
+                f"{mean(row.saved_percent for row in mine):.1f} %",
+                f"{theirs.order} %",
+                f"{total:.1f} %",
+                f"{theirs.total} %",
+                f"{100 * max(row.fragmentation for row in mine):.3f} % at most",
+                f"{sum(row.peak_bytes == row.bound_bytes for row in whole)} of {len(whole)}",
+                f"{sum(row.gap_percent <= 1 for row in whole)} of {len(whole)}",
+            )
+
+
+def torch_table(rows: Sequence[ZooRow]) -> str:
+    """Beside torch's published ratios: steps with SGD, and without (gradients are kept, as in its graphs)."""
+    heads = ["model, batch", "", "original", "best of lpmf, bfs, dfs", "ours", "ratio", "torch, published", "bound"]
+    lines = [
+        (
+            f"{row.model}, {row.batch}",
+            "with SGD" if row.update else "gradients kept",
+            size(row.original_bytes),
+            size(min(row.original_bytes, row.lpmf_bytes, row.bfs_bytes, row.dfs_bytes)),
+            size(row.peak_bytes),
+            f"{row.original_bytes / row.peak_bytes:.2f}",
+            f"{TORCH_RATIOS[row.model, row.batch]:.2f}",
+            _bound(row),
+        )
+        for row in rows
+        if (row.model, row.batch) in TORCH_RATIOS
+    ]
+    return markdown_table(heads, lines)
+
+
+def collective_table(rows: Sequence[CollectiveRow]) -> str:
+    """Lowest peaks of graphs with collectives, and overlap from there."""
+    heads = ["graph", "nodes", "original peak", "lowest found", "bound", "time (7 simple orders)", "step: original"]
+    heads += ["scheduled from the original", "from the lowest, within the original peak"]
+    lines = [
+        (
+            f"`{row.graph}`" + ("" if row.memory_model == "runtime" else f", {row.memory_model} model"),
+            f"{row.nodes:,}",
+            size(row.original_bytes),
+            f"{size(row.peak_bytes)} ({change(row.original_bytes, row.peak_bytes)})",
+            _bound(row),
+            f"{row.order_s:.1f} s ({row.simple_s:.2f} s)",
+            duration(row.original_us),
+            f"{duration(row.step_us)}, {size(row.scheduled_bytes)}",
+            f"{duration(row.base_step_us)} ({change(row.step_us, row.base_step_us)}), {size(row.base_bytes)}",
+            f"{duration(row.tight_step_us)} ({change(row.step_us, row.tight_step_us)})",
+        )
+        for row in rows
+    ]
+    return markdown_table([*heads, "from the lowest, within the lowest"], lines)
+
+
+def solver_table(rows: Sequence[SolverRow]) -> str:
+    """Both solvers side by side."""
+    lines = [
+        (one.graph, f"{one.window}", f"{one.variables:,}", f"{one.rows:,}", _solver(one), _solver(other))
+        for one, other in zip(rows[::2], rows[1::2], strict=True)
+    ]
+    return markdown_table(["window of", "nodes", "variables", "rows", "CP-SAT", "HiGHS"], lines)
+
+
+def _bound(row: ZooRow | CollectiveRow) -> str:
+    if row.peak_bytes == row.bound_bytes:
+        return "optimal"
+    return f"{size(row.bound_bytes)} ({100 * (row.peak_bytes / row.bound_bytes - 1):.2f} %)"
+
+
+def _solver(row: SolverRow) -> str:
+    found = "nothing" if row.lowest_bytes is None else size(row.lowest_bytes)
+    return f"{found}, {'proven' if row.proven else 'not proven'}, {row.solve_s:.1f} s"

@@ -29,7 +29,7 @@ from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.result import Reason
-from overlap_sched.scheduler.shift import with_order
+from overlap_sched.scheduler.shift import FARTHEST, with_order
 
 _WORTH = 1e-4
 """A tail is left as it is below this part of the step."""
@@ -61,14 +61,17 @@ class _Job:
         return max([self.comm_us, *self.beside_us.values()])
 
 
-def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArray[np.int64]) -> Candidate:
-    """The phase: the shifted candidate, or one with compute deferred behind its last launch where that is shorter.
+def fill_tail(
+    task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArray[np.int64], farthest: int = FARTHEST
+) -> Candidate:
+    """Return the shifted candidate, or one with compute deferred behind its last launch where that is shorter.
 
     Args:
         task: What is asked for.
         best: The candidate before it was shifted: orders are made from it, then shifted like it.
         shifted: The same, shifted.
         limit: Budget in bytes, a scalar or one value per position.
+        farthest: Positions that a shift goes at most.
     """
     problem, made, source = task.problem, shifted, best
     if task.pairs or not problem.collectives:
@@ -77,14 +80,20 @@ def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArra
     for v in _last_launches(problem, best.order):
         tail_us = unhidden_us(problem, made.order, timeline, v)
         if tail_us >= worth * timeline.step_us:
-            source, filled = _filled(task, source, made, limit, source.order.index(v), tail_us)
+            source, filled = _filled(task, source, made, limit, source.order.index(v), tail_us, farthest)
             timeline, made = (timeline, made) if filled is made else (replay(problem, filled.order), filled)
         worth = _WORTH_BEFORE
     return made
 
 
 def _filled(
-    task: Task, source: Candidate, made: Candidate, limit: npt.NDArray[np.int64], last: int, tail_us: float
+    task: Task,
+    source: Candidate,
+    made: Candidate,
+    limit: npt.NDArray[np.int64],
+    last: int,
+    tail_us: float,
+    farthest: int,
 ) -> tuple[Candidate, Candidate]:
     """The candidate before it is shifted, and shifted, with compute deferred behind a launch where that is shorter."""
     problem, before_us, order = task.problem, made.step_us, source.order
@@ -96,7 +105,7 @@ def _filled(
         moved_order = _deferred(problem, order, last, jobs)
         if bool((task.live_ranges.profile(moved_order) <= limit).all()):
             deferred = frozenset(v for job in jobs for v in job.nodes).intersection(problem.collectives)
-            moved = with_order(task, source, moved_order, limit)
+            moved = with_order(task, source, moved_order, limit, farthest)
             if moved.step_us < made.step_us:
                 reasons: dict[int, Reason] = {**source.reasons, **dict.fromkeys(deferred, "deferred")}
                 made = replace(moved, reasons=reasons)

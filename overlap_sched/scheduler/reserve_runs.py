@@ -1,8 +1,9 @@
-r"""Orders that fragment little: runs of the list scheduler, in two ways, and orders nearer to the original one.
+r"""Orders that fragment little: stages that add to the pool what runs have made, or what is mended.
 
 Runs beside an allocator that admits no more than the original order reserves
-(:mod:`overlap_sched.scheduler.allocator_gate`); and within tighter budgets, as less that is in flight leaves fewer
-holes::
+(:mod:`overlap_sched.scheduler.allocator_gate`); the nearest of what was made, mended where it fails
+(:mod:`overlap_sched.scheduler.repair`); runs within tighter budgets, as less that is in flight leaves fewer holes; and
+orders nearer to the original one, which can be held itself::
 
     bytes  |- - - - - - - - - peak - - - - - - - -
            |   ____________________________          live + part * (peak - live)
@@ -11,23 +12,33 @@ holes::
            +-------------------------------------> position
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, takewhile, zip_longest
 
 import numpy as np
 
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.needs import Reserve
+from overlap_sched.scheduler.needs import NOTHING, Reserve, Tried
 from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
+from overlap_sched.scheduler.pool import CLOSE, Pool, nearest
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.relink import between
+from overlap_sched.scheduler.repair import ROOMS
 from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.shift import shifted
+from overlap_sched.scheduler.stage import Context
 
+RUNS, REPAIRS = 2, 0.5
+"""Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
+MENDABLE = 0.2
+"""What lacks more of what the original order reserves is not mended: that does not come to an end."""
+MENDED_THERE = 2
+"""So many of the orders within tighter budgets are mended."""
 TIGHT, TIGHTER = (0.7, 0.45, 0.3, 0.2), 2
 """Tighter budgets, as parts of the way from what is live in the original order at each place to its peak; and policies
 that are run within each."""
@@ -44,6 +55,99 @@ POLICIES = (
     *(Policy(0.0, slack, window) for slack, window in (*_NEAREST, (-0.03, NEAR), (0.12, NEAR))),
 )
 """Near the reference order in one way or another: that is what fragments least."""
+
+
+def unshifted(context: Context, pool: Pool) -> Pool:
+    """The stage: the best order as it was before single launches and waits were shifted."""
+    order, task = pool.best.unshifted, context.task
+    return pool if order is None else pool.with_made(task.remeasured(pool.best, order))
+
+
+def beside_an_allocator(context: Context, pool: Pool) -> Pool:
+    """The stage: runs until an order near the best is held, or no shorter one has been for a while."""
+    effort, after_us, in_vain = context.task.options.effort, pool.held_us, 0
+    for run in islice(runs_beside_an_allocator(pool.reserve, context.reference), RUNS * effort):
+        after_us, before_us = pool.held_us, after_us
+        in_vain = 0 if after_us < before_us or after_us == math.inf else in_vain + 1
+        if pool.close or in_vain >= effort:
+            break
+        pool = pool.with_run(run(beat_us=min(pool.original.step_us, pool.mended_us)))  # what is longer is never chosen
+    return pool
+
+
+def mended(context: Context, pool: Pool) -> Pool:
+    """The stage: the nearest of what was made."""
+    return _mended(pool, int(REPAIRS * context.task.options.effort))
+
+
+def within_tighter_budgets(context: Context, pool: Pool) -> Pool:
+    """The stage: runs, where nothing near the best is held."""
+    return _tighter(context, pool, pool.limit_us) if pool.held_us > pool.enough_us else pool
+
+
+def mended_there(context: Context, pool: Pool) -> Pool:
+    """The stage: the nearest of what there is by then."""
+    return _mended(pool, MENDED_THERE) if pool.held_us > pool.enough_us else pool
+
+
+def nearer(context: Context, pool: Pool) -> Pool:
+    """The stage: nearer orders, where nothing near the best is held."""
+    return _nearer(context, pool) if pool.held_us > pool.enough_us else pool
+
+
+def tighter_at_any_price(context: Context, pool: Pool) -> Pool:
+    """The stage: runs, however long."""
+    return _tighter(context, pool, pool.most_us)
+
+
+def mended_at_any_price(context: Context, pool: Pool) -> Pool:
+    """The stage: the nearest of what there is."""
+    return _mended(pool, MENDED_THERE)
+
+
+def nearer_at_any_price(context: Context, pool: Pool) -> Pool:
+    """The stage: nearer orders, where none is held that is shorter than the original one."""
+    return _nearer(context, pool) if pool.held_us >= pool.original.step_us else pool
+
+
+def _tighter(context: Context, pool: Pool, most_us: float) -> Pool:
+    for run in tighter_runs(pool.reserve, context.reference, most_us):
+        pool = pool.with_run(run)
+    return pool
+
+
+def _mended(pool: Pool, most: int) -> Pool:
+    """So many at most."""
+    for found in nearest(pool, MENDABLE)[:most]:
+        if pool.close:
+            break
+        pool = pool.with_tried(_repairs(pool, found))
+    return pool
+
+
+def _repairs(pool: Pool, found: Candidate) -> Iterator[Tried]:
+    """A candidate mended by moving little; where that fits and takes longer, also by what keeps the step short."""
+    for rooms in ROOMS:
+        made = pool.reserve.repaired(found, rooms)
+        broken = pool.reserve.overdraft(made.order)
+        yield broken, made
+        if broken != NOTHING or made.step_us <= pool.best.step_us * CLOSE:
+            break
+
+
+def _nearer(context: Context, pool: Pool) -> Pool:
+    """The original order, and others nearer and nearer to what runs start from, until some can be held."""
+    task, original = pool.reserve.task, pool.original
+    if original.step_us <= pool.most_us and task.within_budget(original.order):
+        pool = pool.with_tried([(pool.reserve.overdraft(original.order), original)])
+    for alike in nearer_orders(task, context.reference, pool.best):
+        limit_us = pool.limit_us
+        short = takewhile(lambda found, most_us=limit_us: found.step_us <= most_us, alike)  # type: ignore[misc]
+        judged = [(pool.reserve.overdraft(found.order), found) for found in short]
+        pool = pool.with_tried(judged)
+        if not judged or any(broken == NOTHING for broken, _ in judged):
+            break  # those that come nearer take longer still
+    return pool
 
 
 def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., Candidate | Work]]:

@@ -24,10 +24,12 @@ from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.portfolio import lowest_peak
 from overlap_sched.scheduler.result import Work
+from overlap_sched.scheduler.stages import ALL
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
 from tests.support.oracle import INSTANCES, all_orders, peak_by_definition
+from tests.support.stages import with_stage
 
 MIB = 2**20
 under_test = importlib.import_module("overlap_sched.scheduler.pipeline")
@@ -227,8 +229,7 @@ def _raise(*_: object) -> None:
 
 
 def _with_order(order: tuple[int, ...]) -> Callable[..., object]:
-    real = under_test.fill_tail
-    return lambda *args: replace(real(*args), order=order)
+    return lambda real, context, best: replace(real(context, best), order=order)
 
 
 FAULTS = [
@@ -240,20 +241,17 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "said"), FAULTS)
-def test_a_broken_scheduler_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., object], said: str
-) -> None:
-    monkeypatch.setattr(under_test, "fill_tail", fault)
-    monkeypatch.setattr(under_test, "relinked", lambda task, reference, best: best)  # the fault is in the last phase
+def test_a_broken_scheduler_costs_nothing(fault: Callable[..., object], said: str) -> None:
+    stages = with_stage("fill tail", fault, ALL.without("relink"))  # the fault is in the last stage
     with pytest.warns(OverlapSchedWarning, match="overlap_sched keeps the original order of 'example': "):
-        result = schedule(EXAMPLE, Options(allocator="none"))  # which would find another order
+        result = schedule(EXAMPLE, Options(allocator="none"), stages=stages)  # which would find another order
     assert result.order == EXAMPLE.original_order
     assert result.scheduled == result.original
     assert result.fell_back is not None
     assert said in result.fell_back
     assert {d.reason for d in result.decisions} == {"original"}
     with pytest.raises(VerificationError) as caught:
-        schedule(EXAMPLE, Options(strict=True, allocator="none"))
+        schedule(EXAMPLE, Options(strict=True, allocator="none"), stages=stages)
     assert said in str(caught.value)
 
 
@@ -288,7 +286,7 @@ def test_fitted_afterwards_is_what_schedule_makes(problem: Problem, base: Base) 
         same = replace(afterwards.fitted, schedule_s=whole.schedule_s)
         assert same == whole
         assert afterwards.live.order == schedule(problem, replace(options, allocator="none")).order
-        assert not afterwards.fits or afterwards.live.order == whole.order == afterwards.without_walks.order
+        assert not afterwards.fits or afterwards.live.order == whole.order == afterwards.quick.order
 
 
 def test_what_fails_while_it_is_fitted_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, SLIGHT_BYTES, Overdraft, Reserve
 from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.policies import FAR, Policy
+from overlap_sched.scheduler.pool import chosen
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import chosen
 from overlap_sched.scheduler.reserve_runs import TIGHT, TIGHTER, tighter_runs
 from overlap_sched.scheduler.result import Faster, Work
 from overlap_sched.scheduler.room import Growth

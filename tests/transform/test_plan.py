@@ -17,7 +17,7 @@ from overlap_sched.report.units import duration
 from overlap_sched.report.words.rewrites import rewrites_figures, rewrites_text
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.stage import Context
 from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan, plan_of_rewrites
@@ -240,7 +240,7 @@ def test_what_would_not_run_where_the_original_does_is_not_taken(
         asked.append(reserve.task.problem)
         return Overdraft(False, 0, over_bytes) if reserve.task.problem is not BOUND else NOTHING
 
-    monkeypatch.setattr(planning, "within_reserve", lambda reserve, reference, best, walks: best)
+    monkeypatch.setattr(planning, "within_reserve", lambda context, reserve, best: best)
     monkeypatch.setattr(Reserve, "overdraft", overdraft)
     monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 1_000_000, 1_000_000, 0))
     found = plan(BOUND, PRICES, wide)
@@ -263,10 +263,10 @@ class Fits:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lacking_bytes: int) -> None:
         self.without = self.rewritten = self.walked = 0
 
-        def fitted(reserve: Reserve, reference: Reference, best: Candidate, walks: bool) -> Candidate:
+        def fitted(context: Context, reserve: Reserve, best: Candidate) -> Candidate:
             self.without += reserve.task.problem is BOUND
             self.rewritten += reserve.task.problem is not BOUND
-            self.walked += walks
+            self.walked += context.has("random walk")
             return best
 
         def overdraft(reserve: Reserve, order: Order) -> Overdraft:

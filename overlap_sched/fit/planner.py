@@ -247,8 +247,8 @@ class Planner:
         reference = Reference(problem, problem.original_order, task.live_ranges)
         for policy in POLICIES:
             run = list_schedule(reference, np.array(limit_bytes, dtype=np.int64), policy, (), best.step_us)
-            if isinstance(run, Candidate) and run.peak_bytes <= limit_bytes and run.beats(best):
-                best = run
+            if run.made is not None and run.made.peak_bytes <= limit_bytes and run.made.beats(best):
+                best = run.made
         return best
 
     def keep(self, new: FitPoint) -> FitPoint:

@@ -51,6 +51,7 @@ class CompletionProfile:
 
         admits(v)      O(k) range queries of O(sqrt n) each; O(n) per query with a limit per position
         run(v)         O(k) range updates of O(sqrt n) each
+        obstacle_of(v) as admits: what stands against v; as long as that stands, v is refused
         refusal(v)     O(n), asked once per collective
 
     Attributes:
@@ -58,7 +59,6 @@ class CompletionProfile:
         first: The first reference position whose node is still open.
         live_bytes: Bytes live now, between steps. peak_bytes: the most that have been live at a step so far.
         kept_bytes: Per node id, what it allocates that outlives its own step.
-        obstacle: After ``admits`` refused v: as long as that stands, v is refused.
         updates: Range updates and queries so far: the work done, for tests and benchmarks.
     """
 
@@ -80,7 +80,6 @@ class CompletionProfile:
         self.first = 0
         self.has_run = [False] * len(self.order)
         self.live_bytes, self.peak_bytes = reference.live_ranges.input_bytes, 0
-        self.obstacle = Obstacle(0, THIS_STEP)
         self.updates = 0
         self.use = [node.use for node in reference.problem.nodes]
         self.users, self.freed_size = reference.users, reference.live_ranges.freed_size
@@ -108,37 +107,40 @@ class CompletionProfile:
         return (self.peak_limit if self.flat else int(self.limit[self.steps])) - self.live_bytes
 
     def admits(self, v: NodeId) -> bool:
-        """May v run now? Else ``obstacle`` is a place that stands against it."""
+        """May v run now?"""
+        return self.obstacle_of(v) is None
+
+    def obstacle_of(self, v: NodeId) -> Obstacle | None:
+        """What stands against running v now; ``None``: nothing, it may run."""
         first, at = self.first, self.position[v]
         if at == first:
-            return True
+            return None
         rise = self.kept_bytes[v]
         if not self.flat:
             if self._over[first:at].max() > -rise:
                 excess = self._excess(v)
                 over = np.flatnonzero(excess > 0)
                 if len(over):
-                    self.obstacle = Obstacle(int(excess[over[-1]]), first + int(over[-1]))
-                    return False
+                    return Obstacle(int(excess[over[-1]]), first + int(over[-1]))
         elif rise and self.profile.max(first, at) > self.peak_limit - rise:
             self.updates += 1
             deaths = self.deaths(v)
             end, room = at, self.peak_limit - rise + sum(size for _, size in deaths)
             for p, size in sorted(deaths, reverse=True):  # from the right: ever less of v's has died
                 begin = max(p + 1, first)
-                if begin < end and self._stands(begin, end, room):
-                    return False
+                if begin < end and (obstacle := self._stands(begin, end, room)) is not None:
+                    return obstacle
                 end, room = min(begin, end), room - size
-            if first < end and self._stands(first, end, room):
-                return False
-        return self._fits_now(v)
+            if first < end and (obstacle := self._stands(first, end, room)) is not None:
+                return obstacle
+        # asked last: what changes with every step is a poor obstacle
+        missing = self.alloc_bytes[v] - self.room_bytes()
+        return Obstacle(missing, THIS_STEP) if missing > 0 else None
 
-    def _stands(self, begin: int, end: int, room: int) -> bool:
-        """Is a range too high? Then its last such position is the obstacle: it stands longest."""
+    def _stands(self, begin: int, end: int, room: int) -> Obstacle | None:
+        """The last position of a range that is too high: it stands longest."""
         at = self.profile.last_above(begin, end, room)
-        if at >= 0:
-            self.obstacle = Obstacle(self.profile[at] - room, at)
-        return at >= 0
+        return Obstacle(self.profile[at] - room, at) if at >= 0 else None
 
     def _excess(self, v: NodeId) -> npt.NDArray[np.int64]:
         """Bytes above the budget at each position from the first open one to v's own, if v ran now."""
@@ -149,21 +151,14 @@ class CompletionProfile:
             excess[max(p + 1 - first, 0) :] -= size
         return excess
 
-    def refusal(self, v: NodeId) -> Refusal:
-        """After ``admits`` refused v: why, for people."""
-        over_bytes, at = self.obstacle
+    def refusal(self, v: NodeId, obstacle: Obstacle) -> Refusal:
+        """Why v is refused, for people."""
+        over_bytes, at = obstacle
         if at == THIS_STEP:
             return Refusal(over_bytes, self.order[self.first])
         excess = self._excess(v)
         worst = int(excess.argmax())
         return Refusal(int(excess[worst]), self.order[self.first + worst])
-
-    def _fits_now(self, v: NodeId) -> bool:
-        """Is there room for what v's own step brings? Asked last: what changes with every step is a poor obstacle."""
-        missing = self.alloc_bytes[v] - self.room_bytes()
-        if missing > 0:
-            self.obstacle = Obstacle(missing, THIS_STEP)
-        return missing <= 0
 
     def run(self, v: NodeId) -> list[tuple[int, int]]:
         """Run v now (it must be ready; ``admits`` is not asked again).

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,13 @@ class Candidate:
     def after(self, work: Work) -> "Candidate":
         """The same, which has taken more work by now."""
         return replace(self, work=self.work.plus(work))
+
+
+class Run(NamedTuple):
+    """What a run of the list scheduler took, and what it made; ``None``: it was given up."""
+
+    work: Work
+    made: Candidate | None = None
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.admission import CompletionProfile, Refusal
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
-from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.candidate import Candidate, Run
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.priority import LaunchKey, Priorities
-from overlap_sched.scheduler.ready_list import ReadyList
+from overlap_sched.scheduler.ready_list import InFlightKey, ReadyList
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import Reason, Work
 from overlap_sched.scheduler.streams import Streams, StreamTimes
@@ -47,7 +47,7 @@ def list_schedule(
     beat_us: float = math.inf,
     gate: AllocatorGate | None = None,
     times: StreamTimes | None = None,
-) -> Candidate | Work:
+) -> Run:
     """Schedule once.
 
     Args:
@@ -60,7 +60,7 @@ def list_schedule(
         times: When collectives are finished, where not as each in its turn: they may go together.
 
     Returns:
-        What it made, within the budget by construction; of a run that was given up only what it took.
+        What it made, within the budget by construction, and what that took.
     """
     state = State(reference, limit, reference.priorities(policy.prepares), pairs, gate, times)
     rules, given_up_us = Rules(state, policy), beat_us * (1 + _ROUNDING)
@@ -68,8 +68,8 @@ def list_schedule(
         v, reason = rules.choose()
         state.run(v, reason)
         if state.least_end_us() > given_up_us:
-            return state.work()
-    return Candidate(
+            return Run(state.work())
+    made = Candidate(
         order=tuple(state.order),
         step_us=state.streams.end_us(state.clock_us),
         peak_bytes=state.memory.peak_bytes,
@@ -77,6 +77,7 @@ def list_schedule(
         refusals=state.refusals,
         work=state.work(),
     )
+    return Run(made.work, made)
 
 
 class State:
@@ -115,16 +116,19 @@ class State:
             if self._open_before[v] == 0:
                 self._add(v)
 
-    def may_run(self, v: NodeId) -> bool:
-        """Does the budget admit v? Else it is blocked."""
-        if self._gate is not None and self.memory.position[v] != self.memory.first and not self._gate.admits(v):
+    def admit_or_block(self, v: NodeId) -> bool:
+        """Say whether memory admits v; else v is out of all sets until what stands against it is gone."""
+        ahead = self.memory.position[v] != self.memory.first
+        if self._gate is not None and ahead and not self._gate.admits(v):
+            self._gate.keep_waiting(v)
             self.ready.remove(v)
             return False
-        if self.memory.admits(v):
+        obstacle = self.memory.obstacle_of(v)
+        if obstacle is None:
             return True
         if self.nodes[v].kind is Kind.COLLECTIVE and v not in self.refusals:
-            self.refusals[v] = self.memory.refusal(v)
-        self.ready.block(v)
+            self.refusals[v] = self.memory.refusal(v, obstacle)
+        self.ready.block(v, obstacle)
         return False
 
     def run(self, v: NodeId, reason: Reason) -> None:
@@ -217,16 +221,17 @@ class Rules:
             # 3. the next compute of the reference order: waits are deferred simply by running what does not need them
             return compute, "reference"
         # 4. all that is left would stall: the wait whose collective completes first
-        v = self._completes_first()
-        if v is not None:
-            return v, "no stall"
+        key = self._completes_first()
+        if key is not None:
+            self._ready.in_flight.remove(key)
+            return key.node, "no stall"
         # 5. all that is left are launches that would delay each other: the first in the reference order
         return self._first_launch(), "no stall"
 
     def _costs_nothing(self) -> NodeId | None:
         while self._ready.free:
             v = self._ready.free.popleft()
-            if self._state.may_run(v):
+            if self._state.admit_or_block(v):
                 return v
         return None
 
@@ -242,7 +247,7 @@ class Rules:
                 v = queue[k].node
                 if _MOST * self._state.nodes[v].time_us > until_us:
                     k += 1
-                elif self._state.may_run(v):
+                elif self._state.admit_or_block(v):
                     return v
         return None
 
@@ -251,7 +256,7 @@ class Rules:
         compute, below = self._ready.compute, self._memory.first + self._window
         while compute and compute[0] < below:
             v = self._reference_order[compute[0]]
-            if self._state.may_run(v):
+            if self._state.admit_or_block(v):
                 return v
         return None
 
@@ -274,7 +279,7 @@ class Rules:
                 v = queue[k].node
                 if self._delays_more_urgent(v, end_us):
                     k += 1
-                elif self._state.may_run(v):
+                elif self._state.admit_or_block(v):
                     return v
         return None
 
@@ -299,20 +304,19 @@ class Rules:
                 level_us[v] <= level_us[compute] and now_us + compute_us[v] + level_us[compute] > end_us
             ):
                 k += 1
-            elif self._state.may_run(v):
+            elif self._state.admit_or_block(v):
                 return v
         return None
 
-    def _completes_first(self) -> NodeId | None:
-        """Take out the wait, of those that would stall, whose collective completes first and that the budget admits."""
+    def _completes_first(self) -> InFlightKey | None:
+        """The wait, of those that would stall, whose collective completes first and that the budget admits."""
         for key in self._ready.in_flight:
             if self._memory.admits(key.node):
-                self._ready.in_flight.remove(key)
-                return key.node
+                return key
         return None
 
     def _first_launch(self) -> NodeId:
         while True:
             first: LaunchKey = min(queue[0] for queue in self._ready.launches.values() if queue)
-            if self._state.may_run(first.node):  # the first open node of the reference order is always admitted
+            if self._state.admit_or_block(first.node):  # the first open node of the reference order is always admitted
                 return first.node

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.candidate import Candidate, Run
 from overlap_sched.scheduler.needs import NOTHING, Reserve, Tried, held_us
 from overlap_sched.scheduler.result import Work
 
@@ -90,10 +90,10 @@ class Pool:
         pair = self.reserve.overdraft(found.order), found
         return replace(self, made=(*self.made, pair), tried=(*self.tried, pair))
 
-    def with_run(self, run: Candidate | Work) -> "Pool":
+    def with_run(self, run: Run) -> "Pool":
         """And what a run has made; its work counts in either case."""
-        work = self.work.plus(run if isinstance(run, Work) else run.work)
-        return replace(self if isinstance(run, Work) else self.with_made(run), work=work)
+        after = self if run.made is None else self.with_made(run.made)
+        return replace(after, work=self.work.plus(run.work))
 
     def chosen(self) -> Tried:
         """The shortest order that breaks nothing; where there is none, the one near the best that breaks least."""

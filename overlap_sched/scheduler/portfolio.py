@@ -21,7 +21,6 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import INTERLEAVED, Policy, policies_for
 from overlap_sched.scheduler.priority import Priorities
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.stage import Context
 
 RUN_NODES = 15_000
@@ -100,10 +99,10 @@ def _policies(task: Task) -> tuple[Policy, ...]:
 def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple[Candidate, bool]:
     """The result of one more run, or the best before it; and whether the run's step is as long as that one's."""
     run = list_schedule(start, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
-    if isinstance(run, Work):
-        return best.after(run), False
-    as_long = abs(run.step_us - best.step_us) <= SAME_STEP * best.step_us
-    return replace(run if run.beats(best) else best, work=best.work.plus(run.work)), as_long
+    if run.made is None:
+        return best.after(run.work), False
+    as_long = abs(run.made.step_us - best.step_us) <= SAME_STEP * best.step_us
+    return replace(run.made if run.made.beats(best) else best, work=best.work.plus(run.work)), as_long
 
 
 def near_us(task: Task, reference: Reference) -> float:

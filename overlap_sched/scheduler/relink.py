@@ -30,7 +30,6 @@ from overlap_sched.scheduler.policies import COMPUTE_BINDS, LAST
 from overlap_sched.scheduler.polish import farthest, polished
 from overlap_sched.scheduler.portfolio import RUN_NODES, near_us
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.shift import with_order
 from overlap_sched.scheduler.stage import Context
 
@@ -79,10 +78,7 @@ def _round(context: Context, best: Candidate) -> Candidate:
     begin = Reference(task.problem, start.order, reference.live_ranges)
     for policy in POLICIES:
         run = list_schedule(begin, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
-        if isinstance(run, Work):
-            best = best.after(run)
-            continue
-        found = polished(context, run, limit)
+        found = best if run.made is None else polished(context, run.made, limit)
         best = replace(found if found.beats(best) else best, work=best.work.plus(run.work))
     return best
 

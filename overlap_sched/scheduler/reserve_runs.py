@@ -20,7 +20,7 @@ from itertools import chain, islice, takewhile, zip_longest
 
 import numpy as np
 
-from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.candidate import Candidate, Run, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, Reserve, Tried
 from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
@@ -29,7 +29,6 @@ from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.relink import between
 from overlap_sched.scheduler.repair import ROOMS
-from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.shift import shifted
 from overlap_sched.scheduler.stage import Context
 
@@ -150,7 +149,7 @@ def _nearer(context: Context, pool: Pool) -> Pool:
     return pool
 
 
-def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., Candidate | Work]]:
+def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., Run]]:
     """Runs beside an allocator, policy by policy; they are told what step is to be beaten."""
     task = reserve.task
     for policy in _policies(reserve):
@@ -158,7 +157,7 @@ def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator
             yield partial(list_schedule, reference, task.limit, policy, task.pairs, gate=gate)
 
 
-def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[Candidate | Work]:
+def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[Run]:
     """Runs within tighter and tighter budgets, until all of one are given up, as the step becomes too long."""
     task = reserve.task
     live = np.minimum(task.live_ranges.profile(reference.order), task.limit)
@@ -169,7 +168,7 @@ def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iter
             for policy in islice(_policies(reserve), TIGHTER)
         ]
         yield from runs
-        if all(isinstance(run, Work) for run in runs):
+        if all(run.made is None for run in runs):
             return
 
 

@@ -18,7 +18,6 @@ from itertools import pairwise
 import numpy as np
 
 from overlap_sched.problem import NodeId, Order
-from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import NETWORK_BINDS, Policy
 from overlap_sched.scheduler.reference import Reference
@@ -132,9 +131,9 @@ class _Search:
             budget = np.array(graph.asked.budget_bytes, dtype=np.int64)
             run = list_schedule(reference, budget, policy, beat_us=self.found.best_us * NEARLY, times=streams)
             self.found.runs_left -= 1
-            if isinstance(run, Candidate) and run.step_us < self.found.best_us * NEARLY:
+            if run.made is not None and run.made.step_us < self.found.best_us * NEARLY:
                 groups = [batch.members for batch in streams.batches if batch.key is not None]
-                if self._try(f"what waits goes together, up to {cap} latencies", groups, run.order):
+                if self._try(f"what waits goes together, up to {cap} latencies", groups, run.made.order):
                     best = (cap, policy)
         return best
 

@@ -53,8 +53,10 @@ def test_profile_equals_recomputation_and_admission_is_exact(
             if over <= 0:
                 admitted.append(v)
             else:
-                assert 0 < memory.obstacle[0] <= over
-                assert 0 < memory.refusal(v)[0] <= over
+                obstacle = memory.obstacle_of(v)
+                assert obstacle is not None
+                assert 0 < obstacle.over_bytes <= over
+                assert 0 < memory.refusal(v, obstacle).over_bytes <= over
         assert reference[memory.first] in admitted  # the guarantee
         v = draw.choice(admitted)
         low = memory.profile.array(0, len(reference))
@@ -103,8 +105,8 @@ def test_a_refusal_names_bytes_and_place() -> None:
         assert memory.admits(v)
         memory.run(v)
     # dw (8 MiB) while `full` (8), g, x and w are live: 25 at this very step, and still at dgrad
-    assert not memory.admits(6)
-    assert memory.obstacle == (4 * MIB, 5)
-    assert memory.refusal(6) == (4 * MIB, 5)
+    obstacle = memory.obstacle_of(6)
+    assert obstacle == (4 * MIB, 5)
+    assert memory.refusal(6, obstacle) == (4 * MIB, 5)
     memory.run(3)
     assert memory.admits(5)

@@ -23,7 +23,6 @@ from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.portfolio import lowest_peak
-from overlap_sched.scheduler.result import Work
 from overlap_sched.scheduler.stages import ALL
 from tests.support.examples import examples
 from tests.support.graphs import problems
@@ -204,7 +203,7 @@ def test_a_run_that_cannot_win_any_more_is_given_up(monkeypatch: pytest.MonkeyPa
         made = run(*arguments)
         known.append(arguments[-1])
         nonlocal given_up
-        given_up += isinstance(made, Work) and made.rescored < len(problem.nodes)
+        given_up += made.made is None and made.work.rescored < len(problem.nodes)
         return made
 
     monkeypatch.setattr(portfolio, "list_schedule", watched)

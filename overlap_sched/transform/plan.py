@@ -23,11 +23,12 @@ from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.apart import clashes, kept_apart
+from overlap_sched.scheduler.best import phases
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.collector import no_collection
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.pipeline import Unfitted, figures_of, phases, schedule
+from overlap_sched.scheduler.pipeline import Unfitted, figures_of, schedule
 from overlap_sched.scheduler.portfolio import close_enough
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import within_reserve

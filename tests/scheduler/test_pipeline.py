@@ -258,7 +258,7 @@ def test_a_broken_scheduler_costs_nothing(fault: Callable[..., object], said: st
 @settings(max_examples=50)
 def test_a_scheduler_that_returns_nonsense_never_wins(problem: Problem, draw: object) -> None:
     """Orders at random in the scheduler's place: either they keep every promise or the original stays."""
-    real = under_test._best_order
+    real = under_test.best_order
 
     def nonsense(*args: object) -> object:
         best, base_bytes = real(*args)
@@ -267,7 +267,7 @@ def test_a_scheduler_that_returns_nonsense_never_wins(problem: Problem, draw: ob
         return replace(best, order=tuple(order)), base_bytes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(under_test, "_best_order", nonsense)
+        patch.setattr(under_test, "best_order", nonsense)
         with warnings.catch_warnings(record=True, action="always") as caught:
             result = schedule(problem, Options(memory_model=problem.memory_model))
     if result.fell_back is None:
@@ -289,7 +289,7 @@ def test_fitted_afterwards_is_what_schedule_makes(problem: Problem, base: Base) 
 
 
 def test_what_fails_while_it_is_fitted_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "within_reserve", _raise)
+    monkeypatch.setattr("overlap_sched.scheduler.best.within_reserve", _raise)
     afterwards = Unfitted(EXAMPLE, Options(headroom="100%", allocator="plain"))
     assert afterwards.live.order != EXAMPLE.original_order
     with pytest.warns(OverlapSchedWarning, match="the scheduler failed: ZeroDivisionError: a bug"):

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
-from overlap_sched.scheduler.list_scheduler import Rules, list_schedule
+from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.rules import Rules
 from overlap_sched.scheduler.streams import Streams
 
 AT_LATEST = Policy(lead=0.0, slack=0.0)

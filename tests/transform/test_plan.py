@@ -28,7 +28,7 @@ from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
 from tests.support.symbolic import meanings
 
-pipeline = importlib.import_module("overlap_sched.scheduler.pipeline")
+best_of_stages = importlib.import_module("overlap_sched.scheduler.best")
 BOUND = sharded([[2, 2, 2]] * 4, compute_us=4.0)
 """Each of 24 collectives takes 12 us, 10 of them latency; compute takes 64."""
 ALL = Options(rewrites=("bucket", "stream"))
@@ -272,7 +272,7 @@ class Fits:
         def overdraft(reserve: Reserve, order: Order) -> Overdraft:
             return Overdraft(False, 0, 1_000_000 if reserve.task.problem is BOUND else lacking_bytes)
 
-        for module in (planning, pipeline):
+        for module in (planning, best_of_stages):
             monkeypatch.setattr(module, "within_reserve", fitted)
         monkeypatch.setattr(Reserve, "overdraft", overdraft)
         monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 100_000_000, 100_000_000, 0))

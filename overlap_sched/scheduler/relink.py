@@ -26,7 +26,7 @@ from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.problem import NodeId, Order
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import COMPUTE_BINDS, LAST
+from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
 from overlap_sched.scheduler.polish import farthest, polished
 from overlap_sched.scheduler.portfolio import RUN_NODES, near_us
 from overlap_sched.scheduler.reference import Reference
@@ -35,7 +35,7 @@ from overlap_sched.scheduler.stage import Context
 
 PARTS = (30, 50, 70, 90)
 """Percent of the way."""
-POLICIES = (LAST[1], COMPUTE_BINDS[0])
+POLICIES = (IN_ORDER, FAR_AHEAD)
 """Of runs that start from the shortest order in between: near it; and the critical path far ahead."""
 NEAR_BOUND = 1.015
 """There are no rounds where the best step is below this part of the bound of any order."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from overlap_sched.problem import NodeId, Order
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import NETWORK_BINDS, Policy
+from overlap_sched.scheduler.policies import EARLY, WHILE_STALLED, Policy
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.found import Found
@@ -33,7 +33,7 @@ from overlap_sched.transform.wanted import Wanted
 
 CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
-BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0]))
+BATCHES = ((32, EARLY), (8, EARLY), (32, WHILE_STALLED))
 """Of batches of what waits: caps in latencies, and the policy of the run."""
 NEARLY = 1.003
 """A run in batches that is longer by more than this is not scheduled once more with its batches as buckets."""

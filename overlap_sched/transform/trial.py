@@ -12,7 +12,7 @@ from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.reached import reached
 from overlap_sched.scheduler.candidate import SAME_STEP, Run
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import COMPUTE_BINDS, LAST, NETWORK_BINDS, Policy
+from overlap_sched.scheduler.policies import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, Policy
 from overlap_sched.scheduler.portfolio import simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import NO_WORK, Work
@@ -22,7 +22,7 @@ from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite
 
-POLICIES = (NETWORK_BINDS[0], NETWORK_BINDS[2], COMPUTE_BINDS[0], LAST[1])
+POLICIES = (WHILE_STALLED, EARLY, FAR_AHEAD, IN_ORDER)
 """Launches late, launches early, the critical path ahead, the order as it is: which fits shows afterwards."""
 
 

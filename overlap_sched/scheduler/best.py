@@ -13,7 +13,7 @@ from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import within_reserve
 from overlap_sched.scheduler.result import NO_WORK, Faster
 from overlap_sched.scheduler.stage import Context, Stages
-from overlap_sched.scheduler.stages import ALL, made_live
+from overlap_sched.scheduler.stages import ALL
 
 STALLS = (0.0, 0.5, 1.0)
 """Orders with groups kept apart are made so, see :func:`overlap_sched.scheduler.apart.kept_apart`; the best is kept."""
@@ -68,7 +68,7 @@ def for_live_bytes(problem: Problem, options: Options, original: Candidate, stag
         for task, base in _tasks(problem, options, original)
     ]
     for context in contexts:
-        found = made_live(context, original)
+        found = _made(context, original)
         work = work.plus(found.work)
         if found.beats(best):
             best = found
@@ -92,7 +92,16 @@ def _tasks(problem: Problem, options: Options, original: Candidate) -> list[tupl
 def phases(task: Task, base: Order, original: Candidate) -> Candidate:
     """All that moves nodes, from one base; what no stage improves stays as it is."""
     reference = Reference(task.problem, base, task.live_ranges)
-    return made_live(Context(task, reference, ALL.without("uncontended twin")), original)
+    return _made(Context(task, reference, ALL), original)
+
+
+def _made(context: Context, original: Candidate) -> Candidate:
+    """Return the best order by live bytes from the reference order; the original one where none is better."""
+    task, base = context.task, tuple(context.reference.order)
+    best = original
+    if base != original.order and (start := task.measured(base)).beats(original):
+        best = start
+    return context.through(context.stages.live, replace(best, work=NO_WORK)) if task.problem.collectives else best
 
 
 def apart(task: Task, best: Candidate, original: Candidate, stages: Stages, seed: int) -> Candidate:

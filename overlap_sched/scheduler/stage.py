@@ -4,7 +4,7 @@ Which there are, in which order, and what each is for: :mod:`overlap_sched.sched
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 from overlap_sched.scheduler.candidate import Candidate, Task
@@ -96,7 +96,3 @@ class Context:
         for stage in stages:
             found = stage.run(self, found)
         return found
-
-    def of(self, task: Task) -> "Context":
-        """The same for another task with the same nodes."""
-        return replace(self, task=task, reference=Reference(task.problem, self.reference.order, task.live_ranges))

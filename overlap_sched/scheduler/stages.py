@@ -1,9 +1,6 @@
 """All stages, in the order in which they run, each with what it is for; ``ALL.without("relink")`` leaves one out."""
 
-from dataclasses import replace
-
 from overlap_sched.scheduler.beam_search import search_small
-from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.fill_links import links_filled
 from overlap_sched.scheduler.polish import FILL_TAIL, SHIFT, shifted, tail_filled
 from overlap_sched.scheduler.portfolio import first_run, more_runs, of_chains
@@ -21,29 +18,7 @@ from overlap_sched.scheduler.reserve_runs import (
     within_tighter_budgets,
 )
 from overlap_sched.scheduler.reserve_walks import halved, walked
-from overlap_sched.scheduler.result import NO_WORK
-from overlap_sched.scheduler.stage import Context, Stage, Stages
-
-
-def made_live(context: Context, original: Candidate) -> Candidate:
-    """Return the best order by live bytes from the reference order; the original one where none is better."""
-    task, base = context.task, tuple(context.reference.order)
-    best = original
-    if base != original.order and (start := task.measured(base)).beats(original):
-        best = start
-    return context.through(context.stages.live, replace(best, work=NO_WORK)) if task.problem.collectives else best
-
-
-def as_if_alone(context: Context, best: Candidate) -> Candidate:
-    """The stage: under contention, what is made as if there were none, where that is better: both are greedy."""
-    task = context.task
-    if not task.problem.contention:
-        return best
-    alone = context.of(task.without_contention())
-    made = made_live(alone, alone.task.measured(task.problem.original_order))
-    found = task.remeasured(made, made.order)
-    return replace(found if found.beats(best) else best, work=best.work.plus(found.work))
-
+from overlap_sched.scheduler.stage import Stage, Stages
 
 ALL = Stages(
     live=(
@@ -54,7 +29,6 @@ ALL = Stages(
         Stage(SHIFT, "waits later and launches sooner: robust against wrong predictions", shifted),
         Stage(FILL_TAIL, "compute deferred behind the last launch hides the end", tail_filled),
         Stage("relink", "far from the bound: what a run moves too far, moved part of the way", relinked),
-        Stage("uncontended twin", "under contention: what is made as if there were none", as_if_alone),
     ),
     fitting=(
         Stage("unshifted order", "it fragments less", unshifted),

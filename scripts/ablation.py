@@ -5,7 +5,7 @@
     scripts/ablation.py --record ablation.jsonl --unseen             and the graphs of scripts/reserved.py
     scripts/ablation.py FILE.json.gz --record ablation.jsonl         other problem files
     scripts/ablation.py --record ablation.jsonl --rows dsv3 --stages "random walk" repairs --seeds 0 1
-    scripts/ablation.py --record ablation.jsonl --show               only the table of what is there
+    scripts/ablation.py --record ablation.jsonl --show               only the table, also of stages that are gone by now
 
 Each row is a graph on a network (1 and 4 times as slow; plain prices, and those of a cluster), beside an allocator or
 none. Every run is added to the record at once: started again, it goes on where it was. ``A+B`` leaves out two stages
@@ -43,19 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     record, began = Record(options.record), time.monotonic()
+    if options.show:
+        return _shown(record, record.stages, options)
     ALL.without(*(part for name in options.stages for part in name.split("+")))  # tells of one that is not there
     with progress() as tell:
-        for row in () if options.show else _rows(options):
+        for row in _rows(options):
             tell(row.name)
             for run in ablated(row, record, options.stages, options.seeds):
                 tell(f"{row.name}: without {run.without or 'nothing'}, seed {run.seed}")
                 if options.seconds is not None and time.monotonic() - began > options.seconds:
-                    return _shown(record, options)
-    return _shown(record, options)
+                    return _shown(record, options.stages, options)
+    return _shown(record, options.stages, options)
 
 
-def _shown(record: Record, options: argparse.Namespace) -> int:
-    print(table(record, options.stages, options.seeds))
+def _shown(record: Record, stages: Sequence[str], options: argparse.Namespace) -> int:
+    print(table(record, stages, options.seeds))
     return 0
 
 
@@ -92,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prices", nargs="+", choices=PRICES, default=PRICES, help="default: both")
     parser.add_argument("--allocator", nargs="+", choices=ALLOCATORS, default=ALLOCATORS, help="default: all")
     parser.add_argument("--seconds", type=float, help="begin no run after so many")
-    parser.add_argument("--show", action="store_true", help="run nothing")
+    parser.add_argument("--show", action="store_true", help="run nothing, print what the record has")
     return parser
 
 

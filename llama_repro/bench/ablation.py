@@ -98,6 +98,12 @@ class Record:
             if line.endswith("}"):
                 self._note(Run.read(line))
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """All that were there, and what was left out together."""
+        alone = (name for run in self.runs.values() if not run.without for name in run.by_stage_s)
+        return tuple(dict.fromkeys((*alone, *(run.without for run in self.runs.values() if run.without))))
+
     def add(self, run: Run) -> None:
         """Write one more behind the others."""
         with self._path.open("a", encoding="utf-8") as file:

@@ -11,7 +11,8 @@ SAME = 1e-5
 """Relative: steps closer than this are the same."""
 HEADINGS = (
     *("without", "rows", "touched", "longer", "shorter", "mean", "median", "most longer", "most shorter"),
-    *("fit only with it", "only without", "run only with it", "only without", "of the pass", "where it wins nothing"),
+    *("fit only with it", "fit only without", "run only with it", "run only without", "of the pass"),
+    "of the pass, where it wins nothing",
 )
 
 

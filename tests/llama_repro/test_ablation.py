@@ -60,8 +60,13 @@ def test_the_table_says_what_was_earned(tmp_path: Path) -> None:
     cells = dict(zip(head.strip("| ").split(" | "), line.strip("| ").split(" | "), strict=False))
     assert (cells["rows"], cells["touched"], cells["longer"], cells["shorter"]) == ("3", "2", "1", "1")
     assert (cells["mean"], cells["median"], cells["most longer"]) == ("+4.50 %", "+4.50 %", "+10.00 %")
-    assert (cells["fit only with it"], cells["of the pass"], cells["where it wins nothing"]) == ("1", "50 %", "50 %")
+    assert (cells["fit only with it"], cells["of the pass"], cells["of the pass, where it wins nothing"]) == (
+        "1",
+        "50 %",
+        "50 %",
+    )
     assert other.startswith("| chains | 0 | 0 |")
+    assert record.stages == ("relink", "shift", "repairs")
 
 
 def test_the_script_runs_a_part_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

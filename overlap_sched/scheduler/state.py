@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import Pair, neighbours
-from overlap_sched.scheduler.admission import CompletionProfile, Refusal
+from overlap_sched.scheduler.admission import Refusal, completion_profile
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.priority import Priorities
 from overlap_sched.scheduler.ready_list import ReadyList
@@ -39,7 +39,7 @@ class State:
         self._gate = gate
         problem = reference.problem
         self.nodes, self.priorities = problem.nodes, priorities
-        self.memory = CompletionProfile(reference, limit)
+        self.memory = completion_profile(reference, limit)
         self.ready = ReadyList(reference, priorities, self.memory)
         self.streams = Streams(problem, priorities, self.memory.has_run, times)
         self.order: list[int] = []

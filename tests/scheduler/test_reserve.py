@@ -23,7 +23,7 @@ from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, allocator_named
-from overlap_sched.scheduler.admission import CompletionProfile
+from overlap_sched.scheduler.admission import completion_profile
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
@@ -110,7 +110,7 @@ def test_a_gate_opens_with_what_the_original_order_grows_by() -> None:
     growth = Growth.of(task.live_ranges, problem.original_order)
     gate = AllocatorGate(task.live_ranges, growth.inputs_bytes, growth.by_node)
     grows = next(iter(growth.by_node))
-    memory = CompletionProfile(Reference(problem, problem.original_order, task.live_ranges), task.limit)
+    memory = completion_profile(Reference(problem, problem.original_order, task.live_ranges), task.limit)
     assert gate.admits(grows)  # by itself it may grow
     assert not AllocatorGate(task.live_ranges, growth.inputs_bytes, {}).admits(grows)
     assert gate.limit_bytes == growth.inputs_bytes

@@ -9,7 +9,7 @@ from overlap_sched.scheduler.result import Work
 
 CLOSE, HELD = 1.005, 1.02
 """Parts of the best step. Where an order can be held within the first, nothing more is tried; within the second, no
-tighter budgets and no nearer orders."""
+tighter budgets."""
 MENDED = 1.03
 """Orders whose step is within this part of the best, or may be taken, are mended, those first that break least."""
 

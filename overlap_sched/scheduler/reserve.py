@@ -12,15 +12,14 @@ Where it does not: the same order without its shift; then runs beside an allocat
 reserves (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended where they fail
 (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step: runs within
 tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight leaves
-fewer holes; then orders nearer and nearer to the original one, which can be held itself
-(:func:`overlap_sched.scheduler.relink.between`). Where what can be held is not close to the best: a random walk from
-those that can be held, or nearly, and from those that are short (:mod:`overlap_sched.scheduler.wander`). The shortest
-that can be held at the price asked for (``Options.allocator_cost``). Where nothing can be held at that price, what
-loses least within it, a percent of memory counting as much as a percent of the step. Then shifts that go less far.
+fewer holes; and the original one, which can be held itself. Where what can be held is not close to the best: a random
+walk from those that can be held, or nearly, and from those that are short (:mod:`overlap_sched.scheduler.wander`). The
+shortest that can be held at the price asked for (``Options.allocator_cost``). Where nothing can be held at that price,
+what loses least within it, a percent of memory counting as much as a percent of the step. Then shifts that go less far.
 
 What would not run where the original order does, not even with a few MiB more, is never taken: instead the shortest
 that does, whatever it costs. Runs within tighter budgets once more, mended; walks to steps between the best one and the
-shortest that runs; then orders nearer to the original one, which is the last resort itself.
+shortest that runs; the original one is the last resort.
 """
 
 from dataclasses import replace

@@ -2,8 +2,7 @@ r"""Orders that fragment little: stages that add to the pool what runs have made
 
 Runs beside an allocator that admits no more than the original order reserves
 (:mod:`overlap_sched.scheduler.allocator_gate`); the nearest of what was made, mended where it fails
-(:mod:`overlap_sched.scheduler.repair`); runs within tighter budgets, as less that is in flight leaves fewer holes; and
-orders nearer to the original one, which can be held itself::
+(:mod:`overlap_sched.scheduler.repair`); runs within tighter budgets, as less that is in flight leaves fewer holes::
 
     bytes  |- - - - - - - - - peak - - - - - - - -
            |   ____________________________          live + part * (peak - live)
@@ -14,22 +13,19 @@ orders nearer to the original one, which can be held itself::
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, takewhile, zip_longest
+from itertools import islice, zip_longest
 
 import numpy as np
 
-from overlap_sched.scheduler.candidate import Candidate, Run, Task
+from overlap_sched.scheduler.candidate import Candidate, Run
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, Reserve, Tried
 from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
 from overlap_sched.scheduler.pool import CLOSE, Pool, nearest
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.relink import between
 from overlap_sched.scheduler.repair import ROOMS
-from overlap_sched.scheduler.shift import shifted
 from overlap_sched.scheduler.stage import Context
 
 RUNS, REPAIRS = 2, 0.5
@@ -41,9 +37,6 @@ MENDED_THERE = 2
 TIGHT, TIGHTER = (0.7, 0.45, 0.3, 0.2), 2
 """Tighter budgets, as parts of the way from what is live in the original order at each place to its peak; and policies
 that are run within each."""
-NEARER, NEARER_SHIFTS = (95, 90, 80, 70, 50, 30, 20, 10, 5, 2), (40, 12)
-"""Percent of the way from what runs start from to the best; and how many positions each of these orders is shifted at
-most, before it is taken as it is."""
 _NEAREST = ((0.0, NEAR), (-0.2, NEXT), (0.12, FAR))
 """Slack and window."""
 POLICIES = (
@@ -89,9 +82,14 @@ def mended_there(context: Context, pool: Pool) -> Pool:
     return _mended(pool, MENDED_THERE) if pool.held_us > pool.enough_us else pool
 
 
-def nearer(context: Context, pool: Pool) -> Pool:
-    """The stage: nearer orders, where nothing near the best is held."""
-    return _nearer(context, pool) if pool.held_us > pool.enough_us else pool
+def as_it_was(context: Context, pool: Pool) -> Pool:
+    """The stage: the original order, which can be held itself, where nothing near the best is held."""
+    original = pool.original
+    if pool.held_us <= pool.enough_us or original.step_us > pool.most_us:
+        return pool
+    if not context.task.within_budget(original.order):
+        return pool
+    return pool.with_tried([(pool.reserve.overdraft(original.order), original)])
 
 
 def tighter_at_any_price(context: Context, pool: Pool) -> Pool:
@@ -102,11 +100,6 @@ def tighter_at_any_price(context: Context, pool: Pool) -> Pool:
 def mended_at_any_price(context: Context, pool: Pool) -> Pool:
     """The stage: the nearest of what there is."""
     return _mended(pool, MENDED_THERE)
-
-
-def nearer_at_any_price(context: Context, pool: Pool) -> Pool:
-    """The stage: nearer orders, where none is held that is shorter than the original one."""
-    return _nearer(context, pool) if pool.held_us >= pool.original.step_us else pool
 
 
 def _tighter(context: Context, pool: Pool, most_us: float) -> Pool:
@@ -134,21 +127,6 @@ def _repairs(pool: Pool, found: Candidate) -> Iterator[Tried]:
             break
 
 
-def _nearer(context: Context, pool: Pool) -> Pool:
-    """The original order, and others nearer and nearer to what runs start from, until some can be held."""
-    task, original = pool.reserve.task, pool.original
-    if original.step_us <= pool.most_us and task.within_budget(original.order):
-        pool = pool.with_tried([(pool.reserve.overdraft(original.order), original)])
-    for alike in nearer_orders(task, context.reference, pool.best):
-        limit_us = pool.limit_us
-        short = takewhile(lambda found, most_us=limit_us: found.step_us <= most_us, alike)  # type: ignore[misc]
-        judged = [(pool.reserve.overdraft(found.order), found) for found in short]
-        pool = pool.with_tried(judged)
-        if not judged or any(broken == NOTHING for broken, _ in judged):
-            break  # those that come nearer take longer still
-    return pool
-
-
 def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., Run]]:
     """Runs beside an allocator, policy by policy; they are told what step is to be beaten."""
     task = reserve.task
@@ -170,16 +148,6 @@ def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iter
         yield from runs
         if all(run.made is None for run in runs):
             return
-
-
-def nearer_orders(task: Task, reference: Reference, best: Candidate) -> Iterator[Iterator[Candidate]]:
-    """Nearer and nearer to what runs start from; those at one place together, shifted less and less far."""
-    limit = task.limit_after(best)
-    for percent in NEARER:
-        order = between(reference.order, best.order, percent)
-        if task.within_budget(order):
-            alike = (shifted(task.live_ranges, order, limit, task.pairs, farthest) for farthest in NEARER_SHIFTS)
-            yield (replace(task.remeasured(best, found), unshifted=None) for found in chain(alike, [order]))
 
 
 def _policies(reserve: Reserve) -> Iterator[Policy]:

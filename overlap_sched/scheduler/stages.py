@@ -7,12 +7,11 @@ from overlap_sched.scheduler.portfolio import first_run, more_runs, of_chains
 from overlap_sched.scheduler.relink import relinked
 from overlap_sched.scheduler.reserve import shifted_less_far
 from overlap_sched.scheduler.reserve_runs import (
+    as_it_was,
     beside_an_allocator,
     mended,
     mended_at_any_price,
     mended_there,
-    nearer,
-    nearer_at_any_price,
     tighter_at_any_price,
     unshifted,
     within_tighter_budgets,
@@ -36,14 +35,13 @@ ALL = Stages(
         Stage("repairs", "what holds the room that is lacking, moved out of the way", mended),
         Stage("tighter budgets", "less in flight leaves fewer holes", within_tighter_budgets),
         Stage("repairs", "of those", mended_there),
-        Stage("nearer orders", "the original order itself can be held", nearer),
+        Stage("original order", "it can be held itself, and may be short enough", as_it_was),
         Stage("random walk", "orders near one that lacks little: some lack nothing", walked),
     ),
     at_any_price=(
         Stage("tighter budgets", "however long", tighter_at_any_price),
         Stage("repairs", "of those", mended_at_any_price),
         Stage("halving walks", "to steps between the best and the shortest that runs", halved),
-        Stage("nearer orders", "the last resort", nearer_at_any_price),
     ),
     fitted=(Stage("shorter shifts", "as far as the allocator lets them go", shifted_less_far),),
     last=(Stage("fill links", "the network binds: launches moved to where the busiest link is idle", links_filled),),

@@ -5,7 +5,7 @@
                                               headrooms, sizes
     scripts/bench.py --no-torch               ours alone: a fraction of the time
     scripts/bench.py --no-sizes               without graphs of growing size
-    scripts/bench.py --full                   more graphs, every ablation, a million nodes
+    scripts/bench.py --full                   more graphs, a million nodes
     scripts/bench.py --record docs/records/bench    also bench-DATE.json and .md there, with hardware and versions
     scripts/bench.py compare OLD NEW          two records side by side
 
@@ -28,12 +28,11 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
 from llama_repro.bench import tables
-from llama_repro.bench.ablations import ablated
+from llama_repro.bench.cases import NETWORK as TRUE
 from llama_repro.bench.cases import Case, Tell, cases, slower_network
 from llama_repro.bench.compare import changes, comparison
 from llama_repro.bench.rows import TorchOrders, measured
 from llama_repro.bench.scale import Size, growth, sizes
-from llama_repro.bench.true_prices import NETWORK as TRUE
 from llama_repro.harness.console import guarded, verdict
 from llama_repro.harness.judge import Row
 from llama_repro.harness.record import provenance, read_record, write_record
@@ -123,9 +122,6 @@ def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
                 torchs = _torchs(problem, f"{case.name} {network}", options, tell)
             tell(f"{case.name} {network}: ours")
             yield from measured(problem, network, torchs, options.effort, options.repeats, loaded.lift_s)
-            if (options.ablate or options.full) and not k:
-                tell(f"{case.name} {network}: ablations")
-                yield from ablated(problem, network, options.effort)
         if "true" not in options.prices:
             continue
         problem, network = slower_network(loaded.true, scale), f"x{scale:g}{TRUE}"
@@ -161,11 +157,6 @@ def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size
         "reduce_scatter was launched, at headroom 0.",
         tables.headroom_markdown(rows),
     ]
-    if any(row.by.startswith("without") for row in rows):
-        parts += [
-            "## Without each idea\n\nGap at headroom 0; `=`: as with all of them.",
-            tables.ablation_markdown(rows),
-        ]
     if found:
         parts += ["## Scale", tables.scale_markdown(found, data["growth"])]
     remarks = [f"- {row.graph} {row.network}, {row.by}: {row.remark}" for row in rows if row.remark]
@@ -208,11 +199,8 @@ def _parser() -> argparse.ArgumentParser:
         "seconds; default: %(default)s)",
     )
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own pass")
-    parser.add_argument(
-        "--ablate", action="store_true", help="also run the scheduler with each of its ideas switched off"
-    )
     parser.add_argument("--no-sizes", dest="sizes", action="store_false", help="leave out how it grows with the graph")
-    parser.add_argument("--full", action="store_true", help="more graphs, every ablation, a million nodes")
+    parser.add_argument("--full", action="store_true", help="more graphs, a million nodes")
     parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json, and tables as STEM-DATE.md")
     return parser
 

@@ -107,6 +107,7 @@ def options_somewhere() -> frozenset[str]:
     text = "\n".join(path.read_text() for path in places if path.is_file())
     others = {"--help", "--nproc-per-node", "--no-deps", "--index-url", "--fix"}  # argparse, torchrun, pip, pip, ruff
     others |= {"--nightly"}  # our tests
+    others |= {"--ablate"}  # of scripts/bench.py, gone since: older records name it
     others |= {"--module", "--config", "--override", "--compile", "--parallelism"}  # torchtitan
     return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | others
 

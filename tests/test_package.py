@@ -140,12 +140,12 @@ def test_the_package_alone_loads_neither_torch_nor_what_reads_dumps() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 53_400,  # 40,000
-    "overlap_sched/scheduler": 5_500,  # 3,800
+    "overlap_sched": 54_400,  # 40,000
+    "overlap_sched/scheduler": 5_900,  # 3,800
     "llama_repro": 7_500,  # reached
-    "tests": 49_200,  # 34,000
+    "tests": 50_000,  # 34,000
 }
-MODULE_OF_THE_SCHEDULER = 400  # 250
+MODULE_OF_THE_SCHEDULER = 250  # reached
 DOCUMENTS, PAGES = 4_000, 20  # reached; records apart
 
 

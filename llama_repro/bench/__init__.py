@@ -1,1 +1,1 @@
-"""What ``scripts/bench.py`` is made of: graphs, rows, ablations, scale, records."""
+"""What ``scripts/bench.py`` is made of: graphs, rows, scale, records; and ``scripts/ablation.py``: stages."""

@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from llama_repro import CLUSTER, INSTANCES
-from llama_repro.bench.true_prices import on_cluster
 from llama_repro.generate.models import MODELS, parse_mesh
 from llama_repro.titan.models import MODELS as TITAN_MODELS
+from overlap_sched.analysis.whatif import placed_on, priced_on
+from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import read_problem
 
@@ -20,6 +21,9 @@ GENERATED = (("70b", "fsdp=64", 10_000),)
 GENERATED_MORE = (("70b", "fsdp=32,tp=8", 36_000), ("405b", "fsdp=64,tp=8,cp=2,pp=4", 36_000))
 """Model, mesh, nodes at least; the second with ``--full``. Larger ones are measured in processes of their own."""
 
+NETWORK = ", true prices"
+"""Behind the name of a network."""
+
 Tell = Callable[[str], None]
 """Hears what is being done."""
 
@@ -30,7 +34,7 @@ class Loaded:
 
     Attributes:
         problems: The same nodes in each. The second is measured on the plain network only.
-        true: The first with true prices (:mod:`llama_repro.bench.true_prices`).
+        true: The first with true prices (:func:`on_cluster`), and of captured graphs after fusion.
         lift_s: Seconds that lifting it from FX takes; 0 where it comes from a file.
     """
 
@@ -96,3 +100,13 @@ def slower_network(problem: Problem, scale: float) -> Problem:
         return problem
     nodes = (n._replace(time_us=n.time_us * scale) if n.kind is Kind.COLLECTIVE else n for n in problem.nodes)
     return replace(problem, nodes=tuple(nodes))
+
+
+def on_cluster(problem: Problem, cluster: str) -> Problem:
+    """Place groups on a cluster, price collectives for it, with contention; compute keeps its times.
+
+    Raises:
+        ClusterError, PlacementError: The cluster is none, or a process group does not fit it.
+    """
+    found = read_cluster(cluster)
+    return priced_on(placed_on(problem, found), found, compute=1.0, contention=True)

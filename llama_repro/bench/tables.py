@@ -118,18 +118,6 @@ def headroom_markdown(rows: Sequence[Row]) -> str:
     return markdown_table(heads, lines)
 
 
-def ablation_markdown(rows: Sequence[Row]) -> str:
-    """One column per idea: the gap without it, where it differs."""
-    graphs = {graph: mine for graph, mine in by_graph(rows).items() if any(by.startswith("without") for by in mine)}
-    names = list(dict.fromkeys(by for mine in graphs.values() for by in mine if by.startswith("without")))
-    lines = []
-    for graph, mine in graphs.items():
-        gap = mine[OURS].gap_percent
-        cells = [f"{mine[by].gap_percent:.2f} %" if abs(mine[by].gap_percent - gap) > 5e-3 else "=" for by in names]
-        lines.append([_quoted(graph), f"{abs(gap):.2f} %", *cells])
-    return markdown_table(["graph, network", "all", *names], lines)
-
-
 def scale_markdown(sizes: Sequence[Size], growth: Mapping[str, Mapping[str, float]]) -> str:
     """One line per graph and network, and the exponents of growth."""
     counters = list(dict.fromkeys(name for one in sizes for name in one.work))

@@ -30,9 +30,10 @@ from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem import Order, Problem
+from overlap_sched.scheduler.best import phases
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.pipeline import phases, schedule
+from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.fission import Fission
@@ -247,8 +248,8 @@ class Planner:
         reference = Reference(problem, problem.original_order, task.live_ranges)
         for policy in POLICIES:
             run = list_schedule(reference, np.array(limit_bytes, dtype=np.int64), policy, (), best.step_us)
-            if isinstance(run, Candidate) and run.peak_bytes <= limit_bytes and run.beats(best):
-                best = run
+            if run.made is not None and run.made.peak_bytes <= limit_bytes and run.made.beats(best):
+                best = run.made
         return best
 
     def keep(self, new: FitPoint) -> FitPoint:

@@ -49,8 +49,9 @@ class CompletionProfile:
 
     With k storages that v uses, and a profile of n positions in blocks (:mod:`overlap_sched.scheduler.range_max`)::
 
-        admits(v)      O(k) range queries of O(sqrt n) each; O(n) per query with a limit per position
+        admits(v)      O(k) range queries of O(sqrt n) each
         run(v)         O(k) range updates of O(sqrt n) each
+        obstacle_of(v) as admits: what stands against v; as long as that stands, v is refused
         refusal(v)     O(n), asked once per collective
 
     Attributes:
@@ -58,29 +59,19 @@ class CompletionProfile:
         first: The first reference position whose node is still open.
         live_bytes: Bytes live now, between steps. peak_bytes: the most that have been live at a step so far.
         kept_bytes: Per node id, what it allocates that outlives its own step.
-        obstacle: After ``admits`` refused v: as long as that stands, v is refused.
         updates: Range updates and queries so far: the work done, for tests and benchmarks.
     """
 
-    def __init__(self, reference: Reference, limit: npt.NDArray[np.int64]) -> None:
-        """Start with nothing run; ``limit``: the budget in bytes at each position, or one value for all."""
+    def __init__(self, reference: Reference, peak_limit: int) -> None:
+        """Start with nothing run; ``peak_limit``: the budget in bytes, everywhere."""
         self.reference = reference
         self.order, self.position = reference.order, reference.position
         self.profile = RangeMax(reference.profile)
-        self.limit = limit
-        self.flat = limit.ndim == 0
-        self.peak_limit = int(limit) if self.flat else 0
-        self.step_of = np.arange(len(self.order))  # where each open position will run, for a positional limit
-        if not self.flat:
-            # bytes above the budget at each open position if one more node ran ahead of it; and what comes on top when
-            # it has, as the budget is that of the step behind. No node runs ahead of the last position
-            behind = np.append(limit[1:], [0, 0])
-            self._over, self._narrows = reference.profile - behind[:-1], behind[:-1] - behind[1:]
+        self.peak_limit = peak_limit
         self.steps = 0
         self.first = 0
         self.has_run = [False] * len(self.order)
         self.live_bytes, self.peak_bytes = reference.live_ranges.input_bytes, 0
-        self.obstacle = Obstacle(0, THIS_STEP)
         self.updates = 0
         self.use = [node.use for node in reference.problem.nodes]
         self.users, self.freed_size = reference.users, reference.live_ranges.freed_size
@@ -103,67 +94,68 @@ class CompletionProfile:
 
     def room_bytes(self) -> int:
         """What the next step may allocate."""
-        if self.steps == len(self.order):
-            return 0
-        return (self.peak_limit if self.flat else int(self.limit[self.steps])) - self.live_bytes
+        return 0 if self.steps == len(self.order) else self._step_limit() - self.live_bytes
+
+    def _step_limit(self) -> int:
+        """The budget of the next step."""
+        return self.peak_limit
 
     def admits(self, v: NodeId) -> bool:
-        """May v run now? Else ``obstacle`` is a place that stands against it."""
-        first, at = self.first, self.position[v]
-        if at == first:
-            return True
-        rise = self.kept_bytes[v]
-        if not self.flat:
-            if self._over[first:at].max() > -rise:
-                excess = self._excess(v)
-                over = np.flatnonzero(excess > 0)
-                if len(over):
-                    self.obstacle = Obstacle(int(excess[over[-1]]), first + int(over[-1]))
-                    return False
-        elif rise and self.profile.max(first, at) > self.peak_limit - rise:
+        """May v run now?"""
+        return self.obstacle_of(v) is None
+
+    def obstacle_of(self, v: NodeId) -> Obstacle | None:
+        """What stands against running v now; ``None``: nothing, it may run."""
+        if self.position[v] == self.first:
+            return None
+        obstacle = self._ahead(v)
+        if obstacle is not None:
+            return obstacle
+        # asked last: what changes with every step is a poor obstacle
+        missing = self.alloc_bytes[v] - self.room_bytes()
+        return Obstacle(missing, THIS_STEP) if missing > 0 else None
+
+    def _ahead(self, v: NodeId) -> Obstacle | None:
+        """The last position ahead of which v may not run."""
+        first, at, rise = self.first, self.position[v], self.kept_bytes[v]
+        if rise and self.profile.max(first, at) > self.peak_limit - rise:
             self.updates += 1
             deaths = self.deaths(v)
             end, room = at, self.peak_limit - rise + sum(size for _, size in deaths)
             for p, size in sorted(deaths, reverse=True):  # from the right: ever less of v's has died
                 begin = max(p + 1, first)
-                if begin < end and self._stands(begin, end, room):
-                    return False
+                if begin < end and (obstacle := self._stands(begin, end, room)) is not None:
+                    return obstacle
                 end, room = min(begin, end), room - size
-            if first < end and self._stands(first, end, room):
-                return False
-        return self._fits_now(v)
+            if first < end and (obstacle := self._stands(first, end, room)) is not None:
+                return obstacle
+        return None
 
-    def _stands(self, begin: int, end: int, room: int) -> bool:
-        """Is a range too high? Then its last such position is the obstacle: it stands longest."""
+    def _stands(self, begin: int, end: int, room: int) -> Obstacle | None:
+        """The last position of a range that is too high: it stands longest."""
         at = self.profile.last_above(begin, end, room)
-        if at >= 0:
-            self.obstacle = Obstacle(self.profile[at] - room, at)
-        return at >= 0
+        return Obstacle(self.profile[at] - room, at) if at >= 0 else None
 
     def _excess(self, v: NodeId) -> npt.NDArray[np.int64]:
         """Bytes above the budget at each position from the first open one to v's own, if v ran now."""
-        first, at = self.first, self.position[v]
-        over = self.profile.array(first, at) - self.peak_limit if self.flat else self._over[first:at]
-        excess = over + self.kept_bytes[v]
+        first = self.first
+        excess = self._above(first, self.position[v]) + self.kept_bytes[v]
         for p, size in self.deaths(v):
             excess[max(p + 1 - first, 0) :] -= size
         return excess
 
-    def refusal(self, v: NodeId) -> Refusal:
-        """After ``admits`` refused v: why, for people."""
-        over_bytes, at = self.obstacle
+    def _above(self, first: Position, at: Position) -> npt.NDArray[np.int64]:
+        """Bytes above the budget at each position of a range."""
+        return self.profile.array(first, at) - self.peak_limit
+
+    def refusal(self, v: NodeId, obstacle: Obstacle) -> Refusal:
+        """Why v is refused, for people."""
+        over_bytes, at = obstacle
         if at == THIS_STEP:
             return Refusal(over_bytes, self.order[self.first])
         excess = self._excess(v)
         worst = int(excess.argmax())
         return Refusal(int(excess[worst]), self.order[self.first + worst])
-
-    def _fits_now(self, v: NodeId) -> bool:
-        """Is there room for what v's own step brings? Asked last: what changes with every step is a poor obstacle."""
-        missing = self.alloc_bytes[v] - self.room_bytes()
-        if missing > 0:
-            self.obstacle = Obstacle(missing, THIS_STEP)
-        return missing <= 0
 
     def run(self, v: NodeId) -> list[tuple[int, int]]:
         """Run v now (it must be ready; ``admits`` is not asked again).
@@ -200,17 +192,56 @@ class CompletionProfile:
         first, at, kept_bytes, lowered = self.first, self.position[v], self.kept_bytes[v], []
         if kept_bytes:
             self.profile.add(first, at, kept_bytes)
-        if not self.flat:
-            over, step_of = self._over, self.step_of[first:at]
-            over[first:at] += kept_bytes + self._narrows[step_of]
-            over[at] = LOWEST
-            step_of += 1
         for p, size in self.deaths(v):
             begin = max(p + 1, first)
             if begin < at:
                 self.profile.add(begin, at, -size)
-                if not self.flat:
-                    self._over[begin:at] -= size
                 lowered.append((begin, at))
         self.updates += len(lowered) + 1
         return lowered
+
+
+class PositionalProfile(CompletionProfile):
+    """The same with a budget of its own at each position. O(n) per query.
+
+    Attributes:
+        step_of: Where each open position will run.
+    """
+
+    def __init__(self, reference: Reference, limit: npt.NDArray[np.int64]) -> None:
+        """Start with nothing run; ``limit``: the budget in bytes at each position."""
+        super().__init__(reference, int(limit.max(initial=0)))
+        self.limit, self.step_of = limit, np.arange(len(self.order))
+        # bytes above the budget at each open position if one more node ran ahead of it; and what comes on top when it
+        # has, as the budget is that of the step behind. No node runs ahead of the last position
+        behind = np.append(limit[1:], [0, 0])
+        self._over, self._narrows = reference.profile - behind[:-1], behind[:-1] - behind[1:]
+
+    def _step_limit(self) -> int:
+        return int(self.limit[self.steps])
+
+    def _above(self, first: Position, at: Position) -> npt.NDArray[np.int64]:
+        return self._over[first:at]
+
+    def _ahead(self, v: NodeId) -> Obstacle | None:
+        first, at = self.first, self.position[v]
+        if self._over[first:at].max() <= -self.kept_bytes[v]:
+            return None
+        excess = self._excess(v)
+        over = np.flatnonzero(excess > 0)
+        return Obstacle(int(excess[over[-1]]), first + int(over[-1])) if len(over) else None
+
+    def _run_ahead(self, v: NodeId) -> list[tuple[int, int]]:
+        first, at = self.first, self.position[v]
+        lowered, step_of = super()._run_ahead(v), self.step_of[first:at]
+        self._over[first:at] += self.kept_bytes[v] + self._narrows[step_of]
+        self._over[at] = LOWEST
+        step_of += 1
+        for p, size in self.deaths(v):
+            self._over[max(p + 1, first) : at] -= size
+        return lowered
+
+
+def completion_profile(reference: Reference, limit: npt.NDArray[np.int64]) -> CompletionProfile:
+    """The profile of a run that has not begun; ``limit``: the budget in bytes, one value or one per position."""
+    return PositionalProfile(reference, limit) if limit.ndim else CompletionProfile(reference, int(limit))

@@ -40,15 +40,15 @@ class AllocatorGate:
         self._by_size: SortedList[tuple[int, NodeId]] = SortedList()
 
     def admits(self, v: NodeId) -> bool:
-        """Can v run ahead of its place? Else it waits here."""
+        """Can v run ahead of its place?"""
         beside = self._beside.allocator
-        sizes = [self._storages[s].bytes for s in self._nodes[v].alloc]
-        growth = sum([beside.growth_bytes(size) for size in sizes])
-        if growth == 0 or beside.reserved_bytes + growth <= self.limit_bytes + self._grows.get(v, 0):
-            return True
-        self._waiting[v] = max(sizes)
-        self._by_size.add((max(sizes), v))
-        return False
+        growth = sum([beside.growth_bytes(self._storages[s].bytes) for s in self._nodes[v].alloc])
+        return growth == 0 or beside.reserved_bytes + growth <= self.limit_bytes + self._grows.get(v, 0)
+
+    def keep_waiting(self, v: NodeId) -> None:
+        """Keep v, which was not admitted, until :meth:`run` gives it back."""
+        self._waiting[v] = max(self._storages[s].bytes for s in self._nodes[v].alloc)
+        self._by_size.add((self._waiting[v], v))
 
     def run(self, v: NodeId, memory: CompletionProfile) -> list[NodeId]:
         """Allocate what v makes, free what dies with it; the nodes that may try again, which the caller adds."""

@@ -22,10 +22,11 @@ import numpy.typing as npt
 
 from overlap_sched.problem import Kind
 from overlap_sched.problem.precedence import Pair, neighbours
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
 from overlap_sched.scheduler.portfolio import close_enough, simple_bound_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import Reason, Work
+from overlap_sched.scheduler.stage import Context
 
 LOOKS, MOST_WIDE, LEAST_WIDE = 1_000, 64, 32
 """States that a unit of effort may look at, the widest beam, and the narrowest that is worth it."""
@@ -61,8 +62,9 @@ class Found:
     looked: int
 
 
-def search_small(task: Task, reference: Reference, best: Candidate) -> Candidate:
-    """The phase: what the search finds on a graph so small that it is worth it, else the candidate given."""
+def search_small(context: Context, best: Candidate) -> Candidate:
+    """The stage: what the search finds on a graph so small that it is worth it, else the candidate given."""
+    task, reference = context.task, context.reference
     width = min(task.options.effort * LOOKS // len(reference.order), MOST_WIDE)
     if width < LEAST_WIDE or task.problem.contention:
         return best

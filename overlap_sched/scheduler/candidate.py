@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,6 @@ import numpy.typing as npt
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
-from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import Pair, launch_pairs
 from overlap_sched.scheduler.admission import Refusal
 from overlap_sched.scheduler.result import NO_WORK, Faster, Reason, Work
@@ -52,6 +52,13 @@ class Candidate:
     def after(self, work: Work) -> "Candidate":
         """The same, which has taken more work by now."""
         return replace(self, work=self.work.plus(work))
+
+
+class Run(NamedTuple):
+    """What a run of the list scheduler took, and what it made; ``None``: it was given up."""
+
+    work: Work
+    made: Candidate | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,3 @@ class Task:
     def within_budget(self, order: Order) -> bool:
         """Does a valid order keep to the budget?"""
         return bool((self.live_ranges.profile(order) <= self.limit).all())
-
-    def without_contention(self) -> "Task":
-        """The same for a machine on which compute and communication do not slow each other down."""
-        return replace(self, problem=replace(self.problem, contention=NO_CONTENTION))

@@ -26,6 +26,7 @@ from overlap_sched.problem.precedence import neighbours, positions
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.needs import NOTHING, Reserve
 from overlap_sched.scheduler.priority import CHEAP
+from overlap_sched.scheduler.stage import Context
 from overlap_sched.scheduler.step_time import StepTrail
 
 TRIED_NODES, MOST_TRIALS = 500_000, 300
@@ -49,20 +50,26 @@ class IdlePlace(NamedTuple):
     position: Position
 
 
-def fill_links(task: Task, best: Candidate, reserve: Reserve | None) -> Candidate:
-    """The phase: the candidate, or a shorter one in which the busiest link is idle for less time.
+def links_filled(context: Context, best: Candidate) -> Candidate:
+    """The stage: see :func:`fill_links`."""
+    return fill_links(context.task, best, context.reserve, context.seed)
+
+
+def fill_links(task: Task, best: Candidate, reserve: Reserve | None, seed: int = 0) -> Candidate:
+    """Return the candidate, or a shorter one in which the busiest link is idle for less time.
 
     Args:
         task: What is asked for. Nothing is tried where all compute takes longer than the busiest link.
         best: A candidate within the budget.
         reserve: What orders may need of the allocator: none is taken that breaks more than the candidate does.
             ``None``: live bytes alone count.
+        seed: Of what is tried at random.
     """
     problem, launches = task.problem, busiest_link(task.problem)
     trials = task.options.effort * min(TRIED_NODES // len(problem.nodes), MOST_TRIALS)
     if not trials or sum(problem.nodes[v].time_us for v in launches) < sum(problem.compute_us):
         return best
-    filler = _Filler(task, launches, best, reserve)
+    filler = _Filler(task, launches, best, reserve, seed)
     for _ in range(trials):
         if not filler.places or filler.in_vain == MOST_IN_VAIN:
             break
@@ -100,12 +107,14 @@ class _Filler:
         in_vain: Orders tried since a shorter one was found.
     """
 
-    def __init__(self, task: Task, launches: Sequence[NodeId], best: Candidate, reserve: Reserve | None) -> None:
+    def __init__(
+        self, task: Task, launches: Sequence[NodeId], best: Candidate, reserve: Reserve | None, seed: int
+    ) -> None:
         self._task, self._launches, self._reserve = task, launches, reserve
         self._may_break = NOTHING if reserve is None else reserve.overdraft(best.order)
         self._before, self._after = neighbours(task.problem, task.pairs)
         self._cheap_us = CHEAP * sum(task.problem.compute_us)
-        self._rng = random.Random(0)
+        self._rng = random.Random(seed)
         self.step_us, self.in_vain = best.step_us, 0
         self._take(best.order)
 

@@ -29,7 +29,7 @@ from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.result import Reason
-from overlap_sched.scheduler.shift import with_order
+from overlap_sched.scheduler.shift import FARTHEST, with_order
 
 _WORTH = 1e-4
 """A tail is left as it is below this part of the step."""
@@ -47,7 +47,7 @@ _TRIES, _ENOUGH = 2, 0.8
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """Compute with all that needs it; microseconds of its collectives behind the last launch, and beside it."""
 
     nodes: frozenset[int]
@@ -61,14 +61,17 @@ class _Job:
         return max([self.comm_us, *self.beside_us.values()])
 
 
-def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArray[np.int64]) -> Candidate:
-    """The phase: the shifted candidate, or one with compute deferred behind its last launch where that is shorter.
+def fill_tail(
+    task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArray[np.int64], farthest: int = FARTHEST
+) -> Candidate:
+    """Return the shifted candidate, or one with compute deferred behind its last launch where that is shorter.
 
     Args:
         task: What is asked for.
         best: The candidate before it was shifted: orders are made from it, then shifted like it.
         shifted: The same, shifted.
         limit: Budget in bytes, a scalar or one value per position.
+        farthest: Positions that a shift goes at most.
     """
     problem, made, source = task.problem, shifted, best
     if task.pairs or not problem.collectives:
@@ -77,26 +80,32 @@ def fill_tail(task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArra
     for v in _last_launches(problem, best.order):
         tail_us = unhidden_us(problem, made.order, timeline, v)
         if tail_us >= worth * timeline.step_us:
-            source, filled = _filled(task, source, made, limit, source.order.index(v), tail_us)
+            source, filled = _filled(task, source, made, limit, source.order.index(v), tail_us, farthest)
             timeline, made = (timeline, made) if filled is made else (replay(problem, filled.order), filled)
         worth = _WORTH_BEFORE
     return made
 
 
 def _filled(
-    task: Task, source: Candidate, made: Candidate, limit: npt.NDArray[np.int64], last: int, tail_us: float
+    task: Task,
+    source: Candidate,
+    made: Candidate,
+    limit: npt.NDArray[np.int64],
+    last: int,
+    tail_us: float,
+    farthest: int,
 ) -> tuple[Candidate, Candidate]:
     """The candidate before it is shifted, and shifted, with compute deferred behind a launch where that is shorter."""
     problem, before_us, order = task.problem, made.step_us, source.order
-    jobs = _admitted(task.live_ranges, order, limit, last, tail_us, _alone_us(problem))
+    jobs = admitted(task.live_ranges, order, limit, last, tail_us, _alone_us(problem))
     for _ in range(_TRIES):
         hoped_us = min(tail_us, sum(job.compute_us for job in jobs)) - sum(job.comm_us for job in jobs)
         if hoped_us < _WORTH * before_us:
             break
-        moved_order = _deferred(problem, order, last, jobs)
+        moved_order = with_deferred(problem, order, last, jobs)
         if bool((task.live_ranges.profile(moved_order) <= limit).all()):
             deferred = frozenset(v for job in jobs for v in job.nodes).intersection(problem.collectives)
-            moved = with_order(task, source, moved_order, limit)
+            moved = with_order(task, source, moved_order, limit, farthest)
             if moved.step_us < made.step_us:
                 reasons: dict[int, Reason] = {**source.reasons, **dict.fromkeys(deferred, "deferred")}
                 made = replace(moved, reasons=reasons)
@@ -112,33 +121,6 @@ def _last_launches(problem: Problem, order: Order) -> list[int]:
     return [v for v in reversed(order) if problem.nodes[v].kind is Kind.COLLECTIVE][:_LAUNCHES]
 
 
-def _last_launch(problem: Problem, order: Order) -> int:
-    """The position of the last collective."""
-    return max(at for at, v in enumerate(order) if problem.nodes[v].kind is Kind.COLLECTIVE)
-
-
-def deferred(
-    live_ranges: LiveRanges, order: Order, budget_bytes: int, tail_us: float, added_us: Callable[[int], float]
-) -> tuple[Order, frozenset[int]]:
-    """An order with compute deferred behind its last launch, and the collectives deferred with it.
-
-    Its own step may be longer: it is made for somebody who will put those collectives together.
-
-    Args:
-        live_ranges: Of the problem.
-        order: A valid order with collectives, within the budget.
-        budget_bytes: What the peak may be; the order made keeps to it.
-        tail_us: How much is to be hidden.
-        added_us: By collective, what it adds to the end: of one that goes together with others, less than its time.
-    """
-    limit, last = np.array(budget_bytes, dtype=np.int64), _last_launch(live_ranges.problem, order)
-    jobs = _admitted(live_ranges, order, limit, last, tail_us, added_us)
-    made = _deferred(live_ranges.problem, order, last, jobs)
-    if not jobs or bool((live_ranges.profile(made) > limit).any()):
-        return order, frozenset()
-    return made, frozenset(v for job in jobs for v in job.nodes).intersection(live_ranges.problem.collectives)
-
-
 def unhidden_us(problem: Problem, order: Order, timeline: Replay, v: int) -> float:
     """For how long compute stands still from one launch to the next, or to the end of the step behind the last one."""
     first = order.index(v)
@@ -152,21 +134,21 @@ def unhidden_us(problem: Problem, order: Order, timeline: Replay, v: int) -> flo
     )
 
 
-def _admitted(
+def admitted(
     live_ranges: LiveRanges,
     order: Order,
     limit: npt.NDArray[np.int64],
     last: int,
     tail_us: float,
     added_us: Callable[[int], float],
-) -> list[_Job]:
+) -> list[Job]:
     """Jobs that hide what follows a launch, the best first, with memory for them from where they are to the end."""
     nodes, maker = live_ranges.problem.nodes, live_ranges.problem.allocator
     position = dict(zip(order, range(len(order)), strict=True))
     room = limit - live_ranges.profile(order)
     taken: set[int] = set()  # nodes of jobs so far
     kept: set[int] = set()  # and the storages that they keep alive until the end
-    jobs: list[_Job] = []
+    jobs: list[Job] = []
     hidden_us = 0.0
     beside_us: dict[str | None, float] = {}
     for job in _candidates(live_ranges.problem, order, position, last, tail_us, added_us):
@@ -198,9 +180,9 @@ def _candidates(
     last: int,
     tail_us: float,
     added_us: Callable[[int], float],
-) -> list[_Job]:
+) -> list[Job]:
     """Jobs whose compute is longer than their communication: those that hide most of it first, the later first."""
-    found: list[tuple[float, int, _Job]] = []
+    found: list[tuple[float, int, Job]] = []
     for at, v in enumerate(order[:last]):
         if problem.nodes[v].kind is not Kind.COMPUTE:
             continue
@@ -222,7 +204,7 @@ def _alone_us(problem: Problem) -> Callable[[int], float]:
     return lambda v: problem.nodes[v].time_us
 
 
-def _job(problem: Problem, v: int, last_group: str | None, added_us: Callable[[int], float]) -> _Job | None:
+def _job(problem: Problem, v: int, last_group: str | None, added_us: Callable[[int], float]) -> Job | None:
     """Node v and all that needs it but the output; ``None`` where that is much."""
     nodes, todo = {v}, [v]
     while todo:
@@ -238,15 +220,15 @@ def _job(problem: Problem, v: int, last_group: str | None, added_us: Callable[[i
         if problem.nodes[w].kind is Kind.COLLECTIVE:
             group = problem.nodes[w].group
             beside_us[group] = beside_us.get(group, 0.0) + added_us(w)
-    return _Job(frozenset(nodes), compute_us, beside_us.pop(last_group, 0.0), beside_us)
+    return Job(frozenset(nodes), compute_us, beside_us.pop(last_group, 0.0), beside_us)
 
 
-def _johnson(job: _Job) -> tuple[int, float]:
+def _johnson(job: Job) -> tuple[int, float]:
     """First those whose communication is longer, the shortest compute first; then the longest communication first."""
     return (0, job.compute_us) if job.longest_us > job.compute_us else (1, -job.longest_us)
 
 
-def _deferred(problem: Problem, order: Order, last: int, jobs: Sequence[_Job]) -> Order:
+def with_deferred(problem: Problem, order: Order, last: int, jobs: Sequence[Job]) -> Order:
     """The order with jobs behind its last launch, in Johnson's order; what waits for them behind all of them."""
     moved = {v for job in jobs for v in job.nodes}
     launched: list[int] = []

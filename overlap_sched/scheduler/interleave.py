@@ -26,7 +26,7 @@ from heapq import heappop, heappush
 
 from overlap_sched.problem import Kind, NodeId, Order
 from overlap_sched.problem.precedence import Neighbours, neighbours
-from overlap_sched.scheduler.admission import CompletionProfile
+from overlap_sched.scheduler.admission import CompletionProfile, completion_profile
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.chains import Chains, chains
 from overlap_sched.scheduler.reference import Reference
@@ -45,7 +45,7 @@ def interleaved(task: Task, reference: Reference) -> Order:
     order = _Interleaver(reference, rules, where, None).run()
     if task.within_budget(order):
         return order
-    return _Interleaver(reference, rules, where, CompletionProfile(reference, task.limit)).run()
+    return _Interleaver(reference, rules, where, completion_profile(reference, task.limit)).run()
 
 
 class _Interleaver:

@@ -56,14 +56,14 @@ class Moves:
     rng: random.Random
 
     @classmethod
-    def of(cls, task: Task, best: Candidate, others: Sequence[Order]) -> "Moves":
+    def of(cls, task: Task, best: Candidate, others: Sequence[Order], seed: int = 0) -> "Moves":
         """Moves of valid orders of the task's problem, towards the best one and others."""
         nodes = task.problem.nodes
         movable = [v for v, node in enumerate(nodes) if node.kind not in (Kind.INPUT, Kind.OUTPUT)]
         makers = {s: v for v, node in enumerate(nodes) for s in node.alloc}
         places = [positions(other) for other in others]
         rules = neighbours(task.problem, task.pairs)
-        return cls(rules, movable, makers, positions(best.order), places, random.Random(0))
+        return cls(rules, movable, makers, positions(best.order), places, random.Random(seed))
 
     def moved(self, start: Member, front: Front) -> Order:
         """A valid order like one of the front; or that one, where nothing could be moved."""

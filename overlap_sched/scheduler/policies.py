@@ -35,26 +35,35 @@ class Policy:
 FAR, NEAR, NEXT = 8_000, 1_000, 250
 """How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
 
+IN_ORDER = Policy(0.005, -1.0, FAR)
+"""Reference order, come what may."""
+FAR_AHEAD = Policy(0.005, 0.12, FAR)
+"""The critical path far ahead, weight gradients behind it."""
+WHILE_STALLED = Policy(0.02, -0.03, NEAR, prepares=False)
+"""Compute stalls often enough to prepare launches meanwhile."""
+EARLY = Policy(0.1, -0.03, FAR)
+"""Launches very early."""
+
 LAST = (
     Policy(1.0, -0.03, FAR),  # every collective as soon as memory allows
-    Policy(0.005, -1.0, FAR),  # reference order, come what may
+    IN_ORDER,
     Policy(1.0, 1.0, FAR),  # the longest path first, come what may
 )
 """Graphs of a few layers are anything; these find most of what the others miss there."""
 
 COMPUTE_BINDS = (
-    Policy(0.005, 0.12, FAR),  # the critical path far ahead, weight gradients behind it
+    FAR_AHEAD,
     Policy(0.02, -0.03, NEAR),  # the critical path only when it is late: memory binds
     Policy(0.0, -0.03, FAR),  # the same, launches at their latest start: memory binds more
     Policy(0.01, -0.03, NEAR),
     *LAST,
 )
 NETWORK_BINDS = (
-    Policy(0.02, -0.03, NEAR, prepares=False),  # compute stalls often enough to prepare launches meanwhile
+    WHILE_STALLED,
     Policy(-0.02, -0.03, NEXT, prepares=False),  # launches late, next to nothing far ahead: memory binds too
-    Policy(0.1, -0.03, FAR),  # launches very early
+    EARLY,
     Policy(0.02, -0.03, NEAR),
-    COMPUTE_BINDS[0],
+    FAR_AHEAD,
     *LAST,
 )
 BESIDE = 0.1

@@ -21,7 +21,7 @@ from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import INTERLEAVED, Policy, policies_for
 from overlap_sched.scheduler.priority import Priorities
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import NO_WORK, Work
+from overlap_sched.scheduler.stage import Context
 
 RUN_NODES = 15_000
 """A unit of effort is one run on a graph of up to so many nodes, less on a larger one."""
@@ -37,23 +37,35 @@ MEMORY_EFFORT = 2
 """Most effort that goes into the order with the lowest peak (:func:`overlap_sched.peak_memory.best_order`)."""
 
 
-def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate:
-    """The best of several runs from a reference order, or the one given where none beats it."""
-    problem, options = task.problem, task.options
-    policies = _policies(task)
-    priorities = reference.priorities(policies[0].prepares)
-    bound_us = simple_bound_us(problem, priorities)
-    enough_us, count = bound_us * close_enough(task), runs(options.effort, len(problem.nodes))
-    enough_for_one_us = near_us(task, reference)
-    start, best = reference, replace(best, work=NO_WORK)
-    for k in range(count):
-        # an original order is left alone only at the bound itself
-        if best.step_us <= (enough_us if k else bound_us):
+def first_run(context: Context, best: Candidate) -> Candidate:
+    """The stage: one run; an order that is at the bound itself is left alone."""
+    task, reference = context.task, context.reference
+    if not _count(task) or best.step_us <= _bound_us(context):
+        return best
+    return _run(task, reference, _policies(task)[0], best)[0]
+
+
+def of_chains(context: Context, best: Candidate) -> Candidate:
+    """The stage: the best of as many runs from an order that goes from chain to chain, until a step is short enough."""
+    task, reference, count, enough_us = context.task, context.reference, _count(context.task), _enough_us(context)
+    if count < 2 or best.step_us <= enough_us or not has_chains(task.problem):
+        return best
+    start = Reference(task.problem, interleaved(task, reference), reference.live_ranges)
+    for policy in INTERLEAVED[: 1 if best.step_us <= near_us(task, reference) else count]:
+        best, _ = _run(task, start, policy, best)
+        if best.step_us <= enough_us:
             break
-        if k == 1 and has_chains(problem):
-            best = _of_chains(task, reference, best, 1 if best.step_us <= enough_for_one_us else count, enough_us)
-            if best.step_us <= enough_us:
-                break
+    return best
+
+
+def more_runs(context: Context, best: Candidate) -> Candidate:
+    """The stage: runs with other policies, from other orders, as many as effort is worth."""
+    task, reference = context.task, context.reference
+    problem, options, policies, start = task.problem, task.options, _policies(task), reference
+    enough_us, enough_for_one_us = _enough_us(context), near_us(task, reference)
+    for k in range(1, _count(task)):
+        if best.step_us <= enough_us:
+            break
         if k == len(policies) and options.base == "original" and options.budget == "peak":
             start = Reference(problem, lowest_peak(task).order, reference.live_ranges)
         elif k > len(policies) and k % len(policies) == 0 and best.reasons:
@@ -66,28 +78,31 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
     return best
 
 
+def _count(task: Task) -> int:
+    return runs(task.options.effort, len(task.problem.nodes))
+
+
+def _bound_us(context: Context) -> float:
+    priorities = context.reference.priorities(_policies(context.task)[0].prepares)
+    return simple_bound_us(context.task.problem, priorities)
+
+
+def _enough_us(context: Context) -> float:
+    return _bound_us(context) * close_enough(context.task)
+
+
 def _policies(task: Task) -> tuple[Policy, ...]:
     compute_us, stream_us = busy_us(task.problem)
     return policies_for(compute_us >= stream_us, bool(task.problem.contention))
 
 
-def _of_chains(task: Task, reference: Reference, best: Candidate, most: int, enough_us: float) -> Candidate:
-    """The best of at most so many runs from an order that goes from chain to chain, until a step is short enough."""
-    start = Reference(task.problem, interleaved(task, reference), reference.live_ranges)
-    for policy in INTERLEAVED[:most]:
-        best, _ = _run(task, start, policy, best)
-        if best.step_us <= enough_us:
-            break
-    return best
-
-
 def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple[Candidate, bool]:
     """The result of one more run, or the best before it; and whether the run's step is as long as that one's."""
     run = list_schedule(start, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
-    if isinstance(run, Work):
-        return best.after(run), False
-    as_long = abs(run.step_us - best.step_us) <= SAME_STEP * best.step_us
-    return replace(run if run.beats(best) else best, work=best.work.plus(run.work)), as_long
+    if run.made is None:
+        return best.after(run.work), False
+    as_long = abs(run.made.step_us - best.step_us) <= SAME_STEP * best.step_us
+    return replace(run.made if run.made.beats(best) else best, work=best.work.plus(run.work)), as_long
 
 
 def near_us(task: Task, reference: Reference) -> float:

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from overlap_sched.problem import NodeId, Position
-from overlap_sched.scheduler.admission import THIS_STEP, CompletionProfile
+from overlap_sched.scheduler.admission import THIS_STEP, CompletionProfile, Obstacle
 from overlap_sched.scheduler.priority import LaunchKey, PathKey, Priorities
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.sorted_keys import SortedKeys, sorted_keys
@@ -115,14 +115,13 @@ class ReadyList:
             nodes.append(self.in_flight.pop(0).node)
         return nodes
 
-    def block(self, v: NodeId) -> None:
-        """The budget has just refused v: keep it out until that obstacle is gone."""
-        memory, at = self._memory, self._position[v]
-        over_bytes, obstacle = memory.obstacle
-        if obstacle == THIS_STEP:
+    def block(self, v: NodeId, obstacle: Obstacle) -> None:
+        """Keep v out until an obstacle to it is gone."""
+        memory, at, (over_bytes, place) = self._memory, self._position[v], obstacle
+        if place == THIS_STEP:
             self.blocked_now.add(TooLargeKey(memory.alloc_bytes[v], at, v))
         else:
-            self.blocked.add(BlockedKey(obstacle, at, v, memory.profile[obstacle] - over_bytes))
+            self.blocked.add(BlockedKey(place, at, v, memory.profile[place] - over_bytes))
         self.remove(v)
 
     def unblocked(self, lowered: Iterable[tuple[int, int]]) -> list[int]:

@@ -24,18 +24,18 @@ import numpy as np
 
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.problem import NodeId, Order
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
-from overlap_sched.scheduler.fill_tail import fill_tail
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import COMPUTE_BINDS, LAST
+from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
+from overlap_sched.scheduler.polish import farthest, polished
 from overlap_sched.scheduler.portfolio import RUN_NODES, near_us
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import Work
-from overlap_sched.scheduler.shift import shift, with_order
+from overlap_sched.scheduler.shift import with_order
+from overlap_sched.scheduler.stage import Context
 
 PARTS = (30, 50, 70, 90)
 """Percent of the way."""
-POLICIES = (LAST[1], COMPUTE_BINDS[0])
+POLICIES = (IN_ORDER, FAR_AHEAD)
 """Of runs that start from the shortest order in between: near it; and the critical path far ahead."""
 NEAR_BOUND = 1.015
 """There are no rounds where the best step is below this part of the bound of any order."""
@@ -44,45 +44,41 @@ WORTH, WORTH_ALL = 0.001, 0.02
 allocator may cost by default (``Options.allocator_cost``): shorter orders are harder to hold."""
 
 
-def relinked(task: Task, reference: Reference, best: Candidate) -> Candidate:
-    """The phase: the best order, or a shorter one found between it and the reference, round by round.
+def relinked(context: Context, best: Candidate) -> Candidate:
+    """The stage: the best order, or a shorter one found between it and the reference, round by round.
 
-    Args:
-        task: What is asked for. A unit of effort is a round on a graph of up to 15,000 nodes, less on a larger one.
-        reference: A valid order within the budget.
-        best: The best order so far.
+    A unit of effort is a round on a graph of up to 15,000 nodes, less on a larger one.
     """
+    task = context.task
     rounds = task.options.effort * RUN_NODES // max(len(best.order), RUN_NODES)
-    if not rounds or best.step_us <= near_us(task, reference):
+    if not best.reasons or not rounds or best.step_us <= near_us(task, context.reference):
         return best
     enough_us, given = lower_bound_us(task.problem) * NEAR_BOUND, best
     for _ in range(rounds):
         before_us = best.step_us
         if before_us <= enough_us:
             break
-        best = _round(task, reference, best)
+        best = _round(context, best)
         if best.step_us > before_us * (1 - WORTH):
             break
     return best if best.step_us < given.step_us * (1 - WORTH_ALL) else replace(given, work=best.work)
 
 
-def _round(task: Task, reference: Reference, best: Candidate) -> Candidate:
-    """The best of orders in between, of runs that start from the shortest of them, and of what there was."""
-    limit = task.limit_after(best)
+def _round(context: Context, best: Candidate) -> Candidate:
+    """Return the best of the orders in between, of runs that start from the shortest one, and of the one given."""
+    task, reference = context.task, context.reference
+    limit, far = task.limit_after(best), farthest(context)
     orders = [order for percent in PARTS if task.within_budget(order := between(reference.order, best.order, percent))]
     if not orders:
         return best
-    near = [replace(with_order(task, best, order, limit), unshifted=order) for order in orders]
+    near = [replace(with_order(task, best, order, limit, far), unshifted=order) for order in orders]
     start = min(near, key=lambda found: (found.step_us, found.peak_bytes))
     if start.beats(best):
         best = start
     begin = Reference(task.problem, start.order, reference.live_ranges)
     for policy in POLICIES:
         run = list_schedule(begin, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
-        if isinstance(run, Work):
-            best = best.after(run)
-            continue
-        found = replace(fill_tail(task, run, shift(task, run, limit), limit), unshifted=run.order)
+        found = best if run.made is None else polished(context, run.made, limit)
         best = replace(found if found.beats(best) else best, work=best.work.plus(run.work))
     return best
 

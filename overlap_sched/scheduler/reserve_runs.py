@@ -1,8 +1,8 @@
-r"""Orders that fragment little: runs of the list scheduler, in two ways, and orders nearer to the original one.
+r"""Orders that fragment little: stages that add to the pool what runs have made, or what is mended.
 
 Runs beside an allocator that admits no more than the original order reserves
-(:mod:`overlap_sched.scheduler.allocator_gate`); and within tighter budgets, as less that is in flight leaves fewer
-holes::
+(:mod:`overlap_sched.scheduler.allocator_gate`); the nearest of what was made, mended where it fails
+(:mod:`overlap_sched.scheduler.repair`); runs within tighter budgets, as less that is in flight leaves fewer holes::
 
     bytes  |- - - - - - - - - peak - - - - - - - -
            |   ____________________________          live + part * (peak - live)
@@ -11,29 +11,32 @@ holes::
            +-------------------------------------> position
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import islice, zip_longest
 
 import numpy as np
 
-from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.candidate import Candidate, Run
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.needs import Reserve
+from overlap_sched.scheduler.needs import NOTHING, Reserve, Tried
 from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
+from overlap_sched.scheduler.pool import CLOSE, Pool, nearest
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.relink import between
-from overlap_sched.scheduler.result import Work
-from overlap_sched.scheduler.shift import shifted
+from overlap_sched.scheduler.repair import ROOMS
+from overlap_sched.scheduler.stage import Context
 
+RUNS, REPAIRS = 2, 0.5
+"""Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
+MENDABLE = 0.2
+"""What lacks more of what the original order reserves is not mended: that does not come to an end."""
+MENDED_THERE = 2
+"""So many of the orders within tighter budgets are mended."""
 TIGHT, TIGHTER = (0.7, 0.45, 0.3, 0.2), 2
 """Tighter budgets, as parts of the way from what is live in the original order at each place to its peak; and policies
 that are run within each."""
-NEARER, NEARER_SHIFTS = (95, 90, 80, 70, 50, 30, 20, 10, 5, 2), (40, 12)
-"""Percent of the way from what runs start from to the best; and how many positions each of these orders is shifted at
-most, before it is taken as it is."""
 _NEAREST = ((0.0, NEAR), (-0.2, NEXT), (0.12, FAR))
 """Slack and window."""
 POLICIES = (
@@ -46,7 +49,85 @@ POLICIES = (
 """Near the reference order in one way or another: that is what fragments least."""
 
 
-def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., Candidate | Work]]:
+def unshifted(context: Context, pool: Pool) -> Pool:
+    """The stage: the best order as it was before single launches and waits were shifted."""
+    order, task = pool.best.unshifted, context.task
+    return pool if order is None else pool.with_made(task.remeasured(pool.best, order))
+
+
+def beside_an_allocator(context: Context, pool: Pool) -> Pool:
+    """The stage: runs until an order near the best is held, or no shorter one has been for a while."""
+    effort, after_us, in_vain = context.task.options.effort, pool.held_us, 0
+    for run in islice(runs_beside_an_allocator(pool.reserve, context.reference), RUNS * effort):
+        after_us, before_us = pool.held_us, after_us
+        in_vain = 0 if after_us < before_us or after_us == math.inf else in_vain + 1
+        if pool.close or in_vain >= effort:
+            break
+        pool = pool.with_run(run(beat_us=min(pool.original.step_us, pool.mended_us)))  # what is longer is never chosen
+    return pool
+
+
+def mended(context: Context, pool: Pool) -> Pool:
+    """The stage: the nearest of what was made."""
+    return _mended(pool, int(REPAIRS * context.task.options.effort))
+
+
+def within_tighter_budgets(context: Context, pool: Pool) -> Pool:
+    """The stage: runs, where nothing near the best is held."""
+    return _tighter(context, pool, pool.limit_us) if pool.held_us > pool.enough_us else pool
+
+
+def mended_there(context: Context, pool: Pool) -> Pool:
+    """The stage: the nearest of what there is by then."""
+    return _mended(pool, MENDED_THERE) if pool.held_us > pool.enough_us else pool
+
+
+def as_it_was(context: Context, pool: Pool) -> Pool:
+    """The stage: the original order, which can be held itself, where nothing near the best is held."""
+    original = pool.original
+    if pool.held_us <= pool.enough_us or original.step_us > pool.most_us:
+        return pool
+    if not context.task.within_budget(original.order):
+        return pool
+    return pool.with_tried([(pool.reserve.overdraft(original.order), original)])
+
+
+def tighter_at_any_price(context: Context, pool: Pool) -> Pool:
+    """The stage: runs, however long."""
+    return _tighter(context, pool, pool.most_us)
+
+
+def mended_at_any_price(context: Context, pool: Pool) -> Pool:
+    """The stage: the nearest of what there is."""
+    return _mended(pool, MENDED_THERE)
+
+
+def _tighter(context: Context, pool: Pool, most_us: float) -> Pool:
+    for run in tighter_runs(pool.reserve, context.reference, most_us):
+        pool = pool.with_run(run)
+    return pool
+
+
+def _mended(pool: Pool, most: int) -> Pool:
+    """So many at most."""
+    for found in nearest(pool, MENDABLE)[:most]:
+        if pool.close:
+            break
+        pool = pool.with_tried(_repairs(pool, found))
+    return pool
+
+
+def _repairs(pool: Pool, found: Candidate) -> Iterator[Tried]:
+    """A candidate mended by moving little; where that fits and takes longer, also by what keeps the step short."""
+    for rooms in ROOMS:
+        made = pool.reserve.repaired(found, rooms)
+        broken = pool.reserve.overdraft(made.order)
+        yield broken, made
+        if broken != NOTHING or made.step_us <= pool.best.step_us * CLOSE:
+            break
+
+
+def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., Run]]:
     """Runs beside an allocator, policy by policy; they are told what step is to be beaten."""
     task = reserve.task
     for policy in _policies(reserve):
@@ -54,7 +135,7 @@ def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator
             yield partial(list_schedule, reference, task.limit, policy, task.pairs, gate=gate)
 
 
-def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[Candidate | Work]:
+def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[Run]:
     """Runs within tighter and tighter budgets, until all of one are given up, as the step becomes too long."""
     task = reserve.task
     live = np.minimum(task.live_ranges.profile(reference.order), task.limit)
@@ -65,18 +146,8 @@ def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iter
             for policy in islice(_policies(reserve), TIGHTER)
         ]
         yield from runs
-        if all(isinstance(run, Work) for run in runs):
+        if all(run.made is None for run in runs):
             return
-
-
-def nearer_orders(task: Task, reference: Reference, best: Candidate) -> Iterator[Iterator[Candidate]]:
-    """Nearer and nearer to what runs start from; those at one place together, shifted less and less far."""
-    limit = task.limit_after(best)
-    for percent in NEARER:
-        order = between(reference.order, best.order, percent)
-        if task.within_budget(order):
-            alike = (shifted(task.live_ranges, order, limit, task.pairs, farthest) for farthest in NEARER_SHIFTS)
-            yield (replace(task.remeasured(best, found), unshifted=None) for found in chain(alike, [order]))
 
 
 def _policies(reserve: Reserve) -> Iterator[Policy]:

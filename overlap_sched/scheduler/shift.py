@@ -27,20 +27,20 @@ from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import Pair, launch_pairs, neighbours
 from overlap_sched.scheduler.candidate import Candidate, Task
 
-_FARTHEST = 2_000
+FARTHEST = 2_000
 """A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
 
 _MANY = 20
 """Of more users than this the last is found by vector operations."""
 
 
-def shift(task: Task, best: Candidate, limit: npt.NDArray[np.int64], farthest: int = _FARTHEST) -> Candidate:
-    """The phase: the candidate shifted within a limit in bytes; as it was where contention makes that longer."""
+def shift(task: Task, best: Candidate, limit: npt.NDArray[np.int64], farthest: int = FARTHEST) -> Candidate:
+    """Return the candidate shifted within a limit in bytes; as it was where contention makes that longer."""
     return with_order(task, best, best.order, limit, farthest)
 
 
 def with_order(
-    task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64], farthest: int = _FARTHEST
+    task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64], farthest: int = FARTHEST
 ) -> Candidate:
     """The candidate with its nodes in another valid order, shifted like that."""
     moved = task.remeasured(best, shifted(task.live_ranges, order, limit, task.pairs, farthest))
@@ -55,7 +55,7 @@ def shifted(
     order: Sequence[int],
     limit: npt.NDArray[np.int64],
     pairs: Sequence[Pair] = (),
-    farthest: int = _FARTHEST,
+    farthest: int = FARTHEST,
 ) -> Order:
     """The order with waits later and launches sooner, within the budget; without contention never a longer step.
 
@@ -110,7 +110,7 @@ class _Line:
         live_ranges: LiveRanges,
         order: Sequence[int],
         limit: npt.NDArray[np.int64],
-        farthest: int = _FARTHEST,
+        farthest: int = FARTHEST,
     ) -> None:
         self._farthest = farthest
         self.order = np.array(order, dtype=np.int64)

@@ -20,9 +20,8 @@ from itertools import islice
 from typing import Protocol
 
 from overlap_sched.problem import Kind, NodeId, Problem
-from overlap_sched.scheduler.fifo_streams import FifoStreams
 from overlap_sched.scheduler.priority import Priorities
-from overlap_sched.scheduler.shared_streams import SharedStreams
+from overlap_sched.scheduler.stream_times import FifoStreams, SharedStreams
 
 _LOOK = 4
 """How many of the next collectives of its group are looked at before a launch."""

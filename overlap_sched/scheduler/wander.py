@@ -47,7 +47,13 @@ WORTH = 0.004
 
 
 def wandered(
-    reserve: Reserve, starts: Iterable[Tried], best: Candidate, others: Sequence[Order], enough_us: float, trials: int
+    reserve: Reserve,
+    starts: Iterable[Tried],
+    best: Candidate,
+    others: Sequence[Order],
+    enough_us: float,
+    trials: int,
+    seed: int = 0,
 ) -> list[Candidate]:
     """The front at the end of a walk, shortest first: in it what breaks nothing, where that was found.
 
@@ -58,8 +64,9 @@ def wandered(
         others: Valid orders that parts are moved towards.
         enough_us: A step that is short enough, in microseconds; what is a little longer is kept, too.
         trials: So many orders may be tried in vain, one after the other: what is short enough lacks no less for any.
+        seed: Of what is tried at random.
     """
-    walk = _Walk(reserve, Moves.of(reserve.task, best, others), Front.of(reserve, starts, enough_us), trials)
+    walk = _Walk(reserve, Moves.of(reserve.task, best, others, seed), Front.of(reserve, starts, enough_us), trials)
     while walk.goes_on():
         walk.try_some()
     found = walk.front.members

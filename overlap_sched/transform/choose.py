@@ -18,9 +18,8 @@ from itertools import pairwise
 import numpy as np
 
 from overlap_sched.problem import NodeId, Order
-from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import NETWORK_BINDS, Policy
+from overlap_sched.scheduler.policies import EARLY, WHILE_STALLED, Policy
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.found import Found
@@ -34,7 +33,7 @@ from overlap_sched.transform.wanted import Wanted
 
 CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
-BATCHES = ((32, NETWORK_BINDS[2]), (8, NETWORK_BINDS[2]), (32, NETWORK_BINDS[0]))
+BATCHES = ((32, EARLY), (8, EARLY), (32, WHILE_STALLED))
 """Of batches of what waits: caps in latencies, and the policy of the run."""
 NEARLY = 1.003
 """A run in batches that is longer by more than this is not scheduled once more with its batches as buckets."""
@@ -132,9 +131,9 @@ class _Search:
             budget = np.array(graph.asked.budget_bytes, dtype=np.int64)
             run = list_schedule(reference, budget, policy, beat_us=self.found.best_us * NEARLY, times=streams)
             self.found.runs_left -= 1
-            if isinstance(run, Candidate) and run.step_us < self.found.best_us * NEARLY:
+            if run.made is not None and run.made.step_us < self.found.best_us * NEARLY:
                 groups = [batch.members for batch in streams.batches if batch.key is not None]
-                if self._try(f"what waits goes together, up to {cap} latencies", groups, run.order):
+                if self._try(f"what waits goes together, up to {cap} latencies", groups, run.made.order):
                     best = (cap, policy)
         return best
 

@@ -23,15 +23,18 @@ from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.apart import clashes, kept_apart
+from overlap_sched.scheduler.best import phases
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.collector import no_collection
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.pipeline import Unfitted, figures_of, phases, schedule
+from overlap_sched.scheduler.pipeline import Unfitted, figures_of, schedule
 from overlap_sched.scheduler.portfolio import close_enough
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.reserve import within_reserve
 from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.stage import Context
+from overlap_sched.scheduler.stages import QUICK
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
@@ -235,7 +238,7 @@ def _compared(unfitted: Unfitted, found: Candidate, breaks: Overdraft) -> tuple[
     live = unfitted.live
     if found.step_us < live.scheduled.step_us and _may_be_taken(unfitted, breaks, NOTHING):
         return unfitted.fitted if unfitted.fits else live, ""
-    without, reserve = unfitted.without_walks, unfitted.reserve
+    without, reserve = unfitted.quick, unfitted.reserve
     most = NOTHING if reserve is None or breaks == NOTHING else reserve.overdraft(without.order)
     if not _may_be_taken(unfitted, breaks, most):
         return without, _not_held(breaks)
@@ -276,7 +279,7 @@ class _Finished(NamedTuple):
         if self.reserve is None:
             return self._apart(self.found), NOTHING
         reference = Reference(self.task.problem, self.begin, self.task.live_ranges)
-        held = self._apart(within_reserve(self.reserve, reference, self.found, walks=False))
+        held = self._apart(within_reserve(Context(self.task, reference, QUICK), self.reserve, self.found))
         return held, self.reserve.overdraft(held.order)
 
     def _apart(self, found: Candidate) -> Candidate:

@@ -19,6 +19,7 @@ How much is tried is counted, never timed: every rank comes to the same plan.
 """
 
 from overlap_sched.problem import Order
+from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.transform.choose import try_buckets
 from overlap_sched.transform.found import Found, RunsPaid
@@ -27,10 +28,10 @@ from overlap_sched.transform.keys import batch_time, keys_of, without_latency
 from overlap_sched.transform.over import try_in_place
 from overlap_sched.transform.rewrites import Bucket, Form
 from overlap_sched.transform.splitting import try_splitting
-from overlap_sched.transform.trial import POLICIES, Asked, again, tried
+from overlap_sched.transform.trial import Asked, again, tried
 from overlap_sched.transform.wanted import Wanted
 
-AGAIN, POLICIES_AGAIN = 3, POLICIES[2:]
+AGAIN, POLICIES_AGAIN = 3, (FAR_AHEAD, IN_ORDER)
 """The best is scheduled so many times from its own order, as long as that helps, by these: the other policies are among
 those that the phases run from that order in any case."""
 

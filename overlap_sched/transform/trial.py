@@ -10,9 +10,9 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.reached import reached
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
+from overlap_sched.scheduler.candidate import SAME_STEP, Run
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import COMPUTE_BINDS, LAST, NETWORK_BINDS, Policy
+from overlap_sched.scheduler.policies import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, Policy
 from overlap_sched.scheduler.portfolio import simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import NO_WORK, Work
@@ -21,7 +21,7 @@ from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite
 
-POLICIES = (NETWORK_BINDS[0], NETWORK_BINDS[2], COMPUTE_BINDS[0], LAST[1])
+POLICIES = (WHILE_STALLED, EARLY, FAR_AHEAD, IN_ORDER)
 """Launches late, launches early, the critical path ahead, the order as it is: which fits shows afterwards."""
 
 
@@ -156,19 +156,19 @@ def _scheduled(
     best, by, work = None, list[Policy](), NO_WORK
     for policy in policies:
         run = _run(reference, policy, asked.budget_bytes, beat_us)
-        work = work.plus(run.work if isinstance(run, Candidate) else run)
-        if isinstance(run, Candidate) and run.step_us < beat_us * (1 - SAME_STEP):
-            best, beat_us = run, run.step_us
+        work = work.plus(run.work)
+        if run.made is not None and run.made.step_us < beat_us * (1 - SAME_STEP):
+            best, beat_us = run.made, run.made.step_us
             by.insert(0, policy)
     if best is None:
         return replace(failed, why_not="no shorter", work=work)
     return replace(failed, step_us=best.step_us, problem=problem, order=best.order, work=work, policies=tuple(by))
 
 
-def _run(reference: Reference, policy: Policy, budget_bytes: int, beat_us: float) -> Candidate | Work:
+def _run(reference: Reference, policy: Policy, budget_bytes: int, beat_us: float) -> Run:
     """One run; one that leaves the budget counts as given up."""
     run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, (), beat_us)
-    return run.work if isinstance(run, Candidate) and run.peak_bytes > budget_bytes else run
+    return Run(run.work) if run.made is not None and run.made.peak_bytes > budget_bytes else run
 
 
 def primed(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -> Order:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, Order, Problem
-from overlap_sched.scheduler.fill_tail import deferred
 from overlap_sched.transform.apply import apply
+from overlap_sched.transform.deferred import deferred
 from overlap_sched.transform.keys import BatchTime, added_us, batch_time, host_times, host_us, keys_of
 from overlap_sched.transform.neighbours import Windows
 from overlap_sched.transform.packing import packed, places_of

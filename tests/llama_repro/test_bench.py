@@ -9,18 +9,16 @@ from types import SimpleNamespace
 import pytest
 
 from llama_repro import CLUSTER
-from llama_repro.bench import ablations, rows, scale
-from llama_repro.bench.cases import slower_network
+from llama_repro.bench import rows, scale
+from llama_repro.bench.cases import on_cluster, slower_network
 from llama_repro.bench.compare import changes, comparison
-from llama_repro.bench.tables import ablation_markdown, markdown, scale_markdown
-from llama_repro.bench.true_prices import on_cluster
+from llama_repro.bench.tables import markdown, scale_markdown
 from llama_repro.errors import RecordError, TorchPassError
 from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder, tail_us
 from llama_repro.harness.record import read_record
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
-from overlap_sched.scheduler import portfolio
 from overlap_sched.scheduler.pipeline import schedule
 from tests.support.modules import module_at
 
@@ -115,17 +113,6 @@ def test_torch_that_fails_is_told_and_not_measured(monkeypatch):
     assert lines.splitlines()[-1].startswith("| `example` x1 | 0.1 ms | 0.2 ms, 21.0 MiB | - | - | **0.1 ms (25.00 %)")
 
 
-@pytest.mark.parametrize("ablation", ablations.ABLATIONS, ids=lambda ablation: ablation.name)
-def test_every_ablation_switches_something_that_is_there(ablation):
-    """One that names what the scheduler no longer has fails here: give it its new name, or take it out."""
-    before = [vars(module).copy() for module in (ablations.policies, portfolio)]
-    with ablations.without(ablation):
-        during = [vars(module).copy() for module in (ablations.policies, portfolio)]
-        assert schedule(EXAMPLE).fell_back is None
-    assert [vars(module) for module in (ablations.policies, portfolio)] == before
-    assert (during != before) == (ablation.policy is not None or "portfolio" in str(ablation.switches))
-
-
 def test_slower_networks_slow_collectives_only():
     slow = slower_network(EXAMPLE, 4)
     assert [node.time_us for node in slow.nodes] == [0, 0, 160, 0, 50, 30, 30, 160, 0, 0]
@@ -159,17 +146,16 @@ def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatc
     script = bench()
     monkeypatch.setattr(script, "date", SimpleNamespace(today=lambda: date(2026, 1, 2)))
     write_problem(EXAMPLE, tmp_path / "example.json")
-    command = [str(tmp_path / "example.json"), "--no-torch", "--comm-scale", "1", "--ablate"]
+    command = [str(tmp_path / "example.json"), "--no-torch", "--comm-scale", "1"]
     assert script.main([*command, "--record", str(tmp_path / "record")]) == 0
     assert "ours, headroom 5%" in capsys.readouterr().out
     path = tmp_path / "record-2026-01-02.json"
     data = json.loads(path.read_text())
     assert {"cpu", "cores", "memory_gib", "load"} <= data["machine"].keys()
     assert data["packages"].keys() == {"torch", "numpy", "sortedcontainers"}
-    assert data["command"].endswith("--ablate --record " + str(tmp_path / "record"))
+    assert data["command"].endswith("--comm-scale 1 --record " + str(tmp_path / "record"))
     text = (tmp_path / "record-2026-01-02.md").read_text()
     assert "| `example` x1 | 0.1 ms | 0.2 ms, 21.0 MiB |" in text
-    assert "without second runs" in text
     assert "| `example` x1, true prices | 0.1 ms | 0.2 ms, 21.0 MiB |" in text
 
     for row in data["rows"]:
@@ -213,4 +199,3 @@ def test_records_hold_what_is_needed_to_read_them():
     data = bench().record("scripts/bench.py", mine, [size(10, 1.0), size(100, 10.0)])
     assert json.loads(json.dumps(data)) == data
     assert data["growth"]["x1"]["cpu_s"] == pytest.approx(1.0)
-    assert ablation_markdown(mine).count("\n") == 1  # a head alone

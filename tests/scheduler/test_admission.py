@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.problem import EXAMPLE, Problem
-from overlap_sched.scheduler.admission import CompletionProfile
+from overlap_sched.scheduler.admission import CompletionProfile, PositionalProfile, completion_profile
 from overlap_sched.scheduler.range_max import LOWEST
 from overlap_sched.scheduler.reference import Reference
 from tests.support.graphs import problems
@@ -25,7 +25,7 @@ def check(memory: CompletionProfile, done: list[int]) -> None:
     for k, v in enumerate(rest):
         at = memory.position[v]
         assert memory.profile[at] == profile[len(done) + k], (done, v)
-        if not memory.flat:
+        if isinstance(memory, PositionalProfile):
             assert memory.step_of[at] == len(done) + k, (done, v)
     assert all(memory.profile[memory.position[v]] < LOWEST // 2 for v in done)
     assert memory.first == min((memory.position[v] for v in rest), default=len(memory.order))
@@ -38,7 +38,7 @@ def test_profile_equals_recomputation_and_admission_is_exact(
     reference = random_order(problem, seed)
     profile = memory_profile(problem, reference)
     limit = np.array(profile if positional else max(profile), dtype=np.int64) + headroom
-    memory = CompletionProfile(Reference(problem, reference), limit)
+    memory = completion_profile(Reference(problem, reference), limit)
     assert list(memory.profile.array(0, len(profile))) == profile
     before, done, draw = rules(problem), [], random.Random(seed)
     while len(done) < len(reference):
@@ -53,8 +53,10 @@ def test_profile_equals_recomputation_and_admission_is_exact(
             if over <= 0:
                 admitted.append(v)
             else:
-                assert 0 < memory.obstacle[0] <= over
-                assert 0 < memory.refusal(v)[0] <= over
+                obstacle = memory.obstacle_of(v)
+                assert obstacle is not None
+                assert 0 < obstacle.over_bytes <= over
+                assert 0 < memory.refusal(v, obstacle).over_bytes <= over
         assert reference[memory.first] in admitted  # the guarantee
         v = draw.choice(admitted)
         low = memory.profile.array(0, len(reference))
@@ -98,13 +100,13 @@ def test_reference_profile_of_the_example() -> None:
 
 
 def test_a_refusal_names_bytes_and_place() -> None:
-    memory = CompletionProfile(Reference(EXAMPLE, EXAMPLE.original_order), np.array(21 * MIB))
+    memory = CompletionProfile(Reference(EXAMPLE, EXAMPLE.original_order), 21 * MIB)
     for v in (0, 1, 2, 4):
         assert memory.admits(v)
         memory.run(v)
     # dw (8 MiB) while `full` (8), g, x and w are live: 25 at this very step, and still at dgrad
-    assert not memory.admits(6)
-    assert memory.obstacle == (4 * MIB, 5)
-    assert memory.refusal(6) == (4 * MIB, 5)
+    obstacle = memory.obstacle_of(6)
+    assert obstacle == (4 * MIB, 5)
+    assert memory.refusal(6, obstacle) == (4 * MIB, 5)
     memory.run(3)
     assert memory.admits(5)

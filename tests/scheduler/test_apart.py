@@ -14,7 +14,7 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.options import Concurrent
 from overlap_sched.report.words.together import together_figures, together_text
 from overlap_sched.scheduler.apart import clashes, kept_apart, on_one_stream
-from overlap_sched.scheduler.pipeline import STALLS
+from overlap_sched.scheduler.best import STALLS
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 

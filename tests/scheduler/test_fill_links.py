@@ -18,9 +18,11 @@ from overlap_sched.scheduler import fill_links as under_test
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.fill_links import MOST_IN_VAIN, IdlePlace, busiest_link, fill_links, idle_places
 from overlap_sched.scheduler.needs import Overdraft, Reserve
+from overlap_sched.scheduler.stage import Context
 from tests.judge.test_contention import contended, contentions
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition
+from tests.support.stages import with_stage
 
 
 def beside_a_large_node(large_us: float = 30.0, cast_us: float = 0.0) -> Problem:
@@ -206,13 +208,12 @@ def test_within_the_budget_and_never_longer(
 
 
 @pytest.mark.parametrize("allocator", ["none", "plain"])
-def test_the_last_phase_knows_what_the_allocator_has(monkeypatch: pytest.MonkeyPatch, allocator: str) -> None:
+def test_the_last_stage_knows_what_the_allocator_has(allocator: str) -> None:
     known = list[bool]()
 
-    def noted(task: Task, best: Candidate, reserve: Reserve | None) -> Candidate:
-        known.append(reserve is not None)
+    def noted(real: object, context: Context, best: Candidate) -> Candidate:
+        known.append(context.reserve is not None)
         return best
 
-    monkeypatch.setattr("overlap_sched.scheduler.pipeline.fill_links", noted)
-    schedule(EXAMPLE, Options(allocator=allocator, strict=True))
+    schedule(EXAMPLE, Options(allocator=allocator, strict=True), stages=with_stage("fill links", noted))
     assert known == [allocator == "plain"]

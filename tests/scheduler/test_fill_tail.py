@@ -1,8 +1,6 @@
 """The end of a step: compute is deferred behind it where that makes it shorter and memory admits it."""
 
-from contextlib import nullcontext
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +15,7 @@ from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.fill_tail import fill_tail
-from overlap_sched.scheduler.shift import shift, shifted
+from overlap_sched.scheduler.shift import FARTHEST, shift, shifted
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
@@ -27,15 +25,8 @@ def filled(problem: Problem, order: Order, limit: npt.NDArray[np.int64], wide: b
     """The order that came of another, shifted or not, and the collectives deferred, by name."""
     task = Task(problem, Options(), 0)
     best = replace(task.measured(order), reasons=dict.fromkeys(problem.collectives, "reference"))
-    with (
-        nullcontext()
-        if wide
-        else patch(
-            "overlap_sched.scheduler.fill_tail.with_order",
-            lambda task, best, order, limit: task.remeasured(best, order),
-        )
-    ):
-        made = fill_tail(task, best, shift(task, best, limit) if wide else best, limit)
+    farthest = FARTHEST if wide else 0
+    made = fill_tail(task, best, shift(task, best, limit, farthest), limit, farthest)
     assert (made.step_us, made.peak_bytes) == (task.measured(made.order).step_us, task.measured(made.order).peak_bytes)
     return made.order, [problem.nodes[v].name for v in sorted(made.reasons) if made.reasons[v] == "deferred"]
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from overlap_sched import Group, Kind, Node, Problem, Storage
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
-from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
@@ -37,8 +36,8 @@ def test_valid_and_within_the_budget_under_any_policy(
     reference = random_order(problem, seed)
     profile = np.array(peak_by_definition(problem, reference))
     limit = np.array(profile.max() + room) if flat else profile + room
-    run = list_schedule(Reference(problem, reference), limit, policy)
-    assert isinstance(run, Candidate)
+    run = list_schedule(Reference(problem, reference), limit, policy).made
+    assert run is not None
     assert violation(problem, run.order) is None
     made = np.array(peak_by_definition(problem, list(run.order)))
     assert (made <= limit).all()
@@ -57,8 +56,8 @@ def test_what_memory_refuses_on_one_stream_does_not_stop_another() -> None:
         nodes.append(Node(f"{name}.wait", Kind.WAIT, (v,), (), (s,), collective=v))
         nodes.append(Node(f"{name}.use", Kind.COMPUTE, (v + 1,), (), (s,), 5.0))
     problem = Problem("two streams", tuple(nodes), tuple(storages), {"fsdp": Group(8, False), "tp": Group(8, True)})
-    run = list_schedule(Reference(problem, problem.original_order), np.array(101), Policy(lead=1.0, slack=-1.0))
-    assert isinstance(run, Candidate)
+    run = list_schedule(Reference(problem, problem.original_order), np.array(101), Policy(lead=1.0, slack=-1.0)).made
+    assert run is not None
     assert problem.names(run.order)[:2] == ["small", "mm"]
 
 
@@ -72,8 +71,8 @@ def test_compute_is_looked_for_no_further_than_the_window() -> None:
     problem = Problem("window", nodes, (Storage(1),), {"fsdp": Group(8, True)})
     reference = Reference(problem, problem.original_order)
     for window, names in [(3, ["gather", "far", "full", "use"]), (2, ["gather", "full", "use", "far"])]:
-        run = list_schedule(reference, np.array(1), Policy(lead=0.0, slack=-1.0, window=window))
-        assert isinstance(run, Candidate)
+        run = list_schedule(reference, np.array(1), Policy(lead=0.0, slack=-1.0, window=window)).made
+        assert run is not None
         assert problem.names(run.order) == names
 
 
@@ -88,8 +87,8 @@ def test_what_prepares_a_launch_runs_ahead_of_its_place_or_does_not() -> None:
     problem = Problem("prepared", nodes, (Storage(1), Storage(1)), {"fsdp": Group(8, True)})
     reference = Reference(problem, problem.original_order)
     for prepares, first, step_us in [(True, "cast", 100_011.0), (False, "mm", 100_061.0)]:
-        run = list_schedule(reference, np.array(2), Policy(lead=0.0, slack=-1.0, prepares=prepares))
-        assert isinstance(run, Candidate)
+        run = list_schedule(reference, np.array(2), Policy(lead=0.0, slack=-1.0, prepares=prepares)).made
+        assert run is not None
         assert problem.names(run.order)[0] == first
         assert run.step_us == step_us
 
@@ -112,8 +111,8 @@ def test_standing_still_launches_only_what_is_due_meanwhile() -> None:
         Node("end", Kind.COMPUTE, (chain + 2, chain + 4), (), (2,), 10.0),
     ]
     problem = Problem("standstill", tuple(nodes), tuple(map(Storage, (1, 1, 1))), {"fsdp": Group(8, True)})
-    run = list_schedule(Reference(problem, problem.original_order), np.array(99), Policy(lead=0.0, slack=-1.0))
-    assert isinstance(run, Candidate)
+    run = list_schedule(Reference(problem, problem.original_order), np.array(99), Policy(lead=0.0, slack=-1.0)).made
+    assert run is not None
     assert run.step_us == 20 + 50 + 20 + 200 + 10
 
 
@@ -127,8 +126,8 @@ def test_what_frees_memory_is_launched_in_its_place_though_nobody_needs_it_soon(
     problem = replace(shared, nodes=nodes, groups={**shared.groups, "dp": Group(2, False)})
     reference = Reference(problem, problem.original_order)
     assert sum(reference.frees) == 12
-    run = list_schedule(reference, reference.profile.max(), Policy(lead=0.005, slack=-1.0))
-    assert isinstance(run, Candidate)
+    run = list_schedule(reference, reference.profile.max(), Policy(lead=0.005, slack=-1.0)).made
+    assert run is not None
     assert run.step_us == 1140.0
     names = problem.names(run.order)
     assert all(names.index(f"scatter{k}") < names.index(f"gather{k + 2}") for k in range(10))

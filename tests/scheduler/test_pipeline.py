@@ -23,11 +23,12 @@ from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.portfolio import lowest_peak
-from overlap_sched.scheduler.result import Work
+from overlap_sched.scheduler.stages import ALL
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
 from tests.support.oracle import INSTANCES, all_orders, peak_by_definition
+from tests.support.stages import with_stage
 
 MIB = 2**20
 under_test = importlib.import_module("overlap_sched.scheduler.pipeline")
@@ -202,7 +203,7 @@ def test_a_run_that_cannot_win_any_more_is_given_up(monkeypatch: pytest.MonkeyPa
         made = run(*arguments)
         known.append(arguments[-1])
         nonlocal given_up
-        given_up += isinstance(made, Work) and made.rescored < len(problem.nodes)
+        given_up += made.made is None and made.work.rescored < len(problem.nodes)
         return made
 
     monkeypatch.setattr(portfolio, "list_schedule", watched)
@@ -227,8 +228,7 @@ def _raise(*_: object) -> None:
 
 
 def _with_order(order: tuple[int, ...]) -> Callable[..., object]:
-    real = under_test.fill_tail
-    return lambda *args: replace(real(*args), order=order)
+    return lambda real, context, best: replace(real(context, best), order=order)
 
 
 FAULTS = [
@@ -240,20 +240,17 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "said"), FAULTS)
-def test_a_broken_scheduler_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., object], said: str
-) -> None:
-    monkeypatch.setattr(under_test, "fill_tail", fault)
-    monkeypatch.setattr(under_test, "relinked", lambda task, reference, best: best)  # the fault is in the last phase
+def test_a_broken_scheduler_costs_nothing(fault: Callable[..., object], said: str) -> None:
+    stages = with_stage("fill tail", fault, ALL.without("relink"))  # the fault is in the last stage
     with pytest.warns(OverlapSchedWarning, match="overlap_sched keeps the original order of 'example': "):
-        result = schedule(EXAMPLE, Options(allocator="none"))  # which would find another order
+        result = schedule(EXAMPLE, Options(allocator="none"), stages=stages)  # which would find another order
     assert result.order == EXAMPLE.original_order
     assert result.scheduled == result.original
     assert result.fell_back is not None
     assert said in result.fell_back
     assert {d.reason for d in result.decisions} == {"original"}
     with pytest.raises(VerificationError) as caught:
-        schedule(EXAMPLE, Options(strict=True, allocator="none"))
+        schedule(EXAMPLE, Options(strict=True, allocator="none"), stages=stages)
     assert said in str(caught.value)
 
 
@@ -261,7 +258,7 @@ def test_a_broken_scheduler_costs_nothing(
 @settings(max_examples=50)
 def test_a_scheduler_that_returns_nonsense_never_wins(problem: Problem, draw: object) -> None:
     """Orders at random in the scheduler's place: either they keep every promise or the original stays."""
-    real = under_test._best_order
+    real = under_test.best_order
 
     def nonsense(*args: object) -> object:
         best, base_bytes = real(*args)
@@ -270,7 +267,7 @@ def test_a_scheduler_that_returns_nonsense_never_wins(problem: Problem, draw: ob
         return replace(best, order=tuple(order)), base_bytes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(under_test, "_best_order", nonsense)
+        patch.setattr(under_test, "best_order", nonsense)
         with warnings.catch_warnings(record=True, action="always") as caught:
             result = schedule(problem, Options(memory_model=problem.memory_model))
     if result.fell_back is None:
@@ -288,11 +285,11 @@ def test_fitted_afterwards_is_what_schedule_makes(problem: Problem, base: Base) 
         same = replace(afterwards.fitted, schedule_s=whole.schedule_s)
         assert same == whole
         assert afterwards.live.order == schedule(problem, replace(options, allocator="none")).order
-        assert not afterwards.fits or afterwards.live.order == whole.order == afterwards.without_walks.order
+        assert not afterwards.fits or afterwards.live.order == whole.order == afterwards.quick.order
 
 
 def test_what_fails_while_it_is_fitted_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "within_reserve", _raise)
+    monkeypatch.setattr("overlap_sched.scheduler.best.within_reserve", _raise)
     afterwards = Unfitted(EXAMPLE, Options(headroom="100%", allocator="plain"))
     assert afterwards.live.order != EXAMPLE.original_order
     with pytest.warns(OverlapSchedWarning, match="the scheduler failed: ZeroDivisionError: a bug"):

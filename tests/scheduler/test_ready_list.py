@@ -16,14 +16,14 @@ def ready_list(obstacle: Obstacle) -> tuple[ReadyList, SimpleNamespace]:
     """With the two nodes ready, and the second just refused."""
     reference = Reference(EXAMPLE, EXAMPLE.original_order)
     memory = SimpleNamespace(
-        position=reference.position, obstacle=obstacle, profile={5: 10}, first=1,
+        position=reference.position, profile={5: 10}, first=1,
         alloc_bytes=reference.live_ranges.alloc_bytes, room_bytes=lambda: memory.room,
         room=0,
     )  # fmt: skip
     ready = ReadyList(reference, reference.priorities(), memory)  # type: ignore[arg-type]
     ready.add(MM)
     ready.add(GATHER)
-    ready.block(GATHER)
+    ready.block(GATHER, obstacle)
     return ready, memory
 
 

@@ -1,5 +1,7 @@
 """Orders between two orders: valid, and what is made of them is within the budget and never longer."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,15 +10,17 @@ from llama_repro.bench.cases import slower_network
 from overlap_sched import Options, Problem, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler import pipeline, relink
+from overlap_sched.scheduler import relink
 from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.portfolio import best_of_runs
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.relink import between, relinked
 from overlap_sched.scheduler.result import NO_WORK, Work
+from overlap_sched.scheduler.stage import Context
+from overlap_sched.scheduler.stages import ALL
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
+from tests.support.stages import best_of_runs, with_stage
 
 BACKWARD_2D, FORWARD_2D = (INSTANCES / f"llama3_8b_{part}_64_2d.json.gz" for part in ("bw", "fw"))
 
@@ -41,29 +45,28 @@ def test_within_the_budget_and_never_longer(problem: Problem, effort: int, room:
     task = Task(problem, options, peak)
     reference = Reference(problem, problem.original_order, task.live_ranges)
     best = best_of_runs(task, reference, task.measured(problem.original_order))
-    made = relinked(task, reference, best)
+    made = relinked(Context(task, reference, ALL), best)
     assert violation(problem, made.order) is None
     assert made.step_us == step_by_definition(problem, list(made.order)) <= best.step_us * (1 + 1e-9)
     assert made.peak_bytes == max(peak_by_definition(problem, list(made.order))) <= peak + room
     assert made.work.runs >= best.work.runs
 
 
-def runs_there(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> list[Work]:
-    """What runs of this phase take, of a problem scheduled."""
+def runs_there(problem: Problem) -> list[Work]:
+    """What runs of this stage take, of a problem scheduled."""
     made = list[Work]()
 
-    def watched(task: Task, reference: Reference, best: Candidate) -> Candidate:
-        after = relinked(task, reference, best)
+    def watched(real: Any, context: Context, best: Candidate) -> Candidate:
+        after: Candidate = real(context, best)
         made.append(after.work if after.work != best.work else NO_WORK)
         return after
 
-    monkeypatch.setattr(pipeline, "relinked", watched)
-    schedule(problem, Options(allocator="none", strict=True))
+    schedule(problem, Options(allocator="none", strict=True), stages=with_stage("relink", watched))
     return made
 
 
-def test_near_the_bound_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert runs_there(monkeypatch, read_problem(FORWARD_2D)) == [NO_WORK]
+def test_near_the_bound_nothing_is_tried() -> None:
+    assert runs_there(read_problem(FORWARD_2D)) == [NO_WORK]
 
 
 @pytest.mark.slow
@@ -72,16 +75,14 @@ def test_where_network_and_memory_bind_the_step_is_shorter(monkeypatch: pytest.M
     problem, rounds = slower_network(read_problem(BACKWARD_2D), 8), list[tuple[float, float]]()
     real = relink._round
 
-    def watched(task: Task, reference: Reference, best: Candidate) -> Candidate:
-        after = real(task, reference, best)
+    def watched(context: Context, best: Candidate) -> Candidate:
+        after = real(context, best)
         rounds.append((best.step_us, after.step_us))
         return after
 
     monkeypatch.setattr(relink, "_round", watched)
-    monkeypatch.setattr(pipeline, "fill_links", lambda task, best, reserve: best)  # it gains much of the same by itself
-    with_it = schedule(problem, Options(allocator="none", strict=True))
-    monkeypatch.setattr(pipeline, "relinked", lambda task, reference, best: best)
-    without = schedule(problem, Options(allocator="none", strict=True))
+    options, stages = Options(allocator="none", strict=True), ALL.without("fill links")  # it gains much of the same
+    with_it, without = (schedule(problem, options, stages=those) for those in (stages, stages.without("relink")))
     assert with_it.scheduled.step_us < 0.975 * without.scheduled.step_us
     assert with_it.scheduled.peak_bytes <= with_it.original.peak_bytes
     assert rounds[0][0] == without.scheduled.step_us

@@ -23,17 +23,17 @@ from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, allocator_named
-from overlap_sched.scheduler.admission import CompletionProfile
+from overlap_sched.scheduler.admission import completion_profile
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, SLIGHT_BYTES, Overdraft, Reserve
 from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.policies import FAR, Policy
+from overlap_sched.scheduler.pool import chosen
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import chosen
 from overlap_sched.scheduler.reserve_runs import TIGHT, TIGHTER, tighter_runs
-from overlap_sched.scheduler.result import Faster, Work
+from overlap_sched.scheduler.result import Faster
 from overlap_sched.scheduler.room import Growth
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems
@@ -79,8 +79,8 @@ def test_a_gated_run_schedules_every_node_whatever_the_limit(problem: Problem, m
     task = task_of(problem)
     gate = AllocatorGate(task.live_ranges, mebibytes * MIB, Growth.of(task.live_ranges, problem.original_order).by_node)
     reference = Reference(problem, problem.original_order, task.live_ranges)
-    run = list_schedule(reference, task.limit, Policy(1.0, 0.1, FAR), gate=gate)
-    assert isinstance(run, Candidate)
+    run = list_schedule(reference, task.limit, Policy(1.0, 0.1, FAR), gate=gate).made
+    assert run is not None
     assert violation(problem, run.order) is None
     assert run.peak_bytes <= task.base_bytes
 
@@ -92,8 +92,8 @@ def test_a_gate_keeps_the_allocator_from_growing() -> None:
     original = requests_of(task.live_ranges, problem.original_order).replayed(PLAIN).peak_reserved_bytes
 
     def reserved(gate: AllocatorGate | None) -> int:
-        run = list_schedule(reference, task.limit, Policy(1.0, 1.0, FAR), gate=gate)
-        assert isinstance(run, Candidate)
+        run = list_schedule(reference, task.limit, Policy(1.0, 1.0, FAR), gate=gate).made
+        assert run is not None
         return requests_of(task.live_ranges, run.order).replayed(PLAIN).peak_reserved_bytes
 
     # what the reference order itself makes it grow by later is no move
@@ -110,7 +110,7 @@ def test_a_gate_opens_with_what_the_original_order_grows_by() -> None:
     growth = Growth.of(task.live_ranges, problem.original_order)
     gate = AllocatorGate(task.live_ranges, growth.inputs_bytes, growth.by_node)
     grows = next(iter(growth.by_node))
-    memory = CompletionProfile(Reference(problem, problem.original_order, task.live_ranges), task.limit)
+    memory = completion_profile(Reference(problem, problem.original_order, task.live_ranges), task.limit)
     assert gate.admits(grows)  # by itself it may grow
     assert not AllocatorGate(task.live_ranges, growth.inputs_bytes, {}).admits(grows)
     assert gate.limit_bytes == growth.inputs_bytes
@@ -173,18 +173,19 @@ def test_tighter_budgets_lie_between_what_the_original_order_has_live_and_its_pe
     own, peak = task.live_ranges.profile(reference.order), int(task.limit)
     runs = list(tighter_runs(Reserve.of(task, PLAIN), reference, math.inf))
     assert len(runs) == len(TIGHT) * TIGHTER
-    for k, run in enumerate(runs):
-        assert isinstance(run, Candidate)
+    orders = [run.made.order for run in runs if run.made is not None]
+    assert len(orders) == len(runs)
+    for k, order in enumerate(orders):
         room = TIGHT[k // TIGHTER] * (peak - own)
-        assert (task.live_ranges.profile(run.order) <= own + room).all()
-    assert len({run.order for run in runs if isinstance(run, Candidate)}) > 1
+        assert (task.live_ranges.profile(order) <= own + room).all()
+    assert len(set(orders)) > 1
 
 
 def test_tighter_budgets_end_where_all_runs_within_one_take_too_long() -> None:
     task = task_of(large_layers(8, 64))
     reference = Reference(task.problem, task.problem.original_order, task.live_ranges)
     runs = list(tighter_runs(Reserve.of(task, PLAIN), reference, 1.0))
-    assert [type(run) for run in runs] == [Work] * TIGHTER
+    assert [run.made for run in runs] == [None] * TIGHTER
 
 
 def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:

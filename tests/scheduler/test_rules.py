@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
-from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.list_scheduler import Rules, list_schedule
+from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.rules import Rules
 from overlap_sched.scheduler.streams import Streams
 
 AT_LATEST = Policy(lead=0.0, slack=0.0)
@@ -44,8 +44,8 @@ class Graph:
         storages = tuple(Storage(1) for _ in self.nodes)
         groups = {name: Group(8, True) for name in ("fsdp", "tp")}
         problem = Problem("rule", tuple(self.nodes), storages, groups)
-        made = list_schedule(Reference(problem, problem.original_order), np.array(99), policy)
-        assert isinstance(made, Candidate)
+        made = list_schedule(Reference(problem, problem.original_order), np.array(99), policy).made
+        assert made is not None
         return " ".join(problem.names(made.order)), made.step_us
 
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.scheduler.fifo_streams import FifoStreams
-from overlap_sched.scheduler.shared_streams import SharedStreams
+from overlap_sched.scheduler.stream_times import FifoStreams, SharedStreams
 from overlap_sched.scheduler.streams import StreamTimes
 from tests.judge.test_contention import contended, two_groups, with_lanes
 from tests.support.graphs import problems

@@ -16,7 +16,7 @@ from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.precedence import launch_pairs, neighbours
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.candidate import SAME_STEP, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
@@ -104,8 +104,8 @@ def test_a_real_graph_loses_little_when_times_are_wrong() -> None:
     """20 % of error on every time: the mean step is within 1 % of the prediction, and nearer than before."""
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz")
     peak = np.array(max(memory_profile(problem, problem.original_order)))
-    run = list_schedule(Reference(problem, problem.original_order), peak, Policy(lead=0.005, slack=0.12))
-    assert isinstance(run, Candidate)
+    run = list_schedule(Reference(problem, problem.original_order), peak, Policy(lead=0.005, slack=0.12)).made
+    assert run is not None
     order, wide = run.order, shifted(LiveRanges(problem), run.order, peak)
     before, after = (robustness(problem, one, draws=100) for one in (order, wide))
     assert max(memory_profile(problem, wide)) <= peak

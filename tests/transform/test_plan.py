@@ -17,7 +17,7 @@ from overlap_sched.report.units import duration
 from overlap_sched.report.words.rewrites import rewrites_figures, rewrites_text
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.stage import Context
 from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan, plan_of_rewrites
@@ -28,7 +28,7 @@ from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
 from tests.support.symbolic import meanings
 
-pipeline = importlib.import_module("overlap_sched.scheduler.pipeline")
+best_of_stages = importlib.import_module("overlap_sched.scheduler.best")
 BOUND = sharded([[2, 2, 2]] * 4, compute_us=4.0)
 """Each of 24 collectives takes 12 us, 10 of them latency; compute takes 64."""
 ALL = Options(rewrites=("bucket", "stream"))
@@ -240,7 +240,7 @@ def test_what_would_not_run_where_the_original_does_is_not_taken(
         asked.append(reserve.task.problem)
         return Overdraft(False, 0, over_bytes) if reserve.task.problem is not BOUND else NOTHING
 
-    monkeypatch.setattr(planning, "within_reserve", lambda reserve, reference, best, walks: best)
+    monkeypatch.setattr(planning, "within_reserve", lambda context, reserve, best: best)
     monkeypatch.setattr(Reserve, "overdraft", overdraft)
     monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 1_000_000, 1_000_000, 0))
     found = plan(BOUND, PRICES, wide)
@@ -263,16 +263,16 @@ class Fits:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lacking_bytes: int) -> None:
         self.without = self.rewritten = self.walked = 0
 
-        def fitted(reserve: Reserve, reference: Reference, best: Candidate, walks: bool) -> Candidate:
+        def fitted(context: Context, reserve: Reserve, best: Candidate) -> Candidate:
             self.without += reserve.task.problem is BOUND
             self.rewritten += reserve.task.problem is not BOUND
-            self.walked += walks
+            self.walked += context.has("random walk")
             return best
 
         def overdraft(reserve: Reserve, order: Order) -> Overdraft:
             return Overdraft(False, 0, 1_000_000 if reserve.task.problem is BOUND else lacking_bytes)
 
-        for module in (planning, pipeline):
+        for module in (planning, best_of_stages):
             monkeypatch.setattr(module, "within_reserve", fitted)
         monkeypatch.setattr(Reserve, "overdraft", overdraft)
         monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 100_000_000, 100_000_000, 0))

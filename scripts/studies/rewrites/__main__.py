@@ -24,8 +24,8 @@ from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import RewriteKind
 from overlap_sched.report.words.reserved import reserved_changes
+from overlap_sched.scheduler.best import phases
 from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.pipeline import phases
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.keys import Key, keys_of

@@ -1,9 +1,10 @@
-"""The scheduler's clock under contention: what it is now, and when collectives are expected to be finished.
+"""The scheduler's clock: what it is now, and when collectives are expected to be finished.
 
-It shares nothing with the judges' clock (:mod:`overlap_sched.judge.contended_clock`), and works another way: each
-link has a time of its own, *alone time*, that passes at 1 / k while k groups are on it, and slower still while several
-collectives of a group are in flight (``Contention.crowding``). A collective that starts at
-alone time t and takes d alone is finished at alone time t + d, whoever comes and goes in between::
+Without contention every stream does its collectives one after the other, at full speed. The clock under contention
+shares nothing with the judges' (:mod:`overlap_sched.judge.contended_clock`), and works another way: each link has a
+time of its own, *alone time*, that passes at 1 / k while k groups are on it, and slower still while several collectives
+of a group are in flight (``Contention.crowding``). A collective that starts at alone time t and takes d alone is
+finished at alone time t + d, whoever comes and goes in between::
 
     clock         0    10   20   30   40   50   60
     fsdp          |========= 40 alone ==========|       started at alone time 0, finished at 40
@@ -22,6 +23,42 @@ from dataclasses import dataclass, field
 
 from overlap_sched.problem import NodeId, Problem
 from overlap_sched.problem.contention import beside
+
+
+class FifoStreams:
+    """One stream per process group; see :class:`overlap_sched.scheduler.streams.StreamTimes`."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Nothing has been launched."""
+        self.finish_us: dict[int, float] = {}
+        self._nodes = problem.nodes
+        self._free_us = dict.fromkeys(problem.groups, 0.0)
+
+    def free_us(self, group: str) -> float:
+        """When the group's stream is free."""
+        return self._free_us[group]
+
+    def completes_us(self, v: NodeId) -> float:
+        """When collective v is finished."""
+        return self.finish_us[v]
+
+    def launch(self, v: NodeId, clock_us: float) -> None:
+        """Collective v is launched now."""
+        node = self._nodes[v]
+        group = node.group or ""
+        self.finish_us[v] = self._free_us[group] = max(clock_us, self._free_us[group]) + node.time_us
+
+    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
+        """The clock after compute that takes so long."""
+        return clock_us + time_us
+
+    def wait(self, v: NodeId, clock_us: float) -> float:
+        """The clock once collective v is finished."""
+        return max(clock_us, self.finish_us[v])
+
+    def end_us(self, clock_us: float) -> float:
+        """When all that was launched is finished, and the compute stream is done."""
+        return max([clock_us, *self._free_us.values()])
 
 
 @dataclass

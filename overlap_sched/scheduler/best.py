@@ -1,0 +1,131 @@
+"""The best order by all stages, before the judges look at it."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+from overlap_sched.options import Options, kept_allocator
+from overlap_sched.problem import Order, Problem
+from overlap_sched.scheduler.apart import clashes, kept_apart, on_one_stream
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.needs import NOTHING, Reserve
+from overlap_sched.scheduler.portfolio import lowest_peak
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.reserve import within_reserve
+from overlap_sched.scheduler.result import NO_WORK, Faster
+from overlap_sched.scheduler.stage import Context, Stages
+from overlap_sched.scheduler.stages import ALL
+
+STALLS = (0.0, 0.5, 1.0)
+"""Orders with groups kept apart are made so, see :func:`overlap_sched.scheduler.apart.kept_apart`; the best is kept."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best order for live bytes.
+
+    Attributes:
+        context: Of the task asked for, and the order that its runs started from.
+        original: The original order. best: by (step, peak), whatever the allocator makes of it.
+    """
+
+    context: Context
+    original: Candidate
+    best: Candidate
+
+    def by(self, stages: Stages, seed: int) -> "Found":
+        """The same, to be fitted by other stages."""
+        return replace(self, context=replace(self.context, stages=stages, seed=seed))
+
+    def chosen(self, reserve: Reserve | None) -> tuple[Candidate, int]:
+        """This, or one near it that the allocator can hold; and the peak that headroom is counted from."""
+        best, asked, last = self.best, self.context.task, self.context.stages.last
+        if best.order != self.original.order:
+            if reserve is not None:
+                best = within_reserve(self.context, reserve, best)
+            best = replace(self.context, reserve=reserve).through(last, best)
+            if reserve is not None and best.faster is not None:  # that, too, as it would be taken
+                offered = self.context.through(last, self.best)
+                lacks_bytes = reserve.overdraft(offered.order).over_bytes
+                best = replace(best, faster=Faster(offered.step_us, lacks_bytes))
+        kept = best.order == self.original.order and not asked.within_budget(best.order)
+        return best, self.original.peak_bytes if kept else asked.base_bytes
+
+
+def best_order(
+    problem: Problem, options: Options, original: Candidate, stages: Stages, seed: int
+) -> tuple[Candidate, int]:
+    """The best order that can be held, and the peak that headroom is counted from."""
+    found, settings = for_live_bytes(problem, options, original, stages, seed), kept_allocator(options)
+    moved = found.best.order != original.order
+    return found.chosen(Reserve.of(found.context.task, settings) if moved and settings is not None else None)
+
+
+def for_live_bytes(problem: Problem, options: Options, original: Candidate, stages: Stages, seed: int) -> Found:
+    """The best by (step, peak) of all bases that are asked for."""
+    best, work = original, NO_WORK
+    contexts = [
+        Context(task, Reference(task.problem, base, task.live_ranges), stages, seed=seed)
+        for task, base in _tasks(problem, options, original)
+    ]
+    for context in contexts:
+        found = _made(context, original)
+        work = work.plus(found.work)
+        if found.beats(best):
+            best = found
+    return Found(contexts[0], original, replace(best, work=work))
+
+
+def _tasks(problem: Problem, options: Options, original: Candidate) -> list[tuple[Task, Order]]:
+    """The task asked for with the order to start from; then, where that is another, the default at the same budget."""
+    default = Task(problem, options, original.peak_bytes)
+    if options.base == "original":
+        return [(default, original.order)]
+    plan = lowest_peak(default)
+    asked = replace(default, base_bytes=plan.peak_bytes) if options.base == "memory-peak" else default
+    spare_bytes = int(asked.limit) - original.peak_bytes
+    if spare_bytes < 0:
+        return [(asked, plan.order)]
+    same_budget = replace(options, base="original", headroom=spare_bytes)
+    return [(asked, plan.order), (replace(default, options=same_budget), original.order)]
+
+
+def phases(task: Task, base: Order, original: Candidate) -> Candidate:
+    """All that moves nodes, from one base; what no stage improves stays as it is."""
+    reference = Reference(task.problem, base, task.live_ranges)
+    return _made(Context(task, reference, ALL), original)
+
+
+def _made(context: Context, original: Candidate) -> Candidate:
+    """Return the best order by live bytes from the reference order; the original one where none is better."""
+    task, base = context.task, tuple(context.reference.order)
+    best = original
+    if base != original.order and (start := task.measured(base)).beats(original):
+        best = start
+    return context.through(context.stages.live, replace(best, work=NO_WORK)) if task.problem.collectives else best
+
+
+def apart(task: Task, best: Candidate, original: Candidate, stages: Stages, seed: int) -> Candidate:
+    """The best order with groups kept apart that must not meet (``Options.concurrent_groups``).
+
+    From the best order, and from the best of the same graph with those groups on one stream; the original one where
+    neither is better, or the allocator cannot hold it as well as the best.
+    """
+    problem, options = task.problem, task.options
+    if options.concurrent_groups == "any" or best.order == original.order:
+        return best
+    clash, defers = clashes(problem, options.concurrent_groups), options.preserve_collective_order == "none"
+    shared = on_one_stream(problem, options.concurrent_groups)
+    alone = Task(shared, options, task.base_bytes).measured(original.order)
+    other, _ = best_order(shared, options, alone, stages, seed)
+    settings = kept_allocator(options)
+    reserve = None if settings is None else Reserve.of(task, settings)
+    lacks = NOTHING if reserve is None else reserve.overdraft(best.order)
+    chosen = original
+    for found, stalls in product((best, other), STALLS):
+        order = kept_apart(problem, found.order, clash, defers, stalls)
+        if order is None or not task.within_budget(order):
+            continue
+        made = task.remeasured(found, order)
+        if made.beats(chosen) and (reserve is None or reserve.overdraft(order) <= lacks):
+            chosen = made
+    return replace(chosen, work=best.work.plus(other.work))

@@ -1,0 +1,31 @@
+"""Stages of the scheduler, put together otherwise than the pipeline does."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.portfolio import first_run, more_runs, of_chains
+from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.result import NO_WORK
+from overlap_sched.scheduler.stage import Context, Stages
+from overlap_sched.scheduler.stages import ALL
+
+
+def with_stage(name: str, run: Callable[..., Any], stages: Stages = ALL) -> Stages:
+    """All stages, with something else done in the place of one; ``run`` is given what the stage would be, and it."""
+    assert name in stages.names
+
+    def changed(stage: Any) -> Any:
+        real = stage.run
+        return (replace(stage, run=lambda context, found: run(real, context, found)) if stage.name == name else stage,)
+
+    return stages.each(changed)
+
+
+def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate:
+    """What all runs make of an order, not polished."""
+    context, best = Context(task, reference, ALL), replace(best, work=NO_WORK)
+    for run in (first_run, of_chains, more_runs):
+        best = run(context, best)
+    return best

@@ -125,13 +125,13 @@ def test_what_was_warned(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_bad_order_of_the_scheduler_is_found(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     """The validator stands between: here a scheduler that runs everything backwards."""
     module = sys.modules["overlap_sched.scheduler.pipeline"]
-    right = module._best_order
+    right = module.best_order
 
     def backwards(*arguments: Any) -> Any:
         best, base_bytes = right(*arguments)
         return replace(best, order=best.order[::-1]), base_bytes
 
-    monkeypatch.setattr(module, "_best_order", backwards)
+    monkeypatch.setattr(module, "best_order", backwards)
     compiled, warned = run(Options(headroom="20%"))
     assert all(map(torch.equal, plain.results, compiled.results))
     assert [r.report.changed for r in compiled.reports] == [False, False]

@@ -156,8 +156,8 @@ class Runner:
             stack.enter_context(watch.on())
             if here and fault.kind == "lie":
                 module = sys.modules["overlap_sched.scheduler.pipeline"]
-                right = module._best_order
-                lied = mock.patch.object(module, "_best_order", lambda *a: wrong(right(*a), fault.where, self.rank))
+                right = module.best_order
+                lied = mock.patch.object(module, "best_order", lambda *a: wrong(right(*a), fault.where, self.rank))
                 stack.enter_context(lied)
                 watch.struck = True
             headroom = "49%" if fault.differ and self.rank else "50%"

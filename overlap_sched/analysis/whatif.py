@@ -213,7 +213,7 @@ def _shards(problem: Problem, name: str, size: int) -> set[int]:
 
 
 def _behind(problem: Problem, maker: Sequence[int], storage: int) -> set[int]:
-    """What a shard was cast or copied from, back to the graph's input."""
+    """Find what a shard was cast or copied from, back to the graph's input."""
     found: set[int] = set()
     for _ in range(_CHAIN):
         node = problem.nodes[maker[storage]]

@@ -135,7 +135,7 @@ def answer(request: Request, tell: Callable[[str], object]) -> str:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one that speaks."""
+    """Tell whether this process is the one that speaks."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -176,7 +176,7 @@ def _measure(request: Request, tell: Callable[[str], object]) -> str:
 
 
 def wishes_of(request: Request, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
-    """What is measured; the same on every rank.
+    """Return what is to be measured; the same on every rank.
 
     Raises:
         OverlapSchedError: One of its subclasses: a group that does not fit the ranks, a graph that cannot be read.

@@ -45,7 +45,7 @@ class Request:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of A and B, as given."""
+        """The names of A and B, as given."""
         return self.before.path, self.after.path
 
 

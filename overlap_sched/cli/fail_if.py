@@ -64,7 +64,7 @@ class Failure:
 
 
 def condition_of(text: str) -> Condition:
-    """What ``--fail-if`` was given.
+    """Parse what ``--fail-if`` was given.
 
     Raises:
         OptionsError: It is not understood; the message says which part, and what to write.

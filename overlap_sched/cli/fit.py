@@ -203,7 +203,7 @@ def _unreachable(found: Fit) -> str:
 
 
 def _half(problem: Problem) -> str:
-    """What to do: where the graph is one half of a step, that is the cause (names are AOTAutograd's)."""
+    """Say what to do: where the graph is one half of a step, that is the cause (names are AOTAutograd's)."""
     inputs = [node.name for node in problem.nodes if node.kind is Kind.INPUT]
     parameters = any(name.startswith("primals_") for name in inputs)
     gradients = any(name.startswith("tangents_") for name in inputs)

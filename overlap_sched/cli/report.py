@@ -91,5 +91,5 @@ def answer(
 
 
 def _title(path: str) -> str:
-    """What an order is called: its file's name, without the ending."""
+    """Return the name of an order: its file's name, without the ending."""
     return Path(path).name.removesuffix(".json")

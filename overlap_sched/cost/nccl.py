@@ -171,7 +171,7 @@ def _enabled(where: Setting, p: int) -> bool:
 
 
 def bus_bytes_per_s(where: Setting) -> float:
-    """Of a ring: what passes each point of it. Across nodes, all the group's cards together."""
+    """Return what passes each point of a ring. Across nodes, all the group's cards together."""
     inside = where.inside * _INSIDE_PART[where.generation]
     if where.nodes == 1:
         return inside

@@ -182,7 +182,7 @@ def _settled(call: _Call, fault: Exception | None = None) -> Steps:
 
 
 def _asked_before(call: _Call) -> Generator[Step, Any, bool]:
-    """Whether this rank has shown anything of this, or of the rest, before, or cannot tell."""
+    """Tell whether this rank has shown anything of this, or of the rest, before, or cannot tell."""
     try:
         for one in (call.mine, *call.rest):
             if (yield Step("check", ([f"{one.key}/0/{call.rank}"],))):
@@ -224,7 +224,7 @@ def _waited_for(call: _Call, round_key: str, passed_over: bool) -> Steps:
 
 
 def _given_up(call: _Call, round_key: str, fault: Exception) -> Steps:
-    """What is recorded, or else "original"; a count of waiting ranks that stays too high does no harm."""
+    """Return what is recorded, or else "original"; a count of waiting ranks that stays too high does no harm."""
     verdict = failed(call.mine, call.rank, fault)
     recorded = yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
     if call.stands:
@@ -233,7 +233,7 @@ def _given_up(call: _Call, round_key: str, fault: Exception) -> Steps:
 
 
 def _before(mine: Digest, number: int) -> Generator[Step, Any, Verdict | None]:
-    """What was decided last on a digest before a round of its key, whoever had posted it; ``None``: nothing."""
+    """Return the last decision on a digest before a round of its key, whoever had posted it; ``None``: nothing."""
     for earlier in reversed(range(number)):
         round_key = f"{mine.key}/{earlier}"
         if (yield _has_verdict(round_key)):
@@ -244,7 +244,7 @@ def _before(mine: Digest, number: int) -> Generator[Step, Any, Verdict | None]:
 
 
 def _someone_was_absent(rank: int) -> Generator[Step, Any, bool]:
-    """Whether another rank is known to be missing; I am here, so I take myself off that list."""
+    """Tell whether another rank is known to be missing; this rank is here, and takes itself off that list."""
     if not (yield Step("check", (["absent"],))):
         return False
     listed = [int(r) for r in (yield Step("get", ("absent",))).split(",") if r]
@@ -285,7 +285,7 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
 
 
 def _before_all(digests: Mapping[int, Digest], round_key: str) -> Generator[Step, Any, Verdict | None]:
-    """What was decided before on the one digest that ranks show in a round; ``None``: nothing, or they differ."""
+    """Return the earlier decision on the one digest that ranks show in a round; ``None``: nothing, or they differ."""
     first, *others = digests.values()
     if first.failure or any(other.identity != first.identity for other in others):
         return None
@@ -326,7 +326,7 @@ def _stands_at(rank: int) -> Generator[Step, Any, str]:
 
 
 def _digest(key: str) -> Generator[Step, Any, Digest]:
-    """What a rank has posted; it is there."""
+    """Return what a rank has posted; it is there."""
     return Digest.from_json((yield Step("get", (key,))).split(" ", 1)[1])
 
 

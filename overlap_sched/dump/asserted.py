@@ -74,7 +74,7 @@ class Asserted:
             self._limits.narrow(_symbol(name), size, size)
 
     def _understood(self, node: fx.Node) -> list[sympy.Basic]:
-        """What one node asserts; nothing where it is not understood."""
+        """Parse what one node asserts; nothing where it is not understood."""
         try:
             return self._relations(node)
         except (AttributeError, IndexError, TypeError, ValueError):  # a damaged file: told where the node is evaluated

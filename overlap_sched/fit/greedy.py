@@ -93,7 +93,7 @@ class Greedy:
         return self.state.fits
 
     def _take_back(self) -> None:
-        """What was chosen early may not be needed any more: values that fit after all are kept, the dearest first."""
+        """Undo early choices that are no longer needed: values that fit after all are kept, the dearest first."""
         state = self.state
         nodes = state.problem.nodes
         copies = [copy for of_one in state.copies.values() for copy in of_one if len(copy.parts) == 1]
@@ -185,7 +185,7 @@ class Greedy:
         return self.above.taken(gap.after.last + 1, until_of(gap), self.state.size[gap.storage]) / old.us
 
     def _beside(self, at: Position, nbytes: int) -> int:
-        """What copies that need so many bytes before a place add above the limit there."""
+        """Return what copies that need so many bytes before a place add above the limit there."""
         state = self.state
         more = nbytes - state.alloc_bytes[at]
         if more <= int(state.beside[at]):

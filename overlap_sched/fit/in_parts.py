@@ -99,7 +99,7 @@ def _fastest_first(asked: Asked, fissions: Sequence[Fission]) -> list[tuple[floa
 
 
 def _longest_us(points: Sequence[FitPoint], limit: Limit) -> float:
-    """What takes longer answers nothing."""
+    """Return the longest step that can still be an answer."""
     if limit.us is not None:
         return limit.us
     best = limit.best(points)
@@ -110,7 +110,7 @@ def _longest_us(points: Sequence[FitPoint], limit: Limit) -> float:
 def effects(
     asked: Asked, original: FitPoint, best: FitPoint, known: Mapping[tuple[Rewrite, ...], FitPoint]
 ) -> tuple[Effect, ...]:
-    """What the fissions do that a plan begins with, one after the other.
+    """Return what the fissions do that a plan begins with, one after the other.
 
     Args:
         asked: What was asked for.

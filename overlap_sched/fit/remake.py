@@ -58,7 +58,7 @@ class Remake:
         self._nodes, self._us = 0, 0.0
 
     def again(self, v: NodeId, at: Position, depth: int = 0) -> Price | None:
-        """What it takes to run a node again just before a place; ``None``: it cannot be."""
+        """Return what it takes to run a node again just before a place; ``None``: it cannot be."""
         state = self.state
         self._nodes += 1
         node = state.problem.nodes[v]
@@ -79,7 +79,7 @@ class Remake:
         return Price(us, excess, held, max(peak, held + sum(state.size[s] for s in node.alloc)))
 
     def need(self, s: StorageId, at: Position, depth: int) -> Price | None:
-        """What it takes to have a storage at a place."""
+        """Return what it takes to have a storage at a place."""
         state = self.state
         if state.covers(s, at) is not None or s in self._seen:
             return FREE
@@ -150,7 +150,7 @@ def place(state: LiveState, v: NodeId, at: Position) -> Again:
 
 
 def added(state: LiveState, first: Position, last: Position, nbytes: int) -> int:
-    """What so many more bytes at each of these places add above the limit, in bytes times places."""
+    """Return what so many more bytes at each of these places add above the limit, in bytes times places."""
     if first > last or not nbytes:
         return 0
     if first == last:

@@ -169,7 +169,7 @@ class _Total(NamedTuple):
 def _inside(
     node: fx.Node, known: dict[fx.GraphModule, _Total | None], model: CostModel, fusion: Fusion
 ) -> _Total | None:
-    """What a node costs that only runs a sub-graph: that; ``None``: it does more, or the sub-graph tells no shapes."""
+    """Return the cost of the sub-graph that a node runs; ``None``: the node does more, or no shapes are known."""
     body = body_of(node)
     if body is None or call_of(node).in_body:
         return None

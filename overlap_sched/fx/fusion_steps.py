@@ -157,7 +157,7 @@ def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
 
 
 def _loop(r: Reading, v: int, rules: Rules) -> Loop | None:
-    """What loops a node becomes; ``None`` for all that is called as it is."""
+    """Return the loops that a node becomes; ``None`` for all that is called as it is."""
     node, traits = r.nodes[v], r.traits[v]
     loop = loop_of(node.target)
     if traits.comm is not None or (v in r.syncs and loop is not Loop.PICKS):

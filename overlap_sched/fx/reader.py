@@ -148,7 +148,7 @@ class _Reader:
     def _join_with_arguments(
         self, traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any, fresh: tuple[int, ...]
     ) -> None:
-        """What returns its argument, or a view of it, has its storage, whatever ``val`` says.
+        """Give what returns its argument, or a view of it, that storage, whatever ``val`` says.
 
         Fake kernels of collectives allocate anew; passes that replace the argument of a view leave the view's value.
         """
@@ -235,7 +235,7 @@ class _Reader:
         return tuple([u for u in r.inputs[v] if u not in only]) if only else r.inputs[v]
 
     def _has_finished(self, v: int) -> bool:
-        """Whether a value is that of a wait, or a view of one: to wait for it again is to do nothing."""
+        """Tell whether a value is that of a wait, or a view of one: to wait for it again is to do nothing."""
         r = self.reading
         while not ((comm := r.traits[v].comm) is not None and comm.role is Role.WAIT):
             before = [u for u in self._looked_at(v) if not set(r.outs[u]).isdisjoint(r.outs[v])]

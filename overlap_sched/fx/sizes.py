@@ -70,11 +70,11 @@ class Sizes:
         return found
 
     def unknown(self, size: Any) -> bool:
-        """Whether an expression has symbols without a value."""
+        """Tell whether an expression has symbols without a value."""
         return bool(self._expr(size).free_symbols)
 
     def follows(self, symbol: sympy.Symbol) -> bool:
-        """Whether a size is known once those before it are: the last of some that add up to another."""
+        """Tell whether a size is known once those before it are: the last of some that add up to another."""
         return symbol in self._env.replacements or symbol in self._known.following
 
     @property

@@ -89,7 +89,7 @@ def unwrapped(node: fx.Node, traits: OperatorTraits) -> tuple[OperatorTraits, Ca
 
 
 def order_only(node: fx.Node) -> list[fx.Node]:
-    """What a node takes only in order to come after it."""
+    """List what a node takes only in order to come after it."""
     if not is_higher_order(node.target, "control_deps"):
         return []
     looked_at: dict[fx.Node, None] = {}

@@ -23,7 +23,7 @@ def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Cho
 
 
 def wants_rewrites(settings: Settings) -> bool:
-    """Whether anything may be rewritten."""
+    """Tell whether anything may be rewritten."""
     return bool(rewrites_wanted(settings.options))
 
 

@@ -30,17 +30,17 @@ _POSITION = re.compile(r"\$\d+")
 
 
 def gathered_text(launches: Launches | None) -> str:
-    """What a rank shows of what it gathers, see :func:`overlap_sched.distributed.gathered.to_text`. Never raises."""
+    """Show what a rank gathers, see :func:`overlap_sched.distributed.gathered.to_text`. Never raises."""
     return _or_nothing(lambda: _text(launches, dynamo_names()))
 
 
 def by_position(mine: Digest, launches: Launches | None) -> Digest:
-    """What code carries into torch's cache: one code serves whatever is gathered, so inputs stand for names."""
+    """Return what code carries into torch's cache: one code serves whatever is gathered, so inputs stand for names."""
     return replace(mine, gathers=_or_nothing(lambda: _text(launches, lambda position: f"${position}")))
 
 
 def named_now(carried: Digest) -> Digest:
-    """What a rank shows that finds it there: with the names of the inputs that it has now."""
+    """Return what a rank that finds it there shows: with the names of the inputs that it has now."""
     if not carried.gathers:
         return carried
     return replace(carried, gathers=_or_nothing(lambda: _renamed(carried, dynamo_names())))
@@ -79,7 +79,7 @@ def _launches(launches: Launches, called: Callable[[fx.Node], str]) -> Iterator[
 
 
 def _names(given: Any, called: Callable[[fx.Node], str]) -> list[str]:
-    """Of what a gather is given, the inputs whose values it holds, in their order; none: it holds anything else, too.
+    """List the inputs that a gather is given whose values it holds, in their order; none: it holds anything else, too.
 
     A bucket has several. A tensor that is only made, as to pad with, counts as anything else.
     """
@@ -104,7 +104,7 @@ def _nodes(given: Any) -> list[fx.Node]:
 
 
 def _only_carries(node: fx.Node) -> bool:
-    """Whether a node gives on the values of its first argument: a view, a cast, a pad, a copy."""
+    """Tell whether a node only passes on the values of its first argument: a view, a cast, a pad, a copy."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:

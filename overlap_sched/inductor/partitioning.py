@@ -76,7 +76,7 @@ class Partition:
 
 
 def partitions() -> tuple[Partition, ...]:
-    """What became of the joint graphs compiled in this process, oldest first; the last 256 are kept."""
+    """Report what became of the joint graphs compiled in this process, oldest first; the last 256 are kept."""
     return tuple(_partitions)
 
 

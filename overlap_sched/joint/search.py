@@ -58,7 +58,7 @@ class Found:
 
     @property
     def fits(self) -> bool:
-        """Whether the best cut keeps to the limit."""
+        """Tell whether the best cut keeps to the limit."""
         return self.limit_bytes is None or self.best.peak_bytes <= self.limit_bytes
 
 
@@ -142,7 +142,7 @@ class _Search:
             _most(fits, len(groups) - 1)
 
     def shortest(self, limit: int) -> Cut | None:
-        """Of what fits; torch's own where nothing is shorter."""
+        """Return the shortest cut that fits; torch's own where nothing is shorter."""
         fitting = [one for one in self.cuts.values() if one.peak_bytes <= limit]
         best = min(fitting, key=lambda one: (one.step_us, one.peak_bytes), default=None)
         if best is not None and self.before in fitting and best.step_us > self.before.step_us * (1 - SHORTER):

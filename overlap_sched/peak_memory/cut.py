@@ -103,7 +103,7 @@ class Network:
             self.room.append(left)
 
     def maximum_flow(self, most_work: int) -> int | None:
-        """What flows from source to sink at most; ``None`` where it takes more than ``most_work`` arcs."""
+        """Return the maximum flow from source to sink; ``None`` where it takes more than ``most_work`` arcs."""
         total = 0
         while True:
             level = self._levels()

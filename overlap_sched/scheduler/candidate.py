@@ -77,7 +77,7 @@ class Task:
 
     @cached_property
     def live_ranges(self) -> LiveRanges:
-        """What the memory of all orders shares."""
+        """The live ranges that the memory of all orders shares."""
         return LiveRanges(self.problem)
 
     @cached_property

@@ -49,7 +49,7 @@ class Front:
     """Orders of which none dominates another: none is as short as another one and lacks no more."""
 
     def __init__(self, members: Iterable[Member], enough_us: float, reserved_bytes: int) -> None:
-        """Of such members; what takes less than enough, in microseconds, counts as no better."""
+        """Build the front of such members; what takes less than enough, in microseconds, counts as no better."""
         self.enough_us, self._reserved_bytes = enough_us, max(reserved_bytes, 1)
         self.members: list[Member] = []
         for member in members:
@@ -76,7 +76,7 @@ class Front:
         return Front(map(look, self.members), self.enough_us, self._reserved_bytes)
 
     def most_lacking(self, step_us: float) -> int:
-        """What an order of such a step may lack to be kept, in bytes; below 0: it is too long."""
+        """Return how much an order of such a step may lack to be kept, in bytes; below 0: it is too long."""
         if step_us > self.enough_us * FAR:
             return -1
         length = self._length(step_us)

@@ -77,7 +77,7 @@ class Moves:
         return as_another(start.order, part, places, rng.choice(PERCENTS))
 
     def _another(self, front: Front) -> Sequence[int]:
-        """Of each node, its position in an order of the front, or in another one."""
+        """Return the position of each node in an order of the front, or in another one."""
         if self.rng.random() < OF_FRONT or not self.others:
             return positions(self.rng.choice(front.members).order)
         return self.rng.choice(self.others)

@@ -67,7 +67,7 @@ class Reserve:
 
     @classmethod
     def of(cls, task: Task, settings: AllocatorSettings) -> "Reserve":
-        """Of a task's original order."""
+        """Return the reserve of a task's original order."""
         requests = requests_of(task.live_ranges, task.problem.original_order)
         reserved = requests.replayed(settings).peak_reserved_bytes
         spare_bytes = headroom_bytes(task.options.headroom, task.base_bytes)
@@ -79,7 +79,7 @@ class Reserve:
         return replace(self, task=task)
 
     def overdraft(self, order: Order) -> Overdraft:
-        """What a valid order breaks."""
+        """Return what a valid order breaks."""
         return self.looked_at(order)[0]
 
     def looked_at(self, order: Order) -> tuple[Overdraft, Sequence[Device]]:
@@ -123,7 +123,7 @@ class Reserve:
         return min(int(self.reserved_bytes * SLIGHT), SLIGHT_BYTES)
 
     def lacking(self, order: Order) -> Lacking:
-        """What a valid order lacks on all devices together."""
+        """Return what a valid order lacks on all devices together."""
         return self.trail(order).lacking_of(order)
 
     def trail(self, order: Order, more: Sequence[Device] = ()) -> Trail:
@@ -142,7 +142,7 @@ class Reserve:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What an order must run on to break nothing."""
+        """The devices that an order must run on to break nothing."""
         reserved = self.reserved_bytes
         return (
             Device(self.most_capacity),

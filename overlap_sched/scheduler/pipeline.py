@@ -77,7 +77,7 @@ class Unfitted:
 
     @cached_property
     def fitted(self) -> Schedule:
-        """What :func:`schedule` makes; nothing of :attr:`live` is made again."""
+        """The schedule that :func:`schedule` makes; nothing of :attr:`live` is made again."""
         return self.fitted_by(ALL)
 
     @cached_property
@@ -92,7 +92,7 @@ class Unfitted:
 
     @cached_property
     def reserve(self) -> Reserve | None:
-        """What the original order needs of the allocator; ``None``: live bytes alone count."""
+        """The memory that the original order needs of the allocator; ``None``: live bytes alone count."""
         settings = kept_allocator(self.options)
         if settings is None:
             return None
@@ -119,7 +119,7 @@ def _judged(
     stages: Stages = ALL,
     seed: int = 0,
 ) -> Schedule:
-    """What was found from the original order, once the judges have looked at it, or the original order."""
+    """Return what was found from the original order, once the judges have looked at it, or the original order."""
     began = time.perf_counter()
     after = before
     original = _original(problem, before)
@@ -182,7 +182,7 @@ def _check_memory_model(problem: Problem, options: Options) -> None:
 
 
 def figures_of(problem: Problem, measured: Measured) -> Figures:
-    """What is reported of an order."""
+    """Return what is reported of an order."""
     peak, timeline = max(measured.profile), measured.timeline
     at = list(measured.profile).index(peak)
     return Figures(timeline.step_us, timeline.exposed_us, peak, at, together(problem, timeline))

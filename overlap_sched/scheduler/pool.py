@@ -66,12 +66,12 @@ class Pool:
 
     @property
     def limit_us(self) -> float:
-        """What takes longer is not taken."""
+        """The step beyond which nothing is taken."""
         return min(self.most_us, self.held_us)
 
     @property
     def mended_us(self) -> float:
-        """What takes longer is not worth mending."""
+        """The step beyond which nothing is worth mending."""
         return min(max(self.best.step_us * MENDED, self.most_us), self.held_us)
 
     @property
@@ -130,7 +130,7 @@ def distinct(tried: Iterable[Tried]) -> list[Candidate]:
 
 
 def nearest(pool: Pool, mendable: float) -> list[Candidate]:
-    """What is worth mending: shorter than what can be held already, not far from the best, lacking not too much.
+    """List what is worth mending: shorter than what can be held already, not far from the best, lacking not too much.
 
     First what breaks least, to a hundredth of what may be reserved; of those, the shortest, to a thousandth.
     """

@@ -156,7 +156,7 @@ class _Repair:
         return mended, way
 
     def step_us(self, order: Sequence[NodeId]) -> float:
-        """Of an order."""
+        """Return the step of an order."""
         return self._task.step_times.of(order)
 
     def _way(self, s: int, failing: NodeId, position: Sequence[int], tried: Collection[Moved]) -> Way:

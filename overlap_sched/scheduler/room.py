@@ -49,7 +49,7 @@ class Growth:
 
     @classmethod
     def of(cls, live_ranges: LiveRanges, order: Sequence[NodeId]) -> "Growth":
-        """Of a valid order."""
+        """Return the growth of a valid order."""
         run = AllocatorRun(live_ranges, allocator())
         inputs_bytes = before = run.allocator.reserved_bytes
         by_node: dict[NodeId, int] = {}

@@ -94,7 +94,7 @@ class Place:
 
     @property
     def index(self) -> int:
-        """Of this rank's part."""
+        """The index of this rank's part."""
         return int(self.mesh.get_local_rank(self.mesh.ndim - 1))
 
     @property
@@ -121,7 +121,7 @@ def layout_of(parameter: nn.Parameter, place: Place, policy: MixedPrecisionPolic
 
 
 def part_of(parameter: nn.Parameter, place: Place, layout: Layout) -> nn.Parameter:
-    """What this rank keeps of a parameter: a copy of its rows, on the place's device (or on ``meta``, as it was)."""
+    """Return what this rank keeps of a parameter: a copy of its rows, on the place's device (or still on ``meta``)."""
     whole = whole_of(parameter)
     first = min(place.index * layout.part, layout.rows)
     rows = whole[first : min(first + layout.part, layout.rows)]
@@ -137,7 +137,7 @@ def part_of(parameter: nn.Parameter, place: Place, layout: Layout) -> nn.Paramet
 
 
 def whole_of(parameter: Tensor) -> Tensor:
-    """What is divided: the parameter, or this rank's part of a DTensor."""
+    """Return what is divided: the parameter, or this rank's part of a DTensor."""
     value = parameter.detach()
     local: Tensor = value.to_local() if isinstance(value, DTensor) else value
     return local

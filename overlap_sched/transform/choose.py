@@ -76,7 +76,7 @@ class _Search:
                 self._by_size(base, best_caps)
 
     def _deferred(self, base: Base) -> None:
-        """What is deferred, on the stream of the last launch, goes together, in one bucket or two: the second starts
+        """Put together what is deferred, on the stream of the last launch, in one bucket or two: the second starts
         later, and is shorter.
 
         Alone it takes no more off the step than the last launch takes: tried where that is enough.

@@ -48,7 +48,7 @@ class Gap(NamedTuple, Generic[Done]):
 
     @property
     def us_per_byte(self) -> float:
-        """What the gather takes for what it holds."""
+        """The time that the gather takes per byte that it holds."""
         return self.time_us / max(self.bytes, 1)
 
 
@@ -101,7 +101,7 @@ def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence
 
 
 def chained(gaps: Sequence[Gap[Keep]]) -> list[Keep]:
-    """What is kept in one gap after the other is that of the first gather: the later ones are gone."""
+    """Make what is kept in one gap after the other that of the first gather: the later ones are gone."""
     stands_for: dict[str, str] = {}
     keeps = []
     for gap in sorted(gaps, key=lambda gap: gap.end):
@@ -127,7 +127,7 @@ def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | No
 def _longest_gap(
     problem: Problem, one: Member, users: Sequence[Sequence[NodeId]], position: Sequence[Position]
 ) -> Gap[Regather] | None:
-    """Of one gathered tensor; ``None``: its uses cannot be told apart by views that can be made again."""
+    """Find the longest gap of one gathered tensor; ``None``: its uses cannot be told apart by views made again."""
     assert one.gives is not None
     nodes, held = problem.nodes, one.gives
     views = [v for v in users[held] if is_view(nodes[v])]
@@ -159,7 +159,7 @@ def _views_of(problem: Problem, one: Member, late: Sequence[NodeId], held: Stora
 
 
 def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:
-    """What a gather's input is cast by, for it alone: by name, each behind what it takes."""
+    """List what a gather's input is cast by, for it alone: by name, each behind what it takes."""
     draft = Draft(problem, problem.original_order)
     one, casts = member(draft, gather), list[str]()
     v, user = one.inputs[0], one.v
@@ -172,7 +172,7 @@ def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:
 def admitted(
     problem: Problem, order: Sequence[NodeId], gaps: Sequence[Gap[Keep]], budget_bytes: int
 ) -> list[Gap[Keep]]:
-    """Of the gaps, one after the other, those in which an order has room for what is held there."""
+    """Admit those of the gaps, one after the other, in which an order has room for what is held there."""
     profile = LiveRanges(problem).profile(order)
     taken = []
     for gap in gaps:

@@ -36,7 +36,7 @@ class Left(NamedTuple):
 
     @property
     def bought_us(self) -> float:
-        """What the rewrite takes off the step; negative: what it adds to it."""
+        """The time that the rewrite takes off the step; negative: what it adds to it."""
         return self.step_us - self.with_us
 
 

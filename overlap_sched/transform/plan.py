@@ -179,7 +179,7 @@ def _rewritten(unfitted: Unfitted, looked_for: _Search) -> Plan:
 
 
 def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
-    """What was tried; nothing where the order is as good as any, or nothing can be gained."""
+    """Return what was tried; nothing where the order is as good as any, or nothing can be gained."""
     problem, step_us = without.problem, without.scheduled.step_us
     wanted, prices = looked_for.wanted, looked_for.prices
     compute_us = least_compute_us(problem, prices, looked_for.alike, wanted)
@@ -271,7 +271,7 @@ class _Finished(NamedTuple):
 
     @property
     def overdraft(self) -> Overdraft:
-        """What the allocator lacks for it."""
+        """The memory that the allocator lacks for it."""
         return NOTHING if self.reserve is None else self.reserve.overdraft(self.found.order)
 
     def fitted(self) -> tuple[Candidate, Overdraft]:

@@ -92,7 +92,7 @@ def _try_both(whole: Asked, asked: Asked, wanted: Wanted, found: Found, order: O
 
 
 def _try_buckets_alone(asked: Asked, wanted: Wanted, found: Found, step_us: float) -> None:
-    """What is kept may leave no room for buckets: they are searched for as if nothing were kept, from step to step.
+    """Search for buckets as if nothing were kept (what is kept may leave no room for them), from step to step.
 
     Not where they cannot win even without any latency.
     """

@@ -55,7 +55,7 @@ def _late(scheduled: Problem, order: Order, problem: Problem) -> list[str]:
 
 
 def _may(asked: Asked, draft: Draft, split: Split) -> bool:
-    """Whether a collective may be cut into equal parts of whole elements."""
+    """Tell whether a collective may be cut into equal parts of whole elements."""
     if asked.alike is not None and split.collective not in asked.alike:
         return False
     try:

@@ -31,7 +31,7 @@ it is. Of a collective that ``alike`` leaves out, a bucket of it alone is asked 
 
 
 def nothing(rewrite: Rewrite) -> str:
-    """Of a problem that comes from no graph: nothing is refused."""
+    """Refuse nothing of a problem that comes from no graph."""
     return ""
 
 
@@ -130,7 +130,7 @@ def tried(
 
 
 def again(asked: Asked, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
-    """What was found, scheduled once more from its own order: what a policy missed there, another one may find."""
+    """Schedule what was found once more, from its own order: what a policy missed there, another one may find."""
     assert trial.problem is not None
     failed = replace(
         trial, what=f"{trial.what}, again from its own order", step_us=math.inf, problem=None, order=(), policies=()

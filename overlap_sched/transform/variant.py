@@ -71,7 +71,7 @@ class Graph:
         return max(sum(self.problem.compute_us) - host_us(self._host_us, merged), *busy.values())
 
     def added_us(self, v: NodeId) -> float:
-        """What collective v adds to a large batch; all its time where it goes alone."""
+        """Return what collective v adds to a large batch; all its time where it goes alone."""
         node, key = self.problem.nodes[v], self.keys.get(v)
         return node.time_us if key is None else added_us(node, key, self.time_us)
 

@@ -164,7 +164,7 @@ class Cluster:
 
     @property
     def on_rails(self) -> bool:
-        """Whether what ranks send to other nodes stays on its rail: each card of a node has one of its own.
+        """Tell whether what ranks send to other nodes stays on its rail: each card of a node has one of its own.
 
         Rings join equal cards of neighbouring nodes, and an all_to_all goes through the GPU of the node that is on the
         receiver's rail (PXN, NCCL 2.12 and later: NVIDIA, Doubling all2all Performance with NCCL 2.12, 2022).

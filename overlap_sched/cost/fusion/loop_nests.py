@@ -72,7 +72,7 @@ def _readers(steps: Sequence[Step | None]) -> tuple[list[int], set[int]]:
 
 
 def _formula(step: Step, steps: Sequence[Step | None], formulas: dict[int, _Formula]) -> _Formula:
-    """What computing a step from stored values takes."""
+    """Return what it takes to compute a step from stored values."""
     reads: dict[tuple[int, int], Read] = {}
     ops, slow, after = step.ops, step.slow, step.after
     for read in step.reads:
@@ -99,7 +99,7 @@ def _add(reads: dict[tuple[int, int], Read], read: Read) -> None:
 
 
 def _too_much(formula: _Formula, readers: int, rules: Rules) -> bool:
-    """Whether a step is stored because computing it again is too much."""
+    """Tell whether a step is stored because computing it again is too much."""
     if len(formula.reads) > rules.reads or formula.ops > rules.ops:
         return True
     return readers > 1 and (len(formula.reads) > rules.reads_of_reused or (rules.store_slow and formula.slow))

@@ -66,11 +66,11 @@ class TableModel(PricedModel):
         return price._replace(time_us=max(price.time_us - launch_us, 0.0)) if launch_us else price
 
     def launch_us(self, work: Collective) -> float:
-        """What starting a collective takes of the compute stream; 0.0 where that was not measured, or not of it."""
+        """Return what starting a collective takes of the compute stream; 0.0 where not measured, or not of it."""
         return self._of_host(self.tables.launch, work)
 
     def finish_us(self, work: Collective) -> float:
-        """What the wait for one that is done takes of the compute stream; 0.0 as for :meth:`launch_us`."""
+        """Return what the wait for one that is done takes of the compute stream; 0.0 as for :meth:`launch_us`."""
         return self._of_host(self.tables.finish, work)
 
     def _of_host(self, curve_of_kind: Callable[[str, int, int], Curve], work: Collective) -> float:

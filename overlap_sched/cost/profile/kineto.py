@@ -200,7 +200,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _about_collectives(host: Sequence[Event], parents: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-    """What ``record_param_comms`` says, for each call around it."""
+    """Collect what ``record_param_comms`` says, for each call around it."""
     found: dict[int, Mapping[str, Any]] = {}
     for k, e in enumerate(host):
         if e.name == "record_param_comms":

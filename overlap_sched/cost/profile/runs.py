@@ -42,7 +42,7 @@ class Sought(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What equals have in common."""
+        """The key that equals have in common."""
         if self.shapes is not None:
             return self.name, self.shapes
         return (self.name, self.bytes) if self.collective else (self.name,)
@@ -64,7 +64,7 @@ def _wanted(sought: Sequence[Sought]) -> _Wanted:
 
 
 def _product(name: str, shapes: tuple[Shape, ...]) -> Hashable:
-    """What a product has in common with one that adds something to it; ``None``: it is none."""
+    """Return what a product shares with one that adds something to it; ``None``: it is no product."""
     if name not in _PRODUCTS:
         return None
     kind, first = _PRODUCTS[name]
@@ -120,7 +120,7 @@ def _parts(step: Step) -> list[list[int]]:
 
 
 def _sample(place: tuple[int, int], step: Step, chosen: Sequence[int], wanted: _Wanted) -> Sample:
-    """Of the calls chosen: operators of the graph, and fused kernels; not what these call in turn."""
+    """Sample the calls chosen: operators of the graph, and fused kernels; not what these call in turn."""
     taken: set[int] = set()
     calls: list[Seen] = []
     launches: list[Seen] = []

@@ -123,7 +123,7 @@ def _fused(ranks: Sequence[Rank]) -> dict[str, float]:
 
 
 def _numbers_differ(path: str, sought: Sequence[Sought], sample: Sample) -> ProfileError:
-    """Of a problem file, whose operators have no shapes: they must be as many."""
+    """Return the error for a problem file, whose operators have no shapes: there must be as many."""
     seen = Counter(seen.key for seen in (*sample.calls, *sample.launches))
     node = next(node for node in sought if node.key in seen)
     return ProfileError(

@@ -69,7 +69,7 @@ def wishes_of(
 
 
 def one_of_each(wanted: Iterable[Wanted]) -> tuple[Wanted, ...]:
-    """Of each kind the collective of middle size in the division that is named first."""
+    """Choose, of each kind, the collective of middle size in the division that is named first."""
     found = []
     for kind in KINDS:
         ones = [one for one in wanted if one.kind == kind]

@@ -170,7 +170,7 @@ def _beside(
     then: Callable[[Any], Any] = _as_launched,
     timed: Callable[[Machine, Begin, End], Timing] = _medians,
 ) -> Beside:
-    """What ``launch`` starts beside products that take about so long; ``then`` runs behind them on what it returns."""
+    """Time what ``launch`` starts beside products that take about so long; then run ``then`` on what it returns."""
     products = Products(machine)
     count = products.count_for(products_us)
 

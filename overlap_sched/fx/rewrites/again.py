@@ -61,7 +61,7 @@ def check_keep(draft: Draft, rewrite: Keep) -> tuple[Site, Site]:
 
 
 def _same(draft: Draft, one: fx.Node, other: fx.Node) -> bool:
-    """Whether two nodes give the same: one node, or casts and views of one, with the same arguments.
+    """Tell whether two nodes give the same value: one node, or casts and views of one, with the same arguments.
 
     Nothing writes to what they look at (:func:`_gather` asks that of the last), or what does comes after both.
     """

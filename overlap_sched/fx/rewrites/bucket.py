@@ -74,7 +74,7 @@ def stand_in(draft: Draft, one: Site, first: fx.Node, out: fx.Node) -> None:
 
 
 def _shared(one: Site) -> dict[str, object]:
-    """What members must share."""
+    """Return what members must share."""
     return {
         "operator": one.op,
         "process group": one.group_name,

@@ -171,7 +171,7 @@ class _Fissioning:
             self.draft.set_argument(user, Arg((0, "result")), fx.node.map_arg(user.args[0], each))
 
     def _leave(self, node: fx.Node, leave: Leave) -> fx.Node | list[fx.Node]:
-        """What users outside take."""
+        """Return what users outside take."""
         parts, name, given = self.copies[node], f"{self.rewrite.name}_{node.name}", self.region.gives[node]
         if given != _GIVES.get(leave.how, leave.cut):
             raise RewriteError(f"{node.name!r} comes out of its parts as {given}: it does not leave as {_said(leave)}.")

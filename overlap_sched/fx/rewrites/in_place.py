@@ -67,7 +67,7 @@ def check_in_place(draft: Draft, rewrite: InPlace) -> tuple[fx.Node, fx.Node, li
 
 
 def _rows_are_known(node: fx.Node) -> bool:
-    """Whether what is written is a tensor with rows (:func:`overlap_sched.fx.rows.untouched_bytes`)."""
+    """Tell whether what is written is a tensor with rows (:func:`overlap_sched.fx.rows.untouched_bytes`)."""
     at, name = (2, "values") if node.target is torch.ops.aten.index_put.default else (3, "source")
     source = node.args[at] if len(node.args) > at else node.kwargs.get(name, node.kwargs.get("src"))
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
@@ -75,7 +75,7 @@ def _rows_are_known(node: fx.Node) -> bool:
 
 
 def _alike_and_whole(one: Any, other: Any) -> bool:
-    """Whether two values are tensors laid out alike, each all of its storage; not where a size is a symbol."""
+    """Tell whether two values are tensors laid out alike, each all of its storage; not where a size is a symbol."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return False
     layouts = [(v.dtype, v.device, tuple(v.shape), tuple(v.stride()), v.storage_offset()) for v in (one, other)]

@@ -56,7 +56,7 @@ def offload(draft: Draft, rewrite: Offload) -> None:
 
 
 def _source(draft: Draft, name: str) -> fx.Node:
-    """What holds the value: of a collective its wait."""
+    """Return what holds the value: of a collective its wait."""
     node = draft.find(name)
     waits = [user for user in draft.users(node) if user.target is WAIT]
     if len(waits) > 1:

@@ -27,7 +27,7 @@ from overlap_sched.transform.wanted import wanted_of
 
 
 def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
-    """Whether there may be anything to rewrite, by launches alone: the same on all ranks that launch alike.
+    """Tell whether there may be anything to rewrite, by launches alone: the same on all ranks that launch alike.
 
     What they take is not looked at: where one rank casts otherwise, it would not come where another asks for it.
 
@@ -42,7 +42,7 @@ def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
 
 
 def _two_in_one_group(sites: Sequence[fx.Node]) -> bool:
-    """Whether two gathers might be of the same."""
+    """Tell whether two gathers might be of the same."""
     gathers = [node for node in sites if LAUNCHES[node.target] == "all_gather_into_tensor"]
     return len({arguments(node)[1:] for node in gathers}) < len(gathers)
 
@@ -78,7 +78,7 @@ def refusals_in(lifted: Lifted) -> Refuses:
 
 
 def prices_of(lifted: Lifted) -> Prices:
-    """Of what rewrites make: by the model that has priced the graph.
+    """Return the prices of what rewrites make, by the model that has priced the graph.
 
     Times that were given say nothing of new nodes. A new collective takes so many times what the model says as all
     collectives of its operator and group together do.

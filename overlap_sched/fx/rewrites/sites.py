@@ -63,7 +63,7 @@ class Site(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What members of a bucket share besides operator and group: ``"float32 sum"``."""
+        """The properties that members of a bucket share besides operator and group: ``"float32 sum"``."""
         where = "" if self.taken.device.type in ("cpu", "cuda") else f" on {self.taken.device.type}"
         return f"{str(self.taken.dtype).removeprefix('torch.')} {self.reduction}".rstrip() + where
 
@@ -157,7 +157,7 @@ def check_same_value(name: str, old: fx.Node, new: fx.Node) -> None:
 
 
 def layout(value: torch.Tensor) -> tuple[Any, ...]:
-    """What a tensor is, but for the strides of dimensions of size 1, which mean nothing."""
+    """Return the layout of a tensor, but for the strides of dimensions of size 1, which mean nothing."""
     strides = tuple(stride if size > 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
     return tuple(value.shape), strides, value.dtype, value.device
 

@@ -116,7 +116,7 @@ class Requests:
 
 
 def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
-    """What a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
+    """Return what a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
     events = all_events_of(live_ranges, order)
     live_bytes = max(live_ranges.input_bytes, int(live_ranges.profile(order).max(initial=0)))
     return Requests(tuple(events), live_ranges.sizes, live_bytes)

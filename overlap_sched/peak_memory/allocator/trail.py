@@ -82,7 +82,7 @@ class Trail:
             self._events.append(events_of(live_ranges, self._part(order, checkpoint), left))
 
     def lacking_of(self, order: Sequence[NodeId], most_bytes: int = NO_LIMIT) -> Lacking:
-        """What another valid order of the same nodes lacks on all devices, together.
+        """Return what another valid order of the same nodes lacks on all devices, together.
 
         Args:
             order: Where it begins as the trail's does, it is not replayed again.
@@ -102,7 +102,7 @@ class Trail:
         return Lacking(state.lent_bytes, [s for one in state.alone for s in one.lent_for])
 
     def _at(self, checkpoint: int) -> _State:
-        """What all devices hold there."""
+        """Return what all devices hold there."""
         while len(self._states) <= checkpoint:
             state = self._states[-1].copied()
             self._serve(state, self._events[len(self._states) - 1], NO_LIMIT)
@@ -110,7 +110,7 @@ class Trail:
         return self._states[checkpoint]
 
     def _part(self, order: Sequence[NodeId], checkpoint: int) -> Sequence[NodeId]:
-        """What is run between a checkpoint and the next one."""
+        """Return what is run between a checkpoint and the next one."""
         return order[checkpoint * self._every : (checkpoint + 1) * self._every]
 
     def _serve(self, state: _State, events: Sequence[int], most_bytes: int) -> None:

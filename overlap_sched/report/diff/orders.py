@@ -51,7 +51,7 @@ class OrdersDiff:
 
     @property
     def problem(self) -> Problem:
-        """Of both."""
+        """The problem of both."""
         return self.before.problem
 
     @cached_property
@@ -85,7 +85,7 @@ def diff_orders(problem: Problem, before: Order, after: Order) -> OrdersDiff:
 
 
 def moved_nodes(problem: Problem, before: Sequence[int], after: Sequence[int]) -> frozenset[int]:
-    """What has to move to make one order of the other, while as much as possible stays.
+    """Find the nodes that have to move to make one order of the other, while as much as possible stays.
 
     All but the heaviest run of nodes that both orders have in the same sequence; compute that takes time weighs twice,
     so that of a launch and the matmul that it passed the launch has moved. (A heaviest increasing subsequence: the best

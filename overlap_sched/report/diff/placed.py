@@ -60,18 +60,18 @@ class Placed:
 
     @cached_property
     def position(self) -> Mapping[int, int]:
-        """Of each node."""
+        """The position of each node."""
         return {v: at for at, v in enumerate(self.order)}
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
-        """What exposes each collective. Nobody scheduled here, so memory is never the reason."""
+        """The cause that exposes each collective. Nobody scheduled here, so memory is never the reason."""
         candidate = Candidate(self.order, self.timeline.step_us, self.peak_bytes)
         return decisions(self.problem, self.timeline, candidate)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """Of its exposed time."""
+        """The causes of its exposed time."""
         return causes_of(self.problem, self.timeline, self.decisions)
 
     @cached_property
@@ -81,7 +81,7 @@ class Placed:
 
     @cached_property
     def places(self) -> Mapping[int, Place]:
-        """Of each collective."""
+        """The place of each collective."""
         return {decision.collective: self._place(decision) for decision in self.decisions}
 
     def _place(self, decision: Decision) -> Place:

@@ -58,7 +58,7 @@ def orders_text(diff: OrdersDiff, names: tuple[str, str], top: int | None) -> tu
 
 
 def rows_text(figures: Sequence[Figure], top: int | None) -> tuple[RenderableType, ...]:
-    """Of records: per figure how many rows have more or less of it; then the rows, the largest change first."""
+    """Describe records: per figure how many rows have more or less of it; then the rows, the largest change first."""
     table = _table("Changes from A to B", "", ("less", "same", "more", "largest"))
     for name in NAMES:
         ours = [figure for figure in figures if figure.name == name]

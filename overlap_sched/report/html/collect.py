@@ -23,7 +23,7 @@ COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
 
 
 def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE) -> Page:
-    """What the page of a schedule shows.
+    """Collect what the page of a schedule shows.
 
     Args:
         schedule: Of a problem; with rewrites: of the rewritten one.
@@ -101,7 +101,7 @@ def _named(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
 
 
 def _remarks(schedule: Schedule, answer: str | None) -> tuple[str, ...]:
-    """What the table of figures needs to be read, then the answer, or what went otherwise than wished."""
+    """Say what the table of figures needs to be read, then the answer, or what went otherwise than wished."""
     problem = schedule.problem
     simulated = (
         f"Every figure on this page is simulated, in the {problem.memory_model} memory model: one compute stream, one "
@@ -115,7 +115,7 @@ def _remarks(schedule: Schedule, answer: str | None) -> tuple[str, ...]:
 
 
 def _earlier(extras: Extras) -> tuple[str, ...]:
-    """What the graph was like before it was rewritten, where the orders of the page are of what was left."""
+    """Say what the graph was like before it was rewritten, where the orders of the page are of what was left."""
     if extras.earlier is None:
         return ()
     was = extras.earlier.schedule.original

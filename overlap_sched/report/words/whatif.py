@@ -43,7 +43,7 @@ def whatif_table(points: Sequence[Point], cluster: str) -> Table:
 
 
 def whatif_answer(points: Sequence[Point]) -> str:
-    """What it brings, in a sentence."""
+    """Say what it brings, in a sentence."""
     ordered = sorted(points, key=lambda point: point.found.scheduled.step_us)
     if len(ordered) == 1:
         return f"The step with {_at(ordered[0])}."

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -136,6 +137,65 @@ def test_the_package_alone_loads_neither_torch_nor_what_reads_dumps() -> None:
     assert "overlap_sched.scheduler.pipeline" in loaded
     unwanted = ("torch", "matplotlib", "bokeh", "rich", "ortools", *(f"overlap_sched.{name}" for name in NEEDS_TORCH))
     assert [name for name in loaded if name.startswith(unwanted)] == []
+
+
+def functions_of(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_docstrings_of_functions_do_not_begin_as_a_question() -> None:
+    """They begin with a verb ("Return what ..."), those of properties with what it is ("The ...")."""
+    for path in PACKAGE.rglob("*.py"):
+        for function in functions_of(ast.parse(path.read_text(encoding="utf-8"))):
+            words = (ast.get_docstring(function) or "").split()
+            assert words[:1] not in (["What"], ["Whether"], ["Of"]), f"{path.name}: {function.name}: {words[:5]}"
+
+
+SAME_NAMES: dict[str, int] = {
+    "Asked": 2,
+    "Beside": 3,
+    "Call": 3,
+    "Choice": 2,
+    "Collective": 2,
+    "Cut": 3,
+    "Device": 2,
+    "Draft": 2,
+    "Failure": 2,
+    "Fit": 2,
+    "Found": 4,
+    "Gap": 2,
+    "Graph": 2,
+    "Group": 2,
+    "Inside": 2,
+    "Launch": 2,
+    "Launched": 2,
+    "Limits": 2,
+    "Measured": 2,
+    "Member": 2,
+    "Network": 2,
+    "Nodes": 2,
+    "Part": 3,
+    "Place": 2,
+    "Placed": 2,
+    "Point": 2,
+    "Price": 2,
+    "Replay": 2,
+    "Rules": 2,
+    "Run": 2,
+    "State": 2,
+    "Step": 5,
+    "Storages": 2,
+    "Wanted": 2,
+    "Way": 2,
+}
+"""Classes that still share a name, and how many do: to be renamed, never to become more."""
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    same = {name: count for name, count in names.items() if count > 1 and not name.startswith("_")}
+    assert same == SAME_NAMES, "more of them: rename the new one; fewer: take the name off this list"
 
 
 ROOT = PACKAGE.parent

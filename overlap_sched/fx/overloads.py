@@ -32,7 +32,7 @@ def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
 
 
 def _ordering_of_collective(op: OpOverload, comm: Comm) -> Ordering:
-    """Return the ordering: what blocks may do more than its schema shows; symmetric operators write into other ranks' memory."""
+    """Return the ordering; blocks may do unseen things: symmetric operators write into memory of other ranks."""
     if op.namespace == "c10d":  # they return a handle: nothing in the graph shows when they end
         return Ordering.BARRIER
     unseen = comm.role is Role.BLOCKING and (op.namespace == "symm_mem" or not comm.known)

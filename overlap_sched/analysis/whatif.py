@@ -20,7 +20,7 @@ from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.placement import Facts, Nodes, place
-from overlap_sched.cost.cluster.sharding_groups import Step, sharding_groups
+from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
 from overlap_sched.cost.model import Collective
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import measure
@@ -237,8 +237,8 @@ def _scaled(cluster: Cluster, varied: Mapping[str, float]) -> Cluster:
     return replace(cluster, inside=replace(cluster.inside, bytes_per_s=cluster.inside.bytes_per_s * inside))
 
 
-def _steps(problem: Problem) -> list[Step]:
+def _steps(problem: Problem) -> list[DataflowNode]:
     return [
-        Step(node.deps, node.kind is Kind.COMPUTE and node.time_us > 0, node.op, node.group or "")
+        DataflowNode(node.deps, node.kind is Kind.COMPUTE and node.time_us > 0, node.op, node.group or "")
         for node in problem.nodes
     ]

@@ -8,7 +8,7 @@ from torch import fx
 
 from overlap_sched.cost.fusion.loop_nests import loop_nests
 from overlap_sched.cost.fusion.merging import merged
-from overlap_sched.cost.fusion.steps import Rules, Step
+from overlap_sched.cost.fusion.steps import FusionRules, FusionStep
 from overlap_sched.fx import lift
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Fusion, is_free
@@ -180,7 +180,7 @@ def without_registers(problem: Problem, names: frozenset[str]) -> Problem:
     return replace(problem, storages=storages)
 
 
-def _unwritten(steps: Sequence[Step | None], rules: Rules) -> list[int]:
+def _unwritten(steps: Sequence[FusionStep | None], rules: FusionRules) -> list[int]:
     nests = loop_nests(steps, rules)
     kernels = merged(nests, rules)
     kernel_of = {nest.step: kernel for nest, kernel in zip(nests, kernels, strict=True)}

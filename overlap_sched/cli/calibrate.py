@@ -190,7 +190,7 @@ def wishes_of(request: CalibrateRequest, here: "Machine", tell: Callable[[str], 
     for division in divisions:
         division.groups(here.size)  # where it does not fit, now and not after minutes
     calls: list[kernels.KernelCall] = []
-    more: list[measuring.Wanted] = []
+    more: list[measuring.WantedCollective] = []
     for path in request.graphs:
         tell(f"reading {path}")
         problem, lifted = _graph(path)

@@ -27,7 +27,7 @@ _MEND = (
 )
 
 
-class Launch(NamedTuple):
+class RankLaunch(NamedTuple):
     """A launch as this rank sees it.
 
     Attributes:
@@ -52,12 +52,12 @@ class _Difference(NamedTuple):
     others: int
 
 
-def to_text(launches: Iterable[Launch]) -> str:
+def to_text(launches: Iterable[RankLaunch]) -> str:
     """Return what a rank shows of its launches, in their order; ``""``: nothing in them has a name.
 
     Groups of the same ranks are one here. Names that do not fit into :data:`SHOWN_BYTES` are hashed.
     """
-    groups: dict[tuple[int, ...], list[Launch]] = {}
+    groups: dict[tuple[int, ...], list[RankLaunch]] = {}
     for launch in launches:
         groups.setdefault(launch.ranks, []).append(launch)
     rows = []

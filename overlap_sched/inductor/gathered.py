@@ -10,7 +10,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.gathered import Launch, renamed, to_text
+from overlap_sched.distributed.gathered import RankLaunch, renamed, to_text
 from overlap_sched.fx.communication import Communications
 from overlap_sched.fx.groups import live_ranks
 from overlap_sched.inductor.console import log
@@ -66,7 +66,7 @@ def _text(launches: Launches | None, named: Named) -> str:
     return to_text(_launches(launches, lambda placeholder: name_of(placeholder, named))) if launches else ""
 
 
-def _launches(launches: Launches, called: Callable[[fx.Node], str]) -> Iterator[Launch]:
+def _launches(launches: Launches, called: Callable[[fx.Node], str]) -> Iterator[RankLaunch]:
     known = Communications(launches[0].graph)
     for node in launches:
         for one in known.of(node):
@@ -75,7 +75,7 @@ def _launches(launches: Launches, called: Callable[[fx.Node], str]) -> Iterator[
             for group, live in one.groups:
                 ranks = live_ranks(group if live is None else live)
                 if ranks is not None and len(ranks) > 1:
-                    yield Launch(one.op, tuple(ranks), name)
+                    yield RankLaunch(one.op, tuple(ranks), name)
 
 
 def _names(given: Any, called: Callable[[fx.Node], str]) -> list[str]:

@@ -23,7 +23,7 @@ from overlap_sched.peak_memory.allocator.caching import (
 )
 from overlap_sched.peak_memory.allocator.events import all_events_of
 from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
-from overlap_sched.peak_memory.allocator.reserved import Replay
+from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, StorageId
@@ -102,7 +102,7 @@ def _failure(
 ) -> Failure | None:
     """The first on a device whose capacity rises by so many bytes when a storage is made."""
     events, sizes, begin = all_events_of(live_ranges, order), live_ranges.sizes, 0
-    replay = Replay.begin(device, len(sizes))
+    replay = AllocatorReplay.begin(device, len(sizes))
     for end in [*(at for at, event in enumerate(events) if event in rises), len(events)]:
         at = begin + replay.serve(events[begin:end], sizes)
         if at < end:

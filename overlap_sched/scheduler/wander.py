@@ -20,7 +20,7 @@ functions*, 2004.)
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.peak_memory.allocator.devices import Device
+from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
 from overlap_sched.peak_memory.allocator.trail import Trail
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import NO_LIMIT
@@ -113,7 +113,7 @@ class _Walk:
 
     def __init__(self, reserve: Reserve, moves: Moves, front: Front, trials: int) -> None:
         self._reserve, self._moves, self.front = reserve, moves, front
-        self._trials, self._unlucky = Trials(MOST * trials, trials), list[Device]()
+        self._trials, self._unlucky = Trials(MOST * trials, trials), list[AllocatorDevice]()
         self.held: Member | None = None
 
     def goes_on(self) -> bool:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
-from overlap_sched.peak_memory.allocator.devices import Device
+from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
 from overlap_sched.peak_memory.allocator.events import events_of
 from overlap_sched.peak_memory.allocator.kinds import allocator
-from overlap_sched.peak_memory.allocator.reserved import Replay
+from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
@@ -47,8 +47,8 @@ class _State:
         together: On as many devices as suffice so far. alone: on those that do not, the least first.
     """
 
-    together: Replay | None
-    alone: list[Replay] = field(default_factory=list)
+    together: AllocatorReplay | None
+    alone: list[AllocatorReplay] = field(default_factory=list)
 
     def copied(self) -> "_State":
         """The same, to go another way."""
@@ -65,12 +65,16 @@ class Trail:
     """An order's replay on several devices, with checkpoints: made as far as others are like it."""
 
     def __init__(
-        self, live_ranges: LiveRanges, order: Sequence[NodeId], devices: Sequence[Device], settings: AllocatorSettings
+        self,
+        live_ranges: LiveRanges,
+        order: Sequence[NodeId],
+        devices: Sequence[AllocatorDevice],
+        settings: AllocatorSettings,
     ) -> None:
         """Only the inputs are there."""
         self._live_ranges, self._order = live_ranges, order
         self._devices = sorted(set(devices))
-        together = Replay.begin(allocator(settings, self._devices[0].capacity), len(live_ranges.sizes))
+        together = AllocatorReplay.begin(allocator(settings, self._devices[0].capacity), len(live_ranges.sizes))
         together.allocator.halts = True
         state = _State(together)
         self._serve(state, live_ranges.given, NO_LIMIT)
@@ -136,7 +140,7 @@ class Trail:
                 state.together = None
             self._lend(state, full, events, most_bytes)
 
-    def _lend(self, state: _State, one: Replay, events: Sequence[int], most_bytes: int) -> None:
+    def _lend(self, state: _State, one: AllocatorReplay, events: Sequence[int], most_bytes: int) -> None:
         """Go on with one device; what all of them lack is no more than so many bytes."""
         one.allocator.most_lent_bytes = most_bytes - (state.lent_bytes - one.allocator.lent_bytes)
         if one.serve(events, self._live_ranges.sizes) < len(events):

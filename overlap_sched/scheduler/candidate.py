@@ -54,7 +54,7 @@ class Candidate:
         return replace(self, work=self.work.plus(work))
 
 
-class Run(NamedTuple):
+class SchedulerRun(NamedTuple):
     """What a run of the list scheduler took, and what it made; ``None``: it was given up."""
 
     work: Work

@@ -22,10 +22,10 @@ from functools import cached_property
 
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.together import together
-from overlap_sched.judge.validate import Measured, broken_promise, measure, violation
+from overlap_sched.judge.validate import JudgedOrder, broken_promise, measure, violation
 from overlap_sched.options import Options, headroom_bytes, kept_allocator
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.best import Found, apart, best_order, for_live_bytes
+from overlap_sched.scheduler.best import BestOrder, apart, best_order, for_live_bytes
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.needs import NOTHING, Reserve
@@ -99,7 +99,7 @@ class Unfitted:
         return Reserve.of(Task(self._problem, self.options, self.live.base_bytes), settings)
 
     @cached_property
-    def _found(self) -> Found:
+    def _found(self) -> BestOrder:
         return for_live_bytes(self._problem, self.options, _original(self._problem, self._before), ALL, 0)
 
     def fitted_by(self, stages: Stages, seed: int = 0) -> Schedule:
@@ -114,7 +114,7 @@ class Unfitted:
 def _judged(
     problem: Problem,
     options: Options,
-    before: Measured,
+    before: JudgedOrder,
     find: Callable[[Candidate], tuple[Candidate, int]],
     stages: Stages = ALL,
     seed: int = 0,
@@ -155,13 +155,13 @@ def _judged(
     )
 
 
-def _original(problem: Problem, before: Measured) -> Candidate:
+def _original(problem: Problem, before: JudgedOrder) -> Candidate:
     return Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
 
 
 def _verified(
-    problem: Problem, options: Options, before: Measured, best: Candidate, base_bytes: int
-) -> tuple[Measured, str | None]:
+    problem: Problem, options: Options, before: JudgedOrder, best: Candidate, base_bytes: int
+) -> tuple[JudgedOrder, str | None]:
     """The order as the judges see it, and the first rule or promise that it breaks."""
     if best.order == problem.original_order:
         return before, None
@@ -181,7 +181,7 @@ def _check_memory_model(problem: Problem, options: Options) -> None:
         )
 
 
-def figures_of(problem: Problem, measured: Measured) -> Figures:
+def figures_of(problem: Problem, measured: JudgedOrder) -> Figures:
     """Return what is reported of an order."""
     peak, timeline = max(measured.profile), measured.timeline
     at = list(measured.profile).index(peak)

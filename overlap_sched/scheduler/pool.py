@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.scheduler.candidate import Candidate, Run
+from overlap_sched.scheduler.candidate import Candidate, SchedulerRun
 from overlap_sched.scheduler.needs import NOTHING, Reserve, Tried, held_us
 from overlap_sched.scheduler.result import Work
 
@@ -90,7 +90,7 @@ class Pool:
         pair = self.reserve.overdraft(found.order), found
         return replace(self, made=(*self.made, pair), tried=(*self.tried, pair))
 
-    def with_run(self, run: Run) -> "Pool":
+    def with_run(self, run: SchedulerRun) -> "Pool":
         """And what a run has made; its work counts in either case."""
         after = self if run.made is None else self.with_made(run.made)
         return replace(after, work=self.work.plus(run.work))

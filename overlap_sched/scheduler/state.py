@@ -16,7 +16,7 @@ from overlap_sched.scheduler.result import Reason, Work
 from overlap_sched.scheduler.streams import Streams, StreamTimes
 
 
-class State:
+class SchedulerState:
     """Where a run stands: simulated time, memory, and the nodes that could run now.
 
     Attributes:

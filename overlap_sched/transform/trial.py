@@ -10,7 +10,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.reached import reached
-from overlap_sched.scheduler.candidate import SAME_STEP, Run
+from overlap_sched.scheduler.candidate import SAME_STEP, SchedulerRun
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, Policy
 from overlap_sched.scheduler.portfolio import simple_bound_us, streams_bound_us
@@ -165,10 +165,10 @@ def _scheduled(
     return replace(failed, step_us=best.step_us, problem=problem, order=best.order, work=work, policies=tuple(by))
 
 
-def _run(reference: Reference, policy: Policy, budget_bytes: int, beat_us: float) -> Run:
+def _run(reference: Reference, policy: Policy, budget_bytes: int, beat_us: float) -> SchedulerRun:
     """One run; one that leaves the budget counts as given up."""
     run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, (), beat_us)
-    return Run(run.work) if run.made is not None and run.made.peak_bytes > budget_bytes else run
+    return SchedulerRun(run.work) if run.made is not None and run.made.peak_bytes > budget_bytes else run
 
 
 def primed(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -> Order:

@@ -18,7 +18,7 @@ from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, PLAIN
 from overlap_sched.scheduler import wander
 from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.front import FAR, Front, Member
+from overlap_sched.scheduler.front import FAR, Front, FrontMember
 from overlap_sched.scheduler.moves import Moves
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.wander import BATCH, MOST, MOST_SHORTER, Trials, wandered
@@ -86,7 +86,7 @@ def noted_moves(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     """What walks move to from now on, in turn."""
     tried, moved = list[Order](), Moves.moved
 
-    def noted(self: Moves, start: Member, front: Front) -> Order:
+    def noted(self: Moves, start: FrontMember, front: Front) -> Order:
         tried.append(moved(self, start, front))
         return tried[-1]
 

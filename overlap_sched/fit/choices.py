@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from overlap_sched.fit.remake import Price
+from overlap_sched.fit.remake import RemakePrice
 from overlap_sched.fit.state import Again, Part, User
 from overlap_sched.problem import Position
 from overlap_sched.problem.node import StorageId
@@ -101,7 +101,7 @@ def until_of(gap: Gap) -> Position:
     return users[users.index(gap.after) + 1].at
 
 
-def chosen_for(gap: Gap, taken: int, price: Price) -> Choice:
+def chosen_for(gap: Gap, taken: int, price: RemakePrice) -> Choice:
     """A choice by what it takes away and what it costs."""
     us = max(price.us, LEAST_US)
     return Choice(gap, (taken - price.excess) / us, us)

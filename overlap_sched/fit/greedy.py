@@ -17,7 +17,7 @@ import numpy as np
 from overlap_sched.fit.above import AboveHigh
 from overlap_sched.fit.choices import Choice, Gap, Queue, chosen_for, until_of
 from overlap_sched.fit.link_time import LinkTime
-from overlap_sched.fit.remake import FREE, Price, Remake, place
+from overlap_sched.fit.remake import FREE, Remake, RemakePrice, place
 from overlap_sched.fit.state import Again, LiveState, Part, Reload, User
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Position
@@ -221,7 +221,7 @@ class Greedy:
         taken = self.above.taken(gone + 1, back, nbytes)
         if taken <= 0:
             return None
-        return replace(chosen_for(gap, taken, Price(self.host_weight * us, 0)), slots=(*slots, gone, back))
+        return replace(chosen_for(gap, taken, RemakePrice(self.host_weight * us, 0)), slots=(*slots, gone, back))
 
     def _do(self, choice: Choice) -> bool:
         gap, state, self._above = choice.gap, self.state, None

@@ -18,7 +18,7 @@ from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.fx.storages import Storages
-from overlap_sched.fx.wrappers import Call, order_only, unwrapped
+from overlap_sched.fx.wrappers import EffectiveCall, order_only, unwrapped
 
 _MISSING = object()
 _NONE: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class _Reader:
         r.takes.append(takes)
         self._value(node, traits, takes, call)
         if not traits.plain:
-            self._special(v, node, traits, call or Call(node.target, node.args, node.kwargs, None))
+            self._special(v, node, traits, call or EffectiveCall(node.target, node.args, node.kwargs, None))
         elif traits.writes_aliased and len(r.raw_fresh[v]) != len(r.raw_outs[v]):
             fresh = r.raw_fresh[v]
             r.writes[v] = tuple(r.storages.root[s] for s in r.raw_outs[v] if s not in fresh)
@@ -101,7 +101,7 @@ class _Reader:
         if kind != "output" and not shape_only and not r.traits[v].selects:
             r.peeked.update(s for s in r.takes[v] if known.get(s, -1) < self.launched.get(s, -1))
 
-    def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...], call: Call | None) -> None:
+    def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...], call: EffectiveCall | None) -> None:
         r, storages = self.reading, self.reading.storages
         val = node.meta.get("val", _MISSING)
         seen = len(storages.root)
@@ -169,7 +169,7 @@ class _Reader:
                 if len(raw) == 1 and len(of) == 1 and raw[0] in fresh:
                     storages.root[raw[0]] = of[0]
 
-    def _special(self, v: int, node: fx.Node, traits: OperatorTraits, call: Call) -> None:
+    def _special(self, v: int, node: fx.Node, traits: OperatorTraits, call: EffectiveCall) -> None:
         r, args, kwargs = self.reading, call.args, call.kwargs
         ordering = traits.ordering
         if ordering is Ordering.RANDOM and traits.dropout is not None and traits.dropout.of(args, kwargs, 0.0) == 0.0:

@@ -42,7 +42,7 @@ class Sum(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SizeLimits:
     """Intervals of symbols, and the assertions that tie them to each other.
 
     Attributes:
@@ -56,7 +56,7 @@ class Limits:
     having: Mapping[sympy.Basic, tuple[int, ...]]
 
     @staticmethod
-    def of(intervals: Mapping[sympy.Symbol, Interval], relations: Iterable[sympy.Basic]) -> "Limits":
+    def of(intervals: Mapping[sympy.Symbol, Interval], relations: Iterable[sympy.Basic]) -> "SizeLimits":
         """Return what intervals and relations (``u0 <= 4096``) say together; relations of other kinds say nothing."""
         sums = dict.fromkeys(one for relation in relations for one in _sums(relation) if one.free_symbols)
         assertions = tuple([_sum(one) for one in sums])
@@ -66,13 +66,13 @@ class Limits:
                 having.setdefault(part, []).append(at)
         symbols = sorted([part for part in having if isinstance(part, sympy.Symbol)], key=by_name)
         kept = {symbol: intervals.get(symbol, Interval()) for symbol in symbols}
-        made = Limits(kept, assertions, {part: tuple(at) for part, at in having.items()})
+        made = SizeLimits(kept, assertions, {part: tuple(at) for part, at in having.items()})
         made._narrow_all(range(len(assertions)))
         return made
 
-    def copy(self) -> "Limits":
+    def copy(self) -> "SizeLimits":
         """One whose intervals can be narrowed without these."""
-        return Limits(dict(self.intervals), self.assertions, self.having)
+        return SizeLimits(dict(self.intervals), self.assertions, self.having)
 
     def narrow(self, symbol: sympy.Symbol, low: Number, high: Number) -> None:
         """Put a symbol between two numbers, and see what follows for the others."""

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from overlap_sched.fx.size_limits import NUMBER_LIMIT, Interval, Limits, by_name, interval_of
+from overlap_sched.fx.size_limits import NUMBER_LIMIT, Interval, SizeLimits, by_name, interval_of
 from overlap_sched.report.words.sizes import AssumedSize
 
 UNBACKED_HINT = 8192
@@ -103,7 +103,7 @@ class Sizes:
     @cached_property
     def _known(self) -> "_Known":
         given = {s: int(n) for s, n in getattr(self._env, "var_to_hint_override", {}).items() if not self._has_value(s)}
-        return _known(Limits.of(self._ranges(), self._relations()), given)
+        return _known(SizeLimits.of(self._ranges(), self._relations()), given)
 
     def _ranges(self) -> dict[sympy.Symbol, Interval]:
         ranges = self._env.var_to_range
@@ -165,13 +165,13 @@ class _Known(NamedTuple):
         following: Symbols for which the values of others had left only one.
     """
 
-    limits: Limits
+    limits: SizeLimits
     limited: set[sympy.Symbol]
     hints: Mapping[sympy.Symbol, int]
     following: set[sympy.Symbol]
 
 
-def _known(limits: Limits, given: Mapping[sympy.Symbol, int]) -> _Known:
+def _known(limits: SizeLimits, given: Mapping[sympy.Symbol, int]) -> _Known:
     """Assume what is not known, one symbol after the other, as each says something of the others.
 
     Args:

@@ -36,7 +36,7 @@ from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite, to_json
 
 
-class Choice(NamedTuple):
+class RewriteChoice(NamedTuple):
     """What is to be done to a graph.
 
     Attributes:
@@ -50,7 +50,7 @@ class Choice(NamedTuple):
     made: Plan | None = None
 
 
-Choose = Callable[[Lifted, Settings, Mapping[str, str]], Choice]
+Choose = Callable[[Lifted, Settings, Mapping[str, str]], RewriteChoice]
 """Chooses rewrites of a lifted graph. It must be the same function of the same graph on every rank; the mapping is what
 members of a bucket must share, see :func:`overlap_sched.fx.rewrites.alike_of`."""
 Worth = Callable[[Sequence[fx.Node], Settings], bool]
@@ -77,7 +77,7 @@ class _Known:
     launches: str = ""
     mine: Digest | None = None
     pending: Pending | None = None
-    choice: Choice = field(default_factory=Choice)
+    choice: RewriteChoice = field(default_factory=RewriteChoice)
     cached: CachedOrder | None = None
 
 
@@ -174,7 +174,7 @@ def _prepare(
         log.info("%s: %s, if all ranks agree", known.name, count(len(choice.rewrites), "rewrite"))
 
 
-def _digest(choice: Choice) -> str:
+def _digest(choice: RewriteChoice) -> str:
     """Return the digest of the rewrites, and of the order where there is one."""
     names = None if choice.names is None else list(choice.names)
     said = json.dumps([to_json(choice.rewrites), names], sort_keys=True)

@@ -22,18 +22,18 @@ _REDUCED_IN_OWN_TYPE = (2, 15)
 
 
 @dataclass(frozen=True)
-class Group:
+class CollectiveGroup:
     """A process group as functional collectives name it; of one rank, it is not communicated with."""
 
     name: str
     size: int
 
 
-ALONE = Group("", 1)
+ALONE = CollectiveGroup("", 1)
 
 
 @dataclass(frozen=True)
-class Inside:
+class TensorParallelLayout:
     """The DTensor that a parameter was before it was sharded: what tensor parallelism made of it."""
 
     mesh: DeviceMesh
@@ -54,15 +54,15 @@ class Layout:
         rows: Length of the first dimension of what is gathered.
         compute: The type in which it is gathered and used.
         reduce: The type in which its gradient is reduced.
-        inside: See :class:`Inside`; ``None`` for a plain parameter.
+        inside: See :class:`TensorParallelLayout`; ``None`` for a plain parameter.
     """
 
-    shards: Group
-    replicas: Group
+    shards: CollectiveGroup
+    replicas: CollectiveGroup
     rows: int
     compute: torch.dtype
     reduce: torch.dtype
-    inside: Inside | None = None
+    inside: TensorParallelLayout | None = None
 
     @property
     def part(self) -> int:
@@ -83,12 +83,12 @@ class Place:
     device: torch.device
 
     @property
-    def shards(self) -> Group:
+    def shards(self) -> CollectiveGroup:
         """The last dimension."""
         return self._group(self.mesh.ndim - 1)
 
     @property
-    def replicas(self) -> Group:
+    def replicas(self) -> CollectiveGroup:
         """The first of two."""
         return self._group(0) if self.mesh.ndim == 2 else ALONE
 
@@ -102,8 +102,8 @@ class Place:
         """Placements before that of the shard."""
         return (Replicate(),) * (self.mesh.ndim - 1)
 
-    def _group(self, dimension: int) -> Group:
-        return Group(self.mesh.get_group(dimension).group_name, self.mesh.size(dimension))
+    def _group(self, dimension: int) -> CollectiveGroup:
+        return CollectiveGroup(self.mesh.get_group(dimension).group_name, self.mesh.size(dimension))
 
 
 def layout_of(parameter: nn.Parameter, place: Place, policy: MixedPrecisionPolicy) -> Layout:
@@ -114,7 +114,7 @@ def layout_of(parameter: nn.Parameter, place: Place, policy: MixedPrecisionPolic
     reduce = (policy.reduce_dtype or default) if own.is_floating_point else own
     inside = None
     if isinstance(parameter, DTensor):
-        inside = Inside(
+        inside = TensorParallelLayout(
             parameter.device_mesh, tuple(parameter.placements), tuple(parameter.shape), tuple(parameter.stride())
         )
     return Layout(place.shards, place.replicas, whole_of(parameter).shape[0], compute, reduce, inside)
@@ -143,7 +143,7 @@ def whole_of(parameter: Tensor) -> Tensor:
     return local
 
 
-def _outer_shard(inside: Inside) -> Placement:
+def _outer_shard(inside: TensorParallelLayout) -> Placement:
     """Rows of a part of rows: strided, as ``fully_shard`` has it, so that the whole is put together in its order."""
     parts = 1
     for dimension, placement in enumerate(inside.placements):

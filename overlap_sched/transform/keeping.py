@@ -30,7 +30,7 @@ from overlap_sched.transform.same import looked_through
 Done = TypeVar("Done", Keep, Regather)
 
 
-class Gap(NamedTuple, Generic[Done]):
+class GatherGap(NamedTuple, Generic[Done]):
     """What may be done about one gap between two uses of what is gathered.
 
     Attributes:
@@ -79,7 +79,7 @@ def _gathers(draft: Draft, problem: Problem, alike: Alike | None) -> list[Member
     return members
 
 
-def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence[NodeId]]) -> list[Gap[Keep]]:
+def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence[NodeId]]) -> list[GatherGap[Keep]]:
     """Gaps of an order in which could be held what is gathered again behind them.
 
     Args:
@@ -96,11 +96,11 @@ def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence
             continue  # an order that gathers them the other way round
         begin = min(last + 1, position[v])
         nbytes = sum(problem.storages[s].bytes for s in held)
-        gaps.append(Gap(Keep(nodes[before].name, nodes[v].name), begin, position[v], nbytes, nodes[v].time_us))
+        gaps.append(GatherGap(Keep(nodes[before].name, nodes[v].name), begin, position[v], nbytes, nodes[v].time_us))
     return gaps
 
 
-def chained(gaps: Sequence[Gap[Keep]]) -> list[Keep]:
+def chained(gaps: Sequence[GatherGap[Keep]]) -> list[Keep]:
     """Make what is kept in one gap after the other that of the first gather: the later ones are gone."""
     stands_for: dict[str, str] = {}
     keeps = []
@@ -111,7 +111,7 @@ def chained(gaps: Sequence[Gap[Keep]]) -> list[Keep]:
     return keeps
 
 
-def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[Gap[Regather]]:
+def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[GatherGap[Regather]]:
     """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it."""
     position = positions(order)
     draft = Draft(problem, problem.original_order)
@@ -126,7 +126,7 @@ def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | No
 
 def _longest_gap(
     problem: Problem, one: Member, users: Sequence[Sequence[NodeId]], position: Sequence[Position]
-) -> Gap[Regather] | None:
+) -> GatherGap[Regather] | None:
     """Find the longest gap of one gathered tensor; ``None``: its uses cannot be told apart by views made again."""
     assert one.gives is not None
     nodes, held = problem.nodes, one.gives
@@ -144,7 +144,7 @@ def _longest_gap(
     names = tuple(nodes[v].name for v in sorted(late))
     rewrite = Regather(one.node.name, names, tuple(nodes[v].name for v in sorted(through)))
     begin, end = position[uses[k - 1]] + 1, position[late[0]]
-    return Gap(rewrite, begin, end, problem.storages[held].bytes, one.node.time_us)
+    return GatherGap(rewrite, begin, end, problem.storages[held].bytes, one.node.time_us)
 
 
 def _views_of(problem: Problem, one: Member, late: Sequence[NodeId], held: StorageId) -> set[NodeId]:
@@ -170,8 +170,8 @@ def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:
 
 
 def admitted(
-    problem: Problem, order: Sequence[NodeId], gaps: Sequence[Gap[Keep]], budget_bytes: int
-) -> list[Gap[Keep]]:
+    problem: Problem, order: Sequence[NodeId], gaps: Sequence[GatherGap[Keep]], budget_bytes: int
+) -> list[GatherGap[Keep]]:
     """Admit those of the gaps, one after the other, in which an order has room for what is held there."""
     profile = LiveRanges(problem).profile(order)
     taken = []

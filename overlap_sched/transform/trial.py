@@ -36,7 +36,7 @@ def nothing(rewrite: Rewrite) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrialContext:
     """What every try shares.
 
     Attributes:
@@ -59,7 +59,7 @@ class Asked:
     done: tuple[Rewrite, ...] = ()
     whole: Problem | None = None
 
-    def after(self, done: Sequence[Rewrite], order: Sequence[NodeId]) -> "Asked":
+    def after(self, done: Sequence[Rewrite], order: Sequence[NodeId]) -> "TrialContext":
         """The same once rewrites are done, from an order; what is tried of it counts these in."""
         problem = apply(self.problem, done, self.prices, self.alike or NOT_KNOWN, order)
         return replace(self, problem=problem, fits=(), done=tuple(done), whole=self.problem)
@@ -98,7 +98,7 @@ class Trial:
 
 
 def tried(
-    asked: Asked,
+    asked: TrialContext,
     what: str,
     rewrites: Sequence[Rewrite],
     order: Sequence[NodeId],
@@ -129,7 +129,7 @@ def tried(
     return _scheduled(replace(failed, start=asked.start(order)), asked, problem, live_ranges, begin, beat_us, policies)
 
 
-def again(asked: Asked, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
+def again(asked: TrialContext, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
     """Schedule what was found once more, from its own order: what a policy missed there, another one may find."""
     assert trial.problem is not None
     failed = replace(
@@ -141,7 +141,7 @@ def again(asked: Asked, trial: Trial, policies: Sequence[Policy] = POLICIES) -> 
 
 def _scheduled(
     failed: Trial,
-    asked: Asked,
+    asked: TrialContext,
     problem: Problem,
     live_ranges: LiveRanges,
     begin: Order,

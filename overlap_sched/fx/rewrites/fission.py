@@ -12,7 +12,7 @@ from torch import fx
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.dimensions.region import Region, followed
 from overlap_sched.fx.operator_traits import Arg
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
 from overlap_sched.transform.dimension_graph.cut import Cut, Uncut, is_cut_of
 from overlap_sched.transform.dimension_graph.shapes import through_permute
@@ -20,7 +20,7 @@ from overlap_sched.transform.fission import Fission, How, Leave, Slice
 from overlap_sched.transform.stages import places
 
 
-def fission(draft: Draft, rewrite: Fission) -> None:
+def fission(draft: GraphDraft, rewrite: Fission) -> None:
     """Do it.
 
     Raises:
@@ -32,7 +32,7 @@ def fission(draft: Draft, rewrite: Fission) -> None:
 class _Fissioning:
     """What is carried from node to node while one fission is done."""
 
-    def __init__(self, draft: Draft, rewrite: Fission) -> None:
+    def __init__(self, draft: GraphDraft, rewrite: Fission) -> None:
         self.draft, self.rewrite, self.parts = draft, rewrite, rewrite.parts
         rank = {node: k for k, node in enumerate(draft.sorted())}  # places alone do not say what needs what
         self.nodes = sorted(map(draft.find, rewrite.nodes), key=rank.__getitem__)

@@ -11,7 +11,7 @@ from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites.again import check_keep, check_regather
 from overlap_sched.fx.rewrites.apply import check_member
 from overlap_sched.fx.rewrites.backends import forms_for
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.in_place import check_in_place
 from overlap_sched.fx.rewrites.sites import LAUNCHES, arguments
 from overlap_sched.fx.rewrites.stream import check_stream
@@ -52,11 +52,11 @@ def refusals_in(lifted: Lifted) -> Refuses:
 
     What is found once it is asked for is kept: the graph must stay as it is meanwhile.
     """
-    drafts: list[Draft] = []
+    drafts: list[GraphDraft] = []
 
     def refuses(rewrite: Rewrite) -> str:
         if not drafts:
-            drafts.append(Draft(lifted.nodes[0].graph))
+            drafts.append(GraphDraft(lifted.nodes[0].graph))
         try:
             match rewrite:
                 case Bucket():

@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.groups import name_and_group
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.transform.rewrites import BUCKETED
 
 C10D = torch.ops._c10d_functional
@@ -74,7 +74,7 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
     return (*node.args, *(node.kwargs[name] for name in behind if name in node.kwargs))
 
 
-def site(draft: Draft, name: str) -> Site:
+def site(draft: GraphDraft, name: str) -> Site:
     """The collective of this name, if it can be rewritten.
 
     Raises:
@@ -100,7 +100,7 @@ def site(draft: Draft, name: str) -> Site:
     return Site(node, op, source, args[-1], group_name, reduction, ranks, waits)
 
 
-def _waits(draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:
+def _waits(draft: GraphDraft, node: fx.Node) -> tuple[fx.Node, ...]:
     users = draft.users(node)
     waits = tuple(user for user in users if user.target is WAIT)
     others = [user for user in users if user.target is not WAIT]
@@ -126,7 +126,7 @@ def _check_values(name: str, source: fx.Node, waits: tuple[fx.Node, ...]) -> Non
             raise RewriteError(f"the {what} of {name!r} is empty.")
 
 
-def check_offsets(draft: Draft, members: Sequence[Site]) -> None:
+def check_offsets(draft: GraphDraft, members: Sequence[Site]) -> None:
     """Results that become parts of one storage must not be looked at by address, and must start at round ones.
 
     Raises:

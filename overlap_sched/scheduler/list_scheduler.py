@@ -3,7 +3,7 @@
 ::
 
     until every node has run:
-        v = the node that the first rule finds      Rules.choose         which node, and why
+        v = the node that the first rule finds      LaunchRules.choose   which node, and why
         run v                                       SchedulerState.run   clock, streams and memory advance
 
 A rule proposes the most urgent node of its set; memory (:mod:`overlap_sched.scheduler.admission`) admits it, or blocks
@@ -23,7 +23,7 @@ from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, SchedulerRun
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.rules import Rules
+from overlap_sched.scheduler.rules import LaunchRules
 from overlap_sched.scheduler.state import SchedulerState
 from overlap_sched.scheduler.streams import StreamTimes
 
@@ -55,7 +55,7 @@ def list_schedule(
         What it made, within the budget by construction, and what that took.
     """
     state = SchedulerState(reference, limit, reference.priorities(policy.prepares), pairs, gate, times)
-    rules, given_up_us = Rules(state, policy), beat_us * (1 + _ROUNDING)
+    rules, given_up_us = LaunchRules(state, policy), beat_us * (1 + _ROUNDING)
     while len(state.order) < len(reference.order):
         v, reason = rules.choose()
         state.run(v, reason)

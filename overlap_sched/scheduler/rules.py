@@ -16,7 +16,7 @@ _MOST = 0.5
 """A collective is launched beside another if this part of its time falls beside it."""
 
 
-class Rules:
+class LaunchRules:
     """Which node runs next; of each rule the most urgent node that the budget admits."""
 
     def __init__(self, state: SchedulerState, policy: Policy) -> None:

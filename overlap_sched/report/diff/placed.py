@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Place:
+class CollectivePlace:
     """Where one collective is in an order.
 
     Attributes:
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Placed:
+class ReplayedOrder:
     """An order, replayed.
 
     Attributes:
@@ -80,18 +80,18 @@ class Placed:
         return last_compute_us(self.problem, self.timeline)
 
     @cached_property
-    def places(self) -> Mapping[int, Place]:
+    def places(self) -> Mapping[int, CollectivePlace]:
         """The place of each collective."""
         return {decision.collective: self._place(decision) for decision in self.decisions}
 
-    def _place(self, decision: Decision) -> Place:
+    def _place(self, decision: Decision) -> CollectivePlace:
         timeline = self.timeline
         waits = self.problem.waits.get(decision.collective, ())
         first = min(waits, key=self.position.__getitem__, default=None)
         exposed = decision.exposed_us > ROUNDING * timeline.step_us
         worst = max(waits, key=lambda w: (timeline.stall_us[w], -self.position[w]), default=None)
         tail = worst is not None and timeline.at_us[worst] >= self.tail_us
-        return Place(
+        return CollectivePlace(
             position=decision.position,
             launch_us=decision.launch_us,
             wait_position=None if first is None else self.position[first],

@@ -15,7 +15,7 @@ from overlap_sched.report.diff.figures import (
     percent_text,
 )
 from overlap_sched.report.diff.orders import Moved, OrdersDiff, total_us
-from overlap_sched.report.diff.placed import Place
+from overlap_sched.report.diff.placed import CollectivePlace
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import between, count, duration, printable
 from overlap_sched.report.words.contention import with_contention_line
@@ -158,7 +158,7 @@ def _collective(diff: OrdersDiff, moved: Moved) -> str:
     return "\n".join(lines)
 
 
-def _waits(before: Place, after: Place) -> str:
+def _waits(before: CollectivePlace, after: CollectivePlace) -> str:
     if before.wait_position is None or after.wait_position is None or before.wait_us is None or after.wait_us is None:
         return "nothing in this graph"
     return f"{_places(before.wait_position, after.wait_position)}, {_times(before.wait_us, after.wait_us)}"

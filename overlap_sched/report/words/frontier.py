@@ -11,7 +11,7 @@ from overlap_sched.report.words.contention import contention_figures, with_conte
 from overlap_sched.report.words.schedule import gap_percent
 
 
-class Placed(Protocol):
+class FrontierOrder(Protocol):
     """An order by its peak and step."""
 
     @property
@@ -27,7 +27,7 @@ class Placed(Protocol):
         """Stalls of the compute stream."""
 
 
-def point_cells(point: Placed, original: Placed, bound_us: float | None) -> tuple[str, ...]:
+def point_cells(point: FrontierOrder, original: FrontierOrder, bound_us: float | None) -> tuple[str, ...]:
     """Peak, its change, step, its change, exposed time, gap to the bound (empty: none is known)."""
     return (
         size(point.peak_bytes),

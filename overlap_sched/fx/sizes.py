@@ -101,7 +101,7 @@ class Sizes:
         return self._known.hints.get(symbol, UNBACKED_HINT)
 
     @cached_property
-    def _known(self) -> "_Known":
+    def _known(self) -> "_KnownSymbols":
         given = {s: int(n) for s, n in getattr(self._env, "var_to_hint_override", {}).items() if not self._has_value(s)}
         return _known(SizeLimits.of(self._ranges(), self._relations()), given)
 
@@ -155,7 +155,7 @@ class Sizes:
         return shown
 
 
-class _Known(NamedTuple):
+class _KnownSymbols(NamedTuple):
     """What is known of all symbols.
 
     Attributes:
@@ -171,7 +171,7 @@ class _Known(NamedTuple):
     following: set[sympy.Symbol]
 
 
-def _known(limits: SizeLimits, given: Mapping[sympy.Symbol, int]) -> _Known:
+def _known(limits: SizeLimits, given: Mapping[sympy.Symbol, int]) -> _KnownSymbols:
     """Assume what is not known, one symbol after the other, as each says something of the others.
 
     Args:
@@ -191,7 +191,7 @@ def _known(limits: SizeLimits, given: Mapping[sympy.Symbol, int]) -> _Known:
         wanted = given.get(symbol, (low + high) // 2 if symbol in limited else UNBACKED_HINT)
         taken = max(low, min(wanted, high))
         chosen.narrow(symbol, taken, taken)
-    return _Known(limits, limited, {s: int(interval.low) for s, interval in chosen.intervals.items()}, following)
+    return _KnownSymbols(limits, limited, {s: int(interval.low) for s, interval in chosen.intervals.items()}, following)
 
 
 def carried_sizes(graph: fx.Graph) -> tuple[AssumedSize, ...]:

@@ -68,7 +68,7 @@ def fit_joint(joint: fx.GraphModule, partitioner: Partitioner, judge: Judge, que
     Raises:
         Exception: Torch's own cut fails, or cannot be read.
     """
-    search = _Search(joint, partitioner, judge)
+    search = _JointSearch(joint, partitioner, judge)
     before = search.before
     limit = question.limit_bytes(before.peak_bytes)
     limit_us = None
@@ -87,7 +87,7 @@ def fit_joint(joint: fx.GraphModule, partitioner: Partitioner, judge: Judge, que
 
 
 @dataclass
-class _Search:
+class _JointSearch:
     """Cuts that have been made, by their marks."""
 
     joint: fx.GraphModule

@@ -47,10 +47,10 @@ def try_buckets(asked: TrialContext, wanted: Wanted, found: Found) -> None:
     if wanted.streams and (moved := _moved(asked)):
         graphs.append(_on_two_streams(asked, moved))
     for graph in graphs:
-        _Search(graph, found, wanted.forms[:1]).run()
+        _BucketSearch(graph, found, wanted.forms[:1]).run()
 
 
-class _Search:
+class _BucketSearch:
     """What is tried of one graph; ``found`` gets the results."""
 
     def __init__(self, graph: ProblemVariant, found: Found, forms: Sequence[Form]) -> None:

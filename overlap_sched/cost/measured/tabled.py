@@ -109,7 +109,7 @@ class TableModel(PricedModel):
         return curve_of((one.bytes, one.time_us) for one in ones) if ones else None
 
     @cached_property
-    def _known(self) -> dict[str, "_Known"]:
+    def _known(self) -> dict[str, "_MeasuredOperator"]:
         known = {}
         for op, ones in self.tables.kernels_of.items():
             asked = [(self.otherwise.compute_us(Compute(op, one.flops, one.bytes)), one.time_us) for one in ones]
@@ -117,11 +117,11 @@ class TableModel(PricedModel):
             for one in ones:
                 same.setdefault((one.flops, one.bytes), []).append(one.time_us)
             exact = {work: geometric_mean(times_us) for work, times_us in same.items()}
-            known[op] = _Known(exact, curve_of(asked))
+            known[op] = _MeasuredOperator(exact, curve_of(asked))
         return known
 
 
-class _Known(NamedTuple):
+class _MeasuredOperator(NamedTuple):
     """What was measured of an operator: times by (flops, bytes), and over the times of the formulas."""
 
     times_us: dict[tuple[int, int], float]

@@ -26,10 +26,10 @@ def fission(draft: GraphDraft, rewrite: Fission) -> None:
     Raises:
         RewriteError: A node cannot be cut so, is written to, or is used outside without leaving.
     """
-    _Fissioning(draft, rewrite).run()
+    _GraphFission(draft, rewrite).run()
 
 
-class _Fissioning:
+class _GraphFission:
     """What is carried from node to node while one fission is done."""
 
     def __init__(self, draft: GraphDraft, rewrite: Fission) -> None:

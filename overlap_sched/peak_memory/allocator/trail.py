@@ -40,7 +40,7 @@ class Lacking(NamedTuple):
 
 
 @dataclass
-class _State:
+class _DeviceStates:
     """All devices behind some nodes of an order.
 
     Attributes:
@@ -50,10 +50,10 @@ class _State:
     together: AllocatorReplay | None
     alone: list[AllocatorReplay] = field(default_factory=list)
 
-    def copied(self) -> "_State":
+    def copied(self) -> "_DeviceStates":
         """The same, to go another way."""
         together = None if self.together is None else self.together.copied()
-        return _State(together, [one.copied() for one in self.alone])
+        return _DeviceStates(together, [one.copied() for one in self.alone])
 
     @property
     def lent_bytes(self) -> int:
@@ -76,7 +76,7 @@ class Trail:
         self._devices = sorted(set(devices))
         together = AllocatorReplay.begin(allocator(settings, self._devices[0].capacity), len(live_ranges.sizes))
         together.allocator.halts = True
-        state = _State(together)
+        state = _DeviceStates(together)
         self._serve(state, live_ranges.given, NO_LIMIT)
         self._every = max(len(order) // CHECKPOINTS, 1)
         self._states, self._events, self._left = [state], list[list[int]](), list[list[int]]()
@@ -105,7 +105,7 @@ class Trail:
             return Lacking(most_bytes + 1, ())
         return Lacking(state.lent_bytes, [s for one in state.alone for s in one.lent_for])
 
-    def _at(self, checkpoint: int) -> _State:
+    def _at(self, checkpoint: int) -> _DeviceStates:
         """Return what all devices hold there."""
         while len(self._states) <= checkpoint:
             state = self._states[-1].copied()
@@ -117,7 +117,7 @@ class Trail:
         """Return what is run between a checkpoint and the next one."""
         return order[checkpoint * self._every : (checkpoint + 1) * self._every]
 
-    def _serve(self, state: _State, events: Sequence[int], most_bytes: int) -> None:
+    def _serve(self, state: _DeviceStates, events: Sequence[int], most_bytes: int) -> None:
         """Some requests more.
 
         Raises:
@@ -140,7 +140,7 @@ class Trail:
                 state.together = None
             self._lend(state, full, events, most_bytes)
 
-    def _lend(self, state: _State, one: AllocatorReplay, events: Sequence[int], most_bytes: int) -> None:
+    def _lend(self, state: _DeviceStates, one: AllocatorReplay, events: Sequence[int], most_bytes: int) -> None:
         """Go on with one device; what all of them lack is no more than so many bytes."""
         one.allocator.most_lent_bytes = most_bytes - (state.lent_bytes - one.allocator.lent_bytes)
         if one.serve(events, self._live_ranges.sizes) < len(events):

@@ -148,7 +148,7 @@ class _Reader:
     def _join_with_arguments(
         self, traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any, fresh: tuple[int, ...]
     ) -> None:
-        """Give what returns its argument, or a view of it, that storage, whatever ``val`` says.
+        """Give what returns its argument, or a view of it, the storage of that argument, whatever ``val`` says.
 
         Fake kernels of collectives allocate anew; passes that replace the argument of a view leave the view's value.
         """

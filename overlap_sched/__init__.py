@@ -51,7 +51,7 @@ _INDUCTOR = (
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is first asked for."""
+    """Import what needs torch when it is first asked for."""
     if name in _FX:
         import overlap_sched.fx
 

@@ -246,7 +246,7 @@ def size_given(name: str, size: int | str, whole_bytes: int, meant: str) -> int:
 
 
 def bare_number(size: int | str) -> str:
-    """What is wrong with ``"5"``, and what may be meant; ``""``: it has a unit, or as many bytes can be meant."""
+    """Say what is wrong with ``"5"``, and what may be meant; ``""``: it has a unit, or as many bytes can be meant."""
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None or match[2] or not 0 < (number := Decimal(match[1])) < _FEWEST_BYTES:
         return ""

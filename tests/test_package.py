@@ -5,6 +5,7 @@ import doctest
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -136,6 +137,24 @@ def test_the_package_alone_loads_neither_torch_nor_what_reads_dumps() -> None:
     assert "overlap_sched.scheduler.pipeline" in loaded
     unwanted = ("torch", "matplotlib", "bokeh", "rich", "ortools", *(f"overlap_sched.{name}" for name in NEEDS_TORCH))
     assert [name for name in loaded if name.startswith(unwanted)] == []
+
+
+def functions_of(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_docstrings_of_functions_do_not_begin_as_a_question() -> None:
+    """They begin with a verb ("Return what ..."), those of properties with what it is ("The ...")."""
+    for path in PACKAGE.rglob("*.py"):
+        for function in functions_of(ast.parse(path.read_text(encoding="utf-8"))):
+            words = (ast.get_docstring(function) or "").split()
+            assert words[:1] not in (["What"], ["Whether"], ["Of"]), f"{path.name}: {function.name}: {words[:5]}"
+
+
+def test_no_two_classes_have_one_name() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 ROOT = PACKAGE.parent

@@ -16,7 +16,7 @@ from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.distributed.calibration.collectives import Division
 from overlap_sched.distributed.calibration.kernels import Grid, KernelCall, calls_in_grid
 from overlap_sched.distributed.calibration.machine import alone_on, machine_on
-from overlap_sched.distributed.calibration.measuring import Wanted, Wishes, measure
+from overlap_sched.distributed.calibration.measuring import WantedCollective, Wishes, measure
 
 _GRID = Grid(
     ((64, 64, 64), (256, 256, 256), (512, 512, 512), (512, 2048, 512)),
@@ -31,7 +31,9 @@ _SIZES = tuple(2**k for k in range(12, 23, 2))
 
 def measured_model(world: World, dtype: torch.dtype) -> TableModel:
     """Time matmuls, attention, copies, gathers and scatters of a few sizes; all ranks call it and get one model."""
-    collectives = [Wanted(kind, Division(world.size), size) for kind in _KINDS for size in _SIZES if world.size > 1]
+    collectives = [
+        WantedCollective(kind, Division(world.size), size) for kind in _KINDS for size in _SIZES if world.size > 1
+    ]
     return model_of(world, Wishes(tuple(collectives), tuple(calls_in_grid(_GRID, dtype, world.device))))
 
 

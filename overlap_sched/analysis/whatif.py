@@ -20,7 +20,7 @@ from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.placement import Facts, Nodes, place
-from overlap_sched.cost.cluster.sharding_groups import Step, sharding_groups
+from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
 from overlap_sched.cost.model import Collective
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import measure
@@ -37,7 +37,7 @@ _CHAIN = 6
 
 
 @dataclass(frozen=True)
-class Point:
+class WhatIfPoint:
     """A variant: what was varied, by name, and what scheduling found."""
 
     varied: Mapping[str, float]
@@ -51,7 +51,7 @@ def whatif(
     options: Options,
     contention: bool = True,
     tell: Callable[[str], None] = lambda text: None,
-) -> list[Point]:
+) -> list[WhatIfPoint]:
     """Schedule each combination, in the order given, the last name varying fastest.
 
     Where a neighbour's order is better at the prices of another one, that has it, too.
@@ -60,17 +60,17 @@ def whatif(
         OptionsError: Ranks are varied, and it cannot be known how.
         PlacementError: A process group does not fit the cluster.
     """
-    placed, points = placed_on(problem, cluster), list[Point]()
+    placed, points = placed_on(problem, cluster), list[WhatIfPoint]()
     for values in product(*vary.values()):
         varied = dict(zip(vary, values, strict=True))
         graph = with_ranks(placed, cluster, int(varied["ranks"])) if "ranks" in varied else placed
         priced = priced_on(graph, _scaled(cluster, varied), varied.get("compute", 1.0), contention)
-        points.append(Point(varied, schedule(priced, options)))
+        points.append(WhatIfPoint(varied, schedule(priced, options)))
         tell(f"{len(points)} variants scheduled")
     return carried_over(points, vary)
 
 
-def carried_over(points: Sequence[Point], vary: Mapping[str, Sequence[float]]) -> list[Point]:
+def carried_over(points: Sequence[WhatIfPoint], vary: Mapping[str, Sequence[float]]) -> list[WhatIfPoint]:
     """The same where each has the order of a neighbour if that is the better one at its own prices, until none is.
 
     An order keeps its memory whatever the prices; only ranks change that. So what is faster never makes a step longer:
@@ -100,7 +100,7 @@ def _neighbours(
                 yield (*values[:k], axis[j], *values[k + 1 :])
 
 
-def _ordered_as(point: Point, other: Point) -> Point | None:
+def _ordered_as(point: WhatIfPoint, other: WhatIfPoint) -> WhatIfPoint | None:
     """A variant in the order of another one; ``None``: that is no better there."""
     found, order = point.found, other.found.order
     if order == found.order:
@@ -213,7 +213,7 @@ def _shards(problem: Problem, name: str, size: int) -> set[int]:
 
 
 def _behind(problem: Problem, maker: Sequence[int], storage: int) -> set[int]:
-    """What a shard was cast or copied from, back to the graph's input."""
+    """Find what a shard was cast or copied from, back to the graph's input."""
     found: set[int] = set()
     for _ in range(_CHAIN):
         node = problem.nodes[maker[storage]]
@@ -237,8 +237,8 @@ def _scaled(cluster: Cluster, varied: Mapping[str, float]) -> Cluster:
     return replace(cluster, inside=replace(cluster.inside, bytes_per_s=cluster.inside.bytes_per_s * inside))
 
 
-def _steps(problem: Problem) -> list[Step]:
+def _steps(problem: Problem) -> list[DataflowNode]:
     return [
-        Step(node.deps, node.kind is Kind.COMPUTE and node.time_us > 0, node.op, node.group or "")
+        DataflowNode(node.deps, node.kind is Kind.COMPUTE and node.time_us > 0, node.op, node.group or "")
         for node in problem.nodes
     ]

@@ -37,7 +37,7 @@ class _Version(argparse.Action):
 
 
 def command_parser() -> Parser:
-    """Of the whole command; the subcommand's name is ``command`` of what it parses."""
+    """Return the parser of the whole command; the subcommand's name is ``command`` of what it parses."""
     parser = Parser(
         prog="overlap-sched",
         description="Reorder the steps of a training graph so that communication hides behind compute, without "

@@ -34,7 +34,7 @@ _SMALLEST = 2**12
 
 
 @dataclass(frozen=True)
-class Request:
+class CalibrateRequest:
     """What was asked for.
 
     Attributes:
@@ -104,7 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def request_of(options: argparse.Namespace) -> Request:
+def request_of(options: argparse.Namespace) -> CalibrateRequest:
     """The options, checked before anything is read.
 
     Raises:
@@ -114,7 +114,7 @@ def request_of(options: argparse.Namespace) -> Request:
     if options.merge and (options.graph or options.group or options.bytes):
         raise OptionsError("--merge measures nothing: leave --graph, --group and --bytes out.")
     check_writable(options.out)
-    return Request(
+    return CalibrateRequest(
         options.out,
         tuple(options.merge),
         tuple(options.graph),
@@ -125,7 +125,7 @@ def request_of(options: argparse.Namespace) -> Request:
     )
 
 
-def answer(request: Request, tell: Callable[[str], object]) -> str:
+def answer(request: CalibrateRequest, tell: Callable[[str], object]) -> str:
     """Measure, or merge; what to print, on rank 0: the others print nothing (``""``).
 
     Raises:
@@ -135,18 +135,18 @@ def answer(request: Request, tell: Callable[[str], object]) -> str:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one that speaks."""
+    """Tell whether this process is the one that speaks."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def _merge(request: Request) -> str:
+def _merge(request: CalibrateRequest) -> str:
     clusters = [read_cluster(path) for path in request.merge]
     whole = functools.reduce(put_together, clusters)
     write_file(request.out, cluster_text(whole).encode())
     return calibration_text(whole.tables, (), request.out)
 
 
-def _measure(request: Request, tell: Callable[[str], object]) -> str:
+def _measure(request: CalibrateRequest, tell: Callable[[str], object]) -> str:
     try:
         import torch
 
@@ -175,8 +175,8 @@ def _measure(request: Request, tell: Callable[[str], object]) -> str:
         return calibration_text(tables, failed, request.out)
 
 
-def wishes_of(request: Request, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
-    """What is measured; the same on every rank.
+def wishes_of(request: CalibrateRequest, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
+    """Return what is to be measured; the same on every rank.
 
     Raises:
         OverlapSchedError: One of its subclasses: a group that does not fit the ranks, a graph that cannot be read.
@@ -190,7 +190,7 @@ def wishes_of(request: Request, here: "Machine", tell: Callable[[str], object]) 
     for division in divisions:
         division.groups(here.size)  # where it does not fit, now and not after minutes
     calls: list[kernels.KernelCall] = []
-    more: list[measuring.Wanted] = []
+    more: list[measuring.WantedCollective] = []
     for path in request.graphs:
         tell(f"reading {path}")
         problem, lifted = _graph(path)

@@ -23,7 +23,7 @@ from overlap_sched.report.units import count, printable
 
 
 @dataclass(frozen=True)
-class Request:
+class DiffRequest:
     """What was asked for.
 
     Attributes:
@@ -45,7 +45,7 @@ class Request:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of A and B, as given."""
+        """The names of A and B, as given."""
         return self.before.path, self.after.path
 
 
@@ -93,7 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the same as one JSON object (`overlap-sched schema diff`)")
 
 
-def request_of(options: argparse.Namespace) -> Request:
+def request_of(options: argparse.Namespace) -> DiffRequest:
     """The options and the two files, checked before the problem is read.
 
     Raises:
@@ -117,10 +117,10 @@ def request_of(options: argparse.Namespace) -> Request:
         raise OptionsError(f"--any-graph is for plans, and {options.before} is a {before.kind}. Leave it out.")
     if before.kind == "plan":
         check_plans(before, after, any_graph=options.any_graph)
-    return Request(before, after, conditions, top_of(options), options.json)
+    return DiffRequest(before, after, conditions, top_of(options), options.json)
 
 
-def answer(request: Request, problem: Problem | None) -> Answer:
+def answer(request: DiffRequest, problem: Problem | None) -> Answer:
     """Compare; ``problem``: what orders are of.
 
     Raises:
@@ -150,7 +150,7 @@ Found = tuple[tuple[Figure, ...], dict[str, Any], tuple[RenderableType, ...]]
 """Figures, what more there is for ``--json``, and the text."""
 
 
-def _orders(request: Request, problem: Problem) -> Found:
+def _orders(request: DiffRequest, problem: Problem) -> Found:
     before, after = (_order(given, problem) for given in (request.before, request.after))
     diff = diff_orders(problem, before, after)
     text = () if request.json else orders_text(diff, request.names, request.top)
@@ -161,7 +161,7 @@ def _order(given: Given, problem: Problem) -> Order:
     return problem.original_order if given.path == ORIGINAL else order_named(given.names, problem, given.path)
 
 
-def _plans(request: Request) -> Found:
+def _plans(request: DiffRequest) -> Found:
     before, after = request.before.data or {}, request.after.data or {}
     figures = tuple(plan_figures(before, after, request.names))
     notes = given_otherwise(before, after)
@@ -177,7 +177,7 @@ def _plans(request: Request) -> Found:
     return figures, {**data, "notes": notes}, (table, *(["\n" + "\n".join(notes)] if notes else []))
 
 
-def _records(request: Request) -> Found:
+def _records(request: DiffRequest) -> Found:
     before, after = request.before.data or {}, request.after.data or {}
     figures = tuple(record_figures(before, after, request.names))
     gone, new = only_in_one(before, after)

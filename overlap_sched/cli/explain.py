@@ -69,7 +69,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def costs(options: argparse.Namespace, loaded: Loaded) -> str | tuple[str]:
-    """What ``--costs`` prints, JSON or text: nothing is scheduled for it."""
+    """Return what ``--costs`` prints, JSON or text: nothing is scheduled for it."""
     top = top_of(options)
     if options.json:
         return as_json("costs", cost_figures(loaded.problem, loaded.prices, top))
@@ -91,7 +91,7 @@ def rewritten(
 
 
 def answer(options: argparse.Namespace, result: Schedule) -> str | tuple[str]:
-    """What to print: JSON, or text.
+    """Return what to print: JSON, or text.
 
     Raises:
         UnknownIdError: There is no collective of the name given.

@@ -47,7 +47,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedCondition:
     """A condition that holds, and of what: the largest change first."""
 
     condition: Condition
@@ -64,7 +64,7 @@ class Failure:
 
 
 def condition_of(text: str) -> Condition:
-    """What ``--fail-if`` was given.
+    """Parse what ``--fail-if`` was given.
 
     Raises:
         OptionsError: It is not understood; the message says which part, and what to write.
@@ -93,7 +93,7 @@ def condition_of(text: str) -> Condition:
     return Condition(text.strip(), name, sign == ">", -limit if amount[0] == "-" else limit, of_a)
 
 
-def failures(conditions: Sequence[Condition], figures: Sequence[Figure], what: str) -> list[Failure]:
+def failures(conditions: Sequence[Condition], figures: Sequence[Figure], what: str) -> list[FailedCondition]:
     """The conditions that hold.
 
     Args:
@@ -115,7 +115,7 @@ def failures(conditions: Sequence[Condition], figures: Sequence[Figure], what: s
             )
         holding = [figure for figure in ours if condition.holds(figure)]
         if holding:
-            found.append(Failure(condition, tuple(largest_first(holding))))
+            found.append(FailedCondition(condition, tuple(largest_first(holding))))
     return found
 
 

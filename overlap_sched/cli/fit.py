@@ -33,7 +33,7 @@ _LIMIT, _SLOWDOWN, _HOST = "--memory-limit", "--max-slowdown", "--host-memory"
 
 
 @dataclass(frozen=True)
-class Request:
+class FitRequest:
     """What was asked for; ``None``: not.
 
     Attributes:
@@ -107,7 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema fit`)")
 
 
-def request_of(options: argparse.Namespace) -> Request:
+def request_of(options: argparse.Namespace) -> FitRequest:
     """The options, checked before anything is read.
 
     Raises:
@@ -123,7 +123,7 @@ def request_of(options: argparse.Namespace) -> Request:
         raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(ALL)}.{taken_out(unknown)}")
     if options.effort not in (0, 1, 2):
         raise OptionsError(f"--effort is {options.effort}; it is 0, 1 or 2.")
-    return Request(
+    return FitRequest(
         options.memory_limit,
         slowdown,
         host,
@@ -152,7 +152,7 @@ def _host_bytes(text: str) -> int:
 
 
 def answer(
-    request: Request, loaded: Loaded, tell: Callable[[str], None]
+    request: FitRequest, loaded: Loaded, tell: Callable[[str], None]
 ) -> tuple[Fit, str | tuple[RenderableType, ...]]:
     """Search, write the order; the answer, and what to print.
 
@@ -203,7 +203,7 @@ def _unreachable(found: Fit) -> str:
 
 
 def _half(problem: Problem) -> str:
-    """What to do: where the graph is one half of a step, that is the cause (names are AOTAutograd's)."""
+    """Say what to do: where the graph is one half of a step, that is the cause (names are AOTAutograd's)."""
     inputs = [node.name for node in problem.nodes if node.kind is Kind.INPUT]
     parameters = any(name.startswith("primals_") for name in inputs)
     gradients = any(name.startswith("tangents_") for name in inputs)

@@ -24,7 +24,7 @@ _LIMIT, _TARGET = "--memory-limit", "--target-step"
 
 
 @dataclass(frozen=True)
-class Request:
+class FrontierRequest:
     """What was asked for; ``None`` and ``False``: not.
 
     Attributes:
@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def request_of(options: argparse.Namespace) -> Request:
+def request_of(options: argparse.Namespace) -> FrontierRequest:
     """The options, checked before anything is read.
 
     Raises:
@@ -100,11 +100,11 @@ def request_of(options: argparse.Namespace) -> Request:
         limit_bytes(_LIMIT, options.memory_limit, 0)
     target_us = None if options.target_step is None else time_us(_TARGET, options.target_step)
     asked = (options.memory_limit, target_us, options.out, options.plot, options.json)
-    return Request(wanted, options.memory_model, options.budgets, *asked)
+    return FrontierRequest(wanted, options.memory_model, options.budgets, *asked)
 
 
 def answer(
-    request: Request, problem: Problem, tell: Callable[[str], None]
+    request: FrontierRequest, problem: Problem, tell: Callable[[str], None]
 ) -> str | tuple[RenderableType] | tuple[RenderableType, str]:
     """Find the frontier, write the files asked for; what to print: JSON, or a table and what the point costs.
 

@@ -105,7 +105,7 @@ def _traces(source: Source, tell: Callable[[str], None]) -> list[RankTrace]:
 
 
 def is_dump(path: str) -> bool:
-    """Whether a path is a dump: by name where that is clear, else by content.
+    """Tell whether a path is a dump: by name where that is clear, else by content.
 
     A problem starts with ``{``, compressed or not.
 

@@ -144,7 +144,7 @@ def _plan(options: argparse.Namespace, problem: Problem) -> MemoryPlan:
 
 
 def figures(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation, after: Reservation) -> dict[str, Any]:
-    """What ``memory --json`` prints: bytes, shares between 0 and 1."""
+    """Return what ``memory --json`` prints: bytes, shares between 0 and 1."""
     found: dict[str, Any] = {
         "name": plan.problem.name,
         "nodes": len(plan.problem.nodes),

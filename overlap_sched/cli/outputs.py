@@ -60,7 +60,7 @@ def check_outputs(options: argparse.Namespace) -> None:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two paths lead to one file, also through links. What is no plain file (a terminal) may be shared."""
+    """Tell whether two paths lead to one file, also through links. What is no plain file (a terminal) may be shared."""
     try:
         paths = [Path(os.path.realpath(nameable(path))) for path in (one, other)]
     except OSError:  # no file at all

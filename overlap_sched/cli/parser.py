@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def in_flags(text: str) -> str:
-    """What :class:`~overlap_sched.options.Options` says of its fields, as of the command line's options."""
+    """Return what :class:`~overlap_sched.options.Options` says of its fields, as of the command line's options."""
     for field in Options.__dataclass_fields__:
         flag = f"--{field.replace('_', '-')}"
         text = re.sub(rf"\b{field} is ", f"{flag} is ", text)

@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rewrites(parser: argparse.ArgumentParser) -> None:
-    """What may be done to collectives besides moving them."""
+    """Add the options for what may be done to collectives besides moving them."""
     parser.add_argument(
         "--rewrites",
         default="",
@@ -134,7 +134,7 @@ def rewritten(options: argparse.Namespace, wanted: Options, loaded: Loaded) -> P
 
 
 def repriced(options: argparse.Namespace) -> str:
-    """What rewrites do to the times of a problem file."""
+    """Say what rewrites do to the times of a problem file."""
     return (
         f"the collectives of {options.problem} are priced anew for {options.cluster or CLUSTER}, those of the original "
         "order, too: rewritten ones have no times in the file, and compare with no others. --cluster FILE_OR_NAME says "

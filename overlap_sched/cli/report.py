@@ -11,7 +11,7 @@ from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of, prices
 from overlap_sched.cli.source import Loaded
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import read_order
-from overlap_sched.report.html.beside import Beside, Extras
+from overlap_sched.report.html.beside import ExtraOrder, Extras
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan
 
@@ -79,7 +79,9 @@ def answer(
     from overlap_sched.report.html.page import write_page
 
     original = result.problem if made is None else made.without.problem
-    beside = None if options.beside is None else Beside(_title(options.beside), read_order(options.beside, original))
+    beside = (
+        None if options.beside is None else ExtraOrder(_title(options.beside), read_order(options.beside, original))
+    )
     found = None
     if options.frontier is not None:
         wanted = replace(result.options, headroom=0, budget="peak", base="original", rewrites=())
@@ -91,5 +93,5 @@ def answer(
 
 
 def _title(path: str) -> str:
-    """What an order is called: its file's name, without the ending."""
+    """Return the name of an order: its file's name, without the ending."""
     return Path(path).name.removesuffix(".json")

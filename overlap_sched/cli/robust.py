@@ -25,7 +25,7 @@ MAX_SIGMA = 10.0
 
 
 @dataclass(frozen=True)
-class Request:
+class RobustRequest:
     """What was asked for.
 
     Attributes:
@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema robust`)")
 
 
-def request_of(options: argparse.Namespace) -> Request:
+def request_of(options: argparse.Namespace) -> RobustRequest:
     """The options, checked before anything is read.
 
     Raises:
@@ -87,10 +87,10 @@ def request_of(options: argparse.Namespace) -> Request:
         raise OptionsError(f"--sigma is {options.sigma}; {MAX_SIGMA:g} at most (0.2: errors of about 20 %).")
     replace(noise, tail=options.tail)  # checked here, not after minutes
     asked = (noise, options.tail, options.draws, options.seed, options.order, options.json)
-    return Request(options_of(options), options.memory_model, *asked)
+    return RobustRequest(options_of(options), options.memory_model, *asked)
 
 
-def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
+def answer(request: RobustRequest, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
     """Schedule, replay each order under errors; what to print: JSON, or a table.
 
     Raises:
@@ -111,14 +111,14 @@ def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> s
     return (robust_table(problem, request.noise.sigma, request.tail, request.draws, rows),)
 
 
-def _both(problem: Problem, order: Order, request: Request) -> tuple[Robustness, Robustness]:
+def _both(problem: Problem, order: Order, request: RobustRequest) -> tuple[Robustness, Robustness]:
     noises = (request.noise, replace(request.noise, tail=request.tail))
     plain, tailed = (robustness(problem, order, noise, request.draws, request.seed) for noise in noises)
     return plain, tailed
 
 
 def _figures(
-    problem: Problem, request: Request, rows: Sequence[tuple[str, Robustness, Robustness]]
+    problem: Problem, request: RobustRequest, rows: Sequence[tuple[str, Robustness, Robustness]]
 ) -> dict[str, object]:
     return {
         "name": problem.name,

@@ -180,7 +180,7 @@ def options_of(options: argparse.Namespace) -> Options:
 
 
 def rewrites_of(options: argparse.Namespace) -> tuple[RewriteKind, ...]:
-    """What ``--rewrites`` names; nothing for commands that do not have it. :class:`Options` checks the names."""
+    """Return what ``--rewrites`` names; nothing for commands that do not have it. :class:`Options` checks the names."""
     text: str = getattr(options, "rewrites", "")
     return tuple(cast(RewriteKind, name.strip()) for name in text.split(",")) if text else ()
 

@@ -23,7 +23,7 @@ _MAX_RANKS = 2**20
 
 
 @dataclass(frozen=True)
-class Request:
+class WhatIfRequest:
     """What was asked for."""
 
     options: Options
@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def request_of(options: argparse.Namespace) -> Request:
+def request_of(options: argparse.Namespace) -> WhatIfRequest:
     """The options, checked before anything is read.
 
     Raises:
@@ -75,10 +75,12 @@ def request_of(options: argparse.Namespace) -> Request:
     if options.mesh:
         cluster = replace(cluster, mesh=options.mesh)
     contention = not options.no_contention
-    return Request(options_of(options), options.memory_model, cluster, vary, contention, options.plot, options.json)
+    return WhatIfRequest(
+        options_of(options), options.memory_model, cluster, vary, contention, options.plot, options.json
+    )
 
 
-def answer(request: Request, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
+def answer(request: WhatIfRequest, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
     """Price and schedule each combination; what to print: JSON, or a table and a sentence."""
     options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
     points = whatif(problem, request.cluster, request.vary, options, request.contention, tell)

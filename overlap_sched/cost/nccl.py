@@ -65,7 +65,7 @@ _ALL_TO_ALL_INSIDE_US, _ALL_TO_ALL_PART = 50.0, 0.844  # 380 of 450 GB/s
 _ALL_TO_ALL_OVERHEAD = 0.44  # a card reaches 1 - this / nodes of its rate
 
 
-class Way(NamedTuple):
+class NcclVariant(NamedTuple):
     """An algorithm with a protocol.
 
     Attributes:
@@ -129,7 +129,7 @@ def setting(cluster: Cluster, ranks: int, nodes: int) -> Setting:
     )
 
 
-def nccl_us(op: str, nbytes: int, where: Setting) -> tuple[Way, float, float]:
+def nccl_us(op: str, nbytes: int, where: Setting) -> tuple[NcclVariant, float, float]:
     """The way that NCCL takes, its latency, and the time of the bytes (microseconds).
 
     Args:
@@ -146,7 +146,7 @@ def _other(op: str) -> str:
 
 
 @cache
-def ways(kind: str, where: Setting) -> tuple[Way, ...]:
+def ways(kind: str, where: Setting) -> tuple[NcclVariant, ...]:
     """All that NCCL chooses among."""
     if kind == "all_to_all":
         return (_all_to_all(where),)
@@ -159,7 +159,7 @@ def ways(kind: str, where: Setting) -> tuple[Way, ...]:
     if kind == "all_reduce":
         found += [_tree(where, p) for p in range(3) if where.nodes > 1 and _enabled(where, p)]
         if where.switched and where.nodes == 1:
-            found.append(Way("nvls", "SIMPLE", _NVLS_US, where.inside * _NVLS_PART * 5 / 6))
+            found.append(NcclVariant("nvls", "SIMPLE", _NVLS_US, where.inside * _NVLS_PART * 5 / 6))
         if where.switched and where.nodes > 1 and where.per_node >= 4:
             found.append(_nvls_tree(where))
     return tuple(found)
@@ -171,7 +171,7 @@ def _enabled(where: Setting, p: int) -> bool:
 
 
 def bus_bytes_per_s(where: Setting) -> float:
-    """Of a ring: what passes each point of it. Across nodes, all the group's cards together."""
+    """Return what passes each point of a ring. Across nodes, all the group's cards together."""
     inside = where.inside * _INSIDE_PART[where.generation]
     if where.nodes == 1:
         return inside
@@ -183,7 +183,7 @@ def _steps(kind: str, n: int) -> int:
     return {"all_reduce": 2 * (n - 1), "broadcast": n}.get(kind, n - 1)
 
 
-def _ring(kind: str, where: Setting, p: int) -> Way:
+def _ring(kind: str, where: Setting, p: int) -> NcclVariant:
     ranks, nodes, bus = where.ranks, where.nodes, bus_bytes_per_s(where)
     steps = _steps(kind, ranks)
     if _PROTOCOLS[p] == "LL":
@@ -202,17 +202,17 @@ def _ring(kind: str, where: Setting, p: int) -> Way:
         latency_us += (steps - far) * max(inside_us, overhead_us) + far * across_us
     plateau = 64 * _channels(where) * ranks if nodes > 1 and kind == "all_reduce" and p == 2 else 0
     fill = _RING_FILL if where.switched and nodes > 1 and where.per_node >= 8 and kind != "broadcast" else ()
-    return Way("ring", _PROTOCOLS[p], latency_us, bus * ranks / steps, fill, plateau_bytes=plateau)
+    return NcclVariant("ring", _PROTOCOLS[p], latency_us, bus * ranks / steps, fill, plateau_bytes=plateau)
 
 
-def _switched_ring(kind: str, where: Setting) -> Way:
+def _switched_ring(kind: str, where: Setting) -> NcclVariant:
     """As measured: SIMPLE's latency at every size, where the formula would take LL below a megabyte or two."""
     bus = bus_bytes_per_s(where) * _between(_SWITCHED_PART, where.ranks)
     latency_us = _SWITCHED_BASE_US + _SWITCHED_STEP_US * (where.ranks - 1)
-    return Way("ring", "SIMPLE", latency_us, bus * where.ranks / _steps(kind, where.ranks))
+    return NcclVariant("ring", "SIMPLE", latency_us, bus * where.ranks / _steps(kind, where.ranks))
 
 
-def _tree(where: Setting, p: int) -> Way:
+def _tree(where: Setting, p: int) -> NcclVariant:
     at, channels = min(where.nodes, 3) - 1, _channels(where)
     bus = min(bus_bytes_per_s(where) * 0.92, channels * _TREE_GB[where.generation][at] * 1e9)
     if where.nodes == 2 and where.per_node < 4:  # two nodes: bwIntra, twice what the cards have
@@ -224,34 +224,34 @@ def _tree(where: Setting, p: int) -> Way:
     inside_us = _HARDWARE_US[_hardware(where)]["tree"][p]
     hops = where.nodes.bit_length() - 1
     latency_us = _BASE_US["tree"][p] + 2 * ((where.per_node - 1) * inside_us + hops * _across_us(where, "tree", p))
-    return Way("tree", _PROTOCOLS[p], latency_us, bus * 0.85 * 0.5, _TREE_CORRECTION[p], per_rank=False)
+    return NcclVariant("tree", _PROTOCOLS[p], latency_us, bus * 0.85 * 0.5, _TREE_CORRECTION[p], per_rank=False)
 
 
-def _nvls_tree(where: Setting) -> Way:
+def _nvls_tree(where: Setting) -> NcclVariant:
     cards = bus_bytes_per_s(where)
     bus = min(where.inside * _NVLS_PART, cards if where.nodes == 2 else cards / 2)
     network_us = _NVLS_TREE_NET_US + 2 * where.network_us
     latency_us = _NVLS_US + 2 * (where.nodes.bit_length() - 1) * network_us
-    return Way("nvls-tree", "SIMPLE", latency_us, bus * 5 / 6, (*_NVLS_TREE_FILL, 1.0))
+    return NcclVariant("nvls-tree", "SIMPLE", latency_us, bus * 5 / 6, (*_NVLS_TREE_FILL, 1.0))
 
 
-def _all_to_all(where: Setting) -> Way:
+def _all_to_all(where: Setting) -> NcclVariant:
     """Each rank sends to each other one: the slowest link decides."""
     n = where.ranks
     if where.nodes == 1:
         part = _ALL_TO_ALL_PART if where.switched else _INSIDE_PART[where.generation] * 0.7 * n / (n - 1)
         latency_us = _ALL_TO_ALL_INSIDE_US if where.switched else 8.4 + n * _HARDWARE_US[_hardware(where)]["ring"][2]
-        return Way("pairs", "SIMPLE", latency_us, where.inside * part)
+        return NcclVariant("pairs", "SIMPLE", latency_us, where.inside * part)
     far = (n - where.per_node) / n
     rate = where.across * (1 - _ALL_TO_ALL_OVERHEAD / where.nodes)
     latency_us = _between(_ALL_TO_ALL_US, where.nodes) * max(1.0, where.nodes / 32) + where.network_us
-    return Way("pairs", "SIMPLE", latency_us, rate / far)
+    return NcclVariant("pairs", "SIMPLE", latency_us, rate / far)
 
 
-def _send(where: Setting) -> Way:
+def _send(where: Setting) -> NcclVariant:
     if where.nodes == 1:
-        return Way("pairs", "SIMPLE", 8.4 + _HARDWARE_US[_hardware(where)]["ring"][2], bus_bytes_per_s(where))
-    return Way("pairs", "SIMPLE", 8.4 + _across_us(where, "ring", 2), where.across * CARD_PART)
+        return NcclVariant("pairs", "SIMPLE", 8.4 + _HARDWARE_US[_hardware(where)]["ring"][2], bus_bytes_per_s(where))
+    return NcclVariant("pairs", "SIMPLE", 8.4 + _across_us(where, "ring", 2), where.across * CARD_PART)
 
 
 def _hardware(where: Setting) -> str:

@@ -9,7 +9,7 @@ SHORTEST_US = 1.0
 
 
 def doubt(problem: Problem) -> str | None:
-    """What to check where the step of the original order is longer than an hour or shorter than a microsecond.
+    """Say what to check where the step of the original order is longer than an hour or shorter than a microsecond.
 
     ``None``: it is not, or nothing in the problem takes time.
     """

@@ -24,7 +24,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch: imported when it is first asked for."""
+    """Import what needs torch when it is first asked for."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

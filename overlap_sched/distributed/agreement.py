@@ -15,7 +15,7 @@ from typing import Any
 from overlap_sched.distributed.backoff import Backoff
 from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.membership import PREFIX, Membership, Store, members_of, membership_of
-from overlap_sched.distributed.protocol import InDoubtError, NotShownError, Step, Steps, agreement_steps
+from overlap_sched.distributed.protocol import InDoubtError, NotShownError, Steps, StoreCall, agreement_steps
 from overlap_sched.distributed.verdict import Verdict
 from overlap_sched.errors import AgreementError
 
@@ -154,7 +154,7 @@ def _run(
         return verdict
 
 
-def perform(step: Step, store: Store, prefix: str) -> Any:
+def perform(step: StoreCall, store: Store, prefix: str) -> Any:
     """One step on a store, its keys behind a prefix; bytes come back as text."""
     key, *rest = step.args
     key = [prefix + k for k in key] if isinstance(key, list) else prefix + key

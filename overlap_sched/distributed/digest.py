@@ -66,7 +66,7 @@ class Digest:
 
     @classmethod
     def of_failure(cls, failure: str, key: str, launches: str = "", name: str = "") -> "Digest":
-        """What a rank shows that has no order of its own: it runs the original one."""
+        """Return what a rank shows that has no order of its own: it runs the original one."""
         return cls("", "", "", "", "", key, launches, failure, name)
 
     @property

@@ -27,7 +27,7 @@ _MEND = (
 )
 
 
-class Launch(NamedTuple):
+class RankLaunch(NamedTuple):
     """A launch as this rank sees it.
 
     Attributes:
@@ -52,12 +52,12 @@ class _Difference(NamedTuple):
     others: int
 
 
-def to_text(launches: Iterable[Launch]) -> str:
-    """What a rank shows of its launches, in their order; ``""``: nothing in them has a name.
+def to_text(launches: Iterable[RankLaunch]) -> str:
+    """Return what a rank shows of its launches, in their order; ``""``: nothing in them has a name.
 
     Groups of the same ranks are one here. Names that do not fit into :data:`SHOWN_BYTES` are hashed.
     """
-    groups: dict[tuple[int, ...], list[Launch]] = {}
+    groups: dict[tuple[int, ...], list[RankLaunch]] = {}
     for launch in launches:
         groups.setdefault(launch.ranks, []).append(launch)
     rows = []
@@ -93,7 +93,7 @@ def _written(rows: list[Any]) -> str:
 
 
 def mixed(shown: Mapping[int, str], graph: str = "") -> str:
-    """What is wrong where ranks of one group gather different parameters, in one line; ``""``: nothing that is seen.
+    """Say what is wrong where ranks of one group gather different parameters, in one line; ``""``: nothing is seen.
 
     Args:
         shown: Per rank what :func:`to_text` made there.
@@ -137,7 +137,7 @@ def _places(of_rank: Mapping[int, Any]) -> Iterator[tuple[int, int, str, str, st
 
 
 def _same(name: str, other: str) -> bool:
-    """Whether two names are one; one rank may have had less room for it than the other."""
+    """Tell whether two names are the same; one rank may have had less room for it than the other."""
     return name == other or name == _hashed(other) or other == _hashed(name)
 
 
@@ -157,7 +157,7 @@ def _said(name: str) -> str:
 
 
 def _hashed(name: str) -> str:
-    """What stands for a name; names of parameters do not begin like this."""
+    """Return what stands for a name; names of parameters do not begin like this."""
     return f"#{hashlib.sha256(name.encode()).hexdigest()[:_HASH_DIGITS]}"
 
 

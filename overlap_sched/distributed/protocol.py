@@ -1,6 +1,6 @@
 """How ranks agree through a key-value store: the steps of one rank, as a generator. No torch, no clock.
 
-The generator yields one :class:`Step` at a time and is sent its result, so that tests run every interleaving of
+The generator yields one :class:`StoreCall` at a time and is sent its result, so that tests run every interleaving of
 several ranks (``tests/distributed/test_interleavings.py``); :mod:`~overlap_sched.distributed.agreement` runs it on
 the real store. What the ranks share, under one prefix:
 
@@ -56,7 +56,7 @@ from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.verdict import Verdict, absent, as_before, elsewhere, failed, gone, judge
 
 
-class Step(NamedTuple):
+class StoreCall(NamedTuple):
     """One thing to do: ``call`` a store's method with ``args``, or ``pause``.
 
     ``pause`` waits a little; it is sent ``True`` when the time limit has passed. Its argument says whether the limit
@@ -83,7 +83,7 @@ class InDoubtError(Exception):
         self.before = before
 
 
-Steps = Generator[Step, Any, Verdict]
+Steps = Generator[StoreCall, Any, Verdict]
 
 
 @dataclass
@@ -169,7 +169,7 @@ def _settled(call: _Call, fault: Exception | None = None) -> Steps:
     number, passed_over = 0, False
     while True:
         round_key = f"{call.mine.key}/{number}"
-        if (yield Step("compare_set", (f"{round_key}/{call.rank}", "", call.text))) == call.text:
+        if (yield StoreCall("compare_set", (f"{round_key}/{call.rank}", "", call.text))) == call.text:
             call.before = yield from _before(call.mine, number)
             if fault is None or call.before is not None:
                 verdict = yield from _waited_for(call, round_key, passed_over)
@@ -181,18 +181,18 @@ def _settled(call: _Call, fault: Exception | None = None) -> Steps:
         number, call.again = number + 1, True
 
 
-def _asked_before(call: _Call) -> Generator[Step, Any, bool]:
-    """Whether this rank has shown anything of this, or of the rest, before, or cannot tell."""
+def _asked_before(call: _Call) -> Generator[StoreCall, Any, bool]:
+    """Tell whether this rank has shown anything of this, or of the rest, before, or cannot tell."""
     try:
         for one in (call.mine, *call.rest):
-            if (yield Step("check", ([f"{one.key}/0/{call.rank}"],))):
+            if (yield StoreCall("check", ([f"{one.key}/0/{call.rank}"],))):
                 return True
         return False
     except Exception:
         return True
 
 
-def _record_rest(call: _Call) -> Generator[Step, Any, None]:
+def _record_rest(call: _Call) -> Generator[StoreCall, Any, None]:
     """All have agreed on the rest with the first: say so where a rank looks that compiles the rest again.
 
     A fault changes nothing by now.
@@ -201,8 +201,8 @@ def _record_rest(call: _Call) -> Generator[Step, Any, None]:
     for one in call.rest:
         verdict = Verdict(agreed=True, shown=(one.identity,))
         try:
-            yield Step("compare_set", (f"{one.key}/0/{call.rank}", "", f"{name} {one.to_json()}"))
-            yield Step("compare_set", (f"{one.key}/0/verdict", "", verdict.to_json()))
+            yield StoreCall("compare_set", (f"{one.key}/0/{call.rank}", "", f"{name} {one.to_json()}"))
+            yield StoreCall("compare_set", (f"{one.key}/0/verdict", "", verdict.to_json()))
         except Exception:
             continue
 
@@ -212,28 +212,28 @@ def _waited_for(call: _Call, round_key: str, passed_over: bool) -> Steps:
     if not (yield _has_verdict(round_key)):
         short = (yield from _someone_was_absent(call.rank)) or passed_over or call.before is not None
         call.stands = True
-        yield Step("set", (f"at/{call.rank}", round_key))
-        if (yield Step("add", ("waiting", 1))) >= len(call.ranks):
+        yield StoreCall("set", (f"at/{call.rank}", round_key))
+        if (yield StoreCall("add", ("waiting", 1))) >= len(call.ranks):
             yield from _decide_if_all_wait(call.ranks)
         while not (yield _has_verdict(round_key)):
-            if (yield Step("pause", (short,))):
+            if (yield StoreCall("pause", (short,))):
                 yield from _decide_at_the_limit(call, round_key, short)
-        yield Step("set", (f"at/{call.rank}", ""))
-        yield Step("add", ("waiting", -1))
+        yield StoreCall("set", (f"at/{call.rank}", ""))
+        yield StoreCall("add", ("waiting", -1))
     return (yield from _verdict(round_key))
 
 
 def _given_up(call: _Call, round_key: str, fault: Exception) -> Steps:
-    """What is recorded, or else "original"; a count of waiting ranks that stays too high does no harm."""
+    """Return what is recorded, or else "original"; a count of waiting ranks that stays too high does no harm."""
     verdict = failed(call.mine, call.rank, fault)
-    recorded = yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
+    recorded = yield StoreCall("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
     if call.stands:
-        yield Step("set", (f"at/{call.rank}", ""))
+        yield StoreCall("set", (f"at/{call.rank}", ""))
     return Verdict.from_json(recorded)
 
 
-def _before(mine: Digest, number: int) -> Generator[Step, Any, Verdict | None]:
-    """What was decided last on a digest before a round of its key, whoever had posted it; ``None``: nothing."""
+def _before(mine: Digest, number: int) -> Generator[StoreCall, Any, Verdict | None]:
+    """Return the last decision on a digest before a round of its key, whoever had posted it; ``None``: nothing."""
     for earlier in reversed(range(number)):
         round_key = f"{mine.key}/{earlier}"
         if (yield _has_verdict(round_key)):
@@ -243,18 +243,18 @@ def _before(mine: Digest, number: int) -> Generator[Step, Any, Verdict | None]:
     return None
 
 
-def _someone_was_absent(rank: int) -> Generator[Step, Any, bool]:
-    """Whether another rank is known to be missing; I am here, so I take myself off that list."""
-    if not (yield Step("check", (["absent"],))):
+def _someone_was_absent(rank: int) -> Generator[StoreCall, Any, bool]:
+    """Tell whether another rank is known to be missing; this rank is here, and takes itself off that list."""
+    if not (yield StoreCall("check", (["absent"],))):
         return False
-    listed = [int(r) for r in (yield Step("get", ("absent",))).split(",") if r]
+    listed = [int(r) for r in (yield StoreCall("get", ("absent",))).split(",") if r]
     others = [r for r in listed if r != rank]
     if len(others) < len(listed):
-        yield Step("set", ("absent", ",".join(map(str, others))))
+        yield StoreCall("set", ("absent", ",".join(map(str, others))))
     return bool(others)
 
 
-def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
+def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[StoreCall, Any, None]:
     """If every rank stands at a graph without verdict: decide, from what was posted there."""
     round_keys: dict[int, str] = {}
     for r in ranks:
@@ -264,7 +264,7 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
         if not round_key or (yield _has_verdict(round_key)):
             return
     shown = [f"{round_keys[r]}/{r}" for r in ranks]
-    if not (yield Step("check", (shown,))):  # a store waits, and long, for a key that is not there
+    if not (yield StoreCall("check", (shown,))):  # a store waits, and long, for a key that is not there
         return
     digests = {}
     for r, key in zip(ranks, shown, strict=True):
@@ -281,22 +281,22 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[Step, Any, None]:
             verdict = elsewhere(digests)
         verdicts = dict.fromkeys(different, verdict)
     for round_key, verdict in verdicts.items():
-        yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
+        yield StoreCall("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
 
 
-def _before_all(digests: Mapping[int, Digest], round_key: str) -> Generator[Step, Any, Verdict | None]:
-    """What was decided before on the one digest that ranks show in a round; ``None``: nothing, or they differ."""
+def _before_all(digests: Mapping[int, Digest], round_key: str) -> Generator[StoreCall, Any, Verdict | None]:
+    """Return the earlier decision on the one digest that ranks show in a round; ``None``: nothing, or they differ."""
     first, *others = digests.values()
     if first.failure or any(other.identity != first.identity for other in others):
         return None
     return (yield from _before(first, int(round_key.rsplit("/", 1)[1])))
 
 
-def _decide_at_the_limit(call: _Call, round_key: str, short: bool) -> Generator[Step, Any, None]:
+def _decide_at_the_limit(call: _Call, round_key: str, short: bool) -> Generator[StoreCall, Any, None]:
     waited_s = call.short_limit_s if short else call.limit_s
     digests, missing = {}, []
     for r in call.ranks:
-        if (yield Step("check", ([f"{round_key}/{r}"],))):
+        if (yield StoreCall("check", ([f"{round_key}/{r}"],))):
             digests[r] = yield from _digest(f"{round_key}/{r}")
         else:
             missing.append(r)
@@ -313,27 +313,27 @@ def _decide_at_the_limit(call: _Call, round_key: str, short: bool) -> Generator[
                 away.append(r)
         if away:  # they have shown a digest, and may never learn what comes of it
             verdict = gone(away, digests, call.mine.name, waited_s)
-    written = yield Step("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
+    written = yield StoreCall("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
     if missing and written == verdict.to_json():
-        yield Step("set", ("absent", ",".join(map(str, missing))))
+        yield StoreCall("set", ("absent", ",".join(map(str, missing))))
 
 
-def _stands_at(rank: int) -> Generator[Step, Any, str]:
+def _stands_at(rank: int) -> Generator[StoreCall, Any, str]:
     """The ``<key>/<round>`` at which a rank stands waiting; empty if it does not."""
-    known = yield Step("check", ([f"at/{rank}"],))
-    round_key: str = (yield Step("get", (f"at/{rank}",))) if known else ""
+    known = yield StoreCall("check", ([f"at/{rank}"],))
+    round_key: str = (yield StoreCall("get", (f"at/{rank}",))) if known else ""
     return round_key
 
 
-def _digest(key: str) -> Generator[Step, Any, Digest]:
-    """What a rank has posted; it is there."""
-    return Digest.from_json((yield Step("get", (key,))).split(" ", 1)[1])
+def _digest(key: str) -> Generator[StoreCall, Any, Digest]:
+    """Return what a rank has posted; it is there."""
+    return Digest.from_json((yield StoreCall("get", (key,))).split(" ", 1)[1])
 
 
-def _has_verdict(round_key: str) -> Step:
-    return Step("check", ([f"{round_key}/verdict"],))
+def _has_verdict(round_key: str) -> StoreCall:
+    return StoreCall("check", ([f"{round_key}/verdict"],))
 
 
 def _verdict(round_key: str) -> Steps:
     """The recorded one; it is there."""
-    return Verdict.from_json((yield Step("get", (f"{round_key}/verdict",))))
+    return Verdict.from_json((yield StoreCall("get", (f"{round_key}/verdict",))))

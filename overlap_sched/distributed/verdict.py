@@ -64,11 +64,11 @@ class Verdict:
 
     @property
     def to_mend(self) -> bool:
-        """Whether the ranks differ in something that somebody can mend: not in what they compile."""
+        """Tell whether the ranks differ in something that somebody can mend: not in what they compile."""
         return any(part in _REPAIR for part in self.differs)
 
     def to_json(self) -> str:
-        """What goes into the store."""
+        """Return what goes into the store."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
@@ -181,20 +181,20 @@ def _not_agreed(said: str, digests: Mapping[int, Digest], differs: Mapping[str, 
 
 
 def _identities(digests: Mapping[int, Digest]) -> tuple[str, ...]:
-    """Of what was shown. Whoever has shown a pair runs the first of it as one who has shown that alone."""
+    """Identify what was shown. Whoever has shown a pair runs the first of it as one who has shown that alone."""
     shown = (one.identity for digest in digests.values() for one in (digest, digest.alone))
     return tuple(dict.fromkeys(shown))
 
 
 def _named(part: str, digests: Iterable[Digest]) -> str:
-    """What differs: of operators perhaps only their dependencies, of sizes perhaps none of a storage."""
+    """Name what differs: of operators perhaps only their dependencies, of sizes perhaps none of a storage."""
     known = {"operators": "calls", "sizes": "storages"}.get(part)
     values = set() if known is None else {getattr(digest, known) for digest in digests}
     return _NARROWER[part] if len(values) == 1 and "" not in values else _NAMES[part]
 
 
 def _graphs(digests: Mapping[int, Digest], sides: Sides) -> str:
-    """What the first rank of each side compiles, where it has another name or another number of nodes."""
+    """Say what the first rank of each side compiles, where it has another name or another number of nodes."""
     firsts = {side[0]: digests[side[0]] for side in sides[:SHOWN_GRAPHS]}
     if len({(digest.name, digest.nodes) for digest in firsts.values()}) == 1:
         return ""

@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch import fx
 
-from overlap_sched.fx.size_limits import Interval, Limits
+from overlap_sched.fx.size_limits import Interval, SizeLimits
 
 Within = Literal["middle", "least", "most"]
 """Which of the sizes that asserts admit."""
@@ -50,7 +50,7 @@ class Asserted:
     ) -> None:
         self._number, self._within = number, within
         relations = [one for node in nodes for one in self._understood(node)]
-        self._limits = Limits.of({}, relations)
+        self._limits = SizeLimits.of({}, relations)
         self._limited = {s.name for s, interval in self._limits.intervals.items() if interval.high < math.inf}
         self.chosen = 0
         for name, size in given.items():
@@ -74,7 +74,7 @@ class Asserted:
             self._limits.narrow(_symbol(name), size, size)
 
     def _understood(self, node: fx.Node) -> list[sympy.Basic]:
-        """What one node asserts; nothing where it is not understood."""
+        """Parse what one node asserts; nothing where it is not understood."""
         try:
             return self._relations(node)
         except (AttributeError, IndexError, TypeError, ValueError):  # a damaged file: told where the node is evaluated

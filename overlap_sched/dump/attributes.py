@@ -44,7 +44,7 @@ def read_attributes(path: str, attributes: Sequence[Attribute]) -> dict[str, ast
 
 
 def _is_tensor(value: ast.expr) -> bool:
-    """Whether it is a tensor that torch prints, not the repr of a module."""
+    """Tell whether it is a tensor that torch prints, not the repr of a module."""
     if not isinstance(value, ast.Call):
         return False
     if isinstance(value.func, ast.Attribute) and value.func.attr == "to":
@@ -103,7 +103,7 @@ def _nested_shape(data: Any) -> list[int]:
 
 
 def _dtype_of(data: Any) -> torch.dtype:
-    """What torch makes of a printed number without a dtype."""
+    """Return the dtype that torch gives to a printed number without a dtype."""
     while isinstance(data, list | tuple) and data:
         data = data[0]
     if isinstance(data, bool):

@@ -25,7 +25,7 @@ _ROWS_KEPT = frozenset({_aten.slice.Tensor, _aten.index_put.default, _aten.index
 
 
 def is_unbacked(symbol: str) -> bool:
-    """Whether a symbol is of a size that only the data knows: ``u0``."""
+    """Tell whether a symbol is of a size that only the data knows: ``u0``."""
     return _UNBACKED.fullmatch(symbol) is not None
 
 
@@ -118,7 +118,7 @@ def backed(symbols: Mapping[str, int]) -> dict[str, int]:
 
 
 def note_on(first: Contradiction, taken: int | None, symbols: Sequence[str]) -> str:
-    """What is said of contradictions.
+    """Say what the contradictions are.
 
     Args:
         first: The first of them.

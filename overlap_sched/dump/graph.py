@@ -109,10 +109,10 @@ def build_graph(path: str, forward: ast.FunctionDef) -> ParsedGraph:
     Raises:
         DumpStatementError: A statement is not one that torch prints for a graph.
     """
-    return _Builder(path, forward).build()
+    return _GraphBuilder(path, forward).build()
 
 
-class _Builder:
+class _GraphBuilder:
     def __init__(self, path: str, forward: ast.FunctionDef) -> None:
         self.forward = forward
         self.parsed = ParsedGraph(path, fx.Graph())

@@ -141,7 +141,7 @@ def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
 
 
 def resharded(source: torch.Tensor, gather_dim: int, shard_dim: int, size: int) -> torch.Tensor:
-    """What ``_dtensor.shard_dim_alltoall`` returns; its own fake kernel asks for this rank in a default group."""
+    """Fake what ``_dtensor.shard_dim_alltoall`` returns; its own fake kernel asks for this rank in a default group."""
     shape = list(source.shape)
     shape[gather_dim] *= size
     shape[shard_dim] //= size

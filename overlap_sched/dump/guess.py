@@ -45,7 +45,7 @@ def annotated(text: str, device: torch.device, size_of: Callable[[str], int | No
 
 
 def contradicts(text: str, value: Any) -> bool:
-    """Whether an annotation without symbols gives a tensor another shape or type than it has."""
+    """Tell whether an annotation without symbols gives a tensor another shape or type than it has."""
     match = _TENSOR.match(text)
     if match is None or match[1] not in _DTYPES or not isinstance(value, torch.Tensor):
         return False
@@ -53,7 +53,7 @@ def contradicts(text: str, value: Any) -> bool:
 
 
 def depends_on_symbols(text: str) -> bool:
-    """Whether an annotation has sizes with names in them."""
+    """Tell whether an annotation has sizes with names in them."""
     match = _TENSOR.match(text)
     return match is None or bool(re.search(r"[A-Za-z]", f"{match[2]},{match[3] or ''}"))
 
@@ -98,7 +98,7 @@ def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size: int)
 
 
 def all_to_all_splits(nodes: Iterable[fx.Node]) -> list[Sequence[Any]]:
-    """What each all_to_all sends to each rank, of those whose splits are data-dependent."""
+    """Return what each all_to_all sends to each rank, of those whose splits are data-dependent."""
     return [node.args[2] for node in uneven(nodes)]
 
 
@@ -129,7 +129,7 @@ def uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
 
 
 def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-    """What an operator would return if its data-dependent sizes did fit; None where nothing is known.
+    """Return what an operator would return if its data-dependent sizes did fit; None where nothing is known.
 
     For nodes that refuse sizes which were guessed: a view takes the sizes it asks for, the rest follow their
     largest input.

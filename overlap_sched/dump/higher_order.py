@@ -99,7 +99,7 @@ def _save_rng_state(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _while_loop(cond: Any, body: Any, carried: Sequence[Any], *_: Any) -> tuple[Any, ...]:
-    """What a loop returns looks like what it is given: its body may not change shapes."""
+    """Return what looks like a loop's input, as its results do: its body may not change shapes."""
     return tuple([_clone(item) if isinstance(item, torch.Tensor) else item for item in carried])
 
 

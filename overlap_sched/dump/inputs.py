@@ -178,7 +178,7 @@ class InputMaker:
         return found
 
     def unknown(self, item: Input | None) -> bool:
-        """Whether making `item` needs a symbol without a value."""
+        """Tell whether making `item` needs a symbol without a value."""
         if isinstance(item, SizeInput):
             return item.value is None and self._symbols.get(item.symbol or "") is None
         return any(_SYMBOL.match(name) and name not in self._symbols for name in _names(item))

@@ -229,7 +229,7 @@ class Literals:
 
 
 def _computable(base: Any, exponent: Any) -> bool:
-    """Whether a power is a number of ordinary size: powers of powers of powers would fill the memory."""
+    """Tell whether a power is a number of ordinary size: powers of powers of powers would fill the memory."""
     small = not isinstance(base, int) or base.bit_length() <= _LARGEST_BASE_BITS
     return bool(abs(exponent) <= _LARGEST_EXPONENT) and small
 

@@ -260,7 +260,7 @@ class Loader:
 
     @property
     def chooses(self) -> bool:
-        """Whether asserts left a choice of sizes."""
+        """Tell whether asserts left a choice of sizes."""
         return self._asserted.chosen > 0
 
     @cached_property
@@ -279,7 +279,7 @@ class Loader:
         return value if type(value) is int else node.name
 
     def bytes(self) -> int:
-        """Of all values, each storage once."""
+        """Count the bytes of all values, each storage once."""
         tensors = [leaf for leaf in tree_leaves(list(self.values.of.values())) if isinstance(leaf, torch.Tensor)]
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
         return sum(storage.nbytes() for storage in storages.values())

@@ -60,7 +60,7 @@ class GraphText:
 
     @property
     def lowered(self) -> bool:
-        """Whether it calls operators with their overloads, as AOTAutograd's graphs do and Dynamo's do not."""
+        """Tell whether it calls operators with their overloads, as AOTAutograd's graphs do and Dynamo's do not."""
         return any(_OVERLOAD.search(line) for line in self.texts)
 
     def __str__(self) -> str:

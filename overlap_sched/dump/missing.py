@@ -25,7 +25,7 @@ def missing(node: fx.Node) -> str:
 
 
 def mend(node: fx.Node) -> str:
-    """What the user can do about it."""
+    """Say what the user can do about it."""
     parts = [user.name for user in node.users if user.target is operator.getitem]
     annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
     if parts:

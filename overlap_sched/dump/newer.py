@@ -13,7 +13,7 @@ _SCHEMAS = {("_c10d_functional", "wait_tensors"): "wait_tensors(Tensor[] tensors
 
 
 def stand_in(namespace: str, name: str, overload: str | None = None) -> Any:
-    """What stands for an operator that this torch does not have; ``None``: nothing does."""
+    """Return what stands for an operator that this torch does not have; ``None``: nothing does."""
     if (namespace, name) not in _SCHEMAS or overload not in (None, "default"):
         return None
     _register()

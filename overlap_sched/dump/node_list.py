@@ -53,7 +53,7 @@ def _value(match: re.Match[str]) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """What commas separate, outside of brackets."""
+    """Split a text at the commas outside of brackets."""
     found, depth, start = [], 0, 0
     for i, letter in enumerate(text):
         depth += (letter in _OPEN) - (letter in _CLOSE)

@@ -239,7 +239,7 @@ def _symbols(lines: Sequence[str]) -> dict[str, int]:
 
 
 def _groups(path: str, lines: Sequence[str], start: int) -> ast.expr | None:
-    """What torch's main block gives to ``setup_fake_process_groups``, else what ``get_pg_config`` returns.
+    """Find what torch's main block gives to ``setup_fake_process_groups``, else what ``get_pg_config`` returns.
 
     The latter is how the public dumps in meta-pytorch/autoparallel name their groups, which have lost their main block.
     """

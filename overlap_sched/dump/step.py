@@ -156,7 +156,7 @@ class _Rename(ast.NodeTransformer):
         return copied
 
     def attribute(self, one: Attribute) -> Attribute:
-        """What ``__init__`` sets."""
+        """Return an attribute that ``__init__`` sets."""
         statement = None if one.statement is None else self.visit(deepcopy(one.statement))
         return replace(one, statement=statement, name=self._attributes.get(one.name or "", one.name))
 

@@ -233,7 +233,7 @@ class Values:
 
 
 def _may_change(target: Any) -> bool:
-    """Whether an operator may give other shapes in another torch than that which wrote the file; ATen's do not."""
+    """Tell whether an operator may give other shapes in another torch than that which wrote the file; ATen's do not."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
 
 

@@ -20,7 +20,7 @@ class Above:
     """
 
     def __init__(self, excess: Bytes) -> None:
-        """Of all places."""
+        """Sum up the bytes above the limit of all places."""
         over = excess > 0
         self._bytes = excess[over]
         self._rank = _summed(over)
@@ -28,11 +28,11 @@ class Above:
         self.most = int(self._bytes.max()) if len(self._bytes) else 0
 
     def any(self, begin: Position, end: Position) -> bool:
-        """Whether a place from one to before another is above."""
+        """Tell whether a place from one to before another is above."""
         return begin < end and bool(self._rank[begin] < self._rank[end])
 
     def taken(self, begin: Position, end: Position, nbytes: int) -> int:
-        """What so many bytes less from one place to before another take away, in bytes times places."""
+        """Return what so many bytes less from one place to before another take away, in bytes times places."""
         if not self.any(begin, end):
             return 0
         first, last = self._rank[begin], self._rank[end]
@@ -52,7 +52,7 @@ class AboveHigh:
     """The same where what is less above the limit than a part of the most counts little."""
 
     def __init__(self, excess: Bytes, high: float) -> None:
-        """Of all places; ``high``: that part, 0: all places count alike."""
+        """Sum up the bytes above the limit; ``high``: that part, 0: all places count alike."""
         self.all = Above(excess)
         self._high = Above(np.maximum(excess - int(high * self.all.most), 0)) if high else None
 

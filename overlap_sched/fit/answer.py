@@ -92,12 +92,12 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the best plan keeps to the limit, with what torch's allocator makes of it."""
+        """Tell whether the best plan keeps to the limit, with what torch's allocator makes of it."""
         return self.live_bytes_fit and (self.held is None or not self.held.over_bytes)
 
     @property
     def live_bytes_fit(self) -> bool:
-        """Whether it does so by what is live in it."""
+        """Tell whether the best plan keeps to the limit by its live bytes alone."""
         if self.limit_bytes is not None:
             return self.best.peak_bytes <= self.limit_bytes
         return self.limit_us is None or self.best.step_us <= self.limit_us

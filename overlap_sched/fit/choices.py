@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from overlap_sched.fit.remake import Price
+from overlap_sched.fit.remake import RemakePrice
 from overlap_sched.fit.state import Again, Part, User
 from overlap_sched.problem import Position
 from overlap_sched.problem.node import StorageId
@@ -65,11 +65,11 @@ class Queue:
         return len(self._stale) + len(self._fresh)
 
     def push(self, k: int, choice: Choice, score: float) -> None:
-        """What may be worse than its score by now."""
+        """Push a choice that may be worse than its score by now."""
         heapq.heappush(self._stale, (-score, k, choice))
 
     def priced(self, k: int, choice: Choice) -> None:
-        """What has just been priced."""
+        """Push a choice that has just been priced."""
         self._fresh.append((-choice.score, k, choice))
 
     def pop(self) -> tuple[int, Choice]:
@@ -78,7 +78,7 @@ class Queue:
         return k, choice
 
     def is_behind(self, score: float) -> bool:
-        """Whether one that is stale may be better than a score."""
+        """Tell whether one that is stale may be better than a score."""
         return bool(self._stale) and score < -self._stale[0][0] * (1 - 1e-9)
 
     def take(self) -> Choice | None:
@@ -101,7 +101,7 @@ def until_of(gap: Gap) -> Position:
     return users[users.index(gap.after) + 1].at
 
 
-def chosen_for(gap: Gap, taken: int, price: Price) -> Choice:
+def chosen_for(gap: Gap, taken: int, price: RemakePrice) -> Choice:
     """A choice by what it takes away and what it costs."""
     us = max(price.us, LEAST_US)
     return Choice(gap, (taken - price.excess) / us, us)

@@ -12,7 +12,7 @@ from overlap_sched.transform.rewrites import Offload, Recompute
 
 
 def rewrites_of(state: LiveState) -> list[Recompute | Offload]:
-    """What makes the parts that were chosen; in the order in which they are to be done."""
+    """Return the rewrites that make the chosen parts, in the order in which they are to be done."""
     return _Emitter(state).run()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from overlap_sched.fit.above import AboveHigh
 from overlap_sched.fit.choices import Choice, Gap, Queue, chosen_for, until_of
 from overlap_sched.fit.link_time import LinkTime
-from overlap_sched.fit.remake import FREE, Price, Remake, place
+from overlap_sched.fit.remake import FREE, Remake, RemakePrice, place
 from overlap_sched.fit.state import Again, LiveState, Part, Reload, User
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Position
@@ -93,7 +93,7 @@ class Greedy:
         return self.state.fits
 
     def _take_back(self) -> None:
-        """What was chosen early may not be needed any more: values that fit after all are kept, the dearest first."""
+        """Undo early choices that are no longer needed: values that fit after all are kept, the dearest first."""
         state = self.state
         nodes = state.problem.nodes
         copies = [copy for of_one in state.copies.values() for copy in of_one if len(copy.parts) == 1]
@@ -185,7 +185,7 @@ class Greedy:
         return self.above.taken(gap.after.last + 1, until_of(gap), self.state.size[gap.storage]) / old.us
 
     def _beside(self, at: Position, nbytes: int) -> int:
-        """What copies that need so many bytes before a place add above the limit there."""
+        """Return what copies that need so many bytes before a place add above the limit there."""
         state = self.state
         more = nbytes - state.alloc_bytes[at]
         if more <= int(state.beside[at]):
@@ -221,7 +221,7 @@ class Greedy:
         taken = self.above.taken(gone + 1, back, nbytes)
         if taken <= 0:
             return None
-        return replace(chosen_for(gap, taken, Price(self.host_weight * us, 0)), slots=(*slots, gone, back))
+        return replace(chosen_for(gap, taken, RemakePrice(self.host_weight * us, 0)), slots=(*slots, gone, back))
 
     def _do(self, choice: Choice) -> bool:
         gap, state, self._above = choice.gap, self.state, None

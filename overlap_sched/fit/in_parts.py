@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from overlap_sched.errors import RewriteError
 from overlap_sched.fit.answer import Effect, FitPoint
 from overlap_sched.fit.limit import Limit
-from overlap_sched.fit.planner import FOUND, Asked, Planner, begun_with
+from overlap_sched.fit.planner import FOUND, FitContext, Planner, begun_with
 from overlap_sched.scheduler.candidate import SAME_STEP
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.part_times import fissioned_us
@@ -36,7 +36,7 @@ class Ways:
         bound: Whether no plan that begins with one is shorter than it.
     """
 
-    def __init__(self, asked: Asked, fissions: Sequence[Fission], limit: Limit) -> None:
+    def __init__(self, asked: FitContext, fissions: Sequence[Fission], limit: Limit) -> None:
         """None is made yet."""
         self.limit, self._most = limit, SEARCHED[asked.effort]
         self.bound = not asked.problem.collectives
@@ -88,7 +88,7 @@ class Ways:
         return best.peak_bytes > limit.bytes or plan.step_us < best.step_us * (1 - SAME_STEP)
 
 
-def _fastest_first(asked: Asked, fissions: Sequence[Fission]) -> list[tuple[float, Fission]]:
+def _fastest_first(asked: FitContext, fissions: Sequence[Fission]) -> list[tuple[float, Fission]]:
     timed = []
     for one in fissions:
         try:
@@ -99,7 +99,7 @@ def _fastest_first(asked: Asked, fissions: Sequence[Fission]) -> list[tuple[floa
 
 
 def _longest_us(points: Sequence[FitPoint], limit: Limit) -> float:
-    """What takes longer answers nothing."""
+    """Return the longest step that can still be an answer."""
     if limit.us is not None:
         return limit.us
     best = limit.best(points)
@@ -108,9 +108,9 @@ def _longest_us(points: Sequence[FitPoint], limit: Limit) -> float:
 
 
 def effects(
-    asked: Asked, original: FitPoint, best: FitPoint, known: Mapping[tuple[Rewrite, ...], FitPoint]
+    asked: FitContext, original: FitPoint, best: FitPoint, known: Mapping[tuple[Rewrite, ...], FitPoint]
 ) -> tuple[Effect, ...]:
-    """What the fissions do that a plan begins with, one after the other.
+    """Return what the fissions do that a plan begins with, one after the other.
 
     Args:
         asked: What was asked for.

@@ -29,5 +29,5 @@ class Limit:
         return (over, found.step_us, found.peak_bytes) if over else (over, found.peak_bytes, found.step_us)
 
     def best(self, points: Sequence[FitPoint]) -> FitPoint:
-        """What answers the question best."""
+        """Return the point that answers the question best."""
         return min(points, key=self.key)

@@ -58,7 +58,7 @@ OVERSHOOT = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class FitContext:
     """What every plan shares.
 
     Attributes:
@@ -99,7 +99,7 @@ class Planner:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: FitContext,
         begin: FitPoint | None = None,
         tell: Callable[[str], None] = lambda text: None,
         known: "Planner | None" = None,
@@ -265,7 +265,7 @@ class Planner:
         return new
 
 
-def begun_with(asked: Asked, rewrites: Sequence[Rewrite]) -> FitPoint:
+def begun_with(asked: FitContext, rewrites: Sequence[Rewrite]) -> FitPoint:
     """Rewrites alone, in the order in which they leave the graph.
 
     Raises:

@@ -7,7 +7,7 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError
 from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.fit.in_parts import Ways, effects
 from overlap_sched.fit.limit import Limit
-from overlap_sched.fit.planner import Asked, Planner, begun_with
+from overlap_sched.fit.planner import FitContext, Planner, begun_with
 from overlap_sched.fit.reserved import held_best
 from overlap_sched.options import Options, size_bytes, size_given
 from overlap_sched.problem import Problem
@@ -162,10 +162,10 @@ def _asked(
     rerun: Collection[str] | None,
     host_limit_bytes: int | None,
     effort: int,
-) -> Asked:
+) -> FitContext:
     known = None if rerun is None else frozenset(rerun)
     ordered = tuple(kind for kind in KINDS if kind in kinds)
-    return Asked(problem, prices, options, ordered, known, host_limit_bytes, effort)
+    return FitContext(problem, prices, options, ordered, known, host_limit_bytes, effort)
 
 
 def _searched(planner: Planner, ways: Ways, extra: Sequence[Rewrite | tuple[Rewrite, ...]]) -> Planner:

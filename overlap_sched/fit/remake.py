@@ -23,7 +23,7 @@ DEEPEST = 30
 """How far back they go."""
 
 
-class Price(NamedTuple):
+class RemakePrice(NamedTuple):
     """What it takes.
 
     Attributes:
@@ -38,7 +38,7 @@ class Price(NamedTuple):
     peak: int = 0
 
 
-FREE = Price(0.0, 0)
+FREE = RemakePrice(0.0, 0)
 
 
 class Remake:
@@ -57,8 +57,8 @@ class Remake:
         self._seen: dict[StorageId, None] = {}
         self._nodes, self._us = 0, 0.0
 
-    def again(self, v: NodeId, at: Position, depth: int = 0) -> Price | None:
-        """What it takes to run a node again just before a place; ``None``: it cannot be."""
+    def again(self, v: NodeId, at: Position, depth: int = 0) -> RemakePrice | None:
+        """Return what it takes to run a node again just before a place; ``None``: it cannot be."""
         state = self.state
         self._nodes += 1
         node = state.problem.nodes[v]
@@ -76,10 +76,10 @@ class Remake:
                 return None
             peak = max(peak, held + price.peak)
             us, excess, held = us + price.us, excess + price.excess, held + price.held
-        return Price(us, excess, held, max(peak, held + sum(state.size[s] for s in node.alloc)))
+        return RemakePrice(us, excess, held, max(peak, held + sum(state.size[s] for s in node.alloc)))
 
-    def need(self, s: StorageId, at: Position, depth: int) -> Price | None:
-        """What it takes to have a storage at a place."""
+    def need(self, s: StorageId, at: Position, depth: int) -> RemakePrice | None:
+        """Return what it takes to have a storage at a place."""
         state = self.state
         if state.covers(s, at) is not None or s in self._seen:
             return FREE
@@ -99,13 +99,13 @@ class Remake:
                 return price
         return self._extended(s, before, at, longer)
 
-    def _extended(self, s: StorageId, before: Part, at: Position, longer: int) -> Price:
+    def _extended(self, s: StorageId, before: Part, at: Position, longer: int) -> RemakePrice:
         self._seen[s] = None
         if self.commit:
             self.state.extend(s, before, at)
-        return Price(0.0, longer)
+        return RemakePrice(0.0, longer)
 
-    def _made(self, s: StorageId, at: Position, depth: int) -> Price | None:
+    def _made(self, s: StorageId, at: Position, depth: int) -> RemakePrice | None:
         v = self.state.problem.allocator[s]
         if self.commit and Remake(self.state, self.spare).again(v, at, depth) is None:
             return None
@@ -115,7 +115,7 @@ class Remake:
             self.state.add_part(s, copy)
         return None if price is None else price._replace(held=self.state.size[s])
 
-    def _pulled(self, copy: Again, at: Position, depth: int) -> Price | None:
+    def _pulled(self, copy: Again, at: Position, depth: int) -> RemakePrice | None:
         """A copy that is there runs sooner."""
         state = self.state
         node = state.problem.nodes[copy.node]
@@ -137,7 +137,7 @@ class Remake:
                 state.use(x, copy)
             for s, part in copy.parts.items():
                 state.pull(s, part, at)
-        return Price(us, excess)
+        return RemakePrice(us, excess)
 
 
 def place(state: LiveState, v: NodeId, at: Position) -> Again:
@@ -150,7 +150,7 @@ def place(state: LiveState, v: NodeId, at: Position) -> Again:
 
 
 def added(state: LiveState, first: Position, last: Position, nbytes: int) -> int:
-    """What so many more bytes at each of these places add above the limit, in bytes times places."""
+    """Return what so many more bytes at each of these places add above the limit, in bytes times places."""
     if first > last or not nbytes:
         return 0
     if first == last:

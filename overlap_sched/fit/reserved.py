@@ -14,7 +14,7 @@ SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
 
 
 def held_best(points: Sequence[FitPoint], limit: Limit, options: Options) -> tuple[FitPoint, Held]:
-    """What answers a question best, and what the allocator makes of it.
+    """Return the point that answers a question best, and what the allocator makes of it.
 
     Within a memory limit: the shortest plan that runs on a device of so much memory, with retries where it needs them.
     Where none does: the one that lacks least, and how much.

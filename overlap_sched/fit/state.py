@@ -145,7 +145,7 @@ class LiveState:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing is above the limit."""
+        """Tell whether nothing is above the limit."""
         return int((self.profile + self.beside).max()) <= self.limit_bytes
 
     def covers(self, s: StorageId, at: Position) -> Part | None:
@@ -159,12 +159,12 @@ class LiveState:
         return parts[k - 1], parts[k] if k < len(parts) else None
 
     def written_between(self, s: StorageId, begin: Position, end: Position) -> bool:
-        """Whether something writes to a storage between two places."""
+        """Tell whether something writes to a storage between two places."""
         k = bisect_right(self.writers[s], begin)
         return k < len(self.writers[s]) and self.writers[s][k] < end
 
     def gives(self, v: NodeId, s: StorageId) -> bool:
-        """Whether what a node gives is the storage, or a view of it."""
+        """Tell whether a node's result is the storage, or a view of it."""
         node = self.problem.nodes[v]
         if node.kind is Kind.WAIT and node.collective is not None:
             return s in self.problem.nodes[node.collective].alloc
@@ -182,7 +182,7 @@ class LiveState:
         return rest
 
     def joins(self, s: StorageId, part: Part) -> bool:
-        """Whether a part and the one before it could be one within the limit."""
+        """Tell whether a part and the one before it could be one within the limit."""
         before = self.parts[s][self.parts[s].index(part) - 1]
         between = slice(before.end + 1, part.begin)
         if part.begin <= before.end + 1 or not part.users:

@@ -197,13 +197,13 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
 
 
 def _not_sized(notes: Mapping[str, int]) -> str:
-    """What a reason rests on where nodes have no value: neither their bytes nor their time are known."""
+    """Say what a reason rests on where nodes have no value: neither their bytes nor their time are known."""
     missing = notes.get("no_val", 0)
     return f"; {count(missing, 'node')} without meta['val'] count as 0 bytes and next to no time" if missing else ""
 
 
 def stays(plan: Schedule) -> bool:
-    """Whether a graph keeps its order: there is no other one, or nothing to hide and no clearly lower peak."""
+    """Tell whether a graph keeps its order: there is no other one, or nothing to hide and no clearly lower peak."""
     if plan.order == plan.problem.original_order:
         return True
     falls = plan.scheduled.peak_bytes <= (1 - CLEARLY) * plan.original.peak_bytes

@@ -45,7 +45,7 @@ _NAMED_BY = re.compile(r"(?:str|Any|PyObject|Optional\[str\]|List\[str\])")
 
 
 def comm_of(op: OpOverload) -> Comm | None:
-    """What a communication operator does; ``None`` for all others.
+    """Return what a communication operator does; ``None`` for all others.
 
     An operator of a family of collectives that is not listed counts as blocking: what is not known to return early
     must not be thought to. (torch 2.16 plans such ones, for collectives with a ``config``: done on the calling stream
@@ -70,11 +70,11 @@ def comm_of(op: OpOverload) -> Comm | None:
 
 
 def names_a_group(argument: Any) -> bool:
-    """Whether an argument of a schema names a process group: by what it is called and what it is."""
+    """Tell whether an argument of a schema names a process group: by what it is called and what it is."""
     kind = str(argument.type)
     return bool(_GROUP_TYPE.search(kind) or (_GROUP_NAME.fullmatch(argument.name) and _NAMED_BY.fullmatch(kind)))
 
 
 def is_undeclared(op: OpOverload) -> bool:
-    """Whether nothing says what an operator does besides its schema: it may communicate, and draw random numbers."""
+    """Tell whether nothing but its schema says what an operator does: it may communicate, or draw random numbers."""
     return op.namespace not in TORCH and declared(op._schema.name) is None

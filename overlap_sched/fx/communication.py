@@ -56,7 +56,7 @@ class Communication(NamedTuple):
 
 
 def joined(parts: Sequence[Communication]) -> Communication:
-    """What several communicate together."""
+    """Join what several communicate."""
     undeclared = tuple(dict.fromkeys(one for part in parts for one in part.undeclared))
     return Communication(_together(part.groups for part in parts), _together(part.kept for part in parts), undeclared)
 
@@ -71,12 +71,12 @@ class Communications:
     """What the nodes of one graph launch."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        """Of a graph; which groups there are is only looked for where something asks."""
+        """Read a graph; which groups there are is only looked for where something asks."""
         self._graph = graph
         self._names: frozenset[str] | None = None
 
     def of(self, node: fx.Node) -> list[Launched]:
-        """What a node launches, in order."""
+        """List what a node launches, in order."""
         if node.op in ("call_module", "call_method"):
             return [Launched(str(node.target), certain=False)]
         if node.op != "call_function":
@@ -86,7 +86,7 @@ class Communications:
         return self._call(node, node.target, node.args, node.kwargs)
 
     def besides(self, node: fx.Node) -> Communication | None:
-        """What a node communicates that is no collective on a stream of its own; ``None``: nothing."""
+        """Return what a node communicates that is no collective on a stream of its own; ``None``: nothing."""
         if node.op == "call_function":
             traits = traits_of(node.target)
             if traits.plain or (traits.comm is not None and traits.comm.role is not Role.BLOCKING):

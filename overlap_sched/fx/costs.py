@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 from torch import fx
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
-from overlap_sched.cost.fusion.kernels import Part, parts_of_kernels, shared_prices
+from overlap_sched.cost.fusion.kernels import KernelShare, parts_of_kernels, shared_prices
 from overlap_sched.cost.price import Source
 from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.catalogue import HOST_COPIES
@@ -113,7 +113,7 @@ def costs_of(
     return result
 
 
-def _fuse(reading: Reading, costs: Costs, parts: Sequence[Part | None], pricer: Pricer, given: set[int]) -> None:
+def _fuse(reading: Reading, costs: Costs, parts: Sequence[KernelShare | None], pricer: Pricer, given: set[int]) -> None:
     """Replace bytes and prices by those of the kernels. Where the user gave times, they are all that a kernel takes."""
     names, ops = [node.name for node in reading.nodes], [traits.op for traits in reading.traits]
     known = {part.kernel for v in given if (part := parts[v]) is not None}
@@ -169,7 +169,7 @@ class _Total(NamedTuple):
 def _inside(
     node: fx.Node, known: dict[fx.GraphModule, _Total | None], model: CostModel, fusion: Fusion
 ) -> _Total | None:
-    """What a node costs that only runs a sub-graph: that; ``None``: it does more, or the sub-graph tells no shapes."""
+    """Return the cost of the sub-graph that a node runs; ``None``: the node does more, or no shapes are known."""
     body = body_of(node)
     if body is None or call_of(node).in_body:
         return None

@@ -42,7 +42,7 @@ def declare_operator(op: Any, *, communicates: bool) -> None:
 
 
 def declared(name: str) -> bool | None:
-    """Whether an operator was declared to communicate (``"library::operator"``); ``None``: nothing was said."""
+    """Tell whether an operator was declared to communicate (``"library::operator"``); ``None``: nothing was said."""
     return _declared.get(name, _declared.get(f"{name.partition('::')[0]}::*"))
 
 

@@ -119,7 +119,7 @@ def fit_lifted(
     host_limit_bytes: int | None = None,
     effort: int = 2,
 ) -> Fit:
-    """What :func:`fit_graph` does to a graph, and nothing is done to it. Values go to the host only from CUDA devices.
+    """Plan as :func:`fit_graph` does, and leave the graph as it is. Values go to the host only from CUDA devices.
 
     Args:
         lifted: The graph; ``lifted.model`` prices what rewrites make.

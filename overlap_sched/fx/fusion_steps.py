@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from overlap_sched.cost.fusion.steps import CPP, TRITON, Read, Rules, Step
+from overlap_sched.cost.fusion.steps import CPP, TRITON, FusionRules, FusionStep, Read
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import formula
 from overlap_sched.fx.loops import Loop, is_slow, is_sum_by_index, loop_of
@@ -25,12 +25,14 @@ class _Look:
     aligned: list[bool]
 
 
-def rules_for(reading: Reading) -> Rules:
+def rules_for(reading: Reading) -> FusionRules:
     """The rules of Inductor's back end for the devices of a graph."""
     return CPP if all(device == "cpu" for device in reading.storages.device) else TRITON
 
 
-def steps_of(reading: Reading, free: Collection[int], after: Mapping[int, set[int]], rules: Rules) -> list[Step | None]:
+def steps_of(
+    reading: Reading, free: Collection[int], after: Mapping[int, set[int]], rules: FusionRules
+) -> list[FusionStep | None]:
     """The steps of a graph; ``None`` for inputs, the output and views.
 
     Args:
@@ -41,7 +43,7 @@ def steps_of(reading: Reading, free: Collection[int], after: Mapping[int, set[in
             anything is reordered (``comms.py: decide_global_ordering_of_comms``).
         rules: Of the back end.
     """
-    steps: list[Step | None] = []
+    steps: list[FusionStep | None] = []
     look = _Look([], [], [])
     copied = _copied(reading)
     communication: list[int] = []  # the last launch and the waits behind it
@@ -92,7 +94,7 @@ def _append_look(r: Reading, look: _Look, v: int, is_step: bool) -> None:
     look.aligned.append(look.aligned[source] and straight)
 
 
-def _step(r: Reading, look: _Look, v: int, after: Collection[int], rules: Rules) -> Step:
+def _step(r: Reading, look: _Look, v: int, after: Collection[int], rules: FusionRules) -> FusionStep:
     node, loop = r.nodes[v], _loop(r, v, rules)
     reads = []
     only = r.order_only.get(v, ())
@@ -106,25 +108,25 @@ def _step(r: Reading, look: _Look, v: int, after: Collection[int], rules: Rules)
             reads.append(Read(value, look.window[u], nbytes, whole, look.aligned[u]))
     before = tuple([look.value[u] for u in (*after, *only)])
     if loop is None:
-        return Step("opaque", tuple(reads), r.value_bytes[v], after=before)
+        return FusionStep("opaque", tuple(reads), r.value_bytes[v], after=before)
     if loop is Loop.PICKS and reads:
         reads[0] = reads[0]._replace(bytes=min(reads[0].bytes, r.value_bytes[v]), aligned=False)
     if node.target is torch.ops.aten.copy_.default:
         nbytes, sources = r.overwritten_bytes[v], tuple(reads[1:])
-        return Step("pointwise", sources, nbytes, _elements(r, v), stored=True, kept=True, after=before)
+        return FusionStep("pointwise", sources, nbytes, _elements(r, v), stored=True, kept=True, after=before)
     if loop is Loop.REDUCTION:
         return _reduction(r, v, tuple(reads), before)
     if loop is Loop.SCATTERS:  # what is written into the copy is as much as what is read for it
         nbytes = r.value_bytes[v] + (reads[-1].bytes if len(reads) > 1 else 0)
-        return Step("pointwise", tuple(reads), nbytes, _elements(r, v), stored=True, after=before)
+        return FusionStep("pointwise", tuple(reads), nbytes, _elements(r, v), stored=True, after=before)
     ops = 1 + sum([isinstance(a, int | float) for a in node.args])
     stored, slow = loop is Loop.STORED, is_slow(node.target)
-    return Step(
+    return FusionStep(
         "pointwise", tuple(reads), r.value_bytes[v], _elements(r, v), ops=ops, slow=slow, stored=stored, after=before
     )
 
 
-def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ...]) -> Step:
+def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ...]) -> FusionStep:
     node, source = r.nodes[v], r.nodes[r.inputs[v][0]]
     value = source.meta.get("val")
     sizes = [r.storages.hint(size) for size in value.shape]
@@ -132,7 +134,7 @@ def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ..
     reduced = math.prod([sizes[d] for d in dims])
     points = max(math.prod(sizes) // max(reduced, 1), 1)
     inner = not sizes or len(sizes) - 1 in dims
-    return Step("reduction", reads, r.value_bytes[v], points, max(reduced, 1), inner, after=after)
+    return FusionStep("reduction", reads, r.value_bytes[v], points, max(reduced, 1), inner, after=after)
 
 
 _aten = torch.ops.aten
@@ -156,8 +158,8 @@ def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
     return {d % rank for d in dims} if rank else set()
 
 
-def _loop(r: Reading, v: int, rules: Rules) -> Loop | None:
-    """What loops a node becomes; ``None`` for all that is called as it is."""
+def _loop(r: Reading, v: int, rules: FusionRules) -> Loop | None:
+    """Return the loops that a node becomes; ``None`` for all that is called as it is."""
     node, traits = r.nodes[v], r.traits[v]
     loop = loop_of(node.target)
     if traits.comm is not None or (v in r.syncs and loop is not Loop.PICKS):

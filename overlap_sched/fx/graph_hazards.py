@@ -50,7 +50,7 @@ def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, se
 
 
 def launch_steps(r: Reading, group_of: Mapping[int, str]) -> Iterator[tuple[int, tuple[str, ...], bool]]:
-    """What launches, for :func:`~overlap_sched.fx.hazards.blocking_hazards`.
+    """Yield the steps that launch, for :func:`~overlap_sched.fx.hazards.blocking_hazards`.
 
     Ranks do not agree on the order of a graph that launches no collective: there all that may communicate counts.
     """
@@ -98,7 +98,7 @@ def _inputs(r: Reading) -> list[int]:
 
 
 def _reads_and_writes(r: Reading, v: int, shared: set[int]) -> tuple[list[int], list[int]]:
-    """What a node reads of the shared storages, and what it writes without its schema saying so."""
+    """Return what a node reads of the shared storages, and what it writes without its schema saying so."""
     traits = r.traits[v]
     reads = [s for s in (r.outs[v] if traits.selects else r.takes[v]) if s in shared]
     if traits.comm is None or traits.comm.role is not Role.WAIT:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import fx
 
 from overlap_sched.cost.cluster.placement import Facts, Nodes, Placement, place
-from overlap_sched.cost.cluster.sharding_groups import Step, sharding_groups
+from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
 from overlap_sched.fx.collectives import names_a_group
 from overlap_sched.fx.operator_traits import NO_CALL, Arg
 from overlap_sched.fx.reading import Reading
@@ -60,9 +60,9 @@ def carried_facts(graph: fx.Graph) -> dict[str, Facts]:
     return {name: Facts(size, tuple(ranks or ())) for name, (size, ranks) in carried.items()}
 
 
-def _steps(reading: Reading, name_of: Mapping[int, str]) -> list[Step]:
+def _steps(reading: Reading, name_of: Mapping[int, str]) -> list[DataflowNode]:
     return [
-        Step(
+        DataflowNode(
             reading.inputs[v],
             not traits.free and traits is not NO_CALL and traits.comm is None,
             "" if traits.comm is None else traits.comm.op,

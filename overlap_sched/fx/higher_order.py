@@ -26,12 +26,12 @@ _EFFECT = ("call_torchbind", "print", "with_effects")
 
 
 def is_higher_order(target: object, *names: str) -> bool:
-    """Whether a target is one of these operators of ``torch.ops.higher_order`` (which appear as they are imported)."""
+    """Tell whether a target is one of the operators of ``torch.ops.higher_order`` (which appear when imported)."""
     return any(getattr(torch.ops.higher_order, name, None) is target for name in names)
 
 
 def only_wraps(target: object) -> bool:
-    """Whether all that an operator does is to run one sub-graph once."""
+    """Tell whether all that an operator does is to run one sub-graph once."""
     return is_higher_order(target, *_WRAPS)
 
 

@@ -59,7 +59,7 @@ _SLOW = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh", "silu", "sil
 
 @cache
 def loop_of(target: Any) -> Loop | None:
-    """What loops an operator becomes; ``None``: it is called as it is, or is not known."""
+    """Return the loops that an operator becomes; ``None``: it is called as it is, or is not known."""
     if not isinstance(target, OpOverload):
         return None
     for namespace, table in ((torch.ops.aten, _ATEN), (torch.ops.prims, _PRIMS)):
@@ -72,13 +72,13 @@ def loop_of(target: Any) -> Loop | None:
 
 @cache
 def is_slow(target: Any) -> bool:
-    """Whether an elementwise operator computes a slow function."""
+    """Tell whether an elementwise operator computes a slow function."""
     return isinstance(target, OpOverload) and _is_one_of(target, torch.ops.aten, _SLOW)
 
 
 @cache
 def is_sum_by_index(target: Any) -> bool:
-    """Whether an operator adds to places that an index names, by ``scatter``."""
+    """Tell whether an operator adds to places that an index names, by ``scatter``."""
     return isinstance(target, OpOverload) and _is_one_of(target, torch.ops.aten, ("scatter_add", "scatter_reduce"))
 
 

@@ -91,7 +91,7 @@ def _pinned(r: Reading, kept: set[fx.Node], runtime: bool) -> set[int]:
 
 
 def _is_mutation(r: Reading, v: int) -> bool:
-    """Whether a write changes what the caller sees: all do but those of unknown calls, which we only suppose."""
+    """Tell whether a write changes what the caller sees: all do but those of unknown calls, which we only suppose."""
     return r.traits[v].known
 
 

@@ -32,7 +32,7 @@ def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
 
 
 def _ordering_of_collective(op: OpOverload, comm: Comm) -> Ordering:
-    """What blocks may do more than its schema shows: symmetric operators write into other ranks' memory."""
+    """Return the ordering; blocks may do unseen things: symmetric operators write into memory of other ranks."""
     if op.namespace == "c10d":  # they return a handle: nothing in the graph shows when they end
         return Ordering.BARRIER
     unseen = comm.role is Role.BLOCKING and (op.namespace == "symm_mem" or not comm.known)
@@ -88,7 +88,7 @@ class _Schema:
 
 
 def _always_a_view(op: OpOverload) -> bool:
-    """Whether what its schema calls a view is one: those put together from other operators (``reshape``) may copy."""
+    """Tell whether what its schema calls a view is one: what is composed of other operators (``reshape``) may copy."""
     try:
         return not op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     except RuntimeError:  # of TorchScript alone (``aten::add_.t``): not in the dispatcher

@@ -64,7 +64,7 @@ class ProfileCost:
         self.profiles: list[Profile] = []
 
     def uuid(self) -> str:
-        """What the caches of torch keep with compiled code: other traces or another model are other times.
+        """Return what the caches of torch keep with compiled code: other traces or another model are other times.
 
         Raises:
             TypeError: The model is no dataclass, so nobody knows whether it is the same; then nothing is cached.

@@ -18,7 +18,7 @@ from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.fx.storages import Storages
-from overlap_sched.fx.wrappers import Call, order_only, unwrapped
+from overlap_sched.fx.wrappers import EffectiveCall, order_only, unwrapped
 
 _MISSING = object()
 _NONE: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class _Reader:
         r.takes.append(takes)
         self._value(node, traits, takes, call)
         if not traits.plain:
-            self._special(v, node, traits, call or Call(node.target, node.args, node.kwargs, None))
+            self._special(v, node, traits, call or EffectiveCall(node.target, node.args, node.kwargs, None))
         elif traits.writes_aliased and len(r.raw_fresh[v]) != len(r.raw_outs[v]):
             fresh = r.raw_fresh[v]
             r.writes[v] = tuple(r.storages.root[s] for s in r.raw_outs[v] if s not in fresh)
@@ -101,7 +101,7 @@ class _Reader:
         if kind != "output" and not shape_only and not r.traits[v].selects:
             r.peeked.update(s for s in r.takes[v] if known.get(s, -1) < self.launched.get(s, -1))
 
-    def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...], call: Call | None) -> None:
+    def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...], call: EffectiveCall | None) -> None:
         r, storages = self.reading, self.reading.storages
         val = node.meta.get("val", _MISSING)
         seen = len(storages.root)
@@ -148,7 +148,7 @@ class _Reader:
     def _join_with_arguments(
         self, traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any, fresh: tuple[int, ...]
     ) -> None:
-        """What returns its argument, or a view of it, has its storage, whatever ``val`` says.
+        """Give what returns its argument, or a view of it, the storage of that argument, whatever ``val`` says.
 
         Fake kernels of collectives allocate anew; passes that replace the argument of a view leave the view's value.
         """
@@ -169,7 +169,7 @@ class _Reader:
                 if len(raw) == 1 and len(of) == 1 and raw[0] in fresh:
                     storages.root[raw[0]] = of[0]
 
-    def _special(self, v: int, node: fx.Node, traits: OperatorTraits, call: Call) -> None:
+    def _special(self, v: int, node: fx.Node, traits: OperatorTraits, call: EffectiveCall) -> None:
         r, args, kwargs = self.reading, call.args, call.kwargs
         ordering = traits.ordering
         if ordering is Ordering.RANDOM and traits.dropout is not None and traits.dropout.of(args, kwargs, 0.0) == 0.0:
@@ -235,7 +235,7 @@ class _Reader:
         return tuple([u for u in r.inputs[v] if u not in only]) if only else r.inputs[v]
 
     def _has_finished(self, v: int) -> bool:
-        """Whether a value is that of a wait, or a view of one: to wait for it again is to do nothing."""
+        """Tell whether a value is that of a wait, or a view of one: to wait for it again is to do nothing."""
         r = self.reading
         while not ((comm := r.traits[v].comm) is not None and comm.role is Role.WAIT):
             before = [u for u in self._looked_at(v) if not set(r.outs[u]).isdisjoint(r.outs[v])]

@@ -79,7 +79,7 @@ class Reading:
 
 
 def attribute_of(node: fx.Node) -> Any:
-    """What a ``get_attr`` node fetches; ``None`` where it cannot be found or the node is of another kind."""
+    """Fetch what a ``get_attr`` node names; ``None`` where it cannot be found or the node is of another kind."""
     if node.op != "get_attr" or not isinstance(node.target, str):
         return None
     value: Any = node.graph.owning_module

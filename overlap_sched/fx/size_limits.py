@@ -42,7 +42,7 @@ class Sum(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SizeLimits:
     """Intervals of symbols, and the assertions that tie them to each other.
 
     Attributes:
@@ -56,8 +56,8 @@ class Limits:
     having: Mapping[sympy.Basic, tuple[int, ...]]
 
     @staticmethod
-    def of(intervals: Mapping[sympy.Symbol, Interval], relations: Iterable[sympy.Basic]) -> "Limits":
-        """What intervals and relations (``u0 <= 4096``) say together; relations of other kinds say nothing."""
+    def of(intervals: Mapping[sympy.Symbol, Interval], relations: Iterable[sympy.Basic]) -> "SizeLimits":
+        """Return what intervals and relations (``u0 <= 4096``) say together; relations of other kinds say nothing."""
         sums = dict.fromkeys(one for relation in relations for one in _sums(relation) if one.free_symbols)
         assertions = tuple([_sum(one) for one in sums])
         having: dict[sympy.Basic, list[int]] = {symbol: [] for symbol in intervals}
@@ -66,13 +66,13 @@ class Limits:
                 having.setdefault(part, []).append(at)
         symbols = sorted([part for part in having if isinstance(part, sympy.Symbol)], key=by_name)
         kept = {symbol: intervals.get(symbol, Interval()) for symbol in symbols}
-        made = Limits(kept, assertions, {part: tuple(at) for part, at in having.items()})
+        made = SizeLimits(kept, assertions, {part: tuple(at) for part, at in having.items()})
         made._narrow_all(range(len(assertions)))
         return made
 
-    def copy(self) -> "Limits":
+    def copy(self) -> "SizeLimits":
         """One whose intervals can be narrowed without these."""
-        return Limits(dict(self.intervals), self.assertions, self.having)
+        return SizeLimits(dict(self.intervals), self.assertions, self.having)
 
     def narrow(self, symbol: sympy.Symbol, low: Number, high: Number) -> None:
         """Put a symbol between two numbers, and see what follows for the others."""
@@ -106,7 +106,7 @@ class Limits:
                     pending.extend(at for at in self.having[term] if at not in pending)
 
     def _narrow_by(self, one: Sum, symbol: sympy.Symbol, n: Number) -> bool:
-        """Whether an assertion narrows the interval of one of its symbols."""
+        """Narrow by an assertion, and tell whether it narrows the interval of one of its symbols."""
         rest = one.constant - sum(
             [_largest(-m, self._interval(term)) for term, m in one.terms.items() if term is not symbol]
         )
@@ -134,7 +134,7 @@ class Limits:
 
 
 def interval_of(known: "ValueRanges[sympy.Expr]") -> Interval:
-    """What torch's ``ShapeEnv`` knows of a symbol; a limit that is only that of its type is none."""
+    """Return what torch's ``ShapeEnv`` knows of a symbol; a limit that is only that of its type is none."""
     low, high = _number(known.lower), _number(known.upper)
     return Interval(low if low > -NUMBER_LIMIT else -math.inf, high if high < NUMBER_LIMIT else math.inf)
 
@@ -177,7 +177,7 @@ def _sum(expr: sympy.Basic) -> Sum:
 
 
 def _less(one: Sum, asserted: Sum, factor: Number) -> Sum:
-    """What is left of a sum when an asserted one is taken off it some times."""
+    """Return what is left of a sum when an asserted one is subtracted from it some times."""
     terms = dict(one.terms)
     for term, n in asserted.terms.items():
         terms[term] = terms.get(term, 0) - factor * n

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from overlap_sched.fx.size_limits import NUMBER_LIMIT, Interval, Limits, by_name, interval_of
+from overlap_sched.fx.size_limits import NUMBER_LIMIT, Interval, SizeLimits, by_name, interval_of
 from overlap_sched.report.words.sizes import AssumedSize
 
 UNBACKED_HINT = 8192
@@ -70,11 +70,11 @@ class Sizes:
         return found
 
     def unknown(self, size: Any) -> bool:
-        """Whether an expression has symbols without a value."""
+        """Tell whether an expression has symbols without a value."""
         return bool(self._expr(size).free_symbols)
 
     def follows(self, symbol: sympy.Symbol) -> bool:
-        """Whether a size is known once those before it are: the last of some that add up to another."""
+        """Tell whether a size is known once those before it are: the last of some that add up to another."""
         return symbol in self._env.replacements or symbol in self._known.following
 
     @property
@@ -101,9 +101,9 @@ class Sizes:
         return self._known.hints.get(symbol, UNBACKED_HINT)
 
     @cached_property
-    def _known(self) -> "_Known":
+    def _known(self) -> "_KnownSymbols":
         given = {s: int(n) for s, n in getattr(self._env, "var_to_hint_override", {}).items() if not self._has_value(s)}
-        return _known(Limits.of(self._ranges(), self._relations()), given)
+        return _known(SizeLimits.of(self._ranges(), self._relations()), given)
 
     def _ranges(self) -> dict[sympy.Symbol, Interval]:
         ranges = self._env.var_to_range
@@ -155,7 +155,7 @@ class Sizes:
         return shown
 
 
-class _Known(NamedTuple):
+class _KnownSymbols(NamedTuple):
     """What is known of all symbols.
 
     Attributes:
@@ -165,13 +165,13 @@ class _Known(NamedTuple):
         following: Symbols for which the values of others had left only one.
     """
 
-    limits: Limits
+    limits: SizeLimits
     limited: set[sympy.Symbol]
     hints: Mapping[sympy.Symbol, int]
     following: set[sympy.Symbol]
 
 
-def _known(limits: Limits, given: Mapping[sympy.Symbol, int]) -> _Known:
+def _known(limits: SizeLimits, given: Mapping[sympy.Symbol, int]) -> _KnownSymbols:
     """Assume what is not known, one symbol after the other, as each says something of the others.
 
     Args:
@@ -191,7 +191,7 @@ def _known(limits: Limits, given: Mapping[sympy.Symbol, int]) -> _Known:
         wanted = given.get(symbol, (low + high) // 2 if symbol in limited else UNBACKED_HINT)
         taken = max(low, min(wanted, high))
         chosen.narrow(symbol, taken, taken)
-    return _Known(limits, limited, {s: int(interval.low) for s, interval in chosen.intervals.items()}, following)
+    return _KnownSymbols(limits, limited, {s: int(interval.low) for s, interval in chosen.intervals.items()}, following)
 
 
 def carried_sizes(graph: fx.Graph) -> tuple[AssumedSize, ...]:

@@ -12,7 +12,7 @@ from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.reading import attribute_of
 
 
-class Call(NamedTuple):
+class EffectiveCall(NamedTuple):
     """What a node runs in the end.
 
     Attributes:
@@ -28,21 +28,21 @@ class Call(NamedTuple):
     in_body: bool = False
 
 
-def call_of(node: fx.Node) -> Call:
+def call_of(node: fx.Node) -> EffectiveCall:
     """The operator that a node runs, which may be inside a wrapper, and its arguments."""
     if is_higher_order(node.target, "with_effects"):
-        return Call(node.args[1], node.args[2:], node.kwargs, _behind_token)
+        return EffectiveCall(node.args[1], node.args[2:], node.kwargs, _behind_token)
     if is_higher_order(node.target, "auto_functionalized", "auto_functionalized_v2"):
         # functional until torch decides to write in place after all, which shows only in the node's meta
-        return Call(node.args[0], (), node.kwargs, None)
+        return EffectiveCall(node.args[0], (), node.kwargs, None)
     if is_higher_order(node.target, "control_deps"):
         body = attribute_of(node.args[1]) if isinstance(node.args[1], fx.Node) else None
         if isinstance(body, fx.GraphModule) and (inside := _only_call(body.graph, node.args[2:])) is not None:
             return inside
-    return Call(node.target, node.args, node.kwargs, _itself)
+    return EffectiveCall(node.target, node.args, node.kwargs, _itself)
 
 
-def _only_call(graph: fx.Graph, args: tuple[Any, ...]) -> Call | None:
+def _only_call(graph: fx.Graph, args: tuple[Any, ...]) -> EffectiveCall | None:
     """The one call of a sub-graph that is given these arguments; ``None``: it makes several, or none."""
     calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     if len(calls) != 1 or calls[0].op != "call_function":
@@ -56,8 +56,10 @@ def _only_call(graph: fx.Graph, args: tuple[Any, ...]) -> Call | None:
     (result,) = (node.args[0] for node in graph.find_nodes(op="output"))
     if isinstance(result, list | tuple):  # what is handed through stands behind it
         at = next((i for i, one in enumerate(result) if one is call), None)
-        return Call(call.target, outside(call.args), outside(call.kwargs), None if at is None else _nth(at), True)
-    return Call(call.target, outside(call.args), outside(call.kwargs), _itself, True)
+        return EffectiveCall(
+            call.target, outside(call.args), outside(call.kwargs), None if at is None else _nth(at), True
+        )
+    return EffectiveCall(call.target, outside(call.args), outside(call.kwargs), _itself, True)
 
 
 def _itself(value: Any) -> Any:
@@ -74,7 +76,7 @@ def _behind_token(value: Any) -> Any:
     return behind[0] if len(behind) == 1 else behind
 
 
-def unwrapped(node: fx.Node, traits: OperatorTraits) -> tuple[OperatorTraits, Call]:
+def unwrapped(node: fx.Node, traits: OperatorTraits) -> tuple[OperatorTraits, EffectiveCall]:
     """Traits and call of the operator that a node runs, which may be inside a wrapper.
 
     The ordering constraint is the stronger of both.
@@ -89,7 +91,7 @@ def unwrapped(node: fx.Node, traits: OperatorTraits) -> tuple[OperatorTraits, Ca
 
 
 def order_only(node: fx.Node) -> list[fx.Node]:
-    """What a node takes only in order to come after it."""
+    """List what a node takes only in order to come after it."""
     if not is_higher_order(node.target, "control_deps"):
         return []
     looked_at: dict[fx.Node, None] = {}

@@ -19,7 +19,7 @@ from overlap_sched.problem import Problem
 
 
 def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreement | None:
-    """What all ranks decide about a graph that communicates; ``None``: there is nobody to ask.
+    """Ask what all ranks decide about a graph that communicates; ``None``: there is nobody to ask.
 
     Each rank asks for each such graph, whether or not a better order was found there, and even where the graph could
     not be lifted: the others then learn at once that this rank differs, and need not wait for it.
@@ -41,12 +41,12 @@ def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreem
 
 
 def asks(settings: Settings) -> bool:
-    """Whether an order must be agreed on before it is used."""
+    """Tell whether an order must be agreed on before it is used."""
     return settings.options.agreement != "none" and several_ranks()
 
 
 def shown(report: Report, problem: Problem | None, options: Options, key: str, launches: Launches | None) -> Digest:
-    """What a rank shows to the others.
+    """Return what a rank shows to the others.
 
     Args:
         report: What it would do.
@@ -80,7 +80,7 @@ def graph_key(graph: fx.Graph, stage: str) -> str:
 
 
 def target_name(target: Any) -> str:
-    """What is called, by a name that is the same in every process: never by an address, as ``str`` of a function has.
+    """Name what is called, the same in every process: never by an address, as ``str`` of a function has.
 
     Operators have names of their own; functions and classes are named by where they are defined; any other callable by
     its class.

@@ -93,7 +93,7 @@ class Attempt:
             return self.failed(error)
 
     def _shown(self, report: Report, key: str) -> tuple[Report, Digest]:
-        """What the others are shown of a report; where even that fails they learn it, and do not wait for this rank."""
+        """Return what the others are shown of a report; where even that fails they learn so, and do not wait."""
         try:
             return report, shown(report, self.problem, self.given or self.settings.options, key, self.launches)
         except Exception as error:

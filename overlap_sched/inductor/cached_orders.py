@@ -63,13 +63,13 @@ class CachedOrder:
 
     @classmethod
     def of_data(cls, data: dict[str, Any]) -> "CachedOrder":
-        """What :attr:`line` wrote."""
+        """Read what :attr:`line` wrote."""
         rewrites = None if data["rewrites"] is None else cls.of_data(data["rewrites"])
         return cls(Digest.from_json(data["digest"]), data["agreed"], rewrites)
 
 
 def order_in(source: str) -> CachedOrder | None:
-    """What generated code carries; ``None``: nothing, or more than one order."""
+    """Read what generated code carries; ``None``: nothing, or more than one order."""
     lines = [line for line in source.splitlines() if _MARK in line]
     if len(lines) != 1:
         return None
@@ -77,7 +77,7 @@ def order_in(source: str) -> CachedOrder | None:
 
 
 def order_of(mine: Digest, agreement: Agreement, kept_order: str) -> CachedOrder | None:
-    """What code is to carry; ``None``: it must not be cached, since the ranks may decide otherwise next time.
+    """Return the order that code carries; ``None``: it must not be cached, as the ranks may decide otherwise next time.
 
     Args:
         mine: What this rank has shown, with what it gathers by position.
@@ -102,7 +102,7 @@ def note_rewrites(graph: fx.Graph) -> Callable[[CachedOrder | None], None]:
 
 
 def with_rewrites(order: CachedOrder | None, graph: fx.Graph) -> CachedOrder | None:
-    """What code of a graph is to carry, with what :func:`note_rewrites` has left there."""
+    """Return the order that the code of a graph is to carry, with what :func:`note_rewrites` has left there."""
     meta = graph.output_node().meta
     if order is None or _REWRITES not in meta:
         return order
@@ -129,13 +129,13 @@ decisions = Decisions()
 
 
 def decided(mine: Digest, settings: Settings) -> Agreement | None:
-    """What all ranks decide about a graph that is being compiled, see :func:`overlap_sched.inductor.agree.ask`."""
+    """Ask what all ranks decide about a graph that is being compiled, see :func:`overlap_sched.inductor.agree.ask`."""
     earlier = decisions.take(mine.key)
     return ask(mine, settings) if earlier is None else earlier
 
 
 def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
-    """Whether code of a graph that torch has traced may be used, and whether it is to be dropped from the cache.
+    """Tell whether code of a graph that torch has traced may be used, and whether it is to be dropped from the cache.
 
     Args:
         settings: Those with which it was compiled, by its cache key.
@@ -168,7 +168,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
 
 
 def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, bool]:
-    """Whether a forward, and its backward if it has one, may be used that AOTAutograd's cache has: both or none.
+    """Tell whether a forward from AOTAutograd's cache, and its backward if it has one, may be used: both or none.
 
     Ranks that find nothing trace, and get to their backward only after the forward has run on all ranks. So there is
     one question, at the forward, and the digest of the rest is in it. It is left to Inductor's cache, graph by graph,
@@ -206,7 +206,7 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
 
 
 def _tell(name: str, use: bool, agreement: Agreement) -> None:
-    """What became of code in a cache; it is settled, whatever fails here."""
+    """Report what became of code in a cache; it is settled, whatever fails here."""
     try:
         if use:
             log.info("%s (inductor): order from torch's cache; %s", name, agreement.reason or "all ranks agree on it")
@@ -217,12 +217,12 @@ def _tell(name: str, use: bool, agreement: Agreement) -> None:
 
 
 def may_save(settings: Settings, source: str) -> bool:
-    """Whether code may be cached: not where a rank that finds it could not say what it runs."""
+    """Tell whether code may be cached: not where a rank that finds it could not say what it runs."""
     return not asks(settings) or not _COMMUNICATES.search(source) or order_in(source) is not None
 
 
 def watched(settings: Settings) -> bool:
-    """Whether torch asks :func:`may_load` and :func:`may_save`, or need not; it does so from now on."""
+    """Make torch ask :func:`may_load` and :func:`may_save` from now on; tell whether it does, or need not."""
     if not asks(settings):
         return True
     from overlap_sched.inductor import torch_caches

@@ -8,22 +8,22 @@ from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites.planning import plan_rewrites, refused_in
 from overlap_sched.inductor.fx_stage import schedule_fx
 from overlap_sched.inductor.reporting import not_rewritten
-from overlap_sched.inductor.rewriting import Choice, rewrite_fx
+from overlap_sched.inductor.rewriting import RewriteChoice, rewrite_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import rewrites_wanted
 
 
-def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Choice:
+def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> RewriteChoice:
     """Rewrites and an order, within the budget of the graph as it was."""
     not_rewritten(lifted.problem.name, refused_in(lifted, settings.options, alike))
     made = plan_rewrites(lifted, settings.options, alike)
     if made is None:
-        return Choice()
-    return Choice(made.rewrites, made.schedule.problem.names(made.schedule.order), made)
+        return RewriteChoice()
+    return RewriteChoice(made.rewrites, made.schedule.problem.names(made.schedule.order), made)
 
 
 def wants_rewrites(settings: Settings) -> bool:
-    """Whether anything may be rewritten."""
+    """Tell whether anything may be rewritten."""
     return bool(rewrites_wanted(settings.options))
 
 

@@ -60,6 +60,6 @@ def rank() -> int:
 
 
 def several_ranks() -> bool:
-    """Whether more than one rank compiles (with torch's ``fake`` process group one process stands for all)."""
+    """Tell whether more than one rank compiles (with torch's ``fake`` process group one process stands for all)."""
     up = dist.is_available() and dist.is_initialized()
     return up and dist.get_world_size() > 1 and dist.get_backend() != "fake"

@@ -24,7 +24,7 @@ class DynamoFrame(NamedTuple):
 
 
 def dynamo_frame() -> DynamoFrame | None:
-    """What is compiled in this thread; ``None``: nothing, or torch has changed."""
+    """Return the frame compiled in this thread; ``None``: nothing, or torch has changed."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_compile" and frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":

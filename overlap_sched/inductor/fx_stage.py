@@ -46,14 +46,14 @@ def schedule_fx(
 
 
 def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
-    """What is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
+    """Return the name of what is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
     return names.graph_name(kind or _kind_of(graph))
 
 
 def _plan(
     gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt, kind: str | None, rewritten: bool
 ) -> Report:
-    """What this rank would do by itself."""
+    """Plan what this rank would do by itself."""
     attempt.given = attempt.given or attempt.settings.options
     settings = attempt.settings = _without_rewrites(attempt.settings, rewritten)
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
@@ -87,7 +87,7 @@ def _without_rewrites(settings: Settings, rewritten: bool) -> Settings:
 
 
 def _kind_of(graph: fx.Graph) -> str:
-    """Whether AOTAutograd made it a backward graph, by the names of its inputs."""
+    """Tell by the names of its inputs whether a graph is a forward, a backward, or for inference."""
     inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
     if any(name.startswith("tangents") for name in inputs):
         return "backward"

@@ -10,7 +10,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.gathered import Launch, renamed, to_text
+from overlap_sched.distributed.gathered import RankLaunch, renamed, to_text
 from overlap_sched.fx.communication import Communications
 from overlap_sched.fx.groups import live_ranks
 from overlap_sched.inductor.console import log
@@ -30,17 +30,17 @@ _POSITION = re.compile(r"\$\d+")
 
 
 def gathered_text(launches: Launches | None) -> str:
-    """What a rank shows of what it gathers, see :func:`overlap_sched.distributed.gathered.to_text`. Never raises."""
+    """Show what a rank gathers, see :func:`overlap_sched.distributed.gathered.to_text`. Never raises."""
     return _or_nothing(lambda: _text(launches, dynamo_names()))
 
 
 def by_position(mine: Digest, launches: Launches | None) -> Digest:
-    """What code carries into torch's cache: one code serves whatever is gathered, so inputs stand for names."""
+    """Return what code carries into torch's cache: one code serves whatever is gathered, so inputs stand for names."""
     return replace(mine, gathers=_or_nothing(lambda: _text(launches, lambda position: f"${position}")))
 
 
 def named_now(carried: Digest) -> Digest:
-    """What a rank shows that finds it there: with the names of the inputs that it has now."""
+    """Return what a rank that finds it there shows: with the names of the inputs that it has now."""
     if not carried.gathers:
         return carried
     return replace(carried, gathers=_or_nothing(lambda: _renamed(carried, dynamo_names())))
@@ -66,7 +66,7 @@ def _text(launches: Launches | None, named: Named) -> str:
     return to_text(_launches(launches, lambda placeholder: name_of(placeholder, named))) if launches else ""
 
 
-def _launches(launches: Launches, called: Callable[[fx.Node], str]) -> Iterator[Launch]:
+def _launches(launches: Launches, called: Callable[[fx.Node], str]) -> Iterator[RankLaunch]:
     known = Communications(launches[0].graph)
     for node in launches:
         for one in known.of(node):
@@ -75,11 +75,11 @@ def _launches(launches: Launches, called: Callable[[fx.Node], str]) -> Iterator[
             for group, live in one.groups:
                 ranks = live_ranks(group if live is None else live)
                 if ranks is not None and len(ranks) > 1:
-                    yield Launch(one.op, tuple(ranks), name)
+                    yield RankLaunch(one.op, tuple(ranks), name)
 
 
 def _names(given: Any, called: Callable[[fx.Node], str]) -> list[str]:
-    """Of what a gather is given, the inputs whose values it holds, in their order; none: it holds anything else, too.
+    """List the inputs that a gather is given whose values it holds, in their order; none: it holds anything else, too.
 
     A bucket has several. A tensor that is only made, as to pad with, counts as anything else.
     """
@@ -104,7 +104,7 @@ def _nodes(given: Any) -> list[fx.Node]:
 
 
 def _only_carries(node: fx.Node) -> bool:
-    """Whether a node gives on the values of its first argument: a view, a cast, a pad, a copy."""
+    """Tell whether a node only passes on the values of its first argument: a view, a cast, a pad, a copy."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:

@@ -37,7 +37,7 @@ def in_graph_order(snodes: Sequence[Any]) -> list[Any]:
 
 
 def _impure(snode: Any) -> bool:
-    """Whether a node runs an operator that has effects or draws random numbers, or may."""
+    """Tell whether a node runs an operator that has effects or draws random numbers, or may."""
     from overlap_sched.fx.operators import traits_of
     from overlap_sched.fx.ordering import Ordering
     from overlap_sched.inductor import private

@@ -59,7 +59,7 @@ def launches_of_kernel(snode: Any, known: Communications) -> list[fx.Node] | Non
 
 
 def launch_digest(launches: Launches) -> str:
-    """What ranks with equal launch sequences have in common, see :func:`overlap_sched.distributed.digest.launches_of`.
+    """Return what ranks with equal launch sequences share, see :func:`overlap_sched.distributed.digest.launches_of`.
 
     Ranks of a mesh have other groups each, so a group is known by its size and the distances of its ranks.
     """

@@ -19,7 +19,7 @@ _subjects: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 
 
 def graph_name(kind: str, inner: str = "", number: Any = None) -> str:
-    """What is being compiled.
+    """Return the name of what is being compiled.
 
     Args:
         kind: ``"forward"``, ``"backward"`` or ``"inference"``.

@@ -28,7 +28,7 @@ from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.names import graph_name
 from overlap_sched.inductor.reporting import log, rank, warn
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.joint import Found, Judge, Marks, Question, fit_joint
+from overlap_sched.joint import JointSearchResult, Judge, Marks, Question, fit_joint
 from overlap_sched.joint.cut import Partitioner
 from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
 from overlap_sched.report.units import count, duration, from_to, size
@@ -51,7 +51,7 @@ class Partition:
     """
 
     name: str
-    found: Found | None = None
+    found: JointSearchResult | None = None
     reason: str | None = None
     priced_for: str = ""
 
@@ -76,7 +76,7 @@ class Partition:
 
 
 def partitions() -> tuple[Partition, ...]:
-    """What became of the joint graphs compiled in this process, oldest first; the last 256 are kept."""
+    """Report what became of the joint graphs compiled in this process, oldest first; the last 256 are kept."""
     return tuple(_partitions)
 
 
@@ -156,7 +156,7 @@ def _cut(gm: fx.GraphModule, *, partitioner: Any, joint_inputs: Any, given: dict
 
 def _found(
     gm: fx.GraphModule, cut: Partitioner, settings: Settings, name: str, outputs: int
-) -> tuple[Found | None, str | None]:
+) -> tuple[JointSearchResult | None, str | None]:
     """The cut, and why it is not used; all ranks come to the same."""
     communicates = bool(launches_in(list(gm.graph.nodes)))
     key = graph_key(gm.graph, "joint") if communicates else ""
@@ -181,7 +181,7 @@ def _found(
     return found, _why_not(found, name)
 
 
-def _why_not(found: Found, name: str) -> str | None:
+def _why_not(found: JointSearchResult, name: str) -> str | None:
     if not found.fits:
         assert found.limit_bytes is not None
         reason = f"no cut was found below {size(found.limit_bytes)}; the lowest has {size(found.lowest_bytes)}"
@@ -199,7 +199,7 @@ def _check(gm: fx.GraphModule) -> None:
             raise NotUnderstoodError(f"{node.name!r} draws random numbers and is to run again")
 
 
-def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: Found, name: str) -> Digest:
+def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: JointSearchResult, name: str) -> Digest:
     sizes = [_shape(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder")]
     options = (settings.options, settings.memory_limit, settings.max_slowdown)
     return Digest(key, _sha(*sizes), _sha(repr(options)), "", _told(found.best.marks), key, "", "", name, len(sizes))

@@ -73,7 +73,7 @@ def members(node: Any) -> Sequence[Any]:
 
 
 def runs(member: Any) -> bool:
-    """Whether an unfused node runs an operator as it is, a collective or a sub-graph: it may communicate, then.
+    """Tell whether an unfused node runs an operator as it is, a collective or a sub-graph: it may communicate, then.
 
     One output of several is a node of its own, which runs nothing.
     """
@@ -161,7 +161,7 @@ def annotate(text: str) -> None:
 
 
 def graph_name() -> str:
-    """What is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
+    """Return the name of what is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
     graph = V.graph
     kind = "inference" if graph.is_inference else "backward" if graph.is_backward else "forward"
     return names.graph_name(kind, graph.name or "", graph.graph_id)

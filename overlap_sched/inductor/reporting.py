@@ -126,7 +126,7 @@ def _figures(figures: Figures | None) -> dict[str, float] | None:
 
 
 def reports() -> tuple[GraphReport, ...]:
-    """What became of the graphs compiled in this process, oldest first; the last 256 are kept."""
+    """Report what became of the graphs compiled in this process, oldest first; the last 256 are kept."""
     return tuple(_reports)
 
 

@@ -36,7 +36,7 @@ from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite, to_json
 
 
-class Choice(NamedTuple):
+class RewriteChoice(NamedTuple):
     """What is to be done to a graph.
 
     Attributes:
@@ -50,7 +50,7 @@ class Choice(NamedTuple):
     made: Plan | None = None
 
 
-Choose = Callable[[Lifted, Settings, Mapping[str, str]], Choice]
+Choose = Callable[[Lifted, Settings, Mapping[str, str]], RewriteChoice]
 """Chooses rewrites of a lifted graph. It must be the same function of the same graph on every rank; the mapping is what
 members of a bucket must share, see :func:`overlap_sched.fx.rewrites.alike_of`."""
 Worth = Callable[[Sequence[fx.Node], Settings], bool]
@@ -77,12 +77,12 @@ class _Known:
     launches: str = ""
     mine: Digest | None = None
     pending: Pending | None = None
-    choice: Choice = field(default_factory=Choice)
+    choice: RewriteChoice = field(default_factory=RewriteChoice)
     cached: CachedOrder | None = None
 
 
 def collectives_may_change(launches: Sequence[fx.Node], settings: Settings) -> bool:
-    """Whether rewrites of collectives are looked for, see :func:`overlap_sched.fx.rewrites.planning.may_rewrite`."""
+    """Tell whether to look for rewrites of collectives, see :func:`overlap_sched.fx.rewrites.planning.may_rewrite`."""
     return may_rewrite(launches, settings.options)
 
 
@@ -133,7 +133,7 @@ def rewrite_fx(
 def _decided(
     gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
 ) -> bool:
-    """Whether to do what is then pending; what failed here is raised once the other ranks know of it."""
+    """Decide whether to do what is then pending; what failed here is raised once the other ranks know of it."""
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     note, failure = note_rewrites(graph) if asks(settings) else None, None
     try:
@@ -155,7 +155,7 @@ def _launches(gm: fx.GraphModule | fx.Graph) -> Sequence[fx.Node]:
 def _prepare(
     gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
 ) -> None:
-    """What this rank would do by itself."""
+    """Plan what this rank would do by itself."""
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if asks(settings):
         known.key, known.launches = graph_key(graph, "rewrites"), launch_digest(launches_in(graph.nodes))
@@ -174,15 +174,15 @@ def _prepare(
         log.info("%s: %s, if all ranks agree", known.name, count(len(choice.rewrites), "rewrite"))
 
 
-def _digest(choice: Choice) -> str:
-    """Of the rewrites, and of the order where there is one."""
+def _digest(choice: RewriteChoice) -> str:
+    """Return the digest of the rewrites, and of the order where there is one."""
     names = None if choice.names is None else list(choice.names)
     said = json.dumps([to_json(choice.rewrites), names], sort_keys=True)
     return f"rewrites: {hashlib.sha256(said.encode()).hexdigest()}"
 
 
 def _agreed(known: _Known, settings: Settings, failure: Exception | None) -> bool:
-    """Whether all ranks do the same; nothing that could fail comes after it."""
+    """Tell whether all ranks do the same; nothing that could fail comes after it."""
     if not known.key:
         return True
     mine = known.mine

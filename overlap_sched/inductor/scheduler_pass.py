@@ -125,7 +125,7 @@ def _named(name: str, settings: Settings) -> SchedulerPass:
 
 
 def _kept(snodes: list[Any], attempt: Attempt) -> list[Any]:
-    """What runs where ranks that differ keep their launches; found before they are asked, so that it cannot fail."""
+    """List what runs where ranks that differ keep their launches; found before they are asked, so it cannot fail."""
     try:
         if not asks(attempt.settings):
             return snodes
@@ -140,7 +140,7 @@ def _kept(snodes: list[Any], attempt: Attempt) -> list[Any]:
 
 @no_collection()
 def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned) -> Report:
-    """What this rank would do by itself.
+    """Plan what this rank would do by itself.
 
     Args:
         snodes: In their original order.

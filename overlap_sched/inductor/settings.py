@@ -86,7 +86,7 @@ class Settings:
 
     @property
     def fits(self) -> bool:
-        """Whether cuts are chosen, too."""
+        """Tell whether cuts are chosen, too."""
         return self.memory_limit is not None or self.max_slowdown is not None
 
     @property

@@ -95,7 +95,7 @@ class Settled:
             self._loaded.append(communicates)
 
     def compiling(self, now: bool) -> None:
-        """Whether torch compiles: while it does, nothing is settled."""
+        """Note whether torch compiles: while it does, nothing is settled."""
         with self._lock:
             self._compiling = now
             self._wait()

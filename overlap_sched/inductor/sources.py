@@ -25,7 +25,7 @@ Named = Callable[[int], str]
 
 
 def name_of(placeholder: fx.Node, named: Named) -> str:
-    """What an input is called: ``layers.0.w``; ``""``: not known.
+    """Return what an input is called: ``layers.0.w``; ``""``: not known.
 
     Args:
         placeholder: The input.
@@ -52,7 +52,7 @@ def readable(source: str) -> str:
 
 
 def dynamo_names() -> Named:
-    """What the inputs of the graph that this thread compiles are called."""
+    """Return the names of the inputs of the graph that this thread compiles."""
     sources = _sources()
 
     def named(position: int) -> str:

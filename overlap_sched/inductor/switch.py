@@ -121,7 +121,7 @@ def disable() -> None:
 
 
 def current_settings() -> Settings | None:
-    """What is switched on; ``None``: nothing."""
+    """Return the settings that are switched on; ``None``: nothing."""
     return _on[-1][0] if _on else None
 
 

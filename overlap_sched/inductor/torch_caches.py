@@ -90,7 +90,7 @@ def watch_cache(may_load: Loading, may_save: Callable[[Any, str], bool]) -> bool
 
 
 def _asked(owner: Any, graphs: Sequence[Any], traced: bool) -> bool:
-    """Whether graphs that were found may be used; else the first may have been dropped from the cache."""
+    """Tell whether graphs that were found may be used; else the first may have been dropped from the cache."""
     from torch._inductor.codecache import FxGraphCache
 
     use, drop = _watching[0][0](owner, [graph.source_code for graph in graphs], traced)

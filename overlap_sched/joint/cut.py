@@ -8,7 +8,7 @@ from torch import fx
 
 from overlap_sched.cost.fusion.loop_nests import loop_nests
 from overlap_sched.cost.fusion.merging import merged
-from overlap_sched.cost.fusion.steps import Rules, Step
+from overlap_sched.cost.fusion.steps import FusionRules, FusionStep
 from overlap_sched.fx import lift
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Fusion, is_free
@@ -89,7 +89,7 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class Cut:
+class JointCut:
     """Two halves.
 
     Attributes:
@@ -108,7 +108,7 @@ class Cut:
     saved_bytes: int
 
 
-def cut(joint: fx.GraphModule, partitioner: Partitioner, marks: Marks, judge: Judge) -> Cut:
+def cut(joint: fx.GraphModule, partitioner: Partitioner, marks: Marks, judge: Judge) -> JointCut:
     """Cut a copy of a joint graph.
 
     Raises:
@@ -124,7 +124,7 @@ def cut(joint: fx.GraphModule, partitioner: Partitioner, marks: Marks, judge: Ju
     plans = [schedule(problem, options).scheduled for problem in (front, back)]
     outside = _outside(forward, backward, front, judge.outputs)
     peak = max(plans[0].peak_bytes, plans[1].peak_bytes + outside)
-    return Cut(marks, forward, backward, sum(one.step_us for one in plans), peak, _saved(backward, back))
+    return JointCut(marks, forward, backward, sum(one.step_us for one in plans), peak, _saved(backward, back))
 
 
 def _outside(forward: fx.GraphModule, backward: fx.GraphModule, front: Problem, outputs: int) -> int:
@@ -147,7 +147,7 @@ def _saved(backward: fx.GraphModule, back: Problem) -> int:
     return sum(back.storages[s].bytes for node in back.nodes if node.name in names for s in node.alloc)
 
 
-def whole(one: Cut, judge: Judge) -> Whole:
+def whole(one: JointCut, judge: Judge) -> Whole:
     """Both halves as one problem, in torch's order; times and bytes are those of the halves by themselves."""
     gm, late = joined(one.forward, one.backward, judge.outputs)
     halves = [judge.lifted(half, "half")[0] for half in (one.forward, one.backward)]
@@ -180,7 +180,7 @@ def without_registers(problem: Problem, names: frozenset[str]) -> Problem:
     return replace(problem, storages=storages)
 
 
-def _unwritten(steps: Sequence[Step | None], rules: Rules) -> list[int]:
+def _unwritten(steps: Sequence[FusionStep | None], rules: FusionRules) -> list[int]:
     nests = loop_nests(steps, rules)
     kernels = merged(nests, rules)
     kernel_of = {nest.step: kernel for nest, kernel in zip(nests, kernels, strict=True)}

@@ -35,12 +35,12 @@ def mark(gm: fx.GraphModule, again: Iterable[str], kept: Iterable[str] = ()) -> 
 
 
 def runs_again(node: fx.Node) -> bool:
-    """Whether torch's partitioner is told to run a node again."""
+    """Tell whether torch's partitioner is told to run a node again."""
     return node.meta.get(RECOMPUTE) in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether torch says that a node may draw random numbers: attention too, whatever its dropout.
+    """Tell whether torch says that a node may draw random numbers: attention too, whatever its dropout.
 
     Where such a node is to run again, torch's partitioner saves the generator's state
     (``torch/_functorch/partitioners.py: functionalize_rng_ops``).
@@ -49,7 +49,7 @@ def draws(node: fx.Node) -> bool:
 
 
 def has_graphs_inside(gm: fx.GraphModule) -> bool:
-    """Whether it calls graphs of its own (higher-order operators): each of them is partitioned by itself."""
+    """Tell whether it calls graphs of its own (higher-order operators): each of them is partitioned by itself."""
     return any(isinstance(module, fx.GraphModule) for module in gm.children())
 
 
@@ -73,7 +73,7 @@ def note_what_stays(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
 
 
 def returned(graph: fx.Graph) -> Sequence[fx.Node | None]:
-    """What the graph gives back."""
+    """Return what the graph gives back."""
     values = graph.output_node().args[0]
     return values if isinstance(values, Sequence) else (values,)
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from overlap_sched.fit.emit import rewrites_of
 from overlap_sched.fit.greedy import Greedy
 from overlap_sched.fit.state import LiveState
-from overlap_sched.joint.cut import Cut, Judge, Marks, Partitioner, Whole, cut, whole
+from overlap_sched.joint.cut import JointCut, Judge, Marks, Partitioner, Whole, cut, whole
 from overlap_sched.joint.graphs import runs_again
 from overlap_sched.joint.question import Question
 from overlap_sched.transform.rewrites import Recompute
@@ -39,7 +39,7 @@ SHORTER = 1e-3
 
 
 @dataclass(frozen=True)
-class Found:
+class JointSearchResult:
     """The answer.
 
     Attributes:
@@ -49,8 +49,8 @@ class Found:
         tried: How many.
     """
 
-    best: Cut
-    before: Cut
+    best: JointCut
+    before: JointCut
     limit_bytes: int | None
     limit_us: float | None
     lowest_bytes: int
@@ -58,17 +58,17 @@ class Found:
 
     @property
     def fits(self) -> bool:
-        """Whether the best cut keeps to the limit."""
+        """Tell whether the best cut keeps to the limit."""
         return self.limit_bytes is None or self.best.peak_bytes <= self.limit_bytes
 
 
-def fit_joint(joint: fx.GraphModule, partitioner: Partitioner, judge: Judge, question: Question) -> Found:
+def fit_joint(joint: fx.GraphModule, partitioner: Partitioner, judge: Judge, question: Question) -> JointSearchResult:
     """Cut a joint graph, which stays as it is, within a limit; where nothing fits, torch's own cut.
 
     Raises:
         Exception: Torch's own cut fails, or cannot be read.
     """
-    search = _Search(joint, partitioner, judge)
+    search = _JointSearch(joint, partitioner, judge)
     before = search.before
     limit = question.limit_bytes(before.peak_bytes)
     limit_us = None
@@ -83,17 +83,17 @@ def fit_joint(joint: fx.GraphModule, partitioner: Partitioner, judge: Judge, que
         limit_us = before.step_us * (1 + question.max_slowdown)
         best = search.lowest(limit_us)
     lowest = min(one.peak_bytes for one in search.cuts.values())
-    return Found(best, before, limit, limit_us, lowest, len(search.cuts))
+    return JointSearchResult(best, before, limit, limit_us, lowest, len(search.cuts))
 
 
 @dataclass
-class _Search:
+class _JointSearch:
     """Cuts that have been made, by their marks."""
 
     joint: fx.GraphModule
     partitioner: Partitioner
     judge: Judge
-    cuts: dict[Marks, Cut] = field(default_factory=dict)
+    cuts: dict[Marks, JointCut] = field(default_factory=dict)
     refused: set[Marks] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class _Search:
         self._whole = self._whole or whole(self.before, self.judge)
         return self._whole
 
-    def cut(self, marks: Marks) -> Cut | None:
+    def cut(self, marks: Marks) -> JointCut | None:
         """A cut; ``None``: torch's partitioner finds none."""
         if marks not in self.cuts and marks not in self.refused:
             try:
@@ -141,15 +141,15 @@ class _Search:
         if groups and not fits(len(groups)):
             _most(fits, len(groups) - 1)
 
-    def shortest(self, limit: int) -> Cut | None:
-        """Of what fits; torch's own where nothing is shorter."""
+    def shortest(self, limit: int) -> JointCut | None:
+        """Return the shortest cut that fits; torch's own where nothing is shorter."""
         fitting = [one for one in self.cuts.values() if one.peak_bytes <= limit]
         best = min(fitting, key=lambda one: (one.step_us, one.peak_bytes), default=None)
         if best is not None and self.before in fitting and best.step_us > self.before.step_us * (1 - SHORTER):
             return self.before
         return best
 
-    def lowest(self, limit_us: float) -> Cut:
+    def lowest(self, limit_us: float) -> JointCut:
         """The lowest peak within a step limit, by halving the range of memory limits."""
         low, enough = 0, self.before.peak_bytes
         for _ in range(HALVINGS):

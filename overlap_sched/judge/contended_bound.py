@@ -56,7 +56,7 @@ class Losses:
 
 
 def losses(problem: Problem) -> Losses:
-    """Of a whole problem."""
+    """Return the losses of a whole problem."""
     links: dict[str, list[tuple[float, float]]] = {}
     for v in problem.collectives:
         node = problem.nodes[v]

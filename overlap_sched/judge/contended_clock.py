@@ -110,7 +110,7 @@ class ContendedClock:
         return self.clock_us
 
     def _catch_up(self) -> None:
-        """What is in flight comes to where it is, as compute has run since."""
+        """Bring what is in flight to where it is, as compute has run since."""
         if self._since_us is not None:
             at_finish = self.clock_us >= self._since_us + self._until_us
             self._advance(self._until_us if at_finish else self.clock_us - self._since_us, computing=True)

@@ -65,7 +65,7 @@ def together_violation(
 
 
 def _meeting(problem: Problem, concurrent: Concurrent) -> Callable[[int, int], bool]:
-    """Whether two collectives must not be in flight together."""
+    """Return a test of whether two collectives must not be in flight together."""
     ranks = {name: frozenset(group.ranks) for name, group in problem.groups.items()}
 
     def meet(u: int, v: int) -> bool:

@@ -55,7 +55,7 @@ def violation(problem: Problem, order: Sequence[int]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class JudgedOrder:
     """An order as the judges see it: its timeline, and the bytes live at each position."""
 
     order: Sequence[int]
@@ -63,13 +63,13 @@ class Measured:
     profile: Sequence[int]
 
 
-def measure(problem: Problem, order: Sequence[int]) -> Measured:
+def measure(problem: Problem, order: Sequence[int]) -> JudgedOrder:
     """Replay a valid order and count its memory."""
-    return Measured(order, replay(problem, order), memory_profile(problem, order))
+    return JudgedOrder(order, replay(problem, order), memory_profile(problem, order))
 
 
 def broken_promise(
-    problem: Problem, original: Measured, scheduled: Measured, options: Options, base_bytes: int | None = None
+    problem: Problem, original: JudgedOrder, scheduled: JudgedOrder, options: Options, base_bytes: int | None = None
 ) -> str | None:
     """The first promise of the options that a valid order breaks against the original one, or ``None``.
 

@@ -67,7 +67,7 @@ class MemoryPlan:
 
     @property
     def optimal(self) -> bool:
-        """Whether no order has a lower peak: proven."""
+        """Tell whether no order has a lower peak: proven."""
         return self.peak_bytes == self.bound_bytes
 
     @property

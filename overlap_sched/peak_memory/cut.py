@@ -23,7 +23,7 @@ SOURCE, SINK = 0, 1
 
 
 @dataclass(frozen=True)
-class Cut:
+class MinimumCut:
     """The cheapest state in which a node can run.
 
     Attributes:
@@ -39,12 +39,12 @@ class Cut:
     work: int
 
 
-def cheapest_state(graph: MemoryGraph, v: int, most_work: int = INF) -> Cut | None:
+def cheapest_state(graph: MemoryGraph, v: int, most_work: int = INF) -> MinimumCut | None:
     """The minimum cut at a node; ``None`` where it takes more than ``most_work`` arcs."""
     ancestors = reached(graph.before, [v]) | set(graph.first)
     descendants = reached(graph.after, [v])
     ancestors -= descendants
-    net = Network()
+    net = FlowNetwork()
     ids = {u: net.node() for u in range(len(graph.makes)) if u not in ancestors and u not in descendants}
 
     def end(u: int) -> int:
@@ -78,10 +78,10 @@ def cheapest_state(graph: MemoryGraph, v: int, most_work: int = INF) -> Cut | No
         return None
     inside = net.source_side()
     before = ancestors | {u for u, at in ids.items() if at in inside}
-    return Cut(v, live + bytes_cut, frozenset(before), net.work)
+    return MinimumCut(v, live + bytes_cut, frozenset(before), net.work)
 
 
-class Network:
+class FlowNetwork:
     """A flow network: arcs in pairs (an arc and its reverse), in lists."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Network:
             self.room.append(left)
 
     def maximum_flow(self, most_work: int) -> int | None:
-        """What flows from source to sink at most; ``None`` where it takes more than ``most_work`` arcs."""
+        """Return the maximum flow from source to sink; ``None`` where it takes more than ``most_work`` arcs."""
         total = 0
         while True:
             level = self._levels()

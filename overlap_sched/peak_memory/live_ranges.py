@@ -23,7 +23,7 @@ class LiveRange(NamedTuple):
     last: int
 
 
-class Step(NamedTuple):
+class NodeStorages(NamedTuple):
     """Storages of one node, as an allocator meets them.
 
     Attributes:
@@ -81,17 +81,17 @@ class LiveRanges:
         return [[(s, size[s]) for s in node.use if size[s]] for node in self.problem.nodes]
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[NodeStorages]:
         """Per node id."""
         return list(map(self._step, self.problem.nodes))
 
-    def _step(self, node: Node) -> Step:
+    def _step(self, node: Node) -> NodeStorages:
         storages, users = self.problem.storages, self.users
         uses = tuple([s for s in node.use if not storages[s].pinned])
         if node.kind is Kind.INPUT:
-            return Step((), uses, ())
+            return NodeStorages((), uses, ())
         drops = () if node.kind is Kind.OUTPUT else tuple([s for s in node.alloc if not users[s]])
-        return Step(node.alloc, uses, drops)
+        return NodeStorages(node.alloc, uses, drops)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ class MemoryGraph:
 
 
 def memory_graph_of(problem: Problem, preserve: Preserve = "none") -> MemoryGraph:
-    """Of a problem; ``preserve`` as in :attr:`overlap_sched.options.Options.preserve_collective_order`."""
+    """Build the memory graph; ``preserve`` as in :attr:`~overlap_sched.options.Options.preserve_collective_order`."""
     nodes, storages = problem.nodes, problem.storages
     users: list[list[int]] = [[] for _ in storages]
     for v, node in enumerate(nodes):

@@ -92,7 +92,7 @@ class Peak:
 
 
 def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, PeakKind] | None = None) -> Peak:
-    """What is live when an order that can run reaches its peak.
+    """Return what is live when an order that can run reaches its peak.
 
     Args:
         problem: Whose order.
@@ -166,7 +166,7 @@ class StructuralKinds:
                 self._updating.update(node.use)
 
     def held_by(self, v: int) -> list[int]:
-        """What a collective holds while it is in flight: what it makes, and what it reads of its own."""
+        """Return what a collective holds while it is in flight: what it makes, and what it reads of its own."""
         node = self.problem.nodes[v]
         return [*node.alloc, *(s for s in node.use if s not in self._pinned_inputs)]
 
@@ -180,7 +180,7 @@ class StructuralKinds:
         return "gathered parameters" if s in self._gathered else "temporaries"
 
     def may_fly(self, s: int) -> bool:
-        """Whether it counts as in flight while a collective holds it: parameters, tangents and the like never do."""
+        """Tell whether what a collective holds counts as in flight: parameters, tangents and the like never do."""
         maker = self.problem.nodes[self.problem.allocator[s]]
         return maker.kind is not Kind.INPUT or self._input(maker.name, s) == "saved activations"
 

@@ -151,7 +151,7 @@ class _Builder:
             self.rows.append((terms, -row.constant))
 
     def _steps(self) -> tuple[list[Linear], int]:
-        """What is live at each step, in units of the common divisor."""
+        """Return what is live at each step, in units of the common divisor."""
         graph, n = self.graph, len(self.window)
         parts: list[tuple[int, list[Linear]]] = []
         base = self.live_before

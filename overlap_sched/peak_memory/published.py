@@ -60,7 +60,7 @@ def _smallest(walk: Forward, waiting: list[tuple[int, int, int]]) -> int:
 
 
 def _output_bytes(graph: MemoryGraph) -> int:
-    """What is live at the end: torch starts from it where it is more than what is live at the start."""
+    """Count the bytes live at the end: torch starts from it where it is more than what is live at the start."""
     outputs = graph.problem.nodes[-1].use if graph.problem.nodes else ()
     return graph.always_bytes + sum(graph.size[s] for s in {*graph.kept, *(s for s in outputs if graph.users[s])})
 

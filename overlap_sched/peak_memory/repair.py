@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlap_sched.judge.liveness import memory_profile
-from overlap_sched.peak_memory.cut import Cut, cheapest_state
+from overlap_sched.peak_memory.cut import MinimumCut, cheapest_state
 from overlap_sched.peak_memory.descend import eager
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs
 from overlap_sched.peak_memory.walk import Backward, Forward, run_all
@@ -73,7 +73,7 @@ def repair(graph: MemoryGraph, best: Incumbent, bound_bytes: int, rounds: int, w
     return best, bound_bytes, work
 
 
-def split_at(graph: MemoryGraph, order: Sequence[int], cut: Cut, limit: int) -> list[list[int]]:
+def split_at(graph: MemoryGraph, order: Sequence[int], cut: MinimumCut, limit: int) -> list[list[int]]:
     """The order with the cut's nodes before its node, plain and with both sides polished."""
     v = cut.node
     front = [u for u in order if u in cut.before]

@@ -62,7 +62,7 @@ def _imported(module: str) -> Any:
 
 
 def _add_rows(model: Any, program: Program, weighed: Callable[[Sequence[tuple[int, int]]], Any]) -> None:
-    """What every solution keeps to; ``weighed``: terms as the solver's expression."""
+    """Add the rows that every solution keeps to; ``weighed``: terms as the solver's expression."""
     for terms, bound in program.rows:
         model.add(weighed(terms) >= bound)
     for terms, value in program.equal_rows:

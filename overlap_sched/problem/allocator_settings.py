@@ -72,7 +72,7 @@ def allocator_named(text: str) -> AllocatorSettings | None:
 
 
 def settings_in_environment() -> str:
-    """What this process gives torch's allocator, ``""`` where nothing (or nothing that can be read) is set."""
+    """Return what this process gives torch's allocator, ``""`` where nothing (or nothing that can be read) is set."""
     text = next((os.environ[name] for name in VARIABLES if name in os.environ), "")
     try:
         allocator_settings(text)

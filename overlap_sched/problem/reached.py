@@ -11,7 +11,7 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """What follows on the first nodes, and on that, and so on; those themselves only where they follow on others."""
+    """Find what follows on the first nodes, on that, and so on; they themselves only where they follow on others."""
     found, todo = set[Node](), list(start)
     while todo:
         for node in following(todo.pop()):

@@ -51,7 +51,7 @@ def read_unpacked(path: str | Path, limits: Limits, *, gzipped: bool = False) ->
 def read_json(
     path: str | Path, limits: Limits, what: str, error: type[Exception], too_many: Callable[[int], str]
 ) -> Any:
-    """What a JSON file holds, plain or gzipped; nothing of it is checked but its size.
+    """Read what a JSON file holds, plain or gzipped; nothing of it is checked but its size.
 
     Args:
         path: The file; gzipped where its name ends in ``.gz``, or it begins so.

@@ -60,7 +60,7 @@ def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision])
 
 
 def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last_us: float) -> dict[str, float]:
-    """Of one collective, its stalls in microseconds by cause; ``last_us`` is :func:`last_compute_us`."""
+    """Return the stalls of one collective in microseconds, by cause; ``last_us`` is :func:`last_compute_us`."""
     found: dict[str, float] = {}
     for w in problem.waits.get(decision.collective, ()):
         name = TAIL if timeline.at_us[w] >= last_us else decision.held_by

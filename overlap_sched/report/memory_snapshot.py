@@ -146,7 +146,7 @@ class _Replayed:
         return [{"filename": printable(node.name), "line": self._position[maker], "name": what}]
 
     def segments(self) -> list[Entry]:
-        """What is there at the end."""
+        """Return the segments that are there at the end."""
         size_of = self._allocator.size_of
         blocks = {address: self._block(Block(address, size_of(address)), s) for s, address in self._held.items()}
         blocks |= {block.address: self._block(block) for block in self._allocator.free_blocks()}

@@ -31,7 +31,7 @@ class ReadableTable(Table):
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What is printed."""
+        """Yield what is printed."""
         if not self._numbers() or self._least_width(console, options) <= options.max_width:
             yield from super().__rich_console__(console, options)
             return

@@ -93,7 +93,7 @@ class CompletionProfile:
         return result
 
     def room_bytes(self) -> int:
-        """What the next step may allocate."""
+        """Return how much the next step may allocate."""
         return 0 if self.steps == len(self.order) else self._step_limit() - self.live_bytes
 
     def _step_limit(self) -> int:
@@ -105,7 +105,7 @@ class CompletionProfile:
         return self.obstacle_of(v) is None
 
     def obstacle_of(self, v: NodeId) -> Obstacle | None:
-        """What stands against running v now; ``None``: nothing, it may run."""
+        """Find what stands against running v now; ``None``: nothing, it may run."""
         if self.position[v] == self.first:
             return None
         obstacle = self._ahead(v)

@@ -29,7 +29,7 @@ class _CannotBeError(Exception):
 
 
 def clashes(problem: Problem, concurrent: Concurrent, as_originally: bool = True) -> Clash:
-    """Whether two collectives must not be in flight together.
+    """Return a test of whether two collectives must not be in flight together.
 
     Args:
         problem: With the ranks of its groups, where they are known; else they are taken to share all.

@@ -53,7 +53,7 @@ class _State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class BeamSearchResult:
     """What the search found: an order, its step and peak; and how many states it looked at."""
 
     order: tuple[int, ...] | None
@@ -84,7 +84,7 @@ def beam_search(
     pairs: Sequence[Pair],
     beat_us: float,
     width: int,
-) -> Found:
+) -> BeamSearchResult:
     """The best order found that is shorter than ``beat_us``.
 
     Args:
@@ -108,8 +108,8 @@ def beam_search(
         layer.clear()
     ended = list(layers[-1].values())
     if not ended:
-        return Found(None, beat_us, 0, tables.looked)
-    return Found(_unwound(ended[0]), ended[0].bound_us, ended[0].peak_bytes, tables.looked)
+        return BeamSearchResult(None, beat_us, 0, tables.looked)
+    return BeamSearchResult(_unwound(ended[0]), ended[0].bound_us, ended[0].peak_bytes, tables.looked)
 
 
 def _score(state: _State) -> tuple[float, float, int]:

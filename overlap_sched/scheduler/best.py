@@ -20,7 +20,7 @@ STALLS = (0.0, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
-class Found:
+class BestOrder:
     """The best order for live bytes.
 
     Attributes:
@@ -32,7 +32,7 @@ class Found:
     original: Candidate
     best: Candidate
 
-    def by(self, stages: Stages, seed: int) -> "Found":
+    def by(self, stages: Stages, seed: int) -> "BestOrder":
         """The same, to be fitted by other stages."""
         return replace(self, context=replace(self.context, stages=stages, seed=seed))
 
@@ -60,7 +60,7 @@ def best_order(
     return found.chosen(Reserve.of(found.context.task, settings) if moved and settings is not None else None)
 
 
-def for_live_bytes(problem: Problem, options: Options, original: Candidate, stages: Stages, seed: int) -> Found:
+def for_live_bytes(problem: Problem, options: Options, original: Candidate, stages: Stages, seed: int) -> BestOrder:
     """The best by (step, peak) of all bases that are asked for."""
     best, work = original, NO_WORK
     contexts = [
@@ -72,7 +72,7 @@ def for_live_bytes(problem: Problem, options: Options, original: Candidate, stag
         work = work.plus(found.work)
         if found.beats(best):
             best = found
-    return Found(contexts[0], original, replace(best, work=work))
+    return BestOrder(contexts[0], original, replace(best, work=work))
 
 
 def _tasks(problem: Problem, options: Options, original: Candidate) -> list[tuple[Task, Order]]:

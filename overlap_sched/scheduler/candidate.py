@@ -54,7 +54,7 @@ class Candidate:
         return replace(self, work=self.work.plus(work))
 
 
-class Run(NamedTuple):
+class SchedulerRun(NamedTuple):
     """What a run of the list scheduler took, and what it made; ``None``: it was given up."""
 
     work: Work
@@ -77,7 +77,7 @@ class Task:
 
     @cached_property
     def live_ranges(self) -> LiveRanges:
-        """What the memory of all orders shares."""
+        """The live ranges that the memory of all orders shares."""
         return LiveRanges(self.problem)
 
     @cached_property

@@ -70,7 +70,7 @@ def decisions(problem: Problem, timeline: Replay, best: Candidate) -> tuple[Deci
 def _holder(
     problem: Problem, timeline: Replay, best: Candidate, v: int, exposed_us: float, previous: int | None
 ) -> tuple[Holder, int | None]:
-    """What kept v from being hidden better, and which node, where it is one."""
+    """Find what kept v from being hidden better, and which node, where it is one."""
     if exposed_us <= _ROUNDING * timeline.step_us:
         return "nothing", None
     launch_us = timeline.at_us[v]

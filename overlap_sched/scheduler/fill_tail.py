@@ -57,7 +57,7 @@ class Job:
 
     @property
     def longest_us(self) -> float:
-        """Of its collectives, on one stream."""
+        """The longest time of its collectives, on one stream."""
         return max([self.comm_us, *self.beside_us.values()])
 
 

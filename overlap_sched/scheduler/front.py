@@ -30,7 +30,7 @@ STEP_WEIGHT = 4
 
 
 @dataclass(frozen=True)
-class Member:
+class FrontMember:
     """An order of the front.
 
     Attributes:
@@ -48,10 +48,10 @@ class Member:
 class Front:
     """Orders of which none dominates another: none is as short as another one and lacks no more."""
 
-    def __init__(self, members: Iterable[Member], enough_us: float, reserved_bytes: int) -> None:
-        """Of such members; what takes less than enough, in microseconds, counts as no better."""
+    def __init__(self, members: Iterable[FrontMember], enough_us: float, reserved_bytes: int) -> None:
+        """Build the front of such members; what takes less than enough, in microseconds, counts as no better."""
         self.enough_us, self._reserved_bytes = enough_us, max(reserved_bytes, 1)
-        self.members: list[Member] = []
+        self.members: list[FrontMember] = []
         for member in members:
             if member.lacking <= self.most_lacking(member.step_us):
                 self.keep(member)
@@ -59,37 +59,37 @@ class Front:
     @classmethod
     def of(cls, reserve: Reserve, starts: Iterable[Tried], enough_us: float) -> "Front":
         """The front of such orders; what breaks no less than a shorter one is not replayed again."""
-        members, least = list[Member](), None
+        members, least = list[FrontMember](), None
         for broken, found in sorted(starts, key=lambda pair: pair[1].step_us):
             if least is None or broken < least:
                 lacking, least = reserve.lacking(found.order), broken
                 count = lacking.lent_bytes or broken.over_bytes  # by luck alone it lacks nothing
-                members.append(Member(found.order, found.step_us, count, lacking.storages, found))
+                members.append(FrontMember(found.order, found.step_us, count, lacking.storages, found))
         return cls(members, enough_us, reserve.reserved_bytes)
 
     def shorter(self, enough_us: float) -> "Front":
         """The same where less is enough."""
         return Front(self.members, enough_us, self._reserved_bytes)
 
-    def anew(self, look: Callable[[Member], Member]) -> "Front":
+    def anew(self, look: Callable[[FrontMember], FrontMember]) -> "Front":
         """The same where each is looked at once more."""
         return Front(map(look, self.members), self.enough_us, self._reserved_bytes)
 
     def most_lacking(self, step_us: float) -> int:
-        """What an order of such a step may lack to be kept, in bytes; below 0: it is too long."""
+        """Return how much an order of such a step may lack to be kept, in bytes; below 0: it is too long."""
         if step_us > self.enough_us * FAR:
             return -1
         length = self._length(step_us)
         as_short = (member for member in self.members if self._length(member.step_us) <= length)
         return min((member.lacking for member in as_short), default=NO_LIMIT)
 
-    def keep(self, new: Member) -> None:
+    def keep(self, new: FrontMember) -> None:
         """Keep an order, which none dominates, instead of those that it dominates."""
         length = self._length(new.step_us)
         left = [old for old in self.members if self._length(old.step_us) < length or old.lacking < new.lacking]
         self.members = sorted([*left, new], key=self._distance)
 
-    def pick(self, rng: random.Random) -> Member:
+    def pick(self, rng: random.Random) -> FrontMember:
         """One of them, more often what is near the goal."""
         return self.members[int(len(self.members) * rng.random() ** 2)]
 
@@ -97,7 +97,7 @@ class Front:
         """By how many times :data:`ALIKE` it is too long: those that are equal here count as equally long."""
         return math.ceil(self._too_long(step_us) / ALIKE)
 
-    def _distance(self, member: Member) -> float:
+    def _distance(self, member: FrontMember) -> float:
         """From the goal."""
         return member.lacking / self._reserved_bytes + STEP_WEIGHT * self._too_long(member.step_us)
 

@@ -177,6 +177,6 @@ class _Interleaver:
                 heappush(self.ready, (-self.ahead[w], w))
 
     def _completed_us(self, v: NodeId) -> float:
-        """Of a wait, when its collective is finished; else 0."""
+        """Return when the collective of a wait is finished; 0 for other nodes."""
         collective = self.nodes[v].collective
         return 0.0 if collective is None else self.finish_us.get(collective, 0.0)

@@ -3,8 +3,8 @@
 ::
 
     until every node has run:
-        v = the node that the first rule finds      Rules.choose   which node, and why
-        run v                                       State.run      clock, streams and memory advance
+        v = the node that the first rule finds      LaunchRules.choose   which node, and why
+        run v                                       SchedulerState.run   clock, streams and memory advance
 
 A rule proposes the most urgent node of its set; memory (:mod:`overlap_sched.scheduler.admission`) admits it, or blocks
 it until its obstacle is gone. The first open node of the reference order is always admitted: the loop never gets stuck.
@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from overlap_sched.problem.precedence import Pair
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
-from overlap_sched.scheduler.candidate import Candidate, Run
+from overlap_sched.scheduler.candidate import Candidate, SchedulerRun
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.rules import Rules
-from overlap_sched.scheduler.state import State
+from overlap_sched.scheduler.rules import LaunchRules
+from overlap_sched.scheduler.state import SchedulerState
 from overlap_sched.scheduler.streams import StreamTimes
 
 _ROUNDING = 1e-12
@@ -39,7 +39,7 @@ def list_schedule(
     beat_us: float = math.inf,
     gate: AllocatorGate | None = None,
     times: StreamTimes | None = None,
-) -> Run:
+) -> SchedulerRun:
     """Schedule once.
 
     Args:
@@ -54,13 +54,13 @@ def list_schedule(
     Returns:
         What it made, within the budget by construction, and what that took.
     """
-    state = State(reference, limit, reference.priorities(policy.prepares), pairs, gate, times)
-    rules, given_up_us = Rules(state, policy), beat_us * (1 + _ROUNDING)
+    state = SchedulerState(reference, limit, reference.priorities(policy.prepares), pairs, gate, times)
+    rules, given_up_us = LaunchRules(state, policy), beat_us * (1 + _ROUNDING)
     while len(state.order) < len(reference.order):
         v, reason = rules.choose()
         state.run(v, reason)
         if state.least_end_us() > given_up_us:
-            return Run(state.work())
+            return SchedulerRun(state.work())
     made = Candidate(
         order=tuple(state.order),
         step_us=state.streams.end_us(state.clock_us),
@@ -69,4 +69,4 @@ def list_schedule(
         refusals=state.refusals,
         work=state.work(),
     )
-    return Run(made.work, made)
+    return SchedulerRun(made.work, made)

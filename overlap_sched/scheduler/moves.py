@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from overlap_sched.problem import Kind, NodeId, Order, StorageId
 from overlap_sched.problem.precedence import Neighbours, neighbours, positions
 from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.front import Front, Member
+from overlap_sched.scheduler.front import Front, FrontMember
 from overlap_sched.scheduler.relink import between
 
 AIMED, SINGLE = 0.5, 0.2
@@ -65,7 +65,7 @@ class Moves:
         rules = neighbours(task.problem, task.pairs)
         return cls(rules, movable, makers, positions(best.order), places, random.Random(seed))
 
-    def moved(self, start: Member, front: Front) -> Order:
+    def moved(self, start: FrontMember, front: Front) -> Order:
         """A valid order like one of the front; or that one, where nothing could be moved."""
         rng, aimed = self.rng, self.rng.random() < AIMED and bool(start.lacking_for)
         if rng.random() < SINGLE:
@@ -77,12 +77,12 @@ class Moves:
         return as_another(start.order, part, places, rng.choice(PERCENTS))
 
     def _another(self, front: Front) -> Sequence[int]:
-        """Of each node, its position in an order of the front, or in another one."""
+        """Return the position of each node in an order of the front, or in another one."""
         if self.rng.random() < OF_FRONT or not self.others:
             return positions(self.rng.choice(front.members).order)
         return self.rng.choice(self.others)
 
-    def _part(self, start: Member, aimed: bool) -> slice:
+    def _part(self, start: FrontMember, aimed: bool) -> slice:
         """A part of the order: where something is lacking, or anywhere."""
         v = self.makers[self.rng.choice(start.lacking_for)] if aimed else self.rng.choice(start.order)
         return near(start.order.index(v), self.rng)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
-from overlap_sched.peak_memory.allocator.devices import Device, where_full
+from overlap_sched.peak_memory.allocator.devices import AllocatorDevice, where_full
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.allocator.trail import Lacking, Trail
 from overlap_sched.problem import Order
@@ -67,7 +67,7 @@ class Reserve:
 
     @classmethod
     def of(cls, task: Task, settings: AllocatorSettings) -> "Reserve":
-        """Of a task's original order."""
+        """Return the reserve of a task's original order."""
         requests = requests_of(task.live_ranges, task.problem.original_order)
         reserved = requests.replayed(settings).peak_reserved_bytes
         spare_bytes = headroom_bytes(task.options.headroom, task.base_bytes)
@@ -79,14 +79,14 @@ class Reserve:
         return replace(self, task=task)
 
     def overdraft(self, order: Order) -> Overdraft:
-        """What a valid order breaks."""
+        """Return what a valid order breaks."""
         return self.looked_at(order)[0]
 
-    def looked_at(self, order: Order) -> tuple[Overdraft, Sequence[Device]]:
+    def looked_at(self, order: Order) -> tuple[Overdraft, Sequence[AllocatorDevice]]:
         """The same, and where it runs by luck alone: a larger device on which it does not."""
         requests, (smallest, original, largest) = requests_of(self.task.live_ranges, order), self.devices
         full = dict(where_full(requests, self.devices, self.settings))
-        over_bytes, retries, unlucky = 0, 0, list[Device]()
+        over_bytes, retries, unlucky = 0, 0, list[AllocatorDevice]()
         for device in (smallest, largest):
             if device in full:
                 lender = full[device].replay.allocator
@@ -97,7 +97,7 @@ class Reserve:
             reserved = requests.replayed(self.settings).peak_reserved_bytes
             fails_in, runs_in = requests.bisected(self.settings, reserved, smallest.capacity)
             if runs_in > smallest.capacity:
-                over_bytes, unlucky = runs_in - smallest.capacity, [Device(fails_in)]
+                over_bytes, unlucky = runs_in - smallest.capacity, [AllocatorDevice(fails_in)]
         if original in full:
             full[original].replay.allocator.most_retries = NO_LIMIT
             if not full[original].go_on(requests):
@@ -123,10 +123,10 @@ class Reserve:
         return min(int(self.reserved_bytes * SLIGHT), SLIGHT_BYTES)
 
     def lacking(self, order: Order) -> Lacking:
-        """What a valid order lacks on all devices together."""
+        """Return what a valid order lacks on all devices together."""
         return self.trail(order).lacking_of(order)
 
-    def trail(self, order: Order, more: Sequence[Device] = ()) -> Trail:
+    def trail(self, order: Order, more: Sequence[AllocatorDevice] = ()) -> Trail:
         """An order's replay on all devices, and more of them, for others that are like it."""
         return Trail(self.task.live_ranges, order, [*self.devices, *more], self.settings)
 
@@ -141,13 +141,13 @@ class Reserve:
         return Growth.of(self.task.live_ranges, self.task.problem.original_order)
 
     @property
-    def devices(self) -> tuple[Device, ...]:
-        """What an order must run on to break nothing."""
+    def devices(self) -> tuple[AllocatorDevice, ...]:
+        """The devices that an order must run on to break nothing."""
         reserved = self.reserved_bytes
         return (
-            Device(self.most_capacity),
-            Device(reserved + self.spare_bytes, MOST_RETRIES),
-            Device(int(reserved * MOST_RESERVED) + self.spare_bytes, 0),
+            AllocatorDevice(self.most_capacity),
+            AllocatorDevice(reserved + self.spare_bytes, MOST_RETRIES),
+            AllocatorDevice(int(reserved * MOST_RESERVED) + self.spare_bytes, 0),
         )
 
     def gates(self) -> tuple[AllocatorGate, AllocatorGate]:

@@ -22,10 +22,10 @@ from functools import cached_property
 
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.together import together
-from overlap_sched.judge.validate import Measured, broken_promise, measure, violation
+from overlap_sched.judge.validate import JudgedOrder, broken_promise, measure, violation
 from overlap_sched.options import Options, headroom_bytes, kept_allocator
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.best import Found, apart, best_order, for_live_bytes
+from overlap_sched.scheduler.best import BestOrder, apart, best_order, for_live_bytes
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.needs import NOTHING, Reserve
@@ -77,7 +77,7 @@ class Unfitted:
 
     @cached_property
     def fitted(self) -> Schedule:
-        """What :func:`schedule` makes; nothing of :attr:`live` is made again."""
+        """The schedule that :func:`schedule` makes; nothing of :attr:`live` is made again."""
         return self.fitted_by(ALL)
 
     @cached_property
@@ -92,14 +92,14 @@ class Unfitted:
 
     @cached_property
     def reserve(self) -> Reserve | None:
-        """What the original order needs of the allocator; ``None``: live bytes alone count."""
+        """The memory that the original order needs of the allocator; ``None``: live bytes alone count."""
         settings = kept_allocator(self.options)
         if settings is None:
             return None
         return Reserve.of(Task(self._problem, self.options, self.live.base_bytes), settings)
 
     @cached_property
-    def _found(self) -> Found:
+    def _found(self) -> BestOrder:
         return for_live_bytes(self._problem, self.options, _original(self._problem, self._before), ALL, 0)
 
     def fitted_by(self, stages: Stages, seed: int = 0) -> Schedule:
@@ -114,12 +114,12 @@ class Unfitted:
 def _judged(
     problem: Problem,
     options: Options,
-    before: Measured,
+    before: JudgedOrder,
     find: Callable[[Candidate], tuple[Candidate, int]],
     stages: Stages = ALL,
     seed: int = 0,
 ) -> Schedule:
-    """What was found from the original order, once the judges have looked at it, or the original order."""
+    """Return what was found from the original order, once the judges have looked at it, or the original order."""
     began = time.perf_counter()
     after = before
     original = _original(problem, before)
@@ -155,13 +155,13 @@ def _judged(
     )
 
 
-def _original(problem: Problem, before: Measured) -> Candidate:
+def _original(problem: Problem, before: JudgedOrder) -> Candidate:
     return Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
 
 
 def _verified(
-    problem: Problem, options: Options, before: Measured, best: Candidate, base_bytes: int
-) -> tuple[Measured, str | None]:
+    problem: Problem, options: Options, before: JudgedOrder, best: Candidate, base_bytes: int
+) -> tuple[JudgedOrder, str | None]:
     """The order as the judges see it, and the first rule or promise that it breaks."""
     if best.order == problem.original_order:
         return before, None
@@ -181,8 +181,8 @@ def _check_memory_model(problem: Problem, options: Options) -> None:
         )
 
 
-def figures_of(problem: Problem, measured: Measured) -> Figures:
-    """What is reported of an order."""
+def figures_of(problem: Problem, measured: JudgedOrder) -> Figures:
+    """Return what is reported of an order."""
     peak, timeline = max(measured.profile), measured.timeline
     at = list(measured.profile).index(peak)
     return Figures(timeline.step_us, timeline.exposed_us, peak, at, together(problem, timeline))

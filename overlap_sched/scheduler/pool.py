@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.scheduler.candidate import Candidate, Run
+from overlap_sched.scheduler.candidate import Candidate, SchedulerRun
 from overlap_sched.scheduler.needs import NOTHING, Reserve, Tried, held_us
 from overlap_sched.scheduler.result import Work
 
@@ -66,12 +66,12 @@ class Pool:
 
     @property
     def limit_us(self) -> float:
-        """What takes longer is not taken."""
+        """The step beyond which nothing is taken."""
         return min(self.most_us, self.held_us)
 
     @property
     def mended_us(self) -> float:
-        """What takes longer is not worth mending."""
+        """The step beyond which nothing is worth mending."""
         return min(max(self.best.step_us * MENDED, self.most_us), self.held_us)
 
     @property
@@ -90,7 +90,7 @@ class Pool:
         pair = self.reserve.overdraft(found.order), found
         return replace(self, made=(*self.made, pair), tried=(*self.tried, pair))
 
-    def with_run(self, run: Run) -> "Pool":
+    def with_run(self, run: SchedulerRun) -> "Pool":
         """And what a run has made; its work counts in either case."""
         after = self if run.made is None else self.with_made(run.made)
         return replace(after, work=self.work.plus(run.work))
@@ -130,7 +130,7 @@ def distinct(tried: Iterable[Tried]) -> list[Candidate]:
 
 
 def nearest(pool: Pool, mendable: float) -> list[Candidate]:
-    """What is worth mending: shorter than what can be held already, not far from the best, lacking not too much.
+    """List what is worth mending: shorter than what can be held already, not far from the best, lacking not too much.
 
     First what breaks least, to a hundredth of what may be reserved; of those, the shortest, to a thousandth.
     """

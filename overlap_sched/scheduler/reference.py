@@ -22,7 +22,7 @@ class Reference:
     """
 
     def __init__(self, problem: Problem, order: Sequence[int], live_ranges: LiveRanges | None = None) -> None:
-        """Of an order that is known to be valid; ``live_ranges``: those of the problem, where they have been made."""
+        """Index an order that is known to be valid; ``live_ranges``: those of the problem, if already made."""
         self.live_ranges = live_ranges or LiveRanges(problem)
         self.problem = problem
         self.order = list(order)

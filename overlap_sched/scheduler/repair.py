@@ -19,7 +19,7 @@ from typing import NamedTuple
 from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import neighbours, positions
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
-from overlap_sched.scheduler.room import Failure, Growth, cheapest_room, out_of_memory, outgrown
+from overlap_sched.scheduler.room import AllocationFailure, Growth, cheapest_room, out_of_memory, outgrown
 
 MOST_REPAIRS = 15
 """Of one order, for one way to fail."""
@@ -35,11 +35,11 @@ _AGAIN = 4.0
 Moved = tuple[int, bool]
 """A storage, and whether it was moved behind the request that failed; else before it."""
 
-Replays = Callable[[Sequence[NodeId]], Failure | None]
+Replays = Callable[[Sequence[NodeId]], AllocationFailure | None]
 """Where an order fails; None: nowhere."""
 
 
-class Way(NamedTuple):
+class Displacement(NamedTuple):
     """How to have a storage out of the way of a node: others that then run behind it, or before it."""
 
     cost_us: float
@@ -47,7 +47,7 @@ class Way(NamedTuple):
     nodes: frozenset[NodeId]
 
 
-NO_WAY = Way(math.inf, True, frozenset())
+NO_WAY = Displacement(math.inf, True, frozenset())
 
 
 def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, capacity: int, rooms: int) -> Candidate:
@@ -93,7 +93,7 @@ class _Repair:
             order = mended
         return order
 
-    def _mended(self, order: list[NodeId], failure: Failure) -> list[NodeId] | None:
+    def _mended(self, order: list[NodeId], failure: AllocationFailure) -> list[NodeId] | None:
         """The order with the room for what fails that makes the step shortest; None: there is none."""
         compared = self._rooms > 1
         least_us = self.step_us(order) * (1 + SAME_STEP) if compared else math.inf
@@ -114,10 +114,10 @@ class _Repair:
         for key in moved:
             self._moved[key] = self._moved.get(key, 0) + 1
 
-    def with_room(self, order: list[NodeId], failure: Failure) -> Iterator[tuple[list[NodeId], list[Moved]]]:
+    def with_room(self, order: list[NodeId], failure: AllocationFailure) -> Iterator[tuple[list[NodeId], list[Moved]]]:
         """Orders with room that the budget admits, the cheapest first, each without the dearest of the one before."""
         failing, position = failure.node, positions(order)
-        ways: dict[int, Way] = {}
+        ways: dict[int, Displacement] = {}
         tried: set[Moved] = set()
 
         def cost_of(s: int) -> float:
@@ -142,7 +142,7 @@ class _Repair:
 
     def _without(
         self, order: list[NodeId], s: int, failing: NodeId, tried: Collection[Moved]
-    ) -> tuple[list[NodeId], Way | None]:
+    ) -> tuple[list[NodeId], Displacement | None]:
         """The order with a storage out of the way of the failing node, and how; as it was where that cannot be had."""
         position = positions(order)
         way = self._way(s, failing, position, tried)
@@ -156,10 +156,10 @@ class _Repair:
         return mended, way
 
     def step_us(self, order: Sequence[NodeId]) -> float:
-        """Of an order."""
+        """Return the step of an order."""
         return self._task.step_times.of(order)
 
-    def _way(self, s: int, failing: NodeId, position: Sequence[int], tried: Collection[Moved]) -> Way:
+    def _way(self, s: int, failing: NodeId, position: Sequence[int], tried: Collection[Moved]) -> Displacement:
         """The cheapest way, not tried yet, to have a live storage out of the way of a node; of equals the later one."""
         users, at = self._task.live_ranges.users[s], position[failing]
         if self._storages[s].pinned or failing in users:
@@ -189,8 +189,8 @@ class _Repair:
                     open_.append(w)
         return frozenset(reached)
 
-    def _priced(self, s: int, later: bool, failing: NodeId, nodes: frozenset[NodeId]) -> Way:
+    def _priced(self, s: int, later: bool, failing: NodeId, nodes: frozenset[NodeId]) -> Displacement:
         if not nodes or (s, later, failing) in self._refused:
             return NO_WAY
         cost_us = 1.0 + sum(self._nodes[v].time_us for v in nodes if self._nodes[v].kind is not Kind.WAIT)
-        return Way(cost_us * _AGAIN ** self._moved.get((s, later), 0), later, nodes)
+        return Displacement(cost_us * _AGAIN ** self._moved.get((s, later), 0), later, nodes)

@@ -18,7 +18,7 @@ from itertools import islice, zip_longest
 
 import numpy as np
 
-from overlap_sched.scheduler.candidate import Candidate, Run
+from overlap_sched.scheduler.candidate import Candidate, SchedulerRun
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, Reserve, Tried
 from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
@@ -127,7 +127,7 @@ def _repairs(pool: Pool, found: Candidate) -> Iterator[Tried]:
             break
 
 
-def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., Run]]:
+def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., SchedulerRun]]:
     """Runs beside an allocator, policy by policy; they are told what step is to be beaten."""
     task = reserve.task
     for policy in _policies(reserve):
@@ -135,7 +135,7 @@ def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator
             yield partial(list_schedule, reference, task.limit, policy, task.pairs, gate=gate)
 
 
-def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[Run]:
+def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[SchedulerRun]:
     """Runs within tighter and tighter budgets, until all of one are given up, as the step becomes too long."""
     task = reserve.task
     live = np.minimum(task.live_ranges.profile(reference.order), task.limit)

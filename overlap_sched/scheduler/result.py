@@ -161,5 +161,5 @@ class Schedule:
 
     @property
     def budget_bytes(self) -> int:
-        """What the peak may be."""
+        """The most that the peak may be."""
         return self.base_bytes + self.headroom_bytes

@@ -23,7 +23,7 @@ from overlap_sched.peak_memory.allocator.caching import (
 )
 from overlap_sched.peak_memory.allocator.events import all_events_of
 from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
-from overlap_sched.peak_memory.allocator.reserved import Replay
+from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, StorageId
@@ -49,7 +49,7 @@ class Growth:
 
     @classmethod
     def of(cls, live_ranges: LiveRanges, order: Sequence[NodeId]) -> "Growth":
-        """Of a valid order."""
+        """Return the growth of a valid order."""
         run = AllocatorRun(live_ranges, allocator())
         inputs_bytes = before = run.allocator.reserved_bytes
         by_node: dict[NodeId, int] = {}
@@ -61,7 +61,7 @@ class Growth:
         return cls(inputs_bytes, by_node)
 
 
-class Failure(NamedTuple):
+class AllocationFailure(NamedTuple):
     """A request that does not fit.
 
     Attributes:
@@ -77,7 +77,9 @@ class Failure(NamedTuple):
     gives_back: bool
 
 
-def outgrown(live_ranges: LiveRanges, order: Sequence[NodeId], growth: Growth, spare_bytes: int) -> Failure | None:
+def outgrown(
+    live_ranges: LiveRanges, order: Sequence[NodeId], growth: Growth, spare_bytes: int
+) -> AllocationFailure | None:
     """Where an order makes the allocator grow by more than its nodes do in the original order, and the spare bytes.
 
     Growth is counted as it goes, not at the end: what grows too early is in the way of what must grow later.
@@ -88,7 +90,7 @@ def outgrown(live_ranges: LiveRanges, order: Sequence[NodeId], growth: Growth, s
     return _failure(live_ranges, order, device, rises, gives_back=False)
 
 
-def out_of_memory(live_ranges: LiveRanges, order: Sequence[NodeId], capacity: int) -> Failure | None:
+def out_of_memory(live_ranges: LiveRanges, order: Sequence[NodeId], capacity: int) -> AllocationFailure | None:
     """Where an order runs out of memory on a device of so many bytes, with plain segments; None: nowhere."""
     return _failure(live_ranges, order, allocator(PLAIN, capacity), {}, gives_back=True)
 
@@ -99,24 +101,24 @@ def _failure(
     device: Allocator,
     rises: Mapping[StorageId, int],
     gives_back: bool,
-) -> Failure | None:
+) -> AllocationFailure | None:
     """The first on a device whose capacity rises by so many bytes when a storage is made."""
     events, sizes, begin = all_events_of(live_ranges, order), live_ranges.sizes, 0
-    replay = Replay.begin(device, len(sizes))
+    replay = AllocatorReplay.begin(device, len(sizes))
     for end in [*(at for at, event in enumerate(events) if event in rises), len(events)]:
         at = begin + replay.serve(events[begin:end], sizes)
         if at < end:
             maker = live_ranges.problem.allocator[events[at]]
             if live_ranges.problem.nodes[maker].kind is Kind.INPUT:
                 return None  # the inputs alone do not fit: no order does
-            return Failure(maker, rounded(sizes[events[at]]), device, replay.held, gives_back)
+            return AllocationFailure(maker, rounded(sizes[events[at]]), device, replay.held, gives_back)
         if end < len(events):
             device.capacity += rises[events[end]]
         begin = end
     return None
 
 
-def cheapest_room(failure: Failure, cost_of: Callable[[int], float]) -> list[int]:
+def cheapest_room(failure: AllocationFailure, cost_of: Callable[[int], float]) -> list[int]:
     """The storages to be moved out of the way of a failing request; empty: there is no room to be had.
 
     Args:
@@ -140,7 +142,7 @@ class _Priced(NamedTuple):
     cost: float
 
 
-def _segments(failure: Failure, cost_of: Callable[[int], float]) -> Iterator[list[_Priced]]:
+def _segments(failure: AllocationFailure, cost_of: Callable[[int], float]) -> Iterator[list[_Priced]]:
     """The blocks of each segment, by address."""
     size_of = failure.allocator.size_of
     blocks = [_Priced(*block, None, 0.0) for block in failure.allocator.free_blocks()]

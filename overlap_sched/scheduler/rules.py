@@ -8,7 +8,7 @@ from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.priority import LaunchKey
 from overlap_sched.scheduler.ready_list import InFlightKey
 from overlap_sched.scheduler.result import Reason
-from overlap_sched.scheduler.state import State
+from overlap_sched.scheduler.state import SchedulerState
 
 _LOOK = 4
 """How many of the most urgent nodes, of each stream, are looked at in one step: refusals would be most of the work."""
@@ -16,10 +16,10 @@ _MOST = 0.5
 """A collective is launched beside another if this part of its time falls beside it."""
 
 
-class Rules:
+class LaunchRules:
     """Which node runs next; of each rule the most urgent node that the budget admits."""
 
-    def __init__(self, state: State, policy: Policy) -> None:
+    def __init__(self, state: SchedulerState, policy: Policy) -> None:
         """By a policy, from where the run stands; never changes that but for nodes that are blocked."""
         self._state, self._memory, self._ready = state, state.memory, state.ready
         self._compute_us, self._bottom_level_us = state.priorities.compute_us, state.priorities.bottom_level_us

@@ -181,7 +181,7 @@ class _Line:
         self._placed(begin, at + 1)
 
     def _held(self, v: int, begin: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """What is live at places ``begin`` to ``end``, and behind each, because v has not run, less what it makes."""
+        """Return what is live at places ``begin`` to ``end``, and behind each, as v has not run, less what it makes."""
         during = np.full(end - begin, -self._keeps[v], dtype=np.int64)
         between = during.copy()
         for s, size in self._dying[v]:
@@ -202,7 +202,7 @@ class _Line:
         return int(positions.max())
 
     def _before(self, at: int) -> int:
-        """What is live before the node at a place runs."""
+        """Return what is live before the node at a place runs."""
         return int(self._between[at - 1]) if at else self._inputs_bytes
 
     def _placed(self, begin: int, end: int) -> None:

@@ -92,7 +92,7 @@ class Context:
         return name in self.stages.names
 
     def through(self, stages: Iterable[Stage[Found]], found: Found) -> Found:
-        """What comes of it behind some stages."""
+        """Return what comes of it behind some stages."""
         for stage in stages:
             found = stage.run(self, found)
         return found

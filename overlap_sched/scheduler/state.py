@@ -16,7 +16,7 @@ from overlap_sched.scheduler.result import Reason, Work
 from overlap_sched.scheduler.streams import Streams, StreamTimes
 
 
-class State:
+class SchedulerState:
     """Where a run stands: simulated time, memory, and the nodes that could run now.
 
     Attributes:
@@ -106,7 +106,7 @@ class State:
         return max(self.earliest_end_us(), self.streams.least_end_us, path_us)
 
     def work(self) -> Work:
-        """What it took so far."""
+        """Return the work so far."""
         return Work(1, self.ready.rescored, self.memory.updates, self.streams.looked)
 
     def _add(self, v: NodeId) -> None:

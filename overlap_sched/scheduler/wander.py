@@ -20,12 +20,12 @@ functions*, 2004.)
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.peak_memory.allocator.devices import Device
+from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
 from overlap_sched.peak_memory.allocator.trail import Trail
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import NO_LIMIT
 from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.front import Front, Member
+from overlap_sched.scheduler.front import Front, FrontMember
 from overlap_sched.scheduler.moves import Moves
 from overlap_sched.scheduler.needs import Reserve, Tried
 from overlap_sched.scheduler.step_time import StepTrail
@@ -113,8 +113,8 @@ class _Walk:
 
     def __init__(self, reserve: Reserve, moves: Moves, front: Front, trials: int) -> None:
         self._reserve, self._moves, self.front = reserve, moves, front
-        self._trials, self._unlucky = Trials(MOST * trials, trials), list[Device]()
-        self.held: Member | None = None
+        self._trials, self._unlucky = Trials(MOST * trials, trials), list[AllocatorDevice]()
+        self.held: FrontMember | None = None
 
     def goes_on(self) -> bool:
         """Are there orders to try, and is there hope?"""
@@ -136,20 +136,20 @@ class _Walk:
             if len(self._unlucky) > devices:
                 break  # the trail does not know the new one
 
-    def _try(self, order: Order, step_us: float, start: Member, trail: Trail) -> None:
+    def _try(self, order: Order, step_us: float, start: FrontMember, trail: Trail) -> None:
         most_bytes = self.front.most_lacking(step_us)
         if most_bytes < 0:
             return
         lacking = trail.lacking_of(order, most_bytes)
         if lacking.lent_bytes > most_bytes:
             return
-        new = Member(order, step_us, lacking.lent_bytes, lacking.storages, start.made_from)
+        new = FrontMember(order, step_us, lacking.lent_bytes, lacking.storages, start.made_from)
         if not new.lacking and step_us <= self.front.enough_us:
             new = self._looked_at(new)
         if new.lacking <= self.front.most_lacking(step_us):  # the front may be another one by now
             self.front.keep(new)
 
-    def _looked_at(self, new: Member) -> Member:
+    def _looked_at(self, new: FrontMember) -> FrontMember:
         """With all that it breaks, as it may suffice by luck alone; where that is nothing, what is shorter is next."""
         self._count(OVERDRAFT)
         broken, unlucky = self._reserve.looked_at(new.order)
@@ -163,14 +163,14 @@ class _Walk:
             self._look_for_shorter(new)
         return new
 
-    def _look_for_shorter(self, held: Member) -> None:
+    def _look_for_shorter(self, held: FrontMember) -> None:
         if self.held is None:
             in_vain = self._trials.most_in_vain
             self._trials = Trials(MOST_SHORTER * in_vain, in_vain)
         self._trials.least = NO_LIMIT
         self.front, self.held = self.front.shorter(held.step_us * (1 - WORTH)), held
 
-    def _on_all_devices(self, member: Member) -> Member:
+    def _on_all_devices(self, member: FrontMember) -> FrontMember:
         """With what it lacks on those that were found to matter, too."""
         lacking = self._reserve.trail(member.order, self._unlucky).lacking_of(member.order)
         return replace(member, lacking=lacking.lent_bytes, lacking_for=lacking.storages)

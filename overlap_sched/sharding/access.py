@@ -20,7 +20,7 @@ from overlap_sched.distributed.uncompiled import uncompiled
 from overlap_sched.sharding.alike import compare_reads
 from overlap_sched.sharding.gather import gather, gather_unreduced
 from overlap_sched.sharding.layout import Layout
-from overlap_sched.sharding.state import ShardedModule, State
+from overlap_sched.sharding.state import ShardedModule, ShardState
 
 
 class _Running:
@@ -35,13 +35,13 @@ _classes: dict[tuple[type, tuple[tuple[str, Layout], ...], bool], type] = {}
 """Modules alike have one class, so that code compiled for one serves the others."""
 
 
-def put_properties(module: nn.Module, layouts: dict[str, Layout], state: State) -> None:
+def put_properties(module: nn.Module, layouts: dict[str, Layout], state: ShardState) -> None:
     """Give the module a class of its own, in which the names of its sharded parameters are properties."""
     module._sharding, module._collectors = state, {}
     _change_class(module, layouts, given=False)
 
 
-def put_casts(module: nn.Module, state: State, policy: MixedPrecisionPolicy) -> None:
+def put_casts(module: nn.Module, state: ShardState, policy: MixedPrecisionPolicy) -> None:
     """Make it a :class:`ShardedModule`, which casts what comes in and goes out as the policy says."""
     module._sharding = state
     module._casts = (policy.param_dtype if policy.cast_forward_inputs else None, policy.output_dtype)

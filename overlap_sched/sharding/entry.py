@@ -16,7 +16,7 @@ from overlap_sched.sharding.checks import check_arguments, check_mesh, check_mod
 from overlap_sched.sharding.gather import cache_gathers
 from overlap_sched.sharding.layout import Layout, Place, layout_of, part_of
 from overlap_sched.sharding.random_states import repair_random_states
-from overlap_sched.sharding.state import Owner, ShardedModule, State
+from overlap_sched.sharding.state import Owner, ShardedModule, ShardState
 
 
 def shard(
@@ -66,7 +66,7 @@ def shard(
         check_parameter(parameter, name, shard_placement_fn)
     repair_random_states()
     cache_gathers()
-    state = State(again=reshard_after_forward is not False, group=place.shards.name)
+    state = ShardState(again=reshard_after_forward is not False, group=place.shards.name)
     _divide([one for _, one in modules], {one: layout_of(one, place, policy) for one in parameters}, place, state)
     for root in roots:
         put_casts(root, state, policy)
@@ -74,7 +74,9 @@ def shard(
     return module
 
 
-def _divide(modules: Sequence[nn.Module], layouts: Mapping[nn.Parameter, Layout], place: Place, state: State) -> None:
+def _divide(
+    modules: Sequence[nn.Module], layouts: Mapping[nn.Parameter, Layout], place: Place, state: ShardState
+) -> None:
     """Put this rank's parts in the places of the parameters, in all modules that have them."""
     parts = {parameter: part_of(parameter, place, layout) for parameter, layout in layouts.items()}
     owners: dict[nn.Parameter, list[Owner]] = {parameter: [] for parameter in layouts}

@@ -22,18 +22,18 @@ _REDUCED_IN_OWN_TYPE = (2, 15)
 
 
 @dataclass(frozen=True)
-class Group:
+class CollectiveGroup:
     """A process group as functional collectives name it; of one rank, it is not communicated with."""
 
     name: str
     size: int
 
 
-ALONE = Group("", 1)
+ALONE = CollectiveGroup("", 1)
 
 
 @dataclass(frozen=True)
-class Inside:
+class TensorParallelLayout:
     """The DTensor that a parameter was before it was sharded: what tensor parallelism made of it."""
 
     mesh: DeviceMesh
@@ -54,15 +54,15 @@ class Layout:
         rows: Length of the first dimension of what is gathered.
         compute: The type in which it is gathered and used.
         reduce: The type in which its gradient is reduced.
-        inside: See :class:`Inside`; ``None`` for a plain parameter.
+        inside: See :class:`TensorParallelLayout`; ``None`` for a plain parameter.
     """
 
-    shards: Group
-    replicas: Group
+    shards: CollectiveGroup
+    replicas: CollectiveGroup
     rows: int
     compute: torch.dtype
     reduce: torch.dtype
-    inside: Inside | None = None
+    inside: TensorParallelLayout | None = None
 
     @property
     def part(self) -> int:
@@ -83,18 +83,18 @@ class Place:
     device: torch.device
 
     @property
-    def shards(self) -> Group:
+    def shards(self) -> CollectiveGroup:
         """The last dimension."""
         return self._group(self.mesh.ndim - 1)
 
     @property
-    def replicas(self) -> Group:
+    def replicas(self) -> CollectiveGroup:
         """The first of two."""
         return self._group(0) if self.mesh.ndim == 2 else ALONE
 
     @property
     def index(self) -> int:
-        """Of this rank's part."""
+        """The index of this rank's part."""
         return int(self.mesh.get_local_rank(self.mesh.ndim - 1))
 
     @property
@@ -102,8 +102,8 @@ class Place:
         """Placements before that of the shard."""
         return (Replicate(),) * (self.mesh.ndim - 1)
 
-    def _group(self, dimension: int) -> Group:
-        return Group(self.mesh.get_group(dimension).group_name, self.mesh.size(dimension))
+    def _group(self, dimension: int) -> CollectiveGroup:
+        return CollectiveGroup(self.mesh.get_group(dimension).group_name, self.mesh.size(dimension))
 
 
 def layout_of(parameter: nn.Parameter, place: Place, policy: MixedPrecisionPolicy) -> Layout:
@@ -114,14 +114,14 @@ def layout_of(parameter: nn.Parameter, place: Place, policy: MixedPrecisionPolic
     reduce = (policy.reduce_dtype or default) if own.is_floating_point else own
     inside = None
     if isinstance(parameter, DTensor):
-        inside = Inside(
+        inside = TensorParallelLayout(
             parameter.device_mesh, tuple(parameter.placements), tuple(parameter.shape), tuple(parameter.stride())
         )
     return Layout(place.shards, place.replicas, whole_of(parameter).shape[0], compute, reduce, inside)
 
 
 def part_of(parameter: nn.Parameter, place: Place, layout: Layout) -> nn.Parameter:
-    """What this rank keeps of a parameter: a copy of its rows, on the place's device (or on ``meta``, as it was)."""
+    """Return what this rank keeps of a parameter: a copy of its rows, on the place's device (or still on ``meta``)."""
     whole = whole_of(parameter)
     first = min(place.index * layout.part, layout.rows)
     rows = whole[first : min(first + layout.part, layout.rows)]
@@ -137,13 +137,13 @@ def part_of(parameter: nn.Parameter, place: Place, layout: Layout) -> nn.Paramet
 
 
 def whole_of(parameter: Tensor) -> Tensor:
-    """What is divided: the parameter, or this rank's part of a DTensor."""
+    """Return what is divided: the parameter, or this rank's part of a DTensor."""
     value = parameter.detach()
     local: Tensor = value.to_local() if isinstance(value, DTensor) else value
     return local
 
 
-def _outer_shard(inside: Inside) -> Placement:
+def _outer_shard(inside: TensorParallelLayout) -> Placement:
     """Rows of a part of rows: strided, as ``fully_shard`` has it, so that the whole is put together in its order."""
     parts = 1
     for dimension, placement in enumerate(inside.placements):

@@ -35,7 +35,7 @@ class Owner:
 
 
 @dataclass(eq=False)
-class State:
+class ShardState:
     """The modes of the parameters of one call of ``shard``.
 
     Attributes:
@@ -99,7 +99,7 @@ class State:
 class ShardedModule:
     """What a module given to ``shard`` can do besides; named as in ``fully_shard``'s ``FSDPModule``."""
 
-    _sharding: State
+    _sharding: ShardState
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Reduce gradients in the backwards to come, or add them up without communication.
@@ -129,6 +129,6 @@ class ShardedModule:
         self._sharding.factor = factor
 
 
-def _states_of(module: Any, recurse: bool) -> list[State]:
+def _states_of(module: Any, recurse: bool) -> list[ShardState]:
     modules = module.modules() if recurse else [module]
     return list({id(one._sharding): one._sharding for one in modules if isinstance(one, ShardedModule)}.values())

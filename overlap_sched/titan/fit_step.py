@@ -9,7 +9,7 @@ from overlap_sched.fit import Fit
 from overlap_sched.fx.fitting import fit_lifted
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.inductor.reporting import log, warn
-from overlap_sched.inductor.rewriting import Choice, rewrite_fx
+from overlap_sched.inductor.rewriting import RewriteChoice, rewrite_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.report.words.fit import lacking_line
@@ -38,7 +38,7 @@ def fit_step(gm: fx.GraphModule, settings: Settings) -> Settings:
     return replace(settings, options=replace(settings.options, headroom=0))
 
 
-def _chosen(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Choice:
+def _chosen(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> RewriteChoice:
     """The same on all ranks: a plan, or none where no plan keeps the limit."""
     problem = lifted.problem
     limit, slowdown = settings.memory_limit, settings.max_slowdown
@@ -46,11 +46,11 @@ def _chosen(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Cho
     if not found.live_bytes_fit:
         lowest = min(one.peak_bytes for one in found.points)
         warn(f"overlap_sched fits nothing in {problem.name!r}: the lowest peak found is {size(lowest)}")
-        return Choice()
+        return RewriteChoice()
     if not found.fits:
         warn(f"overlap_sched fits {problem.name!r}, but not all of it: {lacking_line(found)}")
     log.info("%s", _line(found, settings))
-    return Choice(found.best.rewrites, found.best.problem.names(found.best.order))
+    return RewriteChoice(found.best.rewrites, found.best.problem.names(found.best.order))
 
 
 def _line(found: Fit, settings: Settings) -> str:

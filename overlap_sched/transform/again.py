@@ -28,7 +28,7 @@ def kept(draft: Draft, keep: Keep) -> None:
 
 
 def given(draft: Draft, one: Member) -> tuple[object, ...]:
-    """What a gather gives, as far as a problem tells: equal for gathers of the same."""
+    """Return what a gather gives, as far as a problem tells: equal for gathers of the same."""
     return one.node.op, one.node.group, tuple(origin(draft, u) for u in one.inputs)
 
 

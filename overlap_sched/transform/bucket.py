@@ -44,7 +44,7 @@ def bucketed(draft: Draft, bucket: Bucket, prices: Prices, alike: Alike) -> None
 
 
 def _shared(node: Node, alike: Alike) -> dict[str, object]:
-    """What members must share."""
+    """Return what members must share."""
     return {
         "operator": node.op,
         "process group": node.group,

@@ -27,8 +27,8 @@ from overlap_sched.transform.keys import Key, without_latency
 from overlap_sched.transform.neighbours import neighbours
 from overlap_sched.transform.refused import reductions
 from overlap_sched.transform.rewrites import Form, Stream
-from overlap_sched.transform.trial import Asked, Trial, tried
-from overlap_sched.transform.variant import Base, Graph, bases
+from overlap_sched.transform.trial import Trial, TrialContext, tried
+from overlap_sched.transform.variant import Base, ProblemVariant, bases
 from overlap_sched.transform.wanted import Wanted
 
 CAPS = (32, 48, 64, 96, 16, 8, 4)
@@ -41,19 +41,19 @@ PARTS = 4
 """Parts of the step that may have caps of their own."""
 
 
-def try_buckets(asked: Asked, wanted: Wanted, found: Found) -> None:
+def try_buckets(asked: TrialContext, wanted: Wanted, found: Found) -> None:
     """Try buckets and second streams; ``found`` gets the results."""
-    graphs = [Graph(asked, frozenset())] if wanted.forms else []
+    graphs = [ProblemVariant(asked, frozenset())] if wanted.forms else []
     if wanted.streams and (moved := _moved(asked)):
         graphs.append(_on_two_streams(asked, moved))
     for graph in graphs:
-        _Search(graph, found, wanted.forms[:1]).run()
+        _BucketSearch(graph, found, wanted.forms[:1]).run()
 
 
-class _Search:
+class _BucketSearch:
     """What is tried of one graph; ``found`` gets the results."""
 
-    def __init__(self, graph: Graph, found: Found, forms: Sequence[Form]) -> None:
+    def __init__(self, graph: ProblemVariant, found: Found, forms: Sequence[Form]) -> None:
         self.graph, self.forms, self.found = graph, forms, found
         self.where = " on two streams" if graph.moved else ""
 
@@ -76,7 +76,7 @@ class _Search:
                 self._by_size(base, best_caps)
 
     def _deferred(self, base: Base) -> None:
-        """What is deferred, on the stream of the last launch, goes together, in one bucket or two: the second starts
+        """Put together what is deferred, on the stream of the last launch, in one bucket or two: the second starts
         later, and is shorter.
 
         Alone it takes no more off the step than the last launch takes: tried where that is enough.
@@ -158,16 +158,16 @@ def parts_of(ids: Sequence[NodeId], parts: int) -> list[Sequence[NodeId]]:
     return [ids[begin:end] for begin, end in pairwise(ends) if begin < end]
 
 
-def _on_two_streams(asked: Asked, moved: frozenset[str]) -> Graph:
+def _on_two_streams(asked: TrialContext, moved: frozenset[str]) -> ProblemVariant:
     """Reductions on a second stream, but for those of compute deferred: their own stream is free by then."""
-    graph = Graph(asked, moved)
+    graph = ProblemVariant(asked, moved)
     nodes, first = graph.problem.nodes, bases(graph)[0]
     last_group = nodes[graph.problem.collectives[-1]].group
     stay = {nodes[v].name for v in first.deferred if nodes[v].group == last_group}
-    return Graph(asked, moved - stay) if stay else graph
+    return ProblemVariant(asked, moved - stay) if stay else graph
 
 
-def _moved(asked: Asked) -> frozenset[str]:
+def _moved(asked: TrialContext) -> frozenset[str]:
     """Names of what reduces in groups that gather, too, and may go to a second communicator."""
     names = [asked.problem.nodes[v].name for v in reductions(asked.problem)]
     return frozenset(name for name in names if not asked.refuses(Stream(name)))

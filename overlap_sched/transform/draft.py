@@ -148,7 +148,7 @@ class Draft:
         return self._of_host(v, FINISH)
 
     def waits(self, v: NodeId) -> list[NodeId]:
-        """Of a collective, its waits; those of waits, too."""
+        """List the waits of a collective; those of waits, too."""
         found = [w for w in self._after[v] if self.node(w).collective == v]
         for one in found:
             found += (w for w in self._after[one] if self.node(w).collective == v and w not in found)

@@ -106,7 +106,7 @@ class Fission:
 
     @property
     def name(self) -> str:
-        """What all new nodes start with."""
+        """The prefix of the names of all new nodes."""
         return f"fission_{self.nodes[0]}_{self.parts}"
 
     def part(self, node: str, p: int) -> str:
@@ -115,7 +115,7 @@ class Fission:
 
     @property
     def exact(self) -> bool:
-        """Whether no sum is split: each element comes of the same operations on the same elements.
+        """Tell whether no sum is split: each element comes of the same operations on the same elements.
 
         Bitwise, then, but for libraries that pick another kernel for a smaller product.
         """
@@ -135,7 +135,7 @@ def to_data(one: Fission) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any]) -> Fission:
-    """What :func:`to_data` wrote."""
+    """Read what :func:`to_data` wrote."""
     if set(data) != {"nodes", "parts", "slices", "leaves", "views", "full"}:
         raise ValueError(f"a fission has nodes, parts, slices, leaves, views and full, not {sorted(data)}")
     return Fission(

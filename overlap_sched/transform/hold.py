@@ -11,15 +11,15 @@ from itertools import product
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, Order, Problem
 from overlap_sched.transform.found import Found
-from overlap_sched.transform.keeping import Gap, admitted, casts_of, chained, to_gather_again, to_keep, twice
+from overlap_sched.transform.keeping import GatherGap, admitted, casts_of, chained, to_gather_again, to_keep, twice
 from overlap_sched.transform.rewrites import Keep, Recompute, Regather, Rewrite
-from overlap_sched.transform.trial import Asked, Trial, tried
+from overlap_sched.transform.trial import Trial, TrialContext, tried
 
 PARTS_KEPT, PARTS_AGAIN = (1, 2), (1, 4)
 """All that fits is kept, or one of two; all that spans the peak is gathered again, or one of four."""
 
 
-def try_keeping(asked: Asked, found: Found, order: Order) -> None:
+def try_keeping(asked: TrialContext, found: Found, order: Order) -> None:
     """Keep gathers for their next use, as many as an order has room for; ``found`` gets the results.
 
     Args:
@@ -36,7 +36,7 @@ def try_keeping(asked: Asked, found: Found, order: Order) -> None:
         _try(asked, found, f"{len(kept)} gathers kept for their next use", chained(kept), start)
 
 
-def try_gathering_again(asked: Asked, found: Found, order: Order) -> None:
+def try_gathering_again(asked: TrialContext, found: Found, order: Order) -> None:
     """Gather again, behind the peak, what is held there; on top of the best so far."""
     problem = asked.problem
     best = () if found.best is None else found.best.rewrites
@@ -50,7 +50,7 @@ def try_gathering_again(asked: Asked, found: Found, order: Order) -> None:
         _try(asked, found, f"{len(gaps)} gathered again behind the peak", (*again, *best), start)
 
 
-def _at_the_peak(asked: Asked, order: Order) -> list[Gap[Regather]]:
+def _at_the_peak(asked: TrialContext, order: Order) -> list[GatherGap[Regather]]:
     """Gaps that span the peak of an order: those first that take least time for what they free."""
     peak = int(LiveRanges(asked.problem).profile(order).argmax())
     gaps = to_gather_again(asked.problem, order, asked.alike)
@@ -64,7 +64,7 @@ def _with_casts(problem: Problem, again: Regather) -> list[Rewrite]:
     return [again, Recompute(casts, (again.name,))] if casts else [again]
 
 
-def _try(asked: Asked, found: Found, what: str, rewrites: Sequence[Rewrite], start: Sequence[NodeId]) -> None:
+def _try(asked: TrialContext, found: Found, what: str, rewrites: Sequence[Rewrite], start: Sequence[NodeId]) -> None:
     key = (tuple(rewrites), tuple(start))
     if found.enough or not rewrites or key in found.known:
         return

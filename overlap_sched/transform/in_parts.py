@@ -170,7 +170,7 @@ class _Fissioning:
         return self.draft.node(self.draft.find(leave.maker)).alloc[leave.result : leave.result + 1]
 
     def _leave(self, leave: Leave) -> tuple[NodeId, ...]:
-        """What users outside take: one node, or all parts."""
+        """Return what users outside take: one node, or all parts."""
         parts = self.copies[self.draft.find(leave.value)]
         whole = self._whole(leave)
         if leave.how == "parts":
@@ -235,7 +235,7 @@ class _Fissioning:
                 self.draft.retake(w, unique(t for u in node.deps for t in (out if u == v else (u,))), node.use)
 
     def _only_later(self, v: NodeId, user: Node) -> bool:
-        """Whether a node takes nothing of what another one gives, but what leaves: it writes to what that has read."""
+        """Tell whether a node takes of what another one gives only what leaves: it writes to what that has read."""
         node = self.draft.node(v)
         given = node.alloc or node.use
         taken = set(given).intersection((*user.use, *user.alloc))

@@ -62,12 +62,12 @@ def in_place_op(op: str) -> str:
 
 
 def what_is_written(name: str, op: str) -> str:
-    """Of a node that is none of :data:`COPYING`, in words."""
+    """Say what is written by a node that is none of :data:`COPYING`."""
     return f"{name!r} is {op!r}: what can be written in place is {', '.join(COPYING)}."
 
 
 def _storages(draft: Draft, v: NodeId, over: NodeId) -> tuple[StorageId, StorageId]:
-    """What the node makes, and what it is to write over."""
+    """Return what the node makes, and what it is to write over."""
     node, given = draft.node(v), draft.node(over)
     if node.kind is not Kind.COMPUTE or node.op not in COPYING:
         raise RewriteError(what_is_written(node.name, node.op or node.kind.value))
@@ -87,7 +87,7 @@ def _storages(draft: Draft, v: NodeId, over: NodeId) -> tuple[StorageId, Storage
 
 
 def _check_others(draft: Draft, v: NodeId, over: NodeId, s: StorageId, others: Iterable[NodeId]) -> None:
-    """Whether all others that look at a storage can come before the node that is to write over it."""
+    """Check that all others that look at a storage can come before the node that is to write over it."""
     name, given = draft.node(v).name, draft.node(over).name
     behind: set[NodeId] | None = None
 
@@ -110,7 +110,7 @@ def _check_others(draft: Draft, v: NodeId, over: NodeId, s: StorageId, others: I
 
 
 def _in_place(node: Node, whole_bytes: int, prices: Prices) -> tuple[int, float]:
-    """What a node moves in place, and how long that takes; as before, where it is not known to move both copies."""
+    """Return what a node moves in place, and how long that takes; as before where it may not move both copies."""
     beside = node.bytes - 2 * whole_bytes
     moved = min(3 * beside, node.bytes)
     if beside < 0:
@@ -121,7 +121,7 @@ def _in_place(node: Node, whole_bytes: int, prices: Prices) -> tuple[int, float]
 
 
 def places(problem: Problem) -> list[InPlace]:
-    """What might be written in place: the last first, so that each still makes what a later one is written over.
+    """List what might be written in place: the last first, so that each still makes what a later one is written over.
 
     Of several inputs as large, each is listed: a graph knows which comes first.
     """
@@ -136,7 +136,7 @@ def places(problem: Problem) -> list[InPlace]:
 
 
 def legal_together(problem: Problem, wanted: Iterable[InPlace], prices: Prices) -> list[InPlace]:
-    """Of these, one after the other, those that are legal with the ones before."""
+    """Keep those of these, one after the other, that are legal with the ones before."""
     draft, done = Draft(problem, problem.original_order), list[InPlace]()
     for one in wanted:
         try:

@@ -30,7 +30,7 @@ from overlap_sched.transform.same import looked_through
 Done = TypeVar("Done", Keep, Regather)
 
 
-class Gap(NamedTuple, Generic[Done]):
+class GatherGap(NamedTuple, Generic[Done]):
     """What may be done about one gap between two uses of what is gathered.
 
     Attributes:
@@ -48,7 +48,7 @@ class Gap(NamedTuple, Generic[Done]):
 
     @property
     def us_per_byte(self) -> float:
-        """What the gather takes for what it holds."""
+        """The time that the gather takes per byte that it holds."""
         return self.time_us / max(self.bytes, 1)
 
 
@@ -79,7 +79,7 @@ def _gathers(draft: Draft, problem: Problem, alike: Alike | None) -> list[Member
     return members
 
 
-def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence[NodeId]]) -> list[Gap[Keep]]:
+def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence[NodeId]]) -> list[GatherGap[Keep]]:
     """Gaps of an order in which could be held what is gathered again behind them.
 
     Args:
@@ -96,12 +96,12 @@ def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence
             continue  # an order that gathers them the other way round
         begin = min(last + 1, position[v])
         nbytes = sum(problem.storages[s].bytes for s in held)
-        gaps.append(Gap(Keep(nodes[before].name, nodes[v].name), begin, position[v], nbytes, nodes[v].time_us))
+        gaps.append(GatherGap(Keep(nodes[before].name, nodes[v].name), begin, position[v], nbytes, nodes[v].time_us))
     return gaps
 
 
-def chained(gaps: Sequence[Gap[Keep]]) -> list[Keep]:
-    """What is kept in one gap after the other is that of the first gather: the later ones are gone."""
+def chained(gaps: Sequence[GatherGap[Keep]]) -> list[Keep]:
+    """Make what is kept in one gap after the other that of the first gather: the later ones are gone."""
     stands_for: dict[str, str] = {}
     keeps = []
     for gap in sorted(gaps, key=lambda gap: gap.end):
@@ -111,7 +111,7 @@ def chained(gaps: Sequence[Gap[Keep]]) -> list[Keep]:
     return keeps
 
 
-def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[Gap[Regather]]:
+def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[GatherGap[Regather]]:
     """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it."""
     position = positions(order)
     draft = Draft(problem, problem.original_order)
@@ -126,8 +126,8 @@ def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | No
 
 def _longest_gap(
     problem: Problem, one: Member, users: Sequence[Sequence[NodeId]], position: Sequence[Position]
-) -> Gap[Regather] | None:
-    """Of one gathered tensor; ``None``: its uses cannot be told apart by views that can be made again."""
+) -> GatherGap[Regather] | None:
+    """Find the longest gap of one gathered tensor; ``None``: its uses cannot be told apart by views made again."""
     assert one.gives is not None
     nodes, held = problem.nodes, one.gives
     views = [v for v in users[held] if is_view(nodes[v])]
@@ -144,7 +144,7 @@ def _longest_gap(
     names = tuple(nodes[v].name for v in sorted(late))
     rewrite = Regather(one.node.name, names, tuple(nodes[v].name for v in sorted(through)))
     begin, end = position[uses[k - 1]] + 1, position[late[0]]
-    return Gap(rewrite, begin, end, problem.storages[held].bytes, one.node.time_us)
+    return GatherGap(rewrite, begin, end, problem.storages[held].bytes, one.node.time_us)
 
 
 def _views_of(problem: Problem, one: Member, late: Sequence[NodeId], held: StorageId) -> set[NodeId]:
@@ -159,7 +159,7 @@ def _views_of(problem: Problem, one: Member, late: Sequence[NodeId], held: Stora
 
 
 def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:
-    """What a gather's input is cast by, for it alone: by name, each behind what it takes."""
+    """List what a gather's input is cast by, for it alone: by name, each behind what it takes."""
     draft = Draft(problem, problem.original_order)
     one, casts = member(draft, gather), list[str]()
     v, user = one.inputs[0], one.v
@@ -170,9 +170,9 @@ def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:
 
 
 def admitted(
-    problem: Problem, order: Sequence[NodeId], gaps: Sequence[Gap[Keep]], budget_bytes: int
-) -> list[Gap[Keep]]:
-    """Of the gaps, one after the other, those in which an order has room for what is held there."""
+    problem: Problem, order: Sequence[NodeId], gaps: Sequence[GatherGap[Keep]], budget_bytes: int
+) -> list[GatherGap[Keep]]:
+    """Admit those of the gaps, one after the other, in which an order has room for what is held there."""
     profile = LiveRanges(problem).profile(order)
     taken = []
     for gap in gaps:

@@ -87,12 +87,12 @@ def batch_time(problem: Problem, prices: Prices) -> BatchTime:
 
 
 def added_us(node: Node, key: Key, time_us: BatchTime) -> float:
-    """What a collective of a key adds to a large batch."""
+    """Return what a collective of a key adds to a large batch."""
     return min(node.time_us, time_us(key, LARGE_BYTES) / LARGE_BYTES * node.bytes)
 
 
 def latency_us(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> float:
-    """What all collectives that may go together with another one take beyond what each adds to a large batch.
+    """Return what all collectives that may go together with another one take beyond what each adds to a large batch.
 
     No buckets take more off the shortest step: put every collective back to its own time, and nothing that comes after
     it is later by more than the difference.

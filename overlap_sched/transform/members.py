@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
     @property
     def given_bytes(self) -> int:
-        """Of its result: ``Node.bytes`` is the larger side."""
+        """The bytes of its result: ``Node.bytes`` is the larger side."""
         return -(-self.node.bytes // self.ranks) if "reduce_scatter" in self.node.op else self.node.bytes
 
     @property
@@ -50,7 +50,7 @@ class Member(NamedTuple):
 
     @property
     def taken_bytes(self) -> int:
-        """Of its input."""
+        """The bytes of its input."""
         return -(-self.node.bytes // self.ranks) if "all_gather" in self.node.op else self.node.bytes
 
 

@@ -67,7 +67,7 @@ def offloaded(draft: Draft, wanted: Offload, link: HostLink) -> None:
 
 
 def _source(draft: Draft, wanted: Offload, v: int) -> int:
-    """What holds the value: of a collective its (first) wait."""
+    """Return what holds the value: of a collective its (first) wait."""
     if draft.node(v).kind is not Kind.COLLECTIVE:
         return v
     waits = draft.waits(v)

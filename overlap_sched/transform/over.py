@@ -16,7 +16,7 @@ from overlap_sched.scheduler.candidate import SAME_STEP
 from overlap_sched.transform.found import Found
 from overlap_sched.transform.in_place import legal_together, places
 from overlap_sched.transform.rewrites import InPlace
-from overlap_sched.transform.trial import Asked, Trial, tried
+from overlap_sched.transform.trial import Trial, TrialContext, tried
 
 NEAR_THE_PEAK = 0.9
 """What lives where at least this part of the peak is live."""
@@ -25,11 +25,11 @@ NEAR_THE_PEAK = 0.9
 class Over(NamedTuple):
     """What comes after some results are written in place: the graph, and its best order."""
 
-    asked: Asked
+    asked: TrialContext
     order: Order
 
 
-def try_in_place(asked: Asked, found: Found, order: Order) -> Over | None:
+def try_in_place(asked: TrialContext, found: Found, order: Order) -> Over | None:
     """Write in place; ``found`` gets the results.
 
     Args:
@@ -56,14 +56,14 @@ def try_in_place(asked: Asked, found: Found, order: Order) -> Over | None:
     return None if best is None else Over(asked.after(best.rewrites, best.start), best.order)
 
 
-def _legal(asked: Asked) -> list[InPlace]:
+def _legal(asked: TrialContext) -> list[InPlace]:
     """All that is legal at once; nothing where it is not known which of two inputs would be written over."""
     legal = [one for one in places(asked.problem) if not asked.refuses(one)]
     inputs = Counter(one.node for one in legal)
     return legal_together(asked.problem, [one for one in legal if inputs[one.node] == 1], asked.prices)
 
 
-def _near_the_peak(asked: Asked, wanted: Sequence[InPlace], order: Order) -> list[InPlace]:
+def _near_the_peak(asked: TrialContext, wanted: Sequence[InPlace], order: Order) -> list[InPlace]:
     profile, nodes = LiveRanges(asked.problem).profile(order), asked.problem.nodes
     least = NEAR_THE_PEAK * int(profile.max())
     near = {nodes[v].name for v, live_bytes in zip(order, profile, strict=True) if live_bytes >= least}

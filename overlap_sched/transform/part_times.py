@@ -27,7 +27,7 @@ class PartTimes:
         self._modelled: dict[tuple[str, int, int, int, int], tuple[float, float]] = {}
 
     def bytes(self, node: Node, storages: Sequence[Storage], cut: Collection[StorageId]) -> int:
-        """What a part moves: 1/n of what is cut; all of what goes in or comes out whole."""
+        """Count the bytes that a part moves: 1/n of what is cut; all of what goes in or comes out whole."""
         whole = sum(storages[s].bytes for s in node.use if s not in cut or s in self.full)
         whole += sum(storages[s].bytes for s in node.alloc if s in self.full)
         if whole > node.bytes:  # of a table, only some rows are read
@@ -35,7 +35,7 @@ class PartTimes:
         return whole + -(-(node.bytes - whole) // self.parts)
 
     def flops(self, node: Node) -> int:
-        """What a part computes."""
+        """Count the operations of a part."""
         return node.flops // self.parts
 
     def us(self, node: Node, nbytes: int) -> float:
@@ -54,7 +54,7 @@ class PartTimes:
         return 0.0 if one.free else self.prices.copy_us(CLONE, 2 * (one.bytes // self.parts))
 
     def left_us(self, leave: Leave) -> float:
-        """What all parts that leave take to be put together, or added up."""
+        """Return the time that all parts that leave take to be put together, or added up."""
         if leave.how == "cat":
             return self.prices.copy_us(CAT, 2 * leave.bytes)
         return (self.parts - 1) * self.prices.copy_us(ADD, 3 * leave.bytes) if leave.how == "sum" else 0.0
@@ -89,7 +89,7 @@ def _one_part_us(
     taken: dict[NodeId, tuple[Slice, tuple[StorageId, ...]]],
     times: PartTimes,
 ) -> tuple[float, float]:
-    """What one part computes, and what it copies."""
+    """Return how long one part computes, and how long it copies."""
     nodes, storages = problem.nodes, problem.storages
     own: set[StorageId] = set()
     seen: dict[NodeId, set[StorageId]] = {}  # of views: what they look at of what enters in part

@@ -42,7 +42,7 @@ from overlap_sched.transform.records import Record, records
 from overlap_sched.transform.refused import refused
 from overlap_sched.transform.rewrites import Form, Rewrite
 from overlap_sched.transform.search import search
-from overlap_sched.transform.trial import Asked, Refuses, Trial, nothing
+from overlap_sched.transform.trial import Refuses, Trial, TrialContext, nothing
 from overlap_sched.transform.wanted import Wanted, least_compute_us, most_gain_us, most_runs, wanted_of
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
@@ -179,7 +179,7 @@ def _rewritten(unfitted: Unfitted, looked_for: _Search) -> Plan:
 
 
 def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
-    """What was tried; nothing where the order is as good as any, or nothing can be gained."""
+    """Return what was tried; nothing where the order is as good as any, or nothing can be gained."""
     problem, step_us = without.problem, without.scheduled.step_us
     wanted, prices = looked_for.wanted, looked_for.prices
     compute_us = least_compute_us(problem, prices, looked_for.alike, wanted)
@@ -191,7 +191,7 @@ def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
         return most_runs(problem, min(looked_for.gain_us, best_us - compute_us))
 
     fits = () if without.original.peak_bytes <= without.budget_bytes else without.order
-    asked = Asked(problem, prices, looked_for.alike, without.budget_bytes, wanted.ops, looked_for.refuses, fits)
+    asked = TrialContext(problem, prices, looked_for.alike, without.budget_bytes, wanted.ops, looked_for.refuses, fits)
     return search(asked, wanted, without.order, step_us, enough_us, runs_paid).trials
 
 
@@ -271,7 +271,7 @@ class _Finished(NamedTuple):
 
     @property
     def overdraft(self) -> Overdraft:
-        """What the allocator lacks for it."""
+        """The memory that the allocator lacks for it."""
         return NOTHING if self.reserve is None else self.reserve.overdraft(self.found.order)
 
     def fitted(self) -> tuple[Candidate, Overdraft]:

@@ -38,11 +38,11 @@ class Prices:
         return self.model.compute_us(Compute(op, 0, nbytes))
 
     def launch_us(self, op: str, nbytes: int, group: Group) -> float:
-        """What launching takes of the compute stream; 0.0 where that is not known, or not of it."""
+        """Return what launching takes of the compute stream; 0.0 where that is not known, or not of it."""
         return self.model.launch_us(Collective(op, nbytes, group)) if isinstance(self.model, LaunchingModel) else 0.0
 
     def finish_us(self, op: str, nbytes: int, group: Group) -> float:
-        """What the wait for one that is done takes of it; 0.0 as for :meth:`launch_us`."""
+        """Return what the wait for one that is done takes of it; 0.0 as for :meth:`launch_us`."""
         return self.model.finish_us(Collective(op, nbytes, group)) if isinstance(self.model, FinishingModel) else 0.0
 
 

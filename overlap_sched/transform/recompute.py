@@ -60,13 +60,13 @@ def article(kind: str) -> str:
 
 
 def draws(op: str) -> bool:
-    """Whether an operator of this name draws random numbers (attention may, too: that its name does not say)."""
+    """Tell whether an operator of this name draws random numbers (attention may, too: that its name does not say)."""
     name = _name(op)
     return any(part in name for part in _RANDOM) and "backward" not in name and name != "layer_norm"
 
 
 def writes(node: Node) -> bool:
-    """Whether a compute node writes to what it is given: by its name, or because it takes time and makes nothing."""
+    """Tell whether a compute node writes to what it is given: by its name, or as it takes time and makes nothing."""
     name = _name(node.op)
     in_place = (name.endswith("_") and not name.endswith("__")) or node.op.endswith(("out", "auto_functionalized"))
     return node.kind is Kind.COMPUTE and node.op not in OF_HOST and (in_place or (not node.alloc and node.time_us > 0))
@@ -78,7 +78,7 @@ def _name(op: str) -> str:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node looks at a storage of another one: it makes nothing and takes no time."""
+    """Tell whether a node looks at a storage of another one: it makes nothing and takes no time."""
     return node.kind is Kind.COMPUTE and not node.alloc and not node.time_us and not writes(node)
 
 
@@ -163,7 +163,7 @@ def _rehoused(draft: Draft, old: StorageId, storage: StorageId, users: Sequence[
 
 
 def _gives(draft: Draft, v: NodeId, s: StorageId) -> bool:
-    """Whether what v gives is the storage, or a view of it."""
+    """Tell whether the result of v is the storage, or a view of it."""
     node = draft.node(v)
     if node.kind is Kind.WAIT and node.collective is not None:
         return s in draft.node(node.collective).alloc

@@ -30,14 +30,14 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
 
 
 def reductions(problem: Problem) -> list[NodeId]:
-    """What reduces in groups that gather, too: the two share a stream."""
+    """List what reduces in groups that gather, too: the two share a stream."""
     nodes = problem.nodes
     gathering = {nodes[v].group for v in problem.collectives if "gather" in nodes[v].op}
     return [v for v in problem.collectives if "reduce" in nodes[v].op and nodes[v].group in gathering]
 
 
 def _not_moved(problem: Problem, wanted: Wanted, refuses: Refuses) -> Iterator[tuple[str, str]]:
-    """What stays on its own communicator."""
+    """Yield what stays on its own communicator."""
     for v in reductions(problem) if wanted.streams else ():
         name = problem.nodes[v].name
         if why := refuses(Stream(name)):
@@ -45,7 +45,7 @@ def _not_moved(problem: Problem, wanted: Wanted, refuses: Refuses) -> Iterator[t
 
 
 def _alone(problem: Problem, alike: Alike, wanted: Wanted, refuses: Refuses) -> Iterator[tuple[str, str]]:
-    """What goes into no bucket."""
+    """Yield what goes into no bucket."""
     for ids in _together(problem, wanted).values():
         for v in ids:
             name = problem.nodes[v].name

@@ -95,7 +95,7 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """Of the launch; all other new nodes start with it."""
+        """The name of the launch; those of all other new nodes start with it."""
         return f"bucket_{self.members[0]}_{len(self.members)}"
 
 
@@ -108,7 +108,7 @@ class Split:
 
     @property
     def name(self) -> str:
-        """What all new nodes start with."""
+        """The prefix of the names of all new nodes."""
         return f"split_{self.collective}_{self.parts}"
 
 
@@ -166,7 +166,7 @@ class Regather:
 
     @property
     def name(self) -> str:
-        """Of the new launch; its wait is ``<name>_wait``."""
+        """The name of the new launch; its wait is ``<name>_wait``."""
         return f"again_{self.gather}_{self.users[0]}"
 
     def new_name(self, view: str) -> str:
@@ -216,12 +216,12 @@ class Offload:
 
     @property
     def name(self) -> str:
-        """Of the launch to the host; its wait is ``<name>_wait``."""
+        """The name of the launch to the host; its wait is ``<name>_wait``."""
         return f"offload{_number(self.copy)}_{self.node}"
 
     @property
     def back(self) -> str:
-        """Of the launch back; its wait is ``<back>_wait``."""
+        """The name of the launch back; its wait is ``<back>_wait``."""
         return self.new_name(self.node)
 
     def new_name(self, node: str) -> str:

@@ -33,6 +33,6 @@ def origin(draft: Draft, v: NodeId) -> Origin:
 
 
 def looked_through(draft: Draft, v: NodeId) -> bool:
-    """Whether a node is one of :data:`WHOLE`; what must also come after others may see what they write."""
+    """Tell whether a node is one of :data:`WHOLE`; what must also come after others may see what they write."""
     node = draft.node(v)
     return node.kind is Kind.COMPUTE and node.op in WHOLE and len(node.deps) == 1

@@ -28,7 +28,7 @@ from overlap_sched.transform.keys import batch_time, keys_of, without_latency
 from overlap_sched.transform.over import try_in_place
 from overlap_sched.transform.rewrites import Bucket, Form
 from overlap_sched.transform.splitting import try_splitting
-from overlap_sched.transform.trial import Asked, again, tried
+from overlap_sched.transform.trial import TrialContext, again, tried
 from overlap_sched.transform.wanted import Wanted
 
 AGAIN, POLICIES_AGAIN = 3, (FAR_AHEAD, IN_ORDER)
@@ -36,7 +36,9 @@ AGAIN, POLICIES_AGAIN = 3, (FAR_AHEAD, IN_ORDER)
 those that the phases run from that order in any case."""
 
 
-def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us: float, runs_paid: RunsPaid) -> Found:
+def search(
+    asked: TrialContext, wanted: Wanted, order: Order, step_us: float, enough_us: float, runs_paid: RunsPaid
+) -> Found:
     """Try what may pay.
 
     Args:
@@ -71,7 +73,7 @@ def search(asked: Asked, wanted: Wanted, order: Order, step_us: float, enough_us
     return found
 
 
-def _try_both(whole: Asked, asked: Asked, wanted: Wanted, found: Found, order: Order) -> None:
+def _try_both(whole: TrialContext, asked: TrialContext, wanted: Wanted, found: Found, order: Order) -> None:
     """Keep gathers, and put the others into buckets.
 
     Args:
@@ -91,8 +93,8 @@ def _try_both(whole: Asked, asked: Asked, wanted: Wanted, found: Found, order: O
         _try_buckets_alone(asked, wanted, found, step_us)
 
 
-def _try_buckets_alone(asked: Asked, wanted: Wanted, found: Found, step_us: float) -> None:
-    """What is kept may leave no room for buckets: they are searched for as if nothing were kept, from step to step.
+def _try_buckets_alone(asked: TrialContext, wanted: Wanted, found: Found, step_us: float) -> None:
+    """Search for buckets as if nothing were kept (what is kept may leave no room for them), from step to step.
 
     Not where they cannot win even without any latency.
     """
@@ -104,7 +106,7 @@ def _try_buckets_alone(asked: Asked, wanted: Wanted, found: Found, step_us: floa
         found.join(alone)
 
 
-def _try_other_form(asked: Asked, found: Found, form: Form) -> None:
+def _try_other_form(asked: TrialContext, found: Found, form: Form) -> None:
     """The best with its buckets in another form."""
     if found.best is None or found.enough or not any(isinstance(one, Bucket) for one in found.best.rewrites):
         return

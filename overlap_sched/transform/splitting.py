@@ -9,7 +9,7 @@ from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.found import Found
 from overlap_sched.transform.members import member
 from overlap_sched.transform.rewrites import Rewrite, Split
-from overlap_sched.transform.trial import Asked, tried
+from overlap_sched.transform.trial import TrialContext, tried
 
 PARTS = (2, 4)
 MOST = (1, 4)
@@ -18,7 +18,7 @@ UNIT_BYTES = 16
 """Parts of whole elements of any type: what a rank gives or takes is a multiple of so many bytes per part."""
 
 
-def try_splitting(asked: Asked, found: Found, order: Order) -> None:
+def try_splitting(asked: TrialContext, found: Found, order: Order) -> None:
     """Split what the best order so far waits for; on top of what that has rewritten.
 
     Args:
@@ -54,8 +54,8 @@ def _late(scheduled: Problem, order: Order, problem: Problem) -> list[str]:
     return sorted(stall_us, key=lambda name: (-stall_us[name], name))
 
 
-def _may(asked: Asked, draft: Draft, split: Split) -> bool:
-    """Whether a collective may be cut into equal parts of whole elements."""
+def _may(asked: TrialContext, draft: Draft, split: Split) -> bool:
+    """Tell whether a collective may be cut into equal parts of whole elements."""
     if asked.alike is not None and split.collective not in asked.alike:
         return False
     try:

@@ -10,7 +10,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.reached import reached
-from overlap_sched.scheduler.candidate import SAME_STEP, Run
+from overlap_sched.scheduler.candidate import SAME_STEP, SchedulerRun
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, Policy
 from overlap_sched.scheduler.portfolio import simple_bound_us, streams_bound_us
@@ -31,12 +31,12 @@ it is. Of a collective that ``alike`` leaves out, a bucket of it alone is asked 
 
 
 def nothing(rewrite: Rewrite) -> str:
-    """Of a problem that comes from no graph: nothing is refused."""
+    """Refuse nothing of a problem that comes from no graph."""
     return ""
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrialContext:
     """What every try shares.
 
     Attributes:
@@ -59,7 +59,7 @@ class Asked:
     done: tuple[Rewrite, ...] = ()
     whole: Problem | None = None
 
-    def after(self, done: Sequence[Rewrite], order: Sequence[NodeId]) -> "Asked":
+    def after(self, done: Sequence[Rewrite], order: Sequence[NodeId]) -> "TrialContext":
         """The same once rewrites are done, from an order; what is tried of it counts these in."""
         problem = apply(self.problem, done, self.prices, self.alike or NOT_KNOWN, order)
         return replace(self, problem=problem, fits=(), done=tuple(done), whole=self.problem)
@@ -98,7 +98,7 @@ class Trial:
 
 
 def tried(
-    asked: Asked,
+    asked: TrialContext,
     what: str,
     rewrites: Sequence[Rewrite],
     order: Sequence[NodeId],
@@ -129,8 +129,8 @@ def tried(
     return _scheduled(replace(failed, start=asked.start(order)), asked, problem, live_ranges, begin, beat_us, policies)
 
 
-def again(asked: Asked, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
-    """What was found, scheduled once more from its own order: what a policy missed there, another one may find."""
+def again(asked: TrialContext, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
+    """Schedule what was found once more, from its own order: what a policy missed there, another one may find."""
     assert trial.problem is not None
     failed = replace(
         trial, what=f"{trial.what}, again from its own order", step_us=math.inf, problem=None, order=(), policies=()
@@ -141,7 +141,7 @@ def again(asked: Asked, trial: Trial, policies: Sequence[Policy] = POLICIES) -> 
 
 def _scheduled(
     failed: Trial,
-    asked: Asked,
+    asked: TrialContext,
     problem: Problem,
     live_ranges: LiveRanges,
     begin: Order,
@@ -165,10 +165,10 @@ def _scheduled(
     return replace(failed, step_us=best.step_us, problem=problem, order=best.order, work=work, policies=tuple(by))
 
 
-def _run(reference: Reference, policy: Policy, budget_bytes: int, beat_us: float) -> Run:
+def _run(reference: Reference, policy: Policy, budget_bytes: int, beat_us: float) -> SchedulerRun:
     """One run; one that leaves the budget counts as given up."""
     run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, (), beat_us)
-    return Run(run.work) if run.made is not None and run.made.peak_bytes > budget_bytes else run
+    return SchedulerRun(run.work) if run.made is not None and run.made.peak_bytes > budget_bytes else run
 
 
 def primed(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -> Order:

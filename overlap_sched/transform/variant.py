@@ -10,13 +10,13 @@ from overlap_sched.transform.keys import BatchTime, added_us, batch_time, host_t
 from overlap_sched.transform.neighbours import Windows
 from overlap_sched.transform.packing import packed, places_of
 from overlap_sched.transform.rewrites import Bucket, Form, Rewrite, Stream
-from overlap_sched.transform.trial import Asked
+from overlap_sched.transform.trial import TrialContext
 
 BINDS = 0.5
 """Neighbours are merged on streams that are at least this part as busy as the busiest."""
 
 
-class Graph:
+class ProblemVariant:
     """A problem with its reductions where they are to run: on their own stream, or on a second one.
 
     Attributes:
@@ -25,7 +25,7 @@ class Graph:
         keys: Of all that may be bucketed. binding: of those on streams that bind.
     """
 
-    def __init__(self, asked: Asked, moved: frozenset[str]) -> None:
+    def __init__(self, asked: TrialContext, moved: frozenset[str]) -> None:
         self.asked, self.moved = asked, moved
         streams = [Stream(asked.problem.nodes[v].name) for v in asked.problem.collectives]
         streams = [one for one in streams if one.collective in moved]
@@ -71,7 +71,7 @@ class Graph:
         return max(sum(self.problem.compute_us) - host_us(self._host_us, merged), *busy.values())
 
     def added_us(self, v: NodeId) -> float:
-        """What collective v adds to a large batch; all its time where it goes alone."""
+        """Return what collective v adds to a large batch; all its time where it goes alone."""
         node, key = self.problem.nodes[v], self.keys.get(v)
         return node.time_us if key is None else added_us(node, key, self.time_us)
 
@@ -89,7 +89,7 @@ class Base:
         self.windows = Windows(problem, order)
 
 
-def bases(graph: Graph) -> list[Base]:
+def bases(graph: ProblemVariant) -> list[Base]:
     """The original order, or one that fits; before it, the same with compute deferred that hides its last launch.
 
     A weight gradient whose own collective takes as long hides nothing alone; many that share one latency do::

@@ -65,7 +65,7 @@ class Wanted:
 
 
 def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
-    """What these options and a backend that knows these forms of buckets admit."""
+    """Return what these options and a backend that knows these forms of buckets admit."""
     kinds, least = rewrites_wanted(options), GOAL_PERCENT / 100 / max(options.effort, 1)
     used: tuple[Form, ...] = ()
     if "bucket" in kinds:

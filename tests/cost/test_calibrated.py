@@ -6,7 +6,7 @@ import pytest
 
 from overlap_sched.cost import H100, XEON_8480, Collective, Price
 from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Across, Inside
+from overlap_sched.cost.cluster.description import Across, IntraNodeLink
 from overlap_sched.cost.cluster.file import parse_cluster
 from overlap_sched.cost.cluster.writer import cluster_text
 from overlap_sched.cost.measured.calibrated import calibrated, put_together, with_tables
@@ -42,7 +42,7 @@ def test_rates_are_the_best_that_was_measured():
     assert device.flops_per_s == 5e14  # of the large one
     assert device.bytes_per_s == 2e12  # of the largest: smaller ones stay in caches
     assert device.kernel_us == 1.0
-    assert cluster.inside == Inside("nvlink", 350e9, 20.0, "measured")  # 80 MB * 7/8 in 200 us, of most ranks
+    assert cluster.inside == IntraNodeLink("nvlink", 350e9, 20.0, "measured")  # 80 MB * 7/8 in 200 us, of most ranks
     assert cluster.across is None
     assert (cluster.library, cluster.tables) == ("formula", TABLES)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sched.cost.cluster.contention import contention_of
-from overlap_sched.cost.cluster.description import Across, Beside, Cluster, Inside, MeshDimension
+from overlap_sched.cost.cluster.description import Across, Cluster, DefaultContention, IntraNodeLink, MeshDimension
 from overlap_sched.cost.cluster.file import parse_cluster, read_cluster, shipped_clusters, write_cluster
 from overlap_sched.cost.cluster.writer import cluster_text
 from overlap_sched.cost.device import H100
@@ -51,7 +51,7 @@ def test_all_that_are_shipped_can_be_read_and_say_their_sources() -> None:
 def test_what_a_file_says() -> None:
     cluster = parse_cluster(GOOD, "mine.toml")
     assert cluster == Cluster(
-        "mine", H100, 8, Inside("nvswitch", 450e9), Across(50e9, 4, 0.5, 2), generation="hopper",
+        "mine", H100, 8, IntraNodeLink("nvswitch", 450e9), Across(50e9, 4, 0.5, 2), generation="hopper",
         mesh=(MeshDimension("dp", 8), MeshDimension("tp", 8)),
     )  # fmt: skip
     assert cluster.across_bytes_per_s == 25e9  # two ranks share a card
@@ -79,7 +79,7 @@ def test_there_and_back(tmp_path: Path) -> None:
         (SlowdownFactor("all_gather", 1.125, 0.01, 0.75),),
         (InFlight("all_gather", 2, 1.5, 0.2), InFlight("all_gather", 4, 3.0, 0.25)),
     )
-    beside = Beside({"": 1.189, "all_to_all": 1.4}, False, "ours", {"flops": 0.5, "bytes": 1.5})
+    beside = DefaultContention({"": 1.189, "all_to_all": 1.4}, False, "ours", {"flops": 0.5, "bytes": 1.5})
     cluster = replace(parse_cluster(GOOD, "x"), tables=tables, beside=beside, source='2026, \\ a "test"\n')
     write_cluster(cluster, tmp_path / "c.toml")
     assert read_cluster(tmp_path / "c.toml") == cluster
@@ -91,13 +91,13 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 
 def test_what_binds_compute_goes_into_the_problem_with_the_balance_of_the_device() -> None:
-    cluster = replace(parse_cluster(GOOD, "x"), beside=Beside({"": 1.2}, shares={"bytes": 1.5}))
+    cluster = replace(parse_cluster(GOOD, "x"), beside=DefaultContention({"": 1.2}, shares={"bytes": 1.5}))
     found = contention_of(cluster, {})
     assert found.shares == {"bytes": 1.5}
     assert found.flops_per_byte == cluster.device.flops_per_s / cluster.device.bytes_per_s
-    assert contention_of(replace(cluster, beside=Beside({"": 1.2})), {}) == Contention({"": 1.2})
+    assert contention_of(replace(cluster, beside=DefaultContention({"": 1.2})), {}) == Contention({"": 1.2})
     with pytest.raises(ClusterError) as caught:
-        replace(cluster, beside=Beside(shares={"memory": 1.0}))
+        replace(cluster, beside=DefaultContention(shares={"memory": 1.0}))
     assert str(caught.value).startswith(
         "contention.shares: compute bound by 'memory' takes 1.0 of a slowdown; kinds are"
     )

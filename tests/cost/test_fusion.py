@@ -7,9 +7,9 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched.cost import Collective, Compute, Device, Pricer, Roofline
-from overlap_sched.cost.fusion.kernels import Part, parts_of_kernels, shared_prices
+from overlap_sched.cost.fusion.kernels import KernelShare, parts_of_kernels, shared_prices
 from overlap_sched.cost.fusion.merging import _Merging
-from overlap_sched.cost.fusion.steps import CPP, TRITON, Read, Rules, Step
+from overlap_sched.cost.fusion.steps import CPP, TRITON, FusionRules, FusionStep, Read
 from overlap_sched.cost.price import Price
 
 N = 1000
@@ -22,21 +22,21 @@ def read(value: int, nbytes: int = N, *, window: int | None = None, aligned: boo
     return Read(value, value if window is None else window, nbytes, max(nbytes, N), aligned)
 
 
-def pointwise(*values: int | Read, n: int = N, **more: object) -> Step:
+def pointwise(*values: int | Read, n: int = N, **more: object) -> FusionStep:
     reads = tuple(v if isinstance(v, Read) else read(v, n) for v in values)
-    return Step("pointwise", reads, n, n, **more)  # type: ignore[arg-type]
+    return FusionStep("pointwise", reads, n, n, **more)  # type: ignore[arg-type]
 
 
-def rows_sum(value: int, **more: object) -> Step:
+def rows_sum(value: int, **more: object) -> FusionStep:
     """Of each row of a matrix."""
-    return Step("reduction", (read(value, MATRIX),), ROWS, ROWS, COLUMNS, **more)  # type: ignore[arg-type]
+    return FusionStep("reduction", (read(value, MATRIX),), ROWS, ROWS, COLUMNS, **more)  # type: ignore[arg-type]
 
 
-def opaque(*values: int, n: int = N, **more: object) -> Step:
-    return Step("opaque", tuple(read(v, n) for v in values), n, **more)  # type: ignore[arg-type]
+def opaque(*values: int, n: int = N, **more: object) -> FusionStep:
+    return FusionStep("opaque", tuple(read(v, n) for v in values), n, **more)  # type: ignore[arg-type]
 
 
-def kernels(steps: Sequence[Step | None], rules: Rules = TRITON) -> dict[int, tuple[set[int], int]]:
+def kernels(steps: Sequence[FusionStep | None], rules: FusionRules = TRITON) -> dict[int, tuple[set[int], int]]:
     """Per kernel its steps and the bytes that it moves."""
     found: dict[int, tuple[set[int], int]] = {}
     for v, part in enumerate(parts_of_kernels(steps, rules)):
@@ -48,12 +48,12 @@ def kernels(steps: Sequence[Step | None], rules: Rules = TRITON) -> dict[int, tu
 
 def test_a_chain_is_one_kernel_that_reads_its_input_and_writes_its_output() -> None:
     steps = [None, pointwise(0), pointwise(1), pointwise(2, kept=True)]
-    assert parts_of_kernels(steps, TRITON) == [None, Part(3, 0), Part(3, 0), Part(3, 2 * N)]
+    assert parts_of_kernels(steps, TRITON) == [None, KernelShare(3, 0), KernelShare(3, 0), KernelShare(3, 2 * N)]
 
 
 def test_what_two_members_read_is_read_once_and_what_leaves_is_written() -> None:
     steps = [None, None, pointwise(0, kept=True), pointwise(0, 1, 2, kept=True)]
-    assert parts_of_kernels(steps, TRITON) == [None, None, Part(3, 2 * N), Part(3, 2 * N)]
+    assert parts_of_kernels(steps, TRITON) == [None, None, KernelShare(3, 2 * N), KernelShare(3, 2 * N)]
 
 
 def test_a_norm_reads_its_input_once() -> None:
@@ -64,7 +64,7 @@ def test_a_norm_reads_its_input_once() -> None:
     assert kernels(kept) == {3: ({1, 2, 3}, 2 * MATRIX + ROWS)}
 
 
-def replace_kept(step: Step) -> Step:
+def replace_kept(step: FusionStep) -> FusionStep:
     return step._replace(kept=True)
 
 
@@ -161,7 +161,7 @@ def test_a_step_with_several_readers_is_stored_when_it_reads_much(inputs: int, s
 
 
 @pytest.mark.parametrize(("inputs", "rules", "stored"), [(8, TRITON, False), (9, TRITON, True), (9, CPP, False)])
-def test_any_step_is_stored_when_it_reads_very_much(inputs: int, rules: Rules, stored: bool) -> None:
+def test_any_step_is_stored_when_it_reads_very_much(inputs: int, rules: FusionRules, stored: bool) -> None:
     crooked = read(inputs, N, window=99, aligned=False)
     steps = [*[None] * inputs, pointwise(*range(inputs)), pointwise(crooked, kept=True)]
     assert (len(kernels(steps, rules)) == 2) is stored
@@ -185,11 +185,11 @@ def test_slow_functions_are_not_computed_twice_on_a_cpu() -> None:
 
 
 def test_small_reductions_are_written_out() -> None:
-    pairs = Step("reduction", (read(0, 7 * N),), N, N, 7)
+    pairs = FusionStep("reduction", (read(0, 7 * N),), N, N, 7)
     assert set(kernels([None, pairs, pointwise(1, kept=True)])) == {2}
-    assert parts_of_kernels([None, pairs, pointwise(1, kept=True)], TRITON)[1] == Part(2, 0)
+    assert parts_of_kernels([None, pairs, pointwise(1, kept=True)], TRITON)[1] == KernelShare(2, 0)
     eight = pairs._replace(reduced=8, reads=(read(0, 8 * N),))
-    assert parts_of_kernels([None, eight, pointwise(1, kept=True)], TRITON)[1] == Part(2, 8 * N)
+    assert parts_of_kernels([None, eight, pointwise(1, kept=True)], TRITON)[1] == KernelShare(2, 8 * N)
 
 
 def test_a_part_of_an_inlined_step_reads_a_part_of_its_inputs() -> None:
@@ -216,9 +216,9 @@ HIGH, WIDE = 2**13, 2**10
         (WIDE, HIGH, TRITON, False),  # wider than high
     ],
 )
-def test_a_large_matrix_is_reduced_both_ways_at_once(high: int, wide: int, rules: Rules, merged: bool) -> None:
-    rows = Step("reduction", (read(0, high * wide),), high, high, wide, kept=True)
-    columns = Step("reduction", (read(0, high * wide),), wide, wide, high, inner=False, kept=True)
+def test_a_large_matrix_is_reduced_both_ways_at_once(high: int, wide: int, rules: FusionRules, merged: bool) -> None:
+    rows = FusionStep("reduction", (read(0, high * wide),), high, high, wide, kept=True)
+    columns = FusionStep("reduction", (read(0, high * wide),), wide, wide, high, inner=False, kept=True)
     assert (len(kernels([None, rows, columns], rules)) == 1) is merged
     needs = columns._replace(reads=(*columns.reads, read(1, high)))
     assert len(kernels([None, rows, needs], rules)) == 2
@@ -271,7 +271,7 @@ def test_a_kernel_is_priced_once_with_all_that_it_does() -> None:
 
 def test_work_grows_with_the_graph() -> None:
     def merges(layers: int) -> int:
-        steps: list[Step | None] = [None]
+        steps: list[FusionStep | None] = [None]
         for _ in range(layers):
             v = len(steps)
             steps += [pointwise(v - 1, kept=True), pointwise(v - 1, v, kept=True), opaque(v + 1)]

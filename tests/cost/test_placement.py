@@ -4,7 +4,7 @@ import pytest
 
 from overlap_sched.cost.cluster.description import MeshDimension
 from overlap_sched.cost.cluster.placement import Facts, Nodes, place, ranks_along
-from overlap_sched.cost.cluster.sharding_groups import SHORT, Step, sharding_groups
+from overlap_sched.cost.cluster.sharding_groups import SHORT, DataflowNode, sharding_groups
 from overlap_sched.errors import PlacementError
 from overlap_sched.problem import Group
 
@@ -99,15 +99,15 @@ def test_ranks_along_a_mesh() -> None:
 
 
 def test_what_gathers_parameters_and_reduces_gradients_shards() -> None:
-    def graph(casts: int) -> list[Step]:
-        steps = [Step((), False)]
-        steps += [Step((k,), True) for k in range(casts)]
-        steps.append(Step((casts,), True, "all_gather_into_tensor", "fsdp"))
-        steps.append(Step((len(steps) - 1,), True))
-        steps.append(Step((len(steps) - 1,), True, "all_reduce", "tp"))
-        steps += [Step((len(steps) - 1 + k,), True) for k in range(SHORT + 1)]
-        steps.append(Step((len(steps) - 1,), True, "reduce_scatter_tensor", "fsdp"))
-        steps.append(Step((len(steps) - 1,), False))
+    def graph(casts: int) -> list[DataflowNode]:
+        steps = [DataflowNode((), False)]
+        steps += [DataflowNode((k,), True) for k in range(casts)]
+        steps.append(DataflowNode((casts,), True, "all_gather_into_tensor", "fsdp"))
+        steps.append(DataflowNode((len(steps) - 1,), True))
+        steps.append(DataflowNode((len(steps) - 1,), True, "all_reduce", "tp"))
+        steps += [DataflowNode((len(steps) - 1 + k,), True) for k in range(SHORT + 1)]
+        steps.append(DataflowNode((len(steps) - 1,), True, "reduce_scatter_tensor", "fsdp"))
+        steps.append(DataflowNode((len(steps) - 1,), False))
         return steps
 
     assert sharding_groups(graph(1)) == {"fsdp"}

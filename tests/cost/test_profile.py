@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched.cost.fusion.fused_names import Part, fused_ops, shared
+from overlap_sched.cost.fusion.fused_names import PredictedKernel, fused_ops, shared
 from overlap_sched.cost.profile.profiled import read_traces
 from overlap_sched.cost.profile.runs import Sought
-from overlap_sched.cost.profile.times import Measured, Profile, profile_of
+from overlap_sched.cost.profile.times import MeasuredTime, Profile, profile_of
 from overlap_sched.errors import ProfileError
 from tests.support.traces import C10D, Event, event, kernel, launch, nccl, region, step, write
 
@@ -35,7 +35,7 @@ def test_the_kth_of_equal_shapes_is_the_kth_in_the_trace(tmp_path: Path) -> None
     other = event("aten::mm", 30, 9, (4, 4), (4, 4))
     out = event("aten::mm", 40, 7, (4, 8), (8, 2), (4, 2))  # writes to a buffer, as Inductor calls it
     found = profile(tmp_path, [MM, ADD, MM], [mm(0, 5), other, out])
-    assert found.measured == (Measured(5.0, "order"), None, Measured(7.0, "order"))
+    assert found.measured == (MeasuredTime(5.0, "order"), None, MeasuredTime(7.0, "order"))
     assert (found.runs, found.ranks, found.skew_us) == (1, 1, None)
     assert found.share() == found.share("order") == 4 / 5
     assert found.share("names") == 0.0
@@ -74,7 +74,7 @@ def test_several_runs_in_one_step_are_runs(tmp_path: Path) -> None:
 
 def test_other_numbers_of_a_shape_give_its_median(tmp_path: Path) -> None:
     found = profile(tmp_path, [MM, MM], [mm(0, 1), mm(10, 2), mm(20, 6)])
-    assert found.measured == (Measured(2.0, "shapes"),) * 2
+    assert found.measured == (MeasuredTime(2.0, "shapes"),) * 2
 
 
 def test_only_the_compiled_graph_that_is_most_like_ours_counts(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_fused_kernels_share_their_time_among_the_nodes_they_are_named_after(tmp
 
 
 def test_the_time_of_fused_kernels_is_kept_and_never_given_to_a_matmul() -> None:
-    def alone(name: str, us: float, fuses: bool = True) -> Part:
-        return Part(frozenset({f"aten::{name}"}), us, fuses)
+    def alone(name: str, us: float, fuses: bool = True) -> PredictedKernel:
+        return PredictedKernel(frozenset({f"aten::{name}"}), us, fuses)
 
     parts = [alone("mm", 1000.0, fuses=False), alone("add", 1.0), alone("sub", 0.0)]
     assert shared(parts, {"add_sub": 6.0, "sub": 5.0}) == [None, 11.0, None]
@@ -198,8 +198,8 @@ def test_the_time_of_fused_kernels_is_kept_and_never_given_to_a_matmul() -> None
 
 
 def test_predicted_kernels_take_the_time_of_those_that_are_most_like_them() -> None:
-    def kernel(*names: str, us: float = 1.0) -> Part:
-        return Part(frozenset(f"aten::{name}" for name in names), us)
+    def kernel(*names: str, us: float = 1.0) -> PredictedKernel:
+        return PredictedKernel(frozenset(f"aten::{name}" for name in names), us)
 
     parts = [kernel("add", "mul"), kernel("add", "mul", us=3.0), kernel("add"), kernel("exp", "mul", "sum")]
     kernels = {"add_mul": 8.0, "add": 5.0, "mul_softmax_sum": 7.0}

@@ -17,7 +17,7 @@ import torch
 
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli import calibrate
-from overlap_sched.cli.calibrate import Request
+from overlap_sched.cli.calibrate import CalibrateRequest
 from overlap_sched.cli.command import main
 from overlap_sched.cost.cluster.contention import measured_contention
 from overlap_sched.cost.cluster.file import read_cluster, write_cluster
@@ -30,7 +30,7 @@ from overlap_sched.distributed.calibration.in_flight import in_flight_of
 from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
 from overlap_sched.distributed.calibration.machine import Machine, alone_on
 from overlap_sched.distributed.calibration.measuring import (
-    Wanted,
+    WantedCollective,
     Wishes,
     collectives_of,
     measure,
@@ -38,7 +38,7 @@ from overlap_sched.distributed.calibration.measuring import (
     wishes_of,
 )
 from overlap_sched.distributed.calibration.products import Products, in_a_step
-from overlap_sched.distributed.calibration.slowdown import LARGEST, Beside, slowdown_of
+from overlap_sched.distributed.calibration.slowdown import LARGEST, OverlappedCollective, slowdown_of
 from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, steady_mean, together
 from overlap_sched.errors import CalibrationError, DumpGroupError
 from overlap_sched.fx import lift
@@ -142,7 +142,7 @@ def took(launch_us=0.0, finish_us=0.0, spread_us=0.0):
 
 class TestSlowdown:
     def factor(self, busy_us, spread_us=0.0, launch_us=0.0):
-        alone, long = took(launch_us, 100.0), Beside(200.0, took(busy_us, 0.0, spread_us))
+        alone, long = took(launch_us, 100.0), OverlappedCollective(200.0, took(busy_us, 0.0, spread_us))
         found = slowdown_of("all_gather", alone, (), long)
         assert found.stretch == 1.0
         return found.factor, found.spread
@@ -159,9 +159,9 @@ class TestSlowdown:
 
     def test_what_other_processes_take_is_no_part_of_it(self):
         alone, busy = took(0.0, 100.0), took(290.0, 0.0)
-        assert slowdown_of("all_gather", alone, (), Beside(200.0, busy)).factor == pytest.approx(10.0)
+        assert slowdown_of("all_gather", alone, (), OverlappedCollective(200.0, busy)).factor == pytest.approx(10.0)
         own = busy._replace(others_us=20.0)
-        assert slowdown_of("all_gather", alone, (), Beside(200.0, own)).factor == pytest.approx(1.25)
+        assert slowdown_of("all_gather", alone, (), OverlappedCollective(200.0, own)).factor == pytest.approx(1.25)
 
     def test_its_spread_is_that_between_the_quartiles(self):
         assert self.factor(220.0, spread_us=40.0) == (1.25, pytest.approx(1 / 0.6 - 1.0, rel=1e-5))
@@ -172,8 +172,8 @@ class TestSlowdown:
     )
     def test_both_directions_and_the_replay_finds_them_again(self, left_us, stretch):
         finish_us, alone = 7.0, took(10.0, 100.0)
-        short = [Beside(115.0, took(10.0 + 120.0, left_us + finish_us))]
-        long = Beside(5000.0, took(10.0 + 5030.0, finish_us))
+        short = [OverlappedCollective(115.0, took(10.0 + 120.0, left_us + finish_us))]
+        long = OverlappedCollective(5000.0, took(10.0 + 5030.0, finish_us))
         found = slowdown_of("all_gather", alone, short, long)
         assert found.stretch == pytest.approx(stretch)
         nodes = (
@@ -205,7 +205,7 @@ class TestSlowdown:
 
         def beside(machine, launch, products_us, **more):
             times_us.append(products_us)
-            return Beside(products_us, took(10.0 + products_us, max(2000.0 - 2.0 * products_us, 0.0)))
+            return OverlappedCollective(products_us, took(10.0 + products_us, max(2000.0 - 2.0 * products_us, 0.0)))
 
         monkeypatch.setattr(slowdown, "launch_of", lambda *_: None)
         monkeypatch.setattr(slowdown, "in_a_step", lambda *_: took(10.0, 2000.0))
@@ -324,18 +324,18 @@ class TestMeasuring:
     def test_the_collectives_of_a_problem(self):
         eight, two = Division(8), Division(2)
         assert collectives_of(EXAMPLE, [two, eight]) == [
-            Wanted("all_gather", eight, 8 * 2**20),
-            Wanted("reduce_scatter", eight, 8 * 2**20),
+            WantedCollective("all_gather", eight, 8 * 2**20),
+            WantedCollective("reduce_scatter", eight, 8 * 2**20),
         ]
         assert collectives_of(EXAMPLE, [two]) == []
 
     def test_everything_wished_for(self):
-        more = [Wanted("all_gather", Division(2), 8), Wanted("all_gather", Division(2), 5)]
+        more = [WantedCollective("all_gather", Division(2), 8), WantedCollective("all_gather", Division(2), 5)]
         wishes = wishes_of([Division(2), Division(4)], [8], [], more)
         assert len(wishes.collectives) == 2 * len(KINDS) + 1
         assert wishes.slowdowns == tuple((kind, Division(2), 8) for kind in KINDS)
-        sizes = [Wanted("all_gather", Division(2), nbytes) for nbytes in (64, 4, 16)]
-        assert one_of_each([*sizes, Wanted("all_gather", Division(4), 32)]) == (sizes[2],)
+        sizes = [WantedCollective("all_gather", Division(2), nbytes) for nbytes in (64, 4, 16)]
+        assert one_of_each([*sizes, WantedCollective("all_gather", Division(4), 32)]) == (sizes[2],)
         assert wishes_of([], [8], []) == Wishes()
 
 
@@ -417,7 +417,7 @@ def test_a_dump_that_does_not_say_how_large_its_groups_are(alone, tmp_path):
     )
     unknown = DUMP.replace(first, "all_reduce.default(shard_1, 'sum', '0')")
     dump.write_text(unknown.replace(second, "all_reduce.default(mm_1, 'sum', '0')"))
-    request = Request("c.toml", (), (str(dump),), (), (4096, 4096), "bfloat16", "cpu")
+    request = CalibrateRequest("c.toml", (), (str(dump),), (), (4096, 4096), "bfloat16", "cpu")
     with pytest.raises(DumpGroupError) as caught:
         calibrate.wishes_of(request, alone, lambda text: None)
     assert str(caught.value) == (
@@ -435,7 +435,7 @@ def test_a_dump_has_shapes_and_a_problem_file_has_sizes_alone(alone, tmp_path):
     eight = replace(alone, rank=0, size=8, ranks_per_node=8)
 
     def wishes(*graphs, **more):
-        request = Request("c.toml", (), tuple(map(str, graphs)), (), (4096, 4096), "bfloat16", "cpu", **more)
+        request = CalibrateRequest("c.toml", (), tuple(map(str, graphs)), (), (4096, 4096), "bfloat16", "cpu", **more)
         return calibrate.wishes_of(request, eight, lambda text: None)
 
     copies = len(CPU_GRID.copies)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.gathered import SHOWN_BYTES, Launch, mixed, renamed, to_text
+from overlap_sched.distributed.gathered import SHOWN_BYTES, RankLaunch, mixed, renamed, to_text
 from overlap_sched.distributed.verdict import Verdict, as_before, judge
 
 A = Digest(operators="p", sizes="s", options="o", costs="c", order="r", key="k", launches="l", name="forward", nodes=7)
@@ -16,8 +16,8 @@ MEND = (
 )
 
 
-def gathers(*names: str, ranks: Sequence[int] = (0, 1)) -> list[Launch]:
-    return [Launch(GATHER, tuple(ranks), name) for name in names]
+def gathers(*names: str, ranks: Sequence[int] = (0, 1)) -> list[RankLaunch]:
+    return [RankLaunch(GATHER, tuple(ranks), name) for name in names]
 
 
 def test_the_first_difference_is_told_with_how_many_follow() -> None:
@@ -68,16 +68,16 @@ def test_other_groups_that_differ_are_counted() -> None:
 
 
 def test_a_place_counts_all_launches_of_its_group_and_of_no_other() -> None:
-    launches = [Launch("all_reduce", (0, 1)), Launch("all_reduce", (0, 2)), *gathers("a")]
-    others = [Launch("all_reduce", (0, 1)), Launch("all_reduce", (1, 3)), *gathers("b")]
+    launches = [RankLaunch("all_reduce", (0, 1)), RankLaunch("all_reduce", (0, 2)), *gathers("a")]
+    others = [RankLaunch("all_reduce", (0, 1)), RankLaunch("all_reduce", (1, 3)), *gathers("b")]
     assert f"({GATHER}, launch 2 of ranks 0-1)" in mixed({0: to_text(launches), 1: to_text(others)})
 
 
 def test_other_launches_do_not_meet_place_by_place() -> None:
     """A rank that reduces something more: the agreement says so, and names would blame the wrong ones."""
-    one, other = gathers("a", "b", "c"), [*gathers("a"), Launch("all_reduce", (0, 1)), *gathers("b", "c")]
+    one, other = gathers("a", "b", "c"), [*gathers("a"), RankLaunch("all_reduce", (0, 1)), *gathers("b", "c")]
     assert mixed({0: to_text(one), 1: to_text(other)}) == ""
-    swapped = [Launch("all_reduce", (0, 1)), *gathers("b")], [*gathers("a"), Launch("all_reduce", (0, 1))]
+    swapped = [RankLaunch("all_reduce", (0, 1)), *gathers("b")], [*gathers("a"), RankLaunch("all_reduce", (0, 1))]
     assert mixed({rank: to_text(launches) for rank, launches in enumerate(swapped)}) == ""
 
 
@@ -93,9 +93,9 @@ def test_text_that_cannot_be_read_says_nothing() -> None:
 
 
 def test_names_are_changed_and_places_stay() -> None:
-    launches = [*gathers("$0"), Launch("all_reduce", (0, 1)), *gathers("$1", "$2")]
+    launches = [*gathers("$0"), RankLaunch("all_reduce", (0, 1)), *gathers("$1", "$2")]
     names = {"$0": "a", "$1": "", "$2": "c"}
-    expected = [*gathers("a"), Launch("all_reduce", (0, 1)), *gathers("", "c")]
+    expected = [*gathers("a"), RankLaunch("all_reduce", (0, 1)), *gathers("", "c")]
     assert renamed(to_text(launches), names.__getitem__) == to_text(expected)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.protocol import Step, agreement_steps
+from overlap_sched.distributed.protocol import StoreCall, agreement_steps
 from overlap_sched.distributed.verdict import Verdict, judge
 from tests.support.interleavings import Checker, End, Fault, StuckError
 
@@ -239,32 +239,32 @@ def test_counters_are_even_when_nobody_dies() -> None:
 
 def _everyone_for_himself(
     mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[Step, Any, Verdict]:
+) -> Generator[StoreCall, Any, Verdict]:
     """The protocol that suggests itself: read all digests until the limit, each rank decides alone."""
-    yield Step("set", (f"{mine.key}/0/{rank}", mine.to_json()))
-    yield Step("set", (f"at/{rank}", f"{mine.key}/0"))
+    yield StoreCall("set", (f"{mine.key}/0/{rank}", mine.to_json()))
+    yield StoreCall("set", (f"at/{rank}", f"{mine.key}/0"))
     for _ in range(2):
         digests = {}
         for r in ranks:
-            if (yield Step("check", ([f"{mine.key}/0/{r}"],))):
-                digests[r] = Digest.from_json((yield Step("get", (f"{mine.key}/0/{r}",))))
+            if (yield StoreCall("check", ([f"{mine.key}/0/{r}"],))):
+                digests[r] = Digest.from_json((yield StoreCall("get", (f"{mine.key}/0/{r}",))))
         if len(digests) == len(ranks):
             return judge(digests)
-        if (yield Step("pause", (False,))):
+        if (yield StoreCall("pause", (False,))):
             break
     return Verdict(agreed=False, reason="late")
 
 
 def _no_look_back(
     mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[Step, Any, Verdict]:
+) -> Generator[StoreCall, Any, Verdict]:
     """Overwrites the verdict instead of letting one value in."""
     steps = agreement_steps(mine, name, rank, ranks, limit_s, short_limit_s)
     step = next(steps)
     try:
         while True:
             if step.call == "compare_set" and step.args[0].endswith("/verdict"):
-                yield Step("set", (step.args[0], step.args[2]))
+                yield StoreCall("set", (step.args[0], step.args[2]))
                 step = steps.send(step.args[2])
             else:
                 step = steps.send((yield step))
@@ -282,12 +282,12 @@ def test_the_checker_finds_the_race_in_protocols_that_have_it(broken: Any) -> No
 
 def _goes_by_what_is_recorded(
     mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[Step, Any, Verdict]:
+) -> Generator[StoreCall, Any, Verdict]:
     """A graph that is compiled again meets its first verdict, as it did once."""
-    if (yield Step("check", ([f"{mine.key}/0/{rank}"],))):
-        text = yield Step("get", (f"{mine.key}/0/{rank}",))
+    if (yield StoreCall("check", ([f"{mine.key}/0/{rank}"],))):
+        text = yield StoreCall("get", (f"{mine.key}/0/{rank}",))
         if Digest.from_json(text.split(" ", 1)[1]) == mine:
-            return Verdict.from_json((yield Step("get", (f"{mine.key}/0/verdict",))))
+            return Verdict.from_json((yield StoreCall("get", (f"{mine.key}/0/verdict",))))
     return (yield from agreement_steps(mine, name, rank, ranks, limit_s, short_limit_s))
 
 
@@ -299,7 +299,7 @@ def test_the_checker_finds_that_nobody_hears_of_a_later_failure() -> None:
 
 def _gives_up(
     mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[Step, Any, Verdict]:
+) -> Generator[StoreCall, Any, Verdict]:
     """Falls back by itself when a step fails, as it did once."""
     steps = agreement_steps(mine, name, rank, ranks, limit_s, short_limit_s)
     result = None
@@ -325,13 +325,13 @@ BOTH = A.with_rest([B])
 
 def _as_loaded(
     mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[Step, Any, Verdict]:
+) -> Generator[StoreCall, Any, Verdict]:
     """Both are taken, or A is traced and asked about alone; who has taken both does not ask about B behind it."""
     how = (rank, ranks, limit_s, short_limit_s)
     if mine.pair:
         verdict = yield from agreement_steps(A, name, *how, [B])
         return (yield from agreement_steps(A, f"{name}-alone", *how)) if verdict.again else verdict
-    if name == "call1" and (yield Step("check", ([f"{mine.key}/0/{rank}"],))):
+    if name == "call1" and (yield StoreCall("check", ([f"{mine.key}/0/{rank}"],))):
         return Verdict(agreed=True, shown=(mine.identity,))
     return (yield from agreement_steps(mine, name, *how))
 
@@ -376,7 +376,7 @@ def test_a_pair_whatever_the_timing(graphs: list[list[Digest]]) -> None:
 def test_a_fault_while_the_rest_is_recorded_changes_nothing() -> None:
     """Or while a rank looks whether it has been here before: then it asks about the first alone."""
 
-    def takes(mine: Digest, name: str, rank: int, *how: Any) -> Generator[Step, Any, Verdict]:
+    def takes(mine: Digest, name: str, rank: int, *how: Any) -> Generator[StoreCall, Any, Verdict]:
         verdict = yield from agreement_steps(A, name, rank, *how, [B])
         return (yield from agreement_steps(A, f"{name}-alone", rank, *how)) if verdict.again else verdict
 
@@ -387,7 +387,7 @@ def test_a_fault_while_the_rest_is_recorded_changes_nothing() -> None:
 
 def _asks_about_pairs_at_any_time(
     mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[Step, Any, Verdict]:
+) -> Generator[StoreCall, Any, Verdict]:
     """The digest of a pair as that of any other graph, with nothing recorded of the rest."""
     if name == "call1" and mine.key == "B":
         return Verdict(agreed=True, shown=(mine.identity,))

@@ -11,7 +11,7 @@ from overlap_sched.fit import Fit, FitPoint, fit, questions
 from overlap_sched.fit.answer import Held
 from overlap_sched.fit.in_parts import Ways
 from overlap_sched.fit.limit import Limit
-from overlap_sched.fit.planner import FOUND, Asked, Planner, begun_with, point
+from overlap_sched.fit.planner import FOUND, FitContext, Planner, begun_with, point
 from overlap_sched.fit.reserved import held_best
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
@@ -96,7 +96,7 @@ def test_what_cannot_be_done_is_left_out() -> None:
 
 def test_behind_which_fissions_others_are_searched() -> None:
     """Not behind what fits as it is, nor behind what is slower than what is found."""
-    wanted = Asked(wide(), PRICES, Options(), (), None, None, 2)
+    wanted = FitContext(wide(), PRICES, Options(), (), None, None, 2)
     planner = Planner(wanted)
 
     def promising(limit: Limit, *points: FitPoint, effort: int = 2) -> list[FitPoint]:
@@ -119,7 +119,7 @@ def test_what_cannot_answer_is_not_made() -> None:
     """Two parts are slower than the whole, four slower than two: so nothing is made that is slower than what fits."""
 
     def made(limit: Limit) -> tuple[list[tuple[Rewrite, ...]], tuple[Fission, ...]]:
-        wanted = Asked(wide(), PRICES, Options(), (), None, None, 2)
+        wanted = FitContext(wide(), PRICES, Options(), (), None, None, 2)
         ways = Ways(wanted, WAYS[::-1], limit)
         ways.make(Planner(wanted))
         return [plan.rewrites for plan in ways.found], ways.left
@@ -162,7 +162,7 @@ def test_what_parts_take_is_known_before_they_are_made(ways: Sequence[Fission]) 
 
 
 def test_parts_may_run_again_where_the_whole_may() -> None:
-    wanted = Asked(wide(), PRICES, Options(), ("recompute",), frozenset({"b"}), None, 0)
+    wanted = FitContext(wide(), PRICES, Options(), ("recompute",), frozenset({"b"}), None, 0)
     planner = Planner(wanted, begun_with(wanted, WAYS[:1]))
     assert planner.rerun == {"b", WAYS[0].part("b", 0), WAYS[0].part("b", 1)}
 

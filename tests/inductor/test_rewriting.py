@@ -24,7 +24,7 @@ from overlap_sched.inductor import choosing, fx_stage, rewriting
 from overlap_sched.inductor.cached_orders import CachedOrder, with_rewrites
 from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.reporting import clear_reports, reports
-from overlap_sched.inductor.rewriting import Choice, RewritePass, rewrite_fx
+from overlap_sched.inductor.rewriting import RewriteChoice, RewritePass, rewrite_fx
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.summary import outcome_of, summary
@@ -45,17 +45,17 @@ def as_over_gloo() -> None:
 GATHERS = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"))
 
 
-def neighbours(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Choice:
+def neighbours(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> RewriteChoice:
     """Neighbouring gathers two by two, as far as they do not need each other; in the graph's order."""
     nodes = lifted.problem.nodes
     ready = [n.name for n in nodes if alike.get(n.name) == "float32" and n.op == "all_gather_into_tensor"]
     inputs = {v for v, n in enumerate(nodes) if n.kind == "input"}
     free = [name for name in ready if all(u in inputs for n in nodes if n.name == name for u in n.deps)]
-    return Choice([Bucket(pair) for pair in zip(free[::2], free[1::2], strict=False)])
+    return RewriteChoice([Bucket(pair) for pair in zip(free[::2], free[1::2], strict=False)])
 
 
 def chosen(*rewrites: Rewrite) -> Any:
-    return lambda lifted, settings, alike: Choice(rewrites)
+    return lambda lifted, settings, alike: RewriteChoice(rewrites)
 
 
 def asked(answer: Agreement) -> Any:
@@ -143,7 +143,7 @@ def test_graphs_that_do_not_communicate_ask_nobody() -> None:
 
 def test_graphs_without_anything_to_rewrite_ask_nobody() -> None:
     """Two gathers in one group at least: known by the launches, before anything is lifted."""
-    choose = mock.Mock(return_value=Choice())
+    choose = mock.Mock(return_value=RewriteChoice())
     others, shown = asked(Agreement(True, Verdict(True)))
     default, buckets = Settings(stage="backend"), Settings(Options(rewrites=("bucket",)), stage="backend")
     with others:
@@ -321,7 +321,7 @@ def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:
         settings = Settings(ROOMY, stage="backend", ranks_per_node=2, cluster=cluster)
         lifted = lift(GRAPHS["whole"]().graph, **settings.costs)
         with mock.patch.object(planning, "plan_of_rewrites", return_value=None) as plan:
-            assert choosing.planned(lifted, settings, {}) == Choice()
+            assert choosing.planned(lifted, settings, {}) == RewriteChoice()
         problem, prices = plan.call_args.args[:2]
         assert problem is lifted.problem
         assert prices.model is lifted.model

@@ -11,7 +11,7 @@ from overlap_sched.peak_memory.addresses.bounds import Standing, failing_section
 from overlap_sched.peak_memory.addresses.boxes import Ints, Sectioned, sectioned
 from overlap_sched.peak_memory.addresses.check import address_violation
 from overlap_sched.peak_memory.addresses.plan import plan_addresses
-from overlap_sched.peak_memory.addresses.restarts import RULES, Fit, fit_below, rule_of
+from overlap_sched.peak_memory.addresses.restarts import RULES, PackingResult, fit_below, rule_of
 from overlap_sched.peak_memory.addresses.search import OutOfWorkError, Search
 from overlap_sched.peak_memory.addresses.targets import smallest_arena
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
@@ -154,9 +154,9 @@ def test_runs_grow_and_forget(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_targets_halve_what_lies_between(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
-    def fits_from_120(boxes: Sectioned, limit: int, most_work: int) -> Fit:
+    def fits_from_120(boxes: Sectioned, limit: int, most_work: int) -> PackingResult:
         asked.append((limit, most_work))
-        return Fit(np.array([0, limit - 3]) if limit >= 120 else None, False, 10)
+        return PackingResult(np.array([0, limit - 3]) if limit >= 120 else None, False, 10)
 
     monkeypatch.setattr("overlap_sched.peak_memory.addresses.targets.fit_below", fits_from_120)
     ranges = lives_of([(4, 0, 0), (6, 1, 0)])

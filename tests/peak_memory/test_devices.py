@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from overlap_sched import Problem
 from overlap_sched.peak_memory.allocator.caching import NO_BLOCK
-from overlap_sched.peak_memory.allocator.devices import Device, Full, where_full
+from overlap_sched.peak_memory.allocator.devices import AllocatorDevice, Full, where_full
 from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
-from overlap_sched.peak_memory.allocator.reserved import Replay, Requests, requests_of
+from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay, Requests, requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, AllocatorSettings
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
@@ -32,16 +32,16 @@ def said(found: Allocator) -> tuple[int, ...]:
     )
 
 
-def behind(requests: Requests, replay: Replay, begin: int = 0) -> Allocator:
+def behind(requests: Requests, replay: AllocatorReplay, begin: int = 0) -> Allocator:
     """The allocator behind an order's end, which it comes to."""
     assert replay.serve(requests.events, requests.sizes, begin) == len(requests.events)
     return replay.allocator
 
 
-def from_the_start(requests: Requests, device: Device, settings: AllocatorSettings) -> Allocator:
+def from_the_start(requests: Requests, device: AllocatorDevice, settings: AllocatorSettings) -> Allocator:
     found = allocator(settings, device.capacity)
     found.most_retries, found.most_lent_bytes = device.most_retries, NO_LIMIT
-    return behind(requests, Replay.begin(found, len(requests.sizes)))
+    return behind(requests, AllocatorReplay.begin(found, len(requests.sizes)))
 
 
 @given(
@@ -56,7 +56,7 @@ def test_each_device_as_if_it_were_alone(
     problem = with_sizes_of_all_kinds(problem)
     requests = requests_of(LiveRanges(problem), random_order(problem, seed))
     most = requests.replayed(settings).peak_reserved_bytes
-    devices = {Device(most * percent // 100, retries) for percent, retries in rows}
+    devices = {AllocatorDevice(most * percent // 100, retries) for percent, retries in rows}
     full = dict(where_full(requests, list(devices), settings))
     assert set(full) == {device for device in devices if device.capacity < most}
     for device, here in full.items():
@@ -69,7 +69,7 @@ def test_each_device_as_if_it_were_alone(
 def test_a_replay_is_where_its_device_is_full() -> None:
     """12 and 30 MiB: the second does not fit in 40, both do in 50."""
     requests = Requests((0, 1, ~0, ~1), (12 * MIB, 30 * MIB), 42 * MIB)
-    ((device, (replay, at)),) = where_full(requests, (Device(50 * MIB), Device(40 * MIB)), PLAIN)
+    ((device, (replay, at)),) = where_full(requests, (AllocatorDevice(50 * MIB), AllocatorDevice(40 * MIB)), PLAIN)
     assert device.capacity == 40 * MIB
     assert (at, replay.allocator.reserved_bytes) == (1, 12 * MIB)
     assert replay.held[0] != NO_BLOCK
@@ -80,7 +80,7 @@ def test_a_replay_is_where_its_device_is_full() -> None:
 def test_a_copy_goes_its_own_way() -> None:
     requests = Requests((0, ~0, 1), (12 * MIB, 14 * MIB), 14 * MIB)
     for settings in SETTINGS:
-        one = Replay.begin(allocator(settings), 2)
+        one = AllocatorReplay.begin(allocator(settings), 2)
         assert one.serve(requests.events[:1], requests.sizes) == 1
         other = one.copied()
         assert said(behind(requests, other, 1)) == said(requests.replayed(settings))
@@ -91,7 +91,7 @@ def test_a_copy_goes_its_own_way() -> None:
 
 def test_it_ends_where_it_is_full_and_may_go_on() -> None:
     requests = Requests((0, 1), (12 * MIB, 30 * MIB), 42 * MIB)
-    replay = Replay.begin(allocator(PLAIN, 40 * MIB), 2)
+    replay = AllocatorReplay.begin(allocator(PLAIN, 40 * MIB), 2)
     assert replay.serve(requests.events, requests.sizes) == 1
     replay.allocator.capacity = 42 * MIB
     assert behind(requests, replay, 1).reserved_bytes == 42 * MIB

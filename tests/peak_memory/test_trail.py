@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Kind, Node, Problem, Storage
-from overlap_sched.peak_memory.allocator.devices import Device
+from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.allocator.trail import Lacking, Trail
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -36,7 +36,7 @@ def test_as_if_it_were_replayed_from_its_start(
     problem = with_sizes_of_all_kinds(problem)
     live_ranges, order = LiveRanges(problem), random_order(problem, seed)
     most = requests_of(live_ranges, order).replayed(settings).peak_reserved_bytes
-    devices = {Device(most * percent // 100, retries) for percent, retries in rows}
+    devices = {AllocatorDevice(most * percent // 100, retries) for percent, retries in rows}
     trail = Trail(live_ranges, order, list(devices), settings)
     others = [random_order(problem, each) for each in seeds]
     for other in (order, *others, *(like(order, other, seed) for other in others)):
@@ -64,7 +64,7 @@ def test_what_something_is_lent_for() -> None:
     live_ranges = LiveRanges(problem)
 
     def lacking(*capacities: int, most: int = 100) -> Lacking:
-        trail = Trail(live_ranges, (2, 0, 1), [Device(each * MIB) for each in capacities], PLAIN)
+        trail = Trail(live_ranges, (2, 0, 1), [AllocatorDevice(each * MIB) for each in capacities], PLAIN)
         return trail.lacking_of((0, 1, 2), most * MIB)
 
     assert lacking(40, 50) == Lacking(2 * MIB, [1])
@@ -78,7 +78,7 @@ def test_a_device_gives_back_as_often_as_it_may() -> None:
     problem = chain_of(12 * MIB, 14 * MIB, 30 * MIB)
     order = problem.original_order
     for retries, lent_bytes in ((0, 11 * MIB), (1, 0)):
-        trail = Trail(LiveRanges(problem), order, [Device(45 * MIB, retries)], PLAIN)
+        trail = Trail(LiveRanges(problem), order, [AllocatorDevice(45 * MIB, retries)], PLAIN)
         assert trail.lacking_of(order).lent_bytes == lent_bytes
 
 

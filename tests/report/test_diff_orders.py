@@ -14,7 +14,7 @@ from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN, VARIABLES
 from overlap_sched.report.diff.figures import Figure
 from overlap_sched.report.diff.orders import diff_orders, moved_nodes, total_us
-from overlap_sched.report.diff.placed import Placed
+from overlap_sched.report.diff.placed import ReplayedOrder
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -105,7 +105,7 @@ def test_figures_are_those_of_the_judges(problem: Problem, one: int, other: int)
     changes = [abs(moved.exposed_us) for moved in diff.collectives]
     assert changes == sorted(changes, reverse=True)
     for order in orders:
-        placed = Placed(problem, order)
+        placed = ReplayedOrder(problem, order)
         assert all((place.exposed_us > 0) == (place.cause != "nothing") for place in placed.places.values())
 
 

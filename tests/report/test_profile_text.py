@@ -5,7 +5,7 @@ import re
 from rich.console import Console
 
 from overlap_sched.cost.profile.runs import Sought
-from overlap_sched.cost.profile.times import Measured, Profile
+from overlap_sched.cost.profile.times import MeasuredTime, Profile
 from overlap_sched.report.words.profile import profile_notes, profile_table
 
 MM = Sought("aten::mm", ((4, 8), (8, 2)), 6.0)
@@ -21,8 +21,13 @@ def lines(profile: Profile) -> list[str]:
 
 def test_lines() -> None:
     sought = (MM, MM, GATHER, CAT, ADD)
-    how = (Measured(3.0, "order"), Measured(9.0, "shapes"), Measured(25.0, "order"), Measured(4.0, "shapes"))
-    found = Profile(sought, (*how, Measured(1.0, "names")), runs=3, ranks=2, skew_us=1250.0, fused_us=1.0)
+    how = (
+        MeasuredTime(3.0, "order"),
+        MeasuredTime(9.0, "shapes"),
+        MeasuredTime(25.0, "order"),
+        MeasuredTime(4.0, "shapes"),
+    )
+    found = Profile(sought, (*how, MeasuredTime(1.0, "names")), runs=3, ranks=2, skew_us=1250.0, fused_us=1.0)
     assert lines(found) == [
         "profile: 5 of 5 nodes that take time were found in it, 100.0% of the predicted time, 2 by shapes and order, "
         "2 by shapes alone, 1 by names of fused kernels (3 runs on 2 ranks)",
@@ -30,7 +35,7 @@ def test_lines() -> None:
     ]
     fused = MM._replace(us=0.0)  # a part of another's kernel, by prediction: not missing
     alone = Profile(
-        (MM, *LOST, fused), (Measured(3.0, "order"), *[None] * 7), runs=1, ranks=1, skew_us=None, fused_us=0.0
+        (MM, *LOST, fused), (MeasuredTime(3.0, "order"), *[None] * 7), runs=1, ranks=1, skew_us=None, fused_us=0.0
     )
     assert lines(alone) == [
         "profile: 1 of 7 nodes that take time were found in it, 50.0% of the predicted time, 1 by shapes and order "
@@ -43,9 +48,14 @@ def test_lines() -> None:
 
 def test_the_table_has_the_largest_differences_first() -> None:
     sought = (MM, MM, GATHER, CAT, ADD, *LOST)
-    how = (Measured(3.0, "order"), Measured(4.0, "order"), Measured(25.0, "order"), Measured(4.0, "order"))
+    how = (
+        MeasuredTime(3.0, "order"),
+        MeasuredTime(4.0, "order"),
+        MeasuredTime(25.0, "order"),
+        MeasuredTime(4.0, "order"),
+    )
     found = Profile(
-        sought, (*how, Measured(1.0, "names"), *[None] * len(LOST)), runs=1, ranks=1, skew_us=None, fused_us=1.0
+        sought, (*how, MeasuredTime(1.0, "names"), *[None] * len(LOST)), runs=1, ranks=1, skew_us=None, fused_us=1.0
     )
     console = Console(width=120)
     with console.capture() as captured:

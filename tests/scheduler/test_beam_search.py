@@ -13,7 +13,7 @@ from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem
-from overlap_sched.scheduler.beam_search import Found, beam_search
+from overlap_sched.scheduler.beam_search import BeamSearchResult, beam_search
 from overlap_sched.scheduler.reference import Reference
 from tests.support.exact.search import shortest_step
 from tests.support.exact.table import DATA
@@ -22,7 +22,7 @@ from tests.support.graphs import problems
 MIB = 2**20
 
 
-def search(problem: Problem, limit: object, width: int, beat_us: float = float("inf")) -> Found:
+def search(problem: Problem, limit: object, width: int, beat_us: float = float("inf")) -> BeamSearchResult:
     reference = Reference(problem, problem.original_order)
     return beam_search(reference, np.array(limit, dtype=np.int64), (), beat_us, width)
 

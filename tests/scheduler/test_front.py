@@ -10,7 +10,7 @@ from overlap_sched.peak_memory.allocator.trail import Lacking
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN
 from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.front import ALIKE, STEP_WEIGHT, Front, Member
+from overlap_sched.scheduler.front import ALIKE, STEP_WEIGHT, Front, FrontMember
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from tests.scheduler.test_wander import on_a_smaller_device, scattered, task_of
 
@@ -23,11 +23,11 @@ def _far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlap_sched.scheduler.front.FAR", FAR)
 
 
-def member(step_us: float, lacking: int) -> Member:
-    return Member((), step_us, lacking, (), Candidate((), step_us, 0))
+def member(step_us: float, lacking: int) -> FrontMember:
+    return FrontMember((), step_us, lacking, (), Candidate((), step_us, 0))
 
 
-def front_of(members: Iterable[Member], enough_us: float = 100.0) -> Front:
+def front_of(members: Iterable[FrontMember], enough_us: float = 100.0) -> Front:
     return Front(members, enough_us, 1000)
 
 

@@ -14,16 +14,16 @@ from overlap_sched.problem import Kind, Order
 from overlap_sched.problem.precedence import neighbours, positions
 from overlap_sched.scheduler import moves
 from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.front import Front, Member
+from overlap_sched.scheduler.front import Front, FrontMember
 from overlap_sched.scheduler.moves import Moves, as_another, near, singles, with_moves
 from tests.scheduler.test_wander import scattered, task_of
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
 
-def member_of(task: Task, order: Order, lacking_for: Sequence[int] = ()) -> tuple[Member, Front]:
+def member_of(task: Task, order: Order, lacking_for: Sequence[int] = ()) -> tuple[FrontMember, Front]:
     found = task.measured(order)
-    member = Member(order, found.step_us, 1, lacking_for, found)
+    member = FrontMember(order, found.step_us, 1, lacking_for, found)
     return member, Front([member], found.step_us, 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 from overlap_sched import Options, Problem
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
-from overlap_sched.scheduler.candidate import Candidate, Run, Task
+from overlap_sched.scheduler.candidate import Candidate, SchedulerRun, Task
 from overlap_sched.scheduler.portfolio import busy_us, simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import Work
@@ -36,11 +36,11 @@ def steps_asked(
     bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
     left = list(gaps)
 
-    def run(*_: Any) -> Run:
+    def run(*_: Any) -> SchedulerRun:
         gap = left.pop(0)
         if gap is None:
-            return Run(Work(1))
-        return Run(Work(1), Candidate(order, bound_us * (1 + gap), 5, {problem.collectives[0]: "reference"}))
+            return SchedulerRun(Work(1))
+        return SchedulerRun(Work(1), Candidate(order, bound_us * (1 + gap), 5, {problem.collectives[0]: "reference"}))
 
     monkeypatch.setattr(portfolio, "list_schedule", run)
     monkeypatch.setattr(portfolio, "has_chains", lambda _: chains)
@@ -89,7 +89,7 @@ def test_the_original_order_is_no_policy(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     monkeypatch.setattr(portfolio, "has_chains", lambda _: False)
     made = Candidate(order, step_us, 5, {0: "reference"})
-    monkeypatch.setattr(portfolio, "list_schedule", lambda *_: Run(Work(1), made))
+    monkeypatch.setattr(portfolio, "list_schedule", lambda *_: SchedulerRun(Work(1), made))
     assert best_of_runs(task, reference, Candidate(order, step_us, 5)).work.runs == 4
 
 

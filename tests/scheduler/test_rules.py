@@ -10,7 +10,7 @@ from overlap_sched import Group, Kind, Node, Problem, Storage
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.rules import Rules
+from overlap_sched.scheduler.rules import LaunchRules
 from overlap_sched.scheduler.streams import Streams
 
 AT_LATEST = Policy(lead=0.0, slack=0.0)
@@ -53,7 +53,7 @@ def without(rule: str) -> Callable[[Graph], tuple[str, float]]:
     """Runs a graph with a rule that never finds anything."""
 
     def run(graph: Graph) -> tuple[str, float]:
-        with patch.object(Rules, rule, lambda *_: None):
+        with patch.object(LaunchRules, rule, lambda *_: None):
             return graph.run()
 
     return run

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.judge.validate import violation
-from overlap_sched.peak_memory.allocator.devices import Device
+from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.allocator.trail import Trail
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -18,7 +18,7 @@ from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, PLAIN
 from overlap_sched.scheduler import wander
 from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.front import FAR, Front, Member
+from overlap_sched.scheduler.front import FAR, Front, FrontMember
 from overlap_sched.scheduler.moves import Moves
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.wander import BATCH, MOST, MOST_SHORTER, Trials, wandered
@@ -86,7 +86,7 @@ def noted_moves(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     """What walks move to from now on, in turn."""
     tried, moved = list[Order](), Moves.moved
 
-    def noted(self: Moves, start: Member, front: Front) -> Order:
+    def noted(self: Moves, start: FrontMember, front: Front) -> Order:
         tried.append(moved(self, start, front))
         return tried[-1]
 
@@ -199,19 +199,23 @@ def test_a_larger_device_on_which_an_order_fails_is_looked_at_from_then_on(monke
     reserve, devices = on_a_smaller_device(task, 560 * MIB), list[int]()
     start, trail = task.measured(task.problem.original_order), Reserve.trail
 
-    def noted(self: Reserve, order: Order, more: Sequence[Device] = ()) -> Trail:
+    def noted(self: Reserve, order: Order, more: Sequence[AllocatorDevice] = ()) -> Trail:
         devices.append(len(more))
         return trail(self, order, more)
 
     broken = reserve.overdraft(start.order)
     monkeypatch.setattr(Reserve, "trail", noted)
-    unlucky = iter(Device(capacity * MIB) for capacity in (400, 401, 402, 403))
+    unlucky = iter(AllocatorDevice(capacity * MIB) for capacity in (400, 401, 402, 403))
     monkeypatch.setattr(Reserve, "looked_at", lambda self, order: (Overdraft(False, 0, 7), [next(unlucky)]))
     found = wandered(reserve, [(broken, start)], start, [], start.step_us, 200)
     assert devices == sorted(devices)
     assert devices[-1] == 1  # none lacks nothing any more, so that none is looked at again
-    lacking = [trail(reserve, each.order, [Device(400 * MIB)]).lacking_of(each.order).lent_bytes for each in found]
-    assert 0 < min(lacking) < trail(reserve, start.order, [Device(400 * MIB)]).lacking_of(start.order).lent_bytes
+    lacking = [
+        trail(reserve, each.order, [AllocatorDevice(400 * MIB)]).lacking_of(each.order).lent_bytes for each in found
+    ]
+    assert (
+        0 < min(lacking) < trail(reserve, start.order, [AllocatorDevice(400 * MIB)]).lacking_of(start.order).lent_bytes
+    )
 
 
 def test_what_fits_by_luck_alone_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +262,7 @@ def test_an_order_breaks_nothing_where_no_device_lacks_anything(problem: Problem
     requests = requests_of(task.live_ranges, order)
     smallest, _, largest = reserve.devices
 
-    def lacking_on(device: Device) -> int:
+    def lacking_on(device: AllocatorDevice) -> int:
         return Trail(task.live_ranges, order, [device], PLAIN).lacking_of(order).lent_bytes
 
     broken, lacking = reserve.overdraft(order), reserve.lacking(order).lent_bytes

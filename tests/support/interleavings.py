@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from overlap_sched.distributed.agreement import perform
 from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.protocol import Step, agreement_steps
+from overlap_sched.distributed.protocol import StoreCall, agreement_steps
 from overlap_sched.distributed.verdict import Verdict
 from tests.support.agreement_examples import MemoryStore
 
@@ -48,7 +48,7 @@ class Rank(NamedTuple):
     """A rank at some point, and what it does next (its verdicts, if done; ``None``: dead)."""
 
     known: Known
-    next: Step | tuple[Verdict, ...] | None
+    next: StoreCall | tuple[Verdict, ...] | None
 
 
 State = tuple[int, tuple[int, ...]]
@@ -66,7 +66,7 @@ class StuckError(AssertionError):
     """Ranks that have not finished, and none can take a step."""
 
 
-Agree = Callable[[Digest, str, int, Sequence[int], float, float], Generator[Step, Any, Verdict]]
+Agree = Callable[[Digest, str, int, Sequence[int], float, float], Generator[StoreCall, Any, Verdict]]
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Checker:
     _ranks: list[Rank] = field(default_factory=list)
     _rank_numbers: dict[tuple[int, Known], int] = field(default_factory=dict)
     _told: dict[tuple[int, int, Any], int] = field(default_factory=dict)
-    _done: dict[tuple[int, Step], tuple[Any, int]] = field(default_factory=dict)
+    _done: dict[tuple[int, StoreCall], tuple[Any, int]] = field(default_factory=dict)
     _read: dict[int, dict[str, bytes]] = field(default_factory=dict)
 
     def ends(self) -> Iterator[End]:
@@ -109,10 +109,10 @@ class Checker:
             state = left.pop()
             self.states += 1
             steps = [self._ranks[i].next for i in state[1]]
-            if not any(isinstance(step, Step) for step in steps):
-                yield End(tuple(s for s in steps if not isinstance(s, Step)), dict(self._stores[state[0]]))
+            if not any(isinstance(step, StoreCall) for step in steps):
+                yield End(tuple(s for s in steps if not isinstance(s, StoreCall)), dict(self._stores[state[0]]))
                 continue
-            going = [(r, step) for r, step in enumerate(steps) if isinstance(step, Step)]
+            going = [(r, step) for r, step in enumerate(steps) if isinstance(step, StoreCall)]
             going = next(([one] for one in going if self._reads_for_good(state[0], one[1])), going)
             after = [s for r, step in going for s in self._after(state, r, step)]
             if not after:
@@ -121,7 +121,7 @@ class Checker:
             seen.update(new)
             left.extend(dict.fromkeys(new))
 
-    def _after(self, state: State, rank: int, step: Step) -> Iterator[State]:
+    def _after(self, state: State, rank: int, step: StoreCall) -> Iterator[State]:
         store, ranks = state
         if step.call in WRITES and ranks.count(self._dead) < self.deaths:
             yield store, (*ranks[:rank], self._dead, *ranks[rank + 1 :])
@@ -132,7 +132,7 @@ class Checker:
                 failed = (*ranks[:rank], self._tell(rank, ranks[rank], FAULT), *ranks[rank + 1 :])
                 yield from dict.fromkeys([(store, failed), (store_after, failed)])
 
-    def _reads_for_good(self, store: int, step: Step) -> bool:
+    def _reads_for_good(self, store: int, step: StoreCall) -> bool:
         """Whether a step writes nothing, and gives the same whenever it is done from here on."""
         if not self.written_once or step.call == "pause":
             return False
@@ -147,7 +147,7 @@ class Checker:
             self._read[store] = dict(self._stores[store])
         return self._read[store]
 
-    def _results(self, store: int, rank: int, step: Step) -> Iterator[tuple[Any, int]]:
+    def _results(self, store: int, rank: int, step: StoreCall) -> Iterator[tuple[Any, int]]:
         """What a step may return, and the store after it."""
         if step.call == "pause":
             values = self._contents(store)
@@ -156,7 +156,7 @@ class Checker:
             if f"{values[f'at/{rank}'].decode()}/verdict" in values:
                 yield False, store
             return
-        known = (store, Step(step.call, (str(step.args[0]), *step.args[1:])))
+        known = (store, StoreCall(step.call, (str(step.args[0]), *step.args[1:])))
         if known not in self._done:
             memory = MemoryStore()
             memory.values = dict(self._stores[store])

@@ -10,7 +10,7 @@ from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import violation
 from overlap_sched.report.words.rewrites import record_text
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.keeping import Gap, admitted, casts_of, chained, to_gather_again, to_keep, twice
+from overlap_sched.transform.keeping import GatherGap, admitted, casts_of, chained, to_gather_again, to_keep, twice
 from overlap_sched.transform.left_out import left_out, without
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.records import records
@@ -113,9 +113,9 @@ def test_buckets_are_of_what_is_still_gathered() -> None:
 
 def test_three_of_one_are_kept_in_a_row() -> None:
     gaps = [
-        Gap(Keep("a", "b"), 3, 5, 8, 1.0),
-        Gap(Keep("b", "c"), 7, 9, 8, 1.0),
-        Gap(Keep("d", "e"), 1, 2, 8, 1.0),
+        GatherGap(Keep("a", "b"), 3, 5, 8, 1.0),
+        GatherGap(Keep("b", "c"), 7, 9, 8, 1.0),
+        GatherGap(Keep("d", "e"), 1, 2, 8, 1.0),
     ]
     assert chained(gaps) == [Keep("d", "e"), Keep("a", "b"), Keep("a", "c")]
     assert chained(gaps[1:]) == [Keep("d", "e"), Keep("b", "c")]

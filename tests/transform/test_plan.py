@@ -22,7 +22,7 @@ from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan, plan_of_rewrites
 from overlap_sched.transform.rewrites import Bucket, Stream
-from overlap_sched.transform.trial import Asked, Trial, again
+from overlap_sched.transform.trial import Trial, TrialContext, again
 from overlap_sched.transform.wanted import wanted_of
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
@@ -199,7 +199,7 @@ def test_the_budget_is_that_of_the_graph_as_it_was() -> None:
 
 
 def test_the_best_is_scheduled_again_from_its_own_order() -> None:
-    asked = Asked(BOUND, PRICES, None, max(peak_by_definition(BOUND, list(BOUND.original_order))))
+    asked = TrialContext(BOUND, PRICES, None, max(peak_by_definition(BOUND, list(BOUND.original_order))))
     names = tuple(BOUND.nodes[v].name for v in BOUND.collectives if "gather" in BOUND.nodes[v].op)[:2]
     problem = apply(BOUND, (Stream(names[0]),), PRICES)
     step_us = step_by_definition(problem, list(problem.original_order))

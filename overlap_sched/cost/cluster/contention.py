@@ -34,7 +34,7 @@ def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
 
 
 def measured_contention(tables: Tables) -> Contention:
-    """What compute and collectives cost each other, as it was measured: both directions, by kind; and the lanes."""
+    """Return what compute and collectives cost each other, as measured: both directions, by kind; and the lanes."""
     lanes = lanes_of(tables.in_flight)
     return Contention(
         {one.kind: one.factor for one in tables.slowdowns if one.factor > 1.0},

@@ -19,7 +19,7 @@ class ClusterModel(PricedModel):
 
     @property
     def device(self) -> Device:
-        """What compute is priced for."""
+        """The device that compute is priced for."""
         return self.cluster.device
 
     def compute_price(self, work: Compute) -> Price:

@@ -37,7 +37,7 @@ GENERATIONS: tuple[Generation, ...] = ("volta", "ampere", "hopper", "blackwell",
 
 
 @dataclass(frozen=True)
-class Inside:
+class IntraNodeLink:
     """The link of a rank to the others of its node.
 
     Attributes:
@@ -85,7 +85,7 @@ class MeshDimension:
 
 
 @dataclass(frozen=True)
-class Beside:
+class DefaultContention:
     """What compute and communication cost each other by default; what was measured goes before it.
 
     Attributes:
@@ -126,12 +126,12 @@ class Cluster:
     name: str
     device: Device
     ranks_per_node: int
-    inside: Inside
+    inside: IntraNodeLink
     across: Across | None = None
     library: Library = "nccl"
     generation: Generation = ""
     mesh: tuple[MeshDimension, ...] = ()
-    beside: Beside = field(default_factory=Beside)
+    beside: DefaultContention = field(default_factory=DefaultContention)
     tables: Tables = field(default_factory=Tables)
     source: str = ""
 
@@ -164,7 +164,7 @@ class Cluster:
 
     @property
     def on_rails(self) -> bool:
-        """Whether what ranks send to other nodes stays on its rail: each card of a node has one of its own.
+        """Tell whether what ranks send to other nodes stays on its rail: each card of a node has one of its own.
 
         Rings join equal cards of neighbouring nodes, and an all_to_all goes through the GPU of the node that is on the
         receiver's rail (PXN, NCCL 2.12 and later: NVIDIA, Doubling all2all Performance with NCCL 2.12, 2022).

@@ -181,7 +181,7 @@ def _number(name: str, otherwise: int) -> int:
 
 
 def _flattened(name: str, order: Sequence[str], groups: Mapping[str, Facts]) -> bool:
-    """Whether a group is as large as two or more neighbours together, from the innermost on."""
+    """Tell whether a group is as large as two or more neighbours together, from the innermost on."""
     others, size = [other for other in order if other != name], 1
     for count, other in enumerate(others, 1):
         size *= groups[other].size

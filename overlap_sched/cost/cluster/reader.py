@@ -5,9 +5,9 @@ from overlap_sched.cost.cluster.description import (
     GENERATIONS,
     LIBRARIES,
     Across,
-    Beside,
     Cluster,
-    Inside,
+    DefaultContention,
+    IntraNodeLink,
     MeshDimension,
 )
 from overlap_sched.cost.cluster.toml_table import TomlTable, shown
@@ -37,7 +37,7 @@ def cluster_of(file: TomlTable) -> Cluster:
         library=file.choice("library", LIBRARIES, "nccl"),
         generation=file.choice("generation", GENERATIONS, ""),
         mesh=_mesh(file.table("mesh")) if "mesh" in file else (),
-        beside=_beside(file.table("contention")) if "contention" in file else Beside(),
+        beside=_beside(file.table("contention")) if "contention" in file else DefaultContention(),
         tables=_tables(file),
         source=file.text("source", ""),
     )
@@ -77,8 +77,8 @@ def _device(file: TomlTable) -> Device:
     return device
 
 
-def _inside(own: TomlTable) -> Inside:
-    inside = Inside(
+def _inside(own: TomlTable) -> IntraNodeLink:
+    inside = IntraNodeLink(
         own.choice("fabric", FABRICS),
         own.quantity("bandwidth", "bandwidth"),
         own.quantity("latency", "time", 0.0),
@@ -112,9 +112,9 @@ def _mesh(own: TomlTable) -> tuple[MeshDimension, ...]:
     return tuple(MeshDimension(name, size) for name, size in zip(names, sizes, strict=True))
 
 
-def _beside(own: TomlTable) -> Beside:
+def _beside(own: TomlTable) -> DefaultContention:
     slowdown, shares = (own.table(name) if name in own else None for name in ("slowdown", "shares"))
-    beside = Beside(
+    beside = DefaultContention(
         {} if slowdown is None else {("" if kind == "any" else kind): slowdown.number(kind) for kind in slowdown.keys},
         own.flag("shared_links", True),
         own.text("source", ""),

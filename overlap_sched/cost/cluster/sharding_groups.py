@@ -13,7 +13,7 @@ SHORT = 6
 _FAR = 1 << 30
 
 
-class Step(NamedTuple):
+class DataflowNode(NamedTuple):
     """A node of a graph: what it takes, whether it does anything, and, of a collective, its operator and group."""
 
     inputs: Sequence[int]
@@ -22,7 +22,7 @@ class Step(NamedTuple):
     group: str = ""
 
 
-def sharding_groups(steps: Sequence[Step]) -> set[str]:
+def sharding_groups(steps: Sequence[DataflowNode]) -> set[str]:
     """Names of the groups; the steps in an order in which inputs come first. Linear."""
     before = _depths(steps, range(len(steps)), [step.inputs for step in steps])
     users: list[list[int]] = [[] for _ in steps]
@@ -39,7 +39,7 @@ def sharding_groups(steps: Sequence[Step]) -> set[str]:
     return {group for group, found in outer.items() if 2 * sum(found) >= len(found)}
 
 
-def _depths(steps: Sequence[Step], order: Iterable[int], before: Sequence[Sequence[int]]) -> list[int]:
+def _depths(steps: Sequence[DataflowNode], order: Iterable[int], before: Sequence[Sequence[int]]) -> list[int]:
     depths = [0] * len(steps)
     for v in order:
         own = _FAR if steps[v].group else int(steps[v].works)

@@ -106,7 +106,7 @@ class TomlTable:
         return [whole.number(k) for k in whole.keys]
 
     def is_text(self, key: str) -> bool:
-        """Whether it is text, where it may be a table, too."""
+        """Tell whether it is text, where it may be a table, too."""
         return isinstance(self._data.get(key), str)
 
     @property

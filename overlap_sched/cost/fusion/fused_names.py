@@ -15,7 +15,7 @@ _NAMES = {"convert_element_type": "_to_copy"}
 """Operators of a graph that kernels are not named after, and after what instead."""
 
 
-class Part(NamedTuple):
+class PredictedKernel(NamedTuple):
     """A predicted kernel, or a node alone.
 
     Attributes:
@@ -35,7 +35,7 @@ def fused_ops(kernel: str) -> str | None:
     return None if found is None else found[1]
 
 
-def shared(parts: Sequence[Part], kernels: Mapping[str, float]) -> list[float | None]:
+def shared(parts: Sequence[PredictedKernel], kernels: Mapping[str, float]) -> list[float | None]:
     """Per part its share of the time of kernels, by what :func:`fused_ops` gives; ``None``: of none.
 
     A kernel is shared by the parts that are most like it and by those that are like no other more; by all if there are

@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 from overlap_sched.cost.fusion.loop_nests import LoopNest, loop_nests
 from overlap_sched.cost.fusion.merging import merged
-from overlap_sched.cost.fusion.steps import Rules, Step
+from overlap_sched.cost.fusion.steps import FusionRules, FusionStep
 from overlap_sched.cost.model import Compute, Pricer
 from overlap_sched.cost.price import Price, Source
 
 
-class Part(NamedTuple):
+class KernelShare(NamedTuple):
     """What a step is in its kernel.
 
     Attributes:
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     bytes: int
 
 
-def parts_of_kernels(steps: Sequence[Step | None], rules: Rules) -> list[Part | None]:
+def parts_of_kernels(steps: Sequence[FusionStep | None], rules: FusionRules) -> list[KernelShare | None]:
     """Per step its part in a kernel; ``None`` for what is opaque, is ``None`` itself, or is computed for nobody.
 
     Linear in the steps and what they read.
@@ -61,10 +61,10 @@ def parts_of_kernels(steps: Sequence[Step | None], rules: Rules) -> list[Part | 
         leaving.update([read.value for read in nest.reads if kernel_of.get(read.value) != kernel])
         if nest.space is not None:
             members.setdefault(kernel, []).append(nest)
-    parts: list[Part | None] = [None] * len(steps)
+    parts: list[KernelShare | None] = [None] * len(steps)
     for kernel, group in members.items():
         for step, nbytes in _moved(group, kernel, kernel_of, leaving):
-            parts[step] = Part(group[-1].step, nbytes)
+            parts[step] = KernelShare(group[-1].step, nbytes)
     _follow_readers(steps, parts)
     return parts
 
@@ -88,7 +88,7 @@ def _moved(
         yield nest.step, nbytes
 
 
-def _follow_readers(steps: Sequence[Step | None], parts: list[Part | None]) -> None:
+def _follow_readers(steps: Sequence[FusionStep | None], parts: list[KernelShare | None]) -> None:
     """An inlined step is a part of the kernel of its first reader."""
     first: dict[int, int] = {}
     for v in range(len(steps) - 1, -1, -1):
@@ -97,13 +97,13 @@ def _follow_readers(steps: Sequence[Step | None], parts: list[Part | None]) -> N
             continue
         if parts[v] is None and reader is not None and step.kind != "opaque":
             of_reader = parts[reader]
-            parts[v] = None if of_reader is None else Part(of_reader.kernel, 0)
+            parts[v] = None if of_reader is None else KernelShare(of_reader.kernel, 0)
         for read in step.reads:
             first[read.value] = v
 
 
 def shared_prices(
-    parts: Sequence[Part | None], names: Sequence[str], ops: Sequence[str], flops: Sequence[int], pricer: Pricer
+    parts: Sequence[KernelShare | None], names: Sequence[str], ops: Sequence[str], flops: Sequence[int], pricer: Pricer
 ) -> dict[int, Price]:
     """The prices of all nodes that are in kernels.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from overlap_sched.cost.fusion.steps import Read, Rules, Step
+from overlap_sched.cost.fusion.steps import FusionRules, FusionStep, Read
 
 
 class LoopNest(NamedTuple):
@@ -13,8 +13,8 @@ class LoopNest(NamedTuple):
         step: Id of the stored step.
         reads: What it reads of other loop nests and of inputs, inlined steps looked through; each window once.
         space: (points, elements that each is reduced from) of its loops; ``None``: opaque, joins nothing.
-        inner: See :class:`~overlap_sched.cost.fusion.steps.Step`.
-        writes: Bytes of its result. kept: see :class:`~overlap_sched.cost.fusion.steps.Step`.
+        inner: See :class:`~overlap_sched.cost.fusion.steps.FusionStep`.
+        writes: Bytes of its result. kept: see :class:`~overlap_sched.cost.fusion.steps.FusionStep`.
         after: Ids of steps that come before it without being read.
     """
 
@@ -36,7 +36,7 @@ class _Formula(NamedTuple):
     after: tuple[int, ...]
 
 
-def loop_nests(steps: Sequence[Step | None], rules: Rules) -> list[LoopNest]:
+def loop_nests(steps: Sequence[FusionStep | None], rules: FusionRules) -> list[LoopNest]:
     """The loop nests of a graph, in its order."""
     readers, needed = _readers(steps)
     nests: list[LoopNest] = []
@@ -55,7 +55,7 @@ def loop_nests(steps: Sequence[Step | None], rules: Rules) -> list[LoopNest]:
     return nests
 
 
-def _readers(steps: Sequence[Step | None]) -> tuple[list[int], set[int]]:
+def _readers(steps: Sequence[FusionStep | None]) -> tuple[list[int], set[int]]:
     """Per step how many read it, and the steps that must be stored, whatever they cost."""
     readers = [0] * len(steps)
     needed: set[int] = set()
@@ -71,8 +71,8 @@ def _readers(steps: Sequence[Step | None]) -> tuple[list[int], set[int]]:
     return readers, needed
 
 
-def _formula(step: Step, steps: Sequence[Step | None], formulas: dict[int, _Formula]) -> _Formula:
-    """What computing a step from stored values takes."""
+def _formula(step: FusionStep, steps: Sequence[FusionStep | None], formulas: dict[int, _Formula]) -> _Formula:
+    """Return what it takes to compute a step from stored values."""
     reads: dict[tuple[int, int], Read] = {}
     ops, slow, after = step.ops, step.slow, step.after
     for read in step.reads:
@@ -98,8 +98,8 @@ def _add(reads: dict[tuple[int, int], Read], read: Read) -> None:
         reads[key] = read
 
 
-def _too_much(formula: _Formula, readers: int, rules: Rules) -> bool:
-    """Whether a step is stored because computing it again is too much."""
+def _too_much(formula: _Formula, readers: int, rules: FusionRules) -> bool:
+    """Tell whether a step is stored because computing it again is too much."""
     if len(formula.reads) > rules.reads or formula.ops > rules.ops:
         return True
     return readers > 1 and (len(formula.reads) > rules.reads_of_reused or (rules.store_slow and formula.slow))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from overlap_sched.cost.fusion.loop_nests import LoopNest
-from overlap_sched.cost.fusion.steps import Rules
+from overlap_sched.cost.fusion.steps import FusionRules
 
 FAR = 64
 """Loop nests further apart than this, in the graph's order, are not merged (``Scheduler.are_long_distant_nodes``, which
@@ -38,7 +38,7 @@ class _Kernel:
 
 @dataclass(slots=True)
 class _Merging:
-    rules: Rules
+    rules: FusionRules
     kernels: list[_Kernel] = field(default_factory=list)
     """Per loop nest its kernel: one object for all that are merged."""
 
@@ -87,7 +87,7 @@ class _Merging:
                 kernels[k].before |= both
 
 
-def merged(nests: Sequence[LoopNest], rules: Rules) -> list[int]:
+def merged(nests: Sequence[LoopNest], rules: FusionRules) -> list[int]:
     """Per loop nest the index of the first one of its kernel."""
     merging = _Merging(rules)
     index = {nest.step: k for k, nest in enumerate(nests)}
@@ -123,7 +123,7 @@ def _candidates(nest: LoopNest, index: dict[int, int], last_reader: dict[tuple[i
             yield other
 
 
-def _joint(one: _Kernel, two: _Kernel, rules: Rules) -> tuple[tuple[int, int], bool] | None:
+def _joint(one: _Kernel, two: _Kernel, rules: FusionRules) -> tuple[tuple[int, int], bool] | None:
     """The loops of a kernel made of both, or ``None`` where they have none in common."""
     if one.space is None or two.space is None:
         return None

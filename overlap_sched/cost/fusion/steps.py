@@ -23,7 +23,7 @@ class Read(NamedTuple):
     aligned: bool = True
 
 
-class Step(NamedTuple):
+class FusionStep(NamedTuple):
     """One step that computes.
 
     Attributes:
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules:
+class FusionRules:
     """What the back ends of Inductor differ in; the names of ``torch/_inductor/config.py`` of torch 2.13 in brackets.
 
     Attributes:
@@ -80,8 +80,8 @@ class Rules:
     size: int = 64
 
 
-TRITON = Rules()
+TRITON = FusionRules()
 """GPUs."""
 
-CPP = Rules(reads=12, ops=50, store_slow=True, both_ways=False, adds_by_index=False)
+CPP = FusionRules(reads=12, ops=50, store_slow=True, both_ways=False, adds_by_index=False)
 """CPUs [``realize_cpu_acc_reads_threshold``, ``realize_cpu_opcount_threshold``]."""

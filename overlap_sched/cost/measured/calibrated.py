@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from overlap_sched.cost.cluster.description import Across, Cluster, Fabric, Inside
+from overlap_sched.cost.cluster.description import Across, Cluster, Fabric, IntraNodeLink
 from overlap_sched.cost.device import H100, XEON_8480, Device
 from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables, merged
 from overlap_sched.cost.measured.tabled import COPY
@@ -30,7 +30,7 @@ def calibrated(device: str, ranks_per_node: int, tables: Tables, source: str) ->
         name=_name(device),
         device=_device(device, tables),
         ranks_per_node=ranks_per_node,
-        inside=Inside(fabric, bytes_per_s, latency_us, "measured" if link else "not measured: that of memory"),
+        inside=IntraNodeLink(fabric, bytes_per_s, latency_us, "measured" if link else "not measured: that of memory"),
         across=_across(tables, ranks_per_node),
         library="formula",
         tables=tables,

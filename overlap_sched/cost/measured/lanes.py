@@ -45,7 +45,7 @@ class Lanes(NamedTuple):
 
 
 def lanes_of(measured: Iterable[InFlight]) -> Lanes:
-    """What fits the measurements of all kinds best; one lane where there are none."""
+    """Return the lanes that fit the measurements of all kinds best; one lane where there are none."""
     ones = list(measured)
     if not ones:
         return Lanes()

@@ -112,7 +112,7 @@ class Curve:
         return times_us[k - 1] * (times_us[k] / times_us[k - 1]) ** part
 
     def covers(self, size: float) -> bool:
-        """Whether it was measured on both sides of this size."""
+        """Tell whether it was measured on both sides of this size."""
         return self.sizes[0] <= size <= self.sizes[-1]
 
 
@@ -141,7 +141,7 @@ def curve_of(points: Iterable[tuple[float, float]]) -> Curve:
 
 
 def geometric_mean(times_us: Sequence[float]) -> float:
-    """Of one it is that one, to the last bit."""
+    """Return the geometric mean; of one value it is that one, to the last bit."""
     return times_us[0] if len(times_us) == 1 else math.exp(sum(map(math.log, times_us)) / len(times_us))
 
 
@@ -167,15 +167,15 @@ class Tables:
         return self._found(self._collectives, kind, ranks, nodes)
 
     def launch(self, kind: str, ranks: int, nodes: int) -> Curve:
-        """What the thread that launches takes for it, over bytes; raises as :meth:`collective` does."""
+        """Return the time it takes the launching thread, over bytes; raises as :meth:`collective` does."""
         return self._found(self._launches, kind, ranks, nodes)
 
     def finish(self, kind: str, ranks: int, nodes: int) -> Curve:
-        """What a wait takes at least, over bytes; raises as :meth:`collective` does."""
+        """Return the least time that a wait takes, over bytes; raises as :meth:`collective` does."""
         return self._found(self._finishes, kind, ranks, nodes)
 
     def kernel(self, op: str) -> tuple[KernelTime, ...]:
-        """What was measured of an operator.
+        """Return the times measured of an operator.
 
         Raises:
             TableError: Nothing; the message lists what was.

@@ -66,11 +66,11 @@ class TableModel(PricedModel):
         return price._replace(time_us=max(price.time_us - launch_us, 0.0)) if launch_us else price
 
     def launch_us(self, work: Collective) -> float:
-        """What starting a collective takes of the compute stream; 0.0 where that was not measured, or not of it."""
+        """Return what starting a collective takes of the compute stream; 0.0 where not measured, or not of it."""
         return self._of_host(self.tables.launch, work)
 
     def finish_us(self, work: Collective) -> float:
-        """What the wait for one that is done takes of the compute stream; 0.0 as for :meth:`launch_us`."""
+        """Return what the wait for one that is done takes of the compute stream; 0.0 as for :meth:`launch_us`."""
         return self._of_host(self.tables.finish, work)
 
     def _of_host(self, curve_of_kind: Callable[[str, int, int], Curve], work: Collective) -> float:
@@ -109,7 +109,7 @@ class TableModel(PricedModel):
         return curve_of((one.bytes, one.time_us) for one in ones) if ones else None
 
     @cached_property
-    def _known(self) -> dict[str, "_Known"]:
+    def _known(self) -> dict[str, "_MeasuredOperator"]:
         known = {}
         for op, ones in self.tables.kernels_of.items():
             asked = [(self.otherwise.compute_us(Compute(op, one.flops, one.bytes)), one.time_us) for one in ones]
@@ -117,11 +117,11 @@ class TableModel(PricedModel):
             for one in ones:
                 same.setdefault((one.flops, one.bytes), []).append(one.time_us)
             exact = {work: geometric_mean(times_us) for work, times_us in same.items()}
-            known[op] = _Known(exact, curve_of(asked))
+            known[op] = _MeasuredOperator(exact, curve_of(asked))
         return known
 
 
-class _Known(NamedTuple):
+class _MeasuredOperator(NamedTuple):
     """What was measured of an operator: times by (flops, bytes), and over the times of the formulas."""
 
     times_us: dict[tuple[int, int], float]

@@ -32,7 +32,7 @@ _ITEM_BYTES = {
 }  # fmt: skip
 
 
-class Call(NamedTuple):
+class HostCall(NamedTuple):
     """Something that the host called.
 
     Attributes:
@@ -54,11 +54,11 @@ class Call(NamedTuple):
     group: str = ""
 
 
-class Step(NamedTuple):
+class ProfiledStep(NamedTuple):
     """One step: its number, and what was called in it, who calls before who is called."""
 
     number: int
-    calls: tuple[Call, ...]
+    calls: tuple[HostCall, ...]
 
 
 class RankTrace(NamedTuple):
@@ -67,7 +67,7 @@ class RankTrace(NamedTuple):
     path: str
     rank: int | None
     world_size: int | None
-    steps: tuple[Step, ...]
+    steps: tuple[ProfiledStep, ...]
 
 
 def rank_trace(file: TraceFile) -> RankTrace:
@@ -88,9 +88,9 @@ def rank_trace(file: TraceFile) -> RankTrace:
     return RankTrace(file.path, file.rank, file.world_size, tuple(steps))
 
 
-def _step(number: int, chosen: Iterable[int], calls: Sequence[Call]) -> Step:
+def _step(number: int, chosen: Iterable[int], calls: Sequence[HostCall]) -> ProfiledStep:
     place = {k: i for i, k in enumerate(chosen)}
-    return Step(number, tuple(calls[k]._replace(parent=place.get(calls[k].parent, -1)) for k in place))
+    return ProfiledStep(number, tuple(calls[k]._replace(parent=place.get(calls[k].parent, -1)) for k in place))
 
 
 def _parents(host: Sequence[Event]) -> list[int]:
@@ -107,7 +107,7 @@ def _parents(host: Sequence[Event]) -> list[int]:
 
 def _calls(
     host: Sequence[Event], parents: Sequence[int], device: Sequence[Event], workers: Sequence[Event]
-) -> list[Call]:
+) -> list[HostCall]:
     shapes = [_shapes(e.args.get("Input Dims")) for e in host]
     launches = _outermost_launches(host, parents)
     ran = _ran_on_gloo(host, shapes, launches, workers)
@@ -119,9 +119,9 @@ def _calls(
         if k in launches:
             us = ran.get(k, nccl_us[k] or None)
             nbytes, group = _message(e, shapes[k], about.get(k, {}))
-            calls.append(Call(_functional(e.name), shapes[k], us, e.start_us, parents[k], nbytes, group))
+            calls.append(HostCall(_functional(e.name), shapes[k], us, e.start_us, parents[k], nbytes, group))
         else:
-            calls.append(Call(e.name, shapes[k], us, e.start_us, parents[k]))
+            calls.append(HostCall(e.name, shapes[k], us, e.start_us, parents[k]))
     return calls
 
 
@@ -200,7 +200,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _about_collectives(host: Sequence[Event], parents: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-    """What ``record_param_comms`` says, for each call around it."""
+    """Collect what ``record_param_comms`` says, for each call around it."""
     found: dict[int, Mapping[str, Any]] = {}
     for k, e in enumerate(host):
         if e.name == "record_param_comms":

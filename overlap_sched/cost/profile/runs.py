@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_sched.cost.fusion.fused_names import fused_ops
-from overlap_sched.cost.profile.kineto import GRAPH, Call, RankTrace, Shape, Step
+from overlap_sched.cost.profile.kineto import GRAPH, HostCall, ProfiledStep, RankTrace, Shape
 from overlap_sched.cost.profile.skew import Rank, Sample, Seen
 from overlap_sched.errors import ProfileError
 
@@ -42,7 +42,7 @@ class Sought(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What equals have in common."""
+        """The key that equals have in common."""
         if self.shapes is not None:
             return self.name, self.shapes
         return (self.name, self.bytes) if self.collective else (self.name,)
@@ -64,7 +64,7 @@ def _wanted(sought: Sequence[Sought]) -> _Wanted:
 
 
 def _product(name: str, shapes: tuple[Shape, ...]) -> Hashable:
-    """What a product has in common with one that adds something to it; ``None``: it is none."""
+    """Return what a product shares with one that adds something to it; ``None``: it is no product."""
     if name not in _PRODUCTS:
         return None
     kind, first = _PRODUCTS[name]
@@ -104,7 +104,7 @@ def _counted(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(result)
 
 
-def _parts(step: Step) -> list[list[int]]:
+def _parts(step: ProfiledStep) -> list[list[int]]:
     """The calls within each compiled graph; all of them where there is none."""
     part_of: list[int] = []
     parts: list[list[int]] = []
@@ -119,12 +119,12 @@ def _parts(step: Step) -> list[list[int]]:
     return parts or [list(range(len(step.calls)))]
 
 
-def _sample(place: tuple[int, int], step: Step, chosen: Sequence[int], wanted: _Wanted) -> Sample:
-    """Of the calls chosen: operators of the graph, and fused kernels; not what these call in turn."""
+def _sample(place: tuple[int, int], step: ProfiledStep, chosen: Sequence[int], wanted: _Wanted) -> Sample:
+    """Sample the calls chosen: operators of the graph, and fused kernels; not what these call in turn."""
     taken: set[int] = set()
     calls: list[Seen] = []
     launches: list[Seen] = []
-    fused: list[Call] = []
+    fused: list[HostCall] = []
     for k in chosen:
         call = step.calls[k]
         if call.parent in taken:
@@ -142,7 +142,7 @@ def _sample(place: tuple[int, int], step: Step, chosen: Sequence[int], wanted: _
     return Sample(place, tuple(calls), tuple(launches), tuple(fused))
 
 
-def _key(call: Call, wanted: _Wanted) -> Hashable:
+def _key(call: HostCall, wanted: _Wanted) -> Hashable:
     """The key under which the graph has such a call; the first where it has none."""
     keys: tuple[Hashable, ...] = (
         (call.name, call.shapes),

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from overlap_sched.cost.profile.kineto import Call
+from overlap_sched.cost.profile.kineto import HostCall
 from overlap_sched.errors import ProfileError
 
 
@@ -18,7 +18,7 @@ class Seen(NamedTuple):
     """A call that the graph has, too: by what it is looked up, and how long it took."""
 
     key: Hashable
-    call: Call
+    call: HostCall
 
 
 class Sample(NamedTuple):
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
     place: tuple[int, int]
     calls: tuple[Seen, ...]
     launches: tuple[Seen, ...]
-    fused: tuple[Call, ...]
+    fused: tuple[HostCall, ...]
 
 
 class Rank(NamedTuple):
@@ -46,7 +46,7 @@ class Rank(NamedTuple):
     samples: tuple[Sample, ...]
 
 
-class Launched(NamedTuple):
+class CommonCollectives(NamedTuple):
     """Collectives of all runs that all ranks have.
 
     Attributes:
@@ -58,7 +58,7 @@ class Launched(NamedTuple):
     skew_us: float
 
 
-def without_skew(ranks: Sequence[Rank]) -> Launched:
+def without_skew(ranks: Sequence[Rank]) -> CommonCollectives:
     """Compare the ranks.
 
     Raises:
@@ -82,7 +82,7 @@ def without_skew(ranks: Sequence[Rank]) -> Launched:
         for us, instances in zip(times, zip(*run, strict=True), strict=True):
             known = [seen.call.us for seen in instances if seen.call.us is not None]
             skew_us += sum(known) / len(known) - us if us is not None else 0.0
-    return Launched(tuple(runs), skew_us / len(places))
+    return CommonCollectives(tuple(runs), skew_us / len(places))
 
 
 def _least(instances: Sequence[Seen]) -> float | None:
@@ -120,7 +120,7 @@ def _check_equal(place: tuple[int, int], first: Rank, one: Sequence[Seen], secon
     )
 
 
-def described(call: Call) -> str:
+def described(call: HostCall) -> str:
     """``all_gather_into_tensor [64, 128]``."""
     name = call.name.removeprefix("_c10d_functional::")
     return " ".join([name, *(str(list(shape)) for shape in call.shapes)])

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from overlap_sched.cost.fusion.fused_names import Part, fused_ops, shared
+from overlap_sched.cost.fusion.fused_names import PredictedKernel, fused_ops, shared
 from overlap_sched.cost.profile.kineto import RankTrace
 from overlap_sched.cost.profile.runs import Sought, runs_in
 from overlap_sched.cost.profile.skew import Rank, Sample, without_skew
@@ -21,7 +21,7 @@ How = Literal["order", "shapes", "names"]
 """How a node was found: the k-th of its shapes; by its shapes alone, the median of all; by a kernel's name."""
 
 
-class Measured(NamedTuple):
+class MeasuredTime(NamedTuple):
     """The time of a node, and how it was found."""
 
     us: float
@@ -40,7 +40,7 @@ class Profile:
     """
 
     sought: tuple[Sought, ...]
-    measured: tuple[Measured | None, ...]
+    measured: tuple[MeasuredTime | None, ...]
     runs: int
     ranks: int
     skew_us: float | None
@@ -70,20 +70,20 @@ def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile
     left = [v for v, node in enumerate(sought) if measured[v] is None and not node.collective and node.us > 0.0]
     parts = shared([_part(sought[v]) for v in left], fused)
     for v, us in zip(left, parts, strict=True):
-        measured[v] = None if us is None else Measured(us, "names")
+        measured[v] = None if us is None else MeasuredTime(us, "names")
     skew_us = launched.skew_us if len(ranks) > 1 else None
     return Profile(
         tuple(sought), tuple(measured), len(launched.runs), len(ranks), skew_us, sum(fused.values(), start=0.0)
     )
 
 
-def _part(node: Sought) -> Part:
-    return Part(frozenset(node.kernel or (node.name,)), node.us, node.fuses)
+def _part(node: Sought) -> PredictedKernel:
+    return PredictedKernel(frozenset(node.kernel or (node.name,)), node.us, node.fuses)
 
 
 def _by_order(
     sought: Sequence[Sought], runs: Sequence[Sequence[tuple[Hashable, float | None]]]
-) -> list[Measured | None]:
+) -> list[MeasuredTime | None]:
     nodes: dict[Hashable, list[int]] = defaultdict(list)
     for v, node in enumerate(sought):
         nodes[node.key].append(v)
@@ -101,12 +101,12 @@ def _by_order(
                     times[ids[k % len(ids)]].append(us)
                 elif us is not None and ids:
                     others[key].append(us)
-    result: list[Measured | None] = [None] * len(sought)
+    result: list[MeasuredTime | None] = [None] * len(sought)
     for v, node in enumerate(sought):
         if times[v]:
-            result[v] = Measured(statistics.median(times[v]), "order")
+            result[v] = MeasuredTime(statistics.median(times[v]), "order")
         elif others[node.key] and node.shapes is not None:
-            result[v] = Measured(statistics.median(others[node.key]), "shapes")
+            result[v] = MeasuredTime(statistics.median(others[node.key]), "shapes")
     return result
 
 
@@ -123,7 +123,7 @@ def _fused(ranks: Sequence[Rank]) -> dict[str, float]:
 
 
 def _numbers_differ(path: str, sought: Sequence[Sought], sample: Sample) -> ProfileError:
-    """Of a problem file, whose operators have no shapes: they must be as many."""
+    """Return the error for a problem file, whose operators have no shapes: there must be as many."""
     seen = Counter(seen.key for seen in (*sample.calls, *sample.launches))
     node = next(node for node in sought if node.key in seen)
     return ProfileError(

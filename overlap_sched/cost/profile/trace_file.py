@@ -119,7 +119,7 @@ def _event(path: str | Path, k: int, fields: Any) -> Event | None:
 
 
 def is_time(value: Any) -> TypeGuard[float]:
-    """Whether it is a number that can be microseconds."""
+    """Tell whether it is a number that can be microseconds."""
     return type(value) in (int, float) and abs(value) < 1e18 and math.isfinite(value)
 
 

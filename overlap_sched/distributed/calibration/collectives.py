@@ -79,7 +79,7 @@ def whole_elements(nbytes: int, ranks: int) -> int:
 
 
 def launch_of(kind: str, elements: int, group: Any, ranks: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """What starts a collective of so many fp32 numbers on its larger side."""
+    """Return a function that starts a collective of so many fp32 numbers on its larger side."""
     name = group.group_name
     whole = torch.ones(elements, device=device)
     part = torch.ones(elements // ranks, device=device)

@@ -41,7 +41,7 @@ def timed_in_flight(
 
 
 def in_flight_of(kind: str, at_once: int, alone: Timing, every: Timing) -> InFlight:
-    """What both times say; less than 1 and more than ``at_once`` is noise."""
+    """Return what both times say; less than 1 and more than ``at_once`` is noise."""
     one_us = max(alone.time_us - alone.launch_us, 1e-3)
     times = (every.time_us - alone.launch_us) / one_us
     return InFlight(kind, at_once, rounded(min(max(times, 1.0), at_once)), rounded(every.spread_us / one_us))

@@ -84,7 +84,7 @@ GPU_GRID = Grid(
 
 
 def calls_in(lifted: Lifted) -> list[KernelCall]:
-    """What computes by matrix products in a graph; each operator and shape once."""
+    """List what computes by matrix products in a graph; each operator and shape once."""
     return _calls(lifted, lambda op, flops: flops > 0)
 
 

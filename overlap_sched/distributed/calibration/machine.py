@@ -40,7 +40,7 @@ class Machine:
     control: Any
 
     def everyone(self, own: _Seen) -> list[_Seen]:
-        """What each rank has, on every rank."""
+        """Return what each rank has, on every rank."""
         if self.size == 1:
             return [own]
         every: list[Any] = [None] * self.size
@@ -48,7 +48,7 @@ class Machine:
         return every
 
     def from_first(self, own: _Seen) -> _Seen:
-        """What rank 0 has, on every rank."""
+        """Return what rank 0 has, on every rank."""
         if self.size == 1:
             return own
         box: list[Any] = [own]
@@ -63,7 +63,7 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """Of the device."""
+        """The name of the device."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
 

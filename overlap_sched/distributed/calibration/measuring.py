@@ -25,7 +25,7 @@ from overlap_sched.problem import Kind, Problem
 Row = CollectiveTime | KernelTime | SlowdownFactor | InFlight
 
 
-class Wanted(NamedTuple):
+class WantedCollective(NamedTuple):
     """A collective to time, see :func:`~overlap_sched.distributed.calibration.slowdown.timed_collective`."""
 
     kind: str
@@ -43,9 +43,9 @@ class Wishes:
         slowdowns: Collectives that are timed beside compute, and beside others of their group, one of each kind.
     """
 
-    collectives: tuple[Wanted, ...] = ()
+    collectives: tuple[WantedCollective, ...] = ()
     calls: tuple[KernelCall, ...] = ()
-    slowdowns: tuple[Wanted, ...] = ()
+    slowdowns: tuple[WantedCollective, ...] = ()
 
 
 class Measurement(NamedTuple):
@@ -57,19 +57,22 @@ class Measurement(NamedTuple):
 
 
 def wishes_of(
-    divisions: Sequence[Division], sizes: Iterable[int], calls: Iterable[KernelCall], more: Iterable[Wanted] = ()
+    divisions: Sequence[Division],
+    sizes: Iterable[int],
+    calls: Iterable[KernelCall],
+    more: Iterable[WantedCollective] = (),
 ) -> Wishes:
     """Every kind of collective in each division and size; ``more`` besides; the kernels; the slowdowns of all kinds.
 
     The slowdown of a kind is measured with one size, see :func:`one_of_each`.
     """
-    grid = [Wanted(kind, division, nbytes) for division in divisions for kind in KINDS for nbytes in sizes]
+    grid = [WantedCollective(kind, division, nbytes) for division in divisions for kind in KINDS for nbytes in sizes]
     asked = list(more)
     return Wishes(tuple(dict.fromkeys([*grid, *asked])), tuple(calls), one_of_each([*asked, *grid]))
 
 
-def one_of_each(wanted: Iterable[Wanted]) -> tuple[Wanted, ...]:
-    """Of each kind the collective of middle size in the division that is named first."""
+def one_of_each(wanted: Iterable[WantedCollective]) -> tuple[WantedCollective, ...]:
+    """Choose, of each kind, the collective of middle size in the division that is named first."""
     found = []
     for kind in KINDS:
         ones = [one for one in wanted if one.kind == kind]
@@ -78,15 +81,15 @@ def one_of_each(wanted: Iterable[Wanted]) -> tuple[Wanted, ...]:
     return tuple(found)
 
 
-def collectives_of(problem: Problem, divisions: Sequence[Division]) -> list[Wanted]:
+def collectives_of(problem: Problem, divisions: Sequence[Division]) -> list[WantedCollective]:
     """The collectives of a problem whose groups are as large as those of a division, each size once."""
     of_size = {division.size: division for division in reversed(divisions)}
-    found: dict[Wanted, None] = {}
+    found: dict[WantedCollective, None] = {}
     for node in problem.nodes:
         if node.kind is Kind.COLLECTIVE and node.group is not None:
             division, kind = of_size.get(problem.groups[node.group].size), kind_of(node.op)
             if division is not None and kind:
-                found[Wanted(kind, division, node.bytes)] = None
+                found[WantedCollective(kind, division, node.bytes)] = None
     return list(found)
 
 

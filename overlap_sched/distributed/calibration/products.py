@@ -36,7 +36,7 @@ class Products:
             torch.mm(self._matrix, self._matrix)
 
     def alone_us(self, count: int) -> float:
-        """What so many take while nothing is communicated, in microseconds."""
+        """Return how long so many take while nothing is communicated, in microseconds."""
         return together(self._machine, lambda: self.run(count), lambda _: None, statistics.median).time_us
 
     def count_for(self, time_us: float) -> int:

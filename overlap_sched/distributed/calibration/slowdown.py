@@ -44,7 +44,7 @@ _LONG_TIMES, _LONG_MORE_US = 2.0, 5_000.0
 """Products for so many times as long as the collective, and so much more, outlast it."""
 
 
-class Beside(NamedTuple):
+class OverlappedCollective(NamedTuple):
     """A collective beside products.
 
     Attributes:
@@ -92,7 +92,9 @@ def timed_slowdown(machine: Machine, groups: Groups, kind: str, division: Divisi
     return slowdown_of(kind, alone._replace(launch_us=0.0), (), ended)
 
 
-def slowdown_of(kind: str, alone: Timing, short: Sequence[Beside], long: Beside) -> SlowdownFactor:
+def slowdown_of(
+    kind: str, alone: Timing, short: Sequence[OverlappedCollective], long: OverlappedCollective
+) -> SlowdownFactor:
     """The factors, see the module; the spread is that of the long run.
 
     Args:
@@ -169,8 +171,8 @@ def _beside(
     products_us: float,
     then: Callable[[Any], Any] = _as_launched,
     timed: Callable[[Machine, Begin, End], Timing] = _medians,
-) -> Beside:
-    """What ``launch`` starts beside products that take about so long; ``then`` runs behind them on what it returns."""
+) -> OverlappedCollective:
+    """Time what ``launch`` starts beside products that take about so long; then run ``then`` on what it returns."""
     products = Products(machine)
     count = products.count_for(products_us)
 
@@ -179,4 +181,4 @@ def _beside(
         products.run(count)
         return then(launched)
 
-    return Beside(products.alone_us(count), timed(machine, both, FUNCTIONAL.wait_tensor))
+    return OverlappedCollective(products.alone_us(count), timed(machine, both, FUNCTIONAL.wait_tensor))

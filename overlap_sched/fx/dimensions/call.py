@@ -113,7 +113,7 @@ def shape(node: fx.Node) -> Shape:
 
 
 def checked(call: Call, told: Told) -> Told:
-    """What a rule said, if it fits the call: whatever is cut is taken as it is cut, and all shapes divide.
+    """Return what a rule said, if it fits the call: whatever is cut is taken as it is cut, and all shapes divide.
 
     Raises:
         EndsError: It does not.
@@ -133,7 +133,7 @@ def checked(call: Call, told: Told) -> Told:
 
 
 def is_pure(target: Any) -> bool:
-    """Whether an operator only computes: writes nothing, and draws no random numbers that depend on shapes."""
+    """Tell whether an operator only computes: writes nothing, and draws no random numbers that depend on shapes."""
     return (
         isinstance(target, OpOverload)
         and not target._schema.is_mutable

@@ -89,7 +89,7 @@ class _Heats:
                 self.held[node.name] = held
 
     def of(self, one: Fission) -> Heat:
-        """Of a fission."""
+        """Return the heat of a fission."""
         copied = sum(leave.bytes for leave in one.leaves if leave.how in ("cat", "sum"))
         stall_us = sum(self.stall_us.get(name, 0.0) for name in one.nodes)
         return Heat(stall_us, sum(self.held.get(name, 0) for name in one.nodes), copied)
@@ -124,7 +124,7 @@ def _regions(graph: fx.Graph, heats: _Heats, parts: Sequence[int], sums: bool) -
 
 
 def _tail(region: Region) -> set[fx.Node]:
-    """What comes behind the last wait of a region: it hides one collective, and its result is put together (logits)."""
+    """List the nodes after the last wait of a region: it hides one collective, its result is joined (logits)."""
     nodes = list(region.gives)
     waits = [k for k, node in enumerate(nodes) if node.target is torch.ops._c10d_functional.wait_tensor.default]
     return {node for node in nodes[waits[-1] + 1 :] if any(u.op == "output" for u in _behind(node))} if waits else set()

@@ -43,7 +43,7 @@ def expert_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fissio
 
 
 def expert_regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
-    """What can run in parts: grown from where the tokens come from."""
+    """Yield regions that can run in parts: grown from where the tokens come from."""
     seeds: dict[fx.Node, Cut] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _SORTS:
@@ -59,7 +59,7 @@ def expert_regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
 
 
 def _about_rows(region: Region, node: fx.Node) -> bool:
-    """Whether a call takes or gives what each part has its own of."""
+    """Tell whether a call takes or gives something that each part has its own of."""
     return node in region.routed or any(one in region.routed for one in (*node.all_input_nodes, *_results(node)))
 
 

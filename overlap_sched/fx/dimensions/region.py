@@ -90,7 +90,7 @@ def region_from(
 
 
 def followed(nodes: Sequence[fx.Node], seeds: Mapping[fx.Node, Cut], parts: int) -> Region:
-    """What becomes of some calls where values from outside are cut; what is in parts and leaves is not looked at.
+    """Follow what becomes of some calls where values from outside are cut; what leaves in parts is not looked at.
 
     Args:
         nodes: In an order in which they can run.
@@ -154,7 +154,7 @@ def _counts(node: fx.Node) -> bool:
 
 
 def _check(region: Region, node: fx.Node, said: Told, sums: bool) -> None:
-    """What a rule says must fit the region.
+    """Check that what a rule says fits the region.
 
     Raises:
         EndsError: It does not.
@@ -235,7 +235,7 @@ def _backward(region: Region, only: Collection[fx.Node] | None, banned: Collecti
 
 
 def _can_join(region: Region, node: fx.Node, found: Mapping[fx.Node, Cut]) -> bool:
-    """Whether a value is made by a call that nobody else needs whole."""
+    """Tell whether a value is made by a call that nobody else needs whole."""
     return node.op == "call_function" and all(user in region.gives or user in found for user in node.users)
 
 

@@ -43,11 +43,11 @@ def routed_of(call: Call, name: str) -> Routed:
 
 
 def is_float(node: fx.Node) -> bool:
-    """Whether a value is a tensor of floats."""
+    """Tell whether a value is a tensor of floats."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def reckoned(*operands: Routed) -> bool:
-    """Whether something has been reckoned with numbers that name rows: nobody knows what the result names."""
+    """Tell whether something has been computed from numbers that name rows: nobody knows what the result names."""
     return any(one.reckoned or one.of is not None for one in operands)

@@ -110,7 +110,7 @@ def exchanged(call: Call) -> Told:
 
 
 def waited(call: Call) -> Told:
-    """What was launched."""
+    """Return what was told of the launch."""
     return Told({}, routed_of(call, "tensor"))
 
 

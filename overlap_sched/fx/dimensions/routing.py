@@ -43,7 +43,7 @@ def starts(call: Call) -> Told | None:
 
 
 def told_of_routed(call: Call) -> Told:
-    """What becomes of a call with inputs that are routed.
+    """Say what becomes of a call with inputs that are routed.
 
     Raises:
         EndsError: The dimension ends here, and why.

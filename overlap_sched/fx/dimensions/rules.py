@@ -28,7 +28,7 @@ RULES: Mapping[Any, Rule] = {**MOVES, **SUMS, **IMAGES, **LOSSES, **ATTENTION}
 def told(
     node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int, routed: Mapping[fx.Node, Routed] | None = None
 ) -> Told:
-    """What becomes of a call whose inputs are cut.
+    """Say what becomes of a call whose inputs are cut.
 
     Args:
         node: A call of an operator, with ``meta["val"]``.

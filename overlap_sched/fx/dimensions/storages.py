@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 
 
 def is_view(node: Any) -> bool:
-    """Whether a call returns views of what it takes: by its schema; one operator's does not say it."""
+    """Tell whether a call returns views of what it takes: by its schema; one operator's does not say it."""
     target = getattr(node, "target", None)
     if target is torch.ops.aten._unsafe_view.default:
         return True

@@ -30,12 +30,12 @@ def functional(target: Any) -> Any:
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a call writes to its first argument."""
+    """Tell whether a call writes to its first argument."""
     return functional(node.target) is not node.target
 
 
 def written_outside(maker: fx.Node, inside: Collection[fx.Node]) -> bool:
-    """Whether a call outside writes to a storage that a call has made: each part would have a storage of its own.
+    """Tell whether a call outside writes to a storage that a call has made: each part would have a storage of its own.
 
     Args:
         maker: The call.
@@ -45,7 +45,7 @@ def written_outside(maker: fx.Node, inside: Collection[fx.Node]) -> bool:
 
 
 def shared(node: fx.Node, inside: Collection[fx.Node]) -> bool:
-    """Whether anyone outside sees the storage that a value is in.
+    """Tell whether anyone outside sees the storage that a value is in.
 
     Args:
         node: Gives the value.

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.known import shares_storage
 from overlap_sched.fx.rewrites.recompute import copied
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, Site, check_same_value, site
@@ -22,7 +22,7 @@ _WHOLE: frozenset[Any] = frozenset({
 """The operators of :data:`overlap_sched.transform.same.WHOLE`."""
 
 
-def keep(draft: Draft, rewrite: Keep) -> None:
+def keep(draft: GraphDraft, rewrite: Keep) -> None:
     """The later gather goes; its users take the first one's result. Casts that were made for it alone go, too.
 
     Raises:
@@ -40,7 +40,7 @@ def keep(draft: Draft, rewrite: Keep) -> None:
         source = source.all_input_nodes[0]
 
 
-def check_keep(draft: Draft, rewrite: Keep) -> tuple[Site, Site]:
+def check_keep(draft: GraphDraft, rewrite: Keep) -> tuple[Site, Site]:
     """The first gather and the later one, where that may be dropped; the graph stays as it is.
 
     Raises:
@@ -60,8 +60,8 @@ def check_keep(draft: Draft, rewrite: Keep) -> tuple[Site, Site]:
     return first, again
 
 
-def _same(draft: Draft, one: fx.Node, other: fx.Node) -> bool:
-    """Whether two nodes give the same: one node, or casts and views of one, with the same arguments.
+def _same(draft: GraphDraft, one: fx.Node, other: fx.Node) -> bool:
+    """Tell whether two nodes give the same value: one node, or casts and views of one, with the same arguments.
 
     Nothing writes to what they look at (:func:`_gather` asks that of the last), or what does comes after both.
     """
@@ -80,7 +80,7 @@ def _looked_through(node: fx.Node) -> bool:
     return node.target in _WHOLE and len(node.all_input_nodes) == 1
 
 
-def regather(draft: Draft, rewrite: Regather) -> None:
+def regather(draft: GraphDraft, rewrite: Regather) -> None:
     """Some users of a gather's result, or of views of it, use a fresh gather of the same tensor.
 
     Raises:
@@ -98,7 +98,7 @@ def regather(draft: Draft, rewrite: Regather) -> None:
         draft.replace(old, made, [user for user in users if old in user.all_input_nodes])
 
 
-def check_regather(draft: Draft, rewrite: Regather) -> tuple[Site, list[fx.Node], list[fx.Node]]:
+def check_regather(draft: GraphDraft, rewrite: Regather) -> tuple[Site, list[fx.Node], list[fx.Node]]:
     """The gather, the views and the users, where it may be gathered again for those; the graph stays as it is.
 
     Raises:
@@ -121,7 +121,7 @@ def check_regather(draft: Draft, rewrite: Regather) -> tuple[Site, list[fx.Node]
     return one, views, users
 
 
-def _gather(draft: Draft, name: str) -> Site:
+def _gather(draft: GraphDraft, name: str) -> Site:
     one = site(draft, name)
     if one.op != "all_gather_into_tensor":
         raise RewriteError(f"{name!r} is {one.op!r}: only gathers are kept or gathered again.")

@@ -15,7 +15,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.fx.reordering import link, with_ends
 from overlap_sched.fx.rewrites.again import keep, regather
 from overlap_sched.fx.rewrites.bucket import bucket
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.fission import fission
 from overlap_sched.fx.rewrites.in_place import in_place
@@ -40,7 +40,7 @@ class Pending:
     """
 
     gm: fx.GraphModule | fx.Graph
-    draft: Draft
+    draft: GraphDraft
     order: Sequence[fx.Node]
     gone: Sequence[fx.Node]
 
@@ -84,7 +84,7 @@ def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: S
     Raises:
         RewriteError: One of them is not legal, or the order is not; the graph is as it was.
     """
-    draft = Draft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
+    draft = GraphDraft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
     try:
         for one in rewrites:
             since = draft.made
@@ -98,7 +98,7 @@ def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: S
         raise
 
 
-def _do(draft: Draft, rewrite: Rewrite) -> None:
+def _do(draft: GraphDraft, rewrite: Rewrite) -> None:
     match rewrite:
         case Bucket():
             bucket(draft, rewrite)
@@ -125,7 +125,7 @@ def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
 
     Besides operator and group; what else must be seen by who chooses are paths between members.
     """
-    draft = Draft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
+    draft = GraphDraft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
     kinds: dict[str, str] = {}
     for node in draft.graph.nodes:
         if node.op == "call_function" and node.target in LAUNCHES:
@@ -136,7 +136,7 @@ def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
     return kinds
 
 
-def check_member(draft: Draft, name: str) -> Site:
+def check_member(draft: GraphDraft, name: str) -> Site:
     """A collective that can be a member of a bucket.
 
     Raises:

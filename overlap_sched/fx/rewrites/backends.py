@@ -35,7 +35,7 @@ def forms_for(launches: Iterable[fx.Node]) -> tuple[Form, ...]:
 
 
 def over_gloo(group: Any) -> bool:
-    """Whether a process group, by name or itself, is of this process and talks over gloo on CPUs."""
+    """Tell whether a process group, by name or itself, is of this process and talks over gloo on CPUs."""
     if not (dist.is_available() and dist.is_initialized()):
         return False
     from torch.distributed import distributed_c10d as c10d

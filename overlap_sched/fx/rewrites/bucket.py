@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from overlap_sched.fx.rewrites.backends import check_coalesced
-from overlap_sched.fx.rewrites.draft import Draft, kept_whole
+from overlap_sched.fx.rewrites.draft import GraphDraft, kept_whole
 from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.sites import (
     ATEN,
@@ -33,12 +33,12 @@ from overlap_sched.transform.members import check_alike
 from overlap_sched.transform.rewrites import Bucket
 
 
-def bucket(draft: Draft, rewrite: Bucket) -> None:
+def bucket(draft: GraphDraft, rewrite: Bucket) -> None:
     """Do it.
 
     Raises:
         RewriteError: The members are not alike, or one cannot be rewritten. (Whether one needs another shows when the
-            nodes are sorted: :meth:`~overlap_sched.fx.rewrites.draft.Draft.sorted`.)
+            nodes are sorted: :meth:`~overlap_sched.fx.rewrites.draft.GraphDraft.sorted`.)
     """
     members = [site(draft, name) for name in rewrite.members]
     check_alike([(one.node.name, _shared(one)) for one in members])
@@ -54,7 +54,7 @@ def bucket(draft: Draft, rewrite: Bucket) -> None:
         stand_in(draft, one, first, out)
 
 
-def stand_in(draft: Draft, one: Site, first: fx.Node, out: fx.Node) -> None:
+def stand_in(draft: GraphDraft, one: Site, first: fx.Node, out: fx.Node) -> None:
     """Users of a collective's waits take ``out`` instead; it and its waits go.
 
     Args:
@@ -74,7 +74,7 @@ def stand_in(draft: Draft, one: Site, first: fx.Node, out: fx.Node) -> None:
 
 
 def _shared(one: Site) -> dict[str, object]:
-    """What members must share."""
+    """Return what members must share."""
     return {
         "operator": one.op,
         "process group": one.group_name,
@@ -84,7 +84,7 @@ def _shared(one: Site) -> dict[str, object]:
     }
 
 
-def _coalesced(draft: Draft, name: str, members: Sequence[Site]) -> tuple[fx.Node, list[fx.Node]]:
+def _coalesced(draft: GraphDraft, name: str, members: Sequence[Site]) -> tuple[fx.Node, list[fx.Node]]:
     like, target = members[0].node, getattr(C10D, f"{members[0].op}_coalesced").default
     at = max(draft.at[one.node] for one in members)
     launch = draft.call(name, target, ([one.source for one in members], *members[0].rest), at, like)
@@ -96,7 +96,7 @@ def _coalesced(draft: Draft, name: str, members: Sequence[Site]) -> tuple[fx.Nod
     return launch, outs
 
 
-def _copied(draft: Draft, name: str, members: Sequence[Site]) -> tuple[fx.Node, list[fx.Node]]:
+def _copied(draft: GraphDraft, name: str, members: Sequence[Site]) -> tuple[fx.Node, list[fx.Node]]:
     like, op, ranks = members[0].node, members[0].op, members[0].ranks
     at = max(draft.at[one.node] for one in members)
     scatters = op == "reduce_scatter_tensor"
@@ -115,7 +115,7 @@ def _copied(draft: Draft, name: str, members: Sequence[Site]) -> tuple[fx.Node, 
     return packed, outs
 
 
-def _columns(draft: Draft, name: str, members: Sequence[Site], wait: fx.Node) -> list[fx.Node]:
+def _columns(draft: GraphDraft, name: str, members: Sequence[Site], wait: fx.Node) -> list[fx.Node]:
     ranks, total = members[0].ranks, sum(one.taken.numel() for one in members)
     rows = draft.call(f"{name}_rows", ATEN.view.default, (wait, [ranks, total]), draft.at[wait], members[0].node)
     outs = []
@@ -128,7 +128,7 @@ def _columns(draft: Draft, name: str, members: Sequence[Site], wait: fx.Node) ->
     return outs
 
 
-def _parts(draft: Draft, name: str, members: Sequence[Site], wait: fx.Node) -> list[fx.Node]:
+def _parts(draft: GraphDraft, name: str, members: Sequence[Site], wait: fx.Node) -> list[fx.Node]:
     outs, dim = [], int(members[0].op == "reduce_scatter_tensor")  # it gives one row
     for i, (one, (begin, end)) in enumerate(zip(members, ranges([m.given.numel() for m in members]), strict=True)):
         at = draft.at[one.waits[0]]

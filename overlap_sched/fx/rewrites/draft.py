@@ -35,7 +35,7 @@ def kept_whole(copy: fx.Node) -> fx.Node:
     return copy
 
 
-class Draft(Known):
+class GraphDraft(Known):
     """A graph with rewrites that are not yet committed.
 
     Attributes:

@@ -43,7 +43,7 @@ def check_exact(name: str, op: str, reduction: str, dtype: torch.dtype, ranks: i
 
 
 def keeps_bits(op: str, reduction: str, dtype: torch.dtype, ranks: int | None) -> bool:
-    """Whether elements keep their bits in another place, of a reduce_scatter within their row."""
+    """Tell whether elements keep their bits in another place, of a reduce_scatter within their row."""
     if not reduction or ranks == 1:
         return True
     if not (dtype.is_floating_point or dtype.is_complex):

@@ -88,7 +88,7 @@ class GraphFacts:
         return list(found)
 
     def written(self, node: fx.Node) -> bool:
-        """Whether anything in the graph writes to what a node gives."""
+        """Tell whether anything in the graph writes to what a node gives."""
         return not self._roots.get(node, frozenset()).isdisjoint(self._written)
 
     def read_after_a_write(self, node: fx.Node, readers: Collection[fx.Node]) -> fx.Node | None:
@@ -106,12 +106,12 @@ class GraphFacts:
         return [self._nodes[v] for v in found]
 
     def makes_one(self, node: fx.Node) -> bool:
-        """Whether a node computes, and gives one storage that is none of its inputs'."""
+        """Tell whether a node computes, and gives one storage that is none of its inputs'."""
         v, roots = self.at.get(node), self._roots.get(node, frozenset())
         return v in self._own and node.op == "call_function" and len(roots) == 1 and roots.isdisjoint(self._takes[v])
 
     def share(self, one: fx.Node, other: fx.Node) -> bool:
-        """Whether two nodes give one storage."""
+        """Tell whether two nodes give one storage."""
         return not self._roots.get(one, frozenset()).isdisjoint(self._roots.get(other, frozenset()))
 
     def lookers(self, node: fx.Node) -> list[fx.Node]:
@@ -122,20 +122,20 @@ class GraphFacts:
         return [self._nodes[v] for v in sorted(found)]
 
     def left_in_flight(self, node: fx.Node) -> bool:
-        """Whether a collective that nothing waits for reads what a node gives."""
+        """Tell whether a collective that nothing waits for reads what a node gives."""
         waited = {launch for launches in self._ends.values() for launch in launches}
         return any(v not in waited and not self._roots[node].isdisjoint(self._takes[v]) for v in self._launches)
 
     def by_address(self, node: fx.Node) -> bool:
-        """Whether anything looks at what a node gives by its place in the storage."""
+        """Tell whether anything looks at what a node gives by its place in the storage."""
         return not self._roots.get(node, frozenset()).isdisjoint(self._by_address)
 
     def returned(self, node: fx.Node) -> bool:
-        """Whether the graph returns what a node gives, or a view of it."""
+        """Tell whether the graph returns what a node gives, or a view of it."""
         return not self._roots.get(node, frozenset()).isdisjoint(self._returned)
 
     def sends(self, group: str) -> bool:
-        """Whether a process group also sends or receives in this graph."""
+        """Tell whether a process group also sends or receives in this graph."""
         return group in self._frozen
 
     def ranks(self, group: str) -> int | None:

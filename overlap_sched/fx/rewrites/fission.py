@@ -12,7 +12,7 @@ from torch import fx
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.dimensions.region import Region, followed
 from overlap_sched.fx.operator_traits import Arg
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
 from overlap_sched.transform.dimension_graph.cut import Cut, Uncut, is_cut_of
 from overlap_sched.transform.dimension_graph.shapes import through_permute
@@ -20,19 +20,19 @@ from overlap_sched.transform.fission import Fission, How, Leave, Slice
 from overlap_sched.transform.stages import places
 
 
-def fission(draft: Draft, rewrite: Fission) -> None:
+def fission(draft: GraphDraft, rewrite: Fission) -> None:
     """Do it.
 
     Raises:
         RewriteError: A node cannot be cut so, is written to, or is used outside without leaving.
     """
-    _Fissioning(draft, rewrite).run()
+    _GraphFission(draft, rewrite).run()
 
 
-class _Fissioning:
+class _GraphFission:
     """What is carried from node to node while one fission is done."""
 
-    def __init__(self, draft: Draft, rewrite: Fission) -> None:
+    def __init__(self, draft: GraphDraft, rewrite: Fission) -> None:
         self.draft, self.rewrite, self.parts = draft, rewrite, rewrite.parts
         rank = {node: k for k, node in enumerate(draft.sorted())}  # places alone do not say what needs what
         self.nodes = sorted(map(draft.find, rewrite.nodes), key=rank.__getitem__)
@@ -171,7 +171,7 @@ class _Fissioning:
             self.draft.set_argument(user, Arg((0, "result")), fx.node.map_arg(user.args[0], each))
 
     def _leave(self, node: fx.Node, leave: Leave) -> fx.Node | list[fx.Node]:
-        """What users outside take."""
+        """Return what users outside take."""
         parts, name, given = self.copies[node], f"{self.rewrite.name}_{node.name}", self.region.gives[node]
         if given != _GIVES.get(leave.how, leave.cut):
             raise RewriteError(f"{node.name!r} comes out of its parts as {given}: it does not leave as {_said(leave)}.")

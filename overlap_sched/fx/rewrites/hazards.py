@@ -24,7 +24,7 @@ class Hazards:
         self._gone = gone
 
     def has(self, node: fx.Node) -> bool:
-        """Whether a node must come after one whose value it does not take."""
+        """Tell whether a node must come after one whose value it does not take."""
         return bool(self._after.get(node))
 
     def add(self, node: fx.Node, *before: fx.Node) -> None:
@@ -32,7 +32,7 @@ class Hazards:
         self._after.setdefault(node, []).extend(before)
 
     def copy(self, node: fx.Node, made: fx.Node) -> None:
-        """What a node must come after, its copy must, too."""
+        """Let a copy come after whatever its original must come after."""
         if node in self._after:
             self._after[made] = list(self._after[node])
 
@@ -58,7 +58,7 @@ class Hazards:
                     self.add(one, *runs.get(u, (u,)))
 
     def before(self) -> Before:
-        """Of every node that stays, what it takes, and what else it must come after."""
+        """Return, for every node that stays, what it takes, and what else it must come after."""
         later: dict[fx.Node, set[fx.Node]] = {}
         for node, earlier in self._after.items():
             stands = self._stands_for(node, 0)

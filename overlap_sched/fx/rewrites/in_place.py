@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.problem.reached import reached
 from overlap_sched.transform.in_place import COPYING, what_is_written
 from overlap_sched.transform.rewrites import InPlace
@@ -24,7 +24,7 @@ IN_PLACE: Mapping[Any, Any] = {
 """Per operator of :data:`overlap_sched.transform.in_place.COPYING` its in-place overload."""
 
 
-def in_place(draft: Draft, rewrite: InPlace) -> None:
+def in_place(draft: GraphDraft, rewrite: InPlace) -> None:
     """Do it.
 
     Raises:
@@ -36,7 +36,7 @@ def in_place(draft: Draft, rewrite: InPlace) -> None:
         draft.add_hazard(node, one)
 
 
-def check_in_place(draft: Draft, rewrite: InPlace) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
+def check_in_place(draft: GraphDraft, rewrite: InPlace) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
     """The node, what it may be written over, and who must come before; the graph stays as it is.
 
     Raises:
@@ -67,7 +67,7 @@ def check_in_place(draft: Draft, rewrite: InPlace) -> tuple[fx.Node, fx.Node, li
 
 
 def _rows_are_known(node: fx.Node) -> bool:
-    """Whether what is written is a tensor with rows (:func:`overlap_sched.fx.rows.untouched_bytes`)."""
+    """Tell whether what is written is a tensor with rows (:func:`overlap_sched.fx.rows.untouched_bytes`)."""
     at, name = (2, "values") if node.target is torch.ops.aten.index_put.default else (3, "source")
     source = node.args[at] if len(node.args) > at else node.kwargs.get(name, node.kwargs.get("src"))
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
@@ -75,7 +75,7 @@ def _rows_are_known(node: fx.Node) -> bool:
 
 
 def _alike_and_whole(one: Any, other: Any) -> bool:
-    """Whether two values are tensors laid out alike, each all of its storage; not where a size is a symbol."""
+    """Tell whether two values are tensors laid out alike, each all of its storage; not where a size is a symbol."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return False
     layouts = [(v.dtype, v.device, tuple(v.shape), tuple(v.stride()), v.storage_offset()) for v in (one, other)]
@@ -85,7 +85,7 @@ def _alike_and_whole(one: Any, other: Any) -> bool:
     return all(v.untyped_storage().nbytes() == v.numel() * v.dtype.itemsize for v in (one, other))
 
 
-def _others(draft: Draft, node: fx.Node, over: fx.Node) -> list[fx.Node]:
+def _others(draft: GraphDraft, node: fx.Node, over: fx.Node) -> list[fx.Node]:
     """All others that look at what is to be written over; waits of collectives that read it, too.
 
     Raises:

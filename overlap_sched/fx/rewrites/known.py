@@ -57,7 +57,7 @@ class Known:
         return next(filter(None, map(self.facts.impure, self._known(node))), "")
 
     def written(self, node: fx.Node) -> bool:
-        """Whether anything writes to what a node gives."""
+        """Tell whether anything writes to what a node gives."""
         return bool(self._over(node)) or any(map(self.facts.written, self._known(node)))
 
     def _over(self, *nodes: fx.Node) -> list[fx.Node]:
@@ -65,11 +65,11 @@ class Known:
         return [w for w in self._copied if any(one is w or shares_storage(one, w) for one in nodes)]
 
     def makes_its_own(self, node: fx.Node) -> bool:
-        """Whether a node computes, and makes one storage: not its input's, and no other."""
+        """Tell whether a node computes, and makes one storage: not its input's, and no other."""
         return node not in self._copied and self.facts.makes_one(node)
 
     def looks_at(self, one: fx.Node, node: fx.Node) -> bool:
-        """Whether what one node gives is a storage of another's."""
+        """Tell whether what one node gives is a storage of another's."""
         return self.facts.share(one, node) or shares_storage(one, node)
 
     def lookers(self, node: fx.Node) -> list[fx.Node]:
@@ -95,7 +95,7 @@ class Known:
 
 
 def shares_storage(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two values are tensors on one storage, and the first is computed."""
+    """Tell whether two values are tensors on one storage, and the first is computed."""
     values = [node.meta.get("val") for node in (one, other)]
     if one.op != "call_function" or not all(isinstance(value, FakeTensor) for value in values):
         return False

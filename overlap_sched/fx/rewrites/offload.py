@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError, TorchVersionError
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.known import shares_storage
 from overlap_sched.fx.rewrites.recompute import check_users, copied
 from overlap_sched.fx.rewrites.sites import WAIT
@@ -21,7 +21,7 @@ from overlap_sched.transform.rewrites import Offload
 _ATEN = torch.ops.aten
 
 
-def offload(draft: Draft, rewrite: Offload) -> None:
+def offload(draft: GraphDraft, rewrite: Offload) -> None:
     """Do it.
 
     Raises:
@@ -55,8 +55,8 @@ def offload(draft: Draft, rewrite: Offload) -> None:
             draft.add_hazard(there, user)
 
 
-def _source(draft: Draft, name: str) -> fx.Node:
-    """What holds the value: of a collective its wait."""
+def _source(draft: GraphDraft, name: str) -> fx.Node:
+    """Return what holds the value: of a collective its wait."""
     node = draft.find(name)
     waits = [user for user in draft.users(node) if user.target is WAIT]
     if len(waits) > 1:
@@ -64,7 +64,9 @@ def _source(draft: Draft, name: str) -> fx.Node:
     return waits[0] if waits else node
 
 
-def _copies(draft: Draft, rewrite: Offload, source: fx.Node, value: FakeTensor, at: float) -> tuple[fx.Node, fx.Node]:
+def _copies(
+    draft: GraphDraft, rewrite: Offload, source: fx.Node, value: FakeTensor, at: float
+) -> tuple[fx.Node, fx.Node]:
     """The wait of the copy to the host, and that of the copy back."""
     last = max([draft.at[user] for user in draft.readers(source) if draft.at[user] < at], default=draft.at[source])
     to_host, to_device = f"{rewrite.name}_wait", f"{rewrite.back}_wait"

@@ -11,7 +11,7 @@ from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites.again import check_keep, check_regather
 from overlap_sched.fx.rewrites.apply import check_member
 from overlap_sched.fx.rewrites.backends import forms_for
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.in_place import check_in_place
 from overlap_sched.fx.rewrites.sites import LAUNCHES, arguments
 from overlap_sched.fx.rewrites.stream import check_stream
@@ -27,7 +27,7 @@ from overlap_sched.transform.wanted import wanted_of
 
 
 def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
-    """Whether there may be anything to rewrite, by launches alone: the same on all ranks that launch alike.
+    """Tell whether there may be anything to rewrite, by launches alone: the same on all ranks that launch alike.
 
     What they take is not looked at: where one rank casts otherwise, it would not come where another asks for it.
 
@@ -42,7 +42,7 @@ def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
 
 
 def _two_in_one_group(sites: Sequence[fx.Node]) -> bool:
-    """Whether two gathers might be of the same."""
+    """Tell whether two gathers might be of the same."""
     gathers = [node for node in sites if LAUNCHES[node.target] == "all_gather_into_tensor"]
     return len({arguments(node)[1:] for node in gathers}) < len(gathers)
 
@@ -52,11 +52,11 @@ def refusals_in(lifted: Lifted) -> Refuses:
 
     What is found once it is asked for is kept: the graph must stay as it is meanwhile.
     """
-    drafts: list[Draft] = []
+    drafts: list[GraphDraft] = []
 
     def refuses(rewrite: Rewrite) -> str:
         if not drafts:
-            drafts.append(Draft(lifted.nodes[0].graph))
+            drafts.append(GraphDraft(lifted.nodes[0].graph))
         try:
             match rewrite:
                 case Bucket():
@@ -78,7 +78,7 @@ def refusals_in(lifted: Lifted) -> Refuses:
 
 
 def prices_of(lifted: Lifted) -> Prices:
-    """Of what rewrites make: by the model that has priced the graph.
+    """Return the prices of what rewrites make, by the model that has priced the graph.
 
     Times that were given say nothing of new nodes. A new collective takes so many times what the model says as all
     collectives of its operator and group together do.

@@ -9,12 +9,12 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.transform.rewrites import Recompute
 
 
-def recompute(draft: Draft, rewrite: Recompute) -> None:
+def recompute(draft: GraphDraft, rewrite: Recompute) -> None:
     """Do it.
 
     Raises:
@@ -34,7 +34,9 @@ def recompute(draft: Draft, rewrite: Recompute) -> None:
         draft.replace(old, again, [user for user in users if old in user.all_input_nodes])
 
 
-def check_users(draft: Draft, names: tuple[str, ...], nodes: list[fx.Node], wanted: tuple[str, ...]) -> list[fx.Node]:
+def check_users(
+    draft: GraphDraft, names: tuple[str, ...], nodes: list[fx.Node], wanted: tuple[str, ...]
+) -> list[fx.Node]:
     """The users: each takes one of the nodes.
 
     Raises:
@@ -51,7 +53,7 @@ def check_users(draft: Draft, names: tuple[str, ...], nodes: list[fx.Node], want
     return users
 
 
-def copied(draft: Draft, node: fx.Node, name: str, new: dict[fx.Node, fx.Node], at: float) -> fx.Node:
+def copied(draft: GraphDraft, node: fx.Node, name: str, new: dict[fx.Node, fx.Node], at: float) -> fx.Node:
     """A copy of a node that takes new ones where there are such; the next writer of what it reads comes after it.
 
     Raises:

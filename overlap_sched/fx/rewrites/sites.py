@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.groups import name_and_group
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.transform.rewrites import BUCKETED
 
 C10D = torch.ops._c10d_functional
@@ -63,7 +63,7 @@ class Site(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What members of a bucket share besides operator and group: ``"float32 sum"``."""
+        """The properties that members of a bucket share besides operator and group: ``"float32 sum"``."""
         where = "" if self.taken.device.type in ("cpu", "cuda") else f" on {self.taken.device.type}"
         return f"{str(self.taken.dtype).removeprefix('torch.')} {self.reduction}".rstrip() + where
 
@@ -74,7 +74,7 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
     return (*node.args, *(node.kwargs[name] for name in behind if name in node.kwargs))
 
 
-def site(draft: Draft, name: str) -> Site:
+def site(draft: GraphDraft, name: str) -> Site:
     """The collective of this name, if it can be rewritten.
 
     Raises:
@@ -100,7 +100,7 @@ def site(draft: Draft, name: str) -> Site:
     return Site(node, op, source, args[-1], group_name, reduction, ranks, waits)
 
 
-def _waits(draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:
+def _waits(draft: GraphDraft, node: fx.Node) -> tuple[fx.Node, ...]:
     users = draft.users(node)
     waits = tuple(user for user in users if user.target is WAIT)
     others = [user for user in users if user.target is not WAIT]
@@ -126,7 +126,7 @@ def _check_values(name: str, source: fx.Node, waits: tuple[fx.Node, ...]) -> Non
             raise RewriteError(f"the {what} of {name!r} is empty.")
 
 
-def check_offsets(draft: Draft, members: Sequence[Site]) -> None:
+def check_offsets(draft: GraphDraft, members: Sequence[Site]) -> None:
     """Results that become parts of one storage must not be looked at by address, and must start at round ones.
 
     Raises:
@@ -157,7 +157,7 @@ def check_same_value(name: str, old: fx.Node, new: fx.Node) -> None:
 
 
 def layout(value: torch.Tensor) -> tuple[Any, ...]:
-    """What a tensor is, but for the strides of dimensions of size 1, which mean nothing."""
+    """Return the layout of a tensor, but for the strides of dimensions of size 1, which mean nothing."""
     strides = tuple(stride if size > 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
     return tuple(value.shape), strides, value.dtype, value.device
 

@@ -10,13 +10,13 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites.bucket import stand_in
-from overlap_sched.fx.rewrites.draft import Draft, kept_whole
+from overlap_sched.fx.rewrites.draft import GraphDraft, kept_whole
 from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, Site, ranges, site
 from overlap_sched.transform.rewrites import Split
 
 
-def split(draft: Draft, rewrite: Split) -> None:
+def split(draft: GraphDraft, rewrite: Split) -> None:
     """Do it.
 
     Raises:
@@ -34,7 +34,7 @@ def split(draft: Draft, rewrite: Split) -> None:
     stand_in(draft, one, first, out)
 
 
-def _split(draft: Draft, rewrite: Split, one: Site, columns: int) -> tuple[fx.Node, fx.Node]:
+def _split(draft: GraphDraft, rewrite: Split, one: Site, columns: int) -> tuple[fx.Node, fx.Node]:
     name, like = rewrite.name, one.node
     at, place = draft.at[one.node], draft.at[one.waits[0]]
     scatters, gathers = one.op == "reduce_scatter_tensor", one.op == "all_gather_into_tensor"

@@ -14,11 +14,11 @@ from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.groups import GROUPS_KEY, live_ranks
 from overlap_sched.fx.operator_traits import Arg
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.rewrites.draft import Draft
+from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.transform.rewrites import Stream, second_group
 
 
-def stream(draft: Draft, rewrite: Stream) -> None:
+def stream(draft: GraphDraft, rewrite: Stream) -> None:
     """Do it.
 
     Raises:
@@ -31,7 +31,7 @@ def stream(draft: Draft, rewrite: Stream) -> None:
     draft.set_argument(node, argument, second_group(group))
 
 
-def check_stream(draft: Draft, rewrite: Stream) -> tuple[fx.Node, Arg, str]:
+def check_stream(draft: GraphDraft, rewrite: Stream) -> tuple[fx.Node, Arg, str]:
     """The launch, where it takes its group, and the group.
 
     Raises:
@@ -55,7 +55,7 @@ def check_stream(draft: Draft, rewrite: Stream) -> tuple[fx.Node, Arg, str]:
     return node, argument, group
 
 
-def _carried(draft: Draft) -> dict[str, Any]:
+def _carried(draft: GraphDraft) -> dict[str, Any]:
     """The groups that the graph of a dump carries along."""
     found: dict[str, Any] = getattr(draft.graph.owning_module, "meta", {}).get(GROUPS_KEY) or {}
     return found

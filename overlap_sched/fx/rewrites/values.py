@@ -30,7 +30,7 @@ _CONCLUDED = "_unbacked_replacements"
 
 
 def value_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a call gives, straight from the meta kernels: a tenth of what a ``FakeTensorMode`` takes.
+    """Compute what a call gives, straight from the meta kernels: a tenth of what a ``FakeTensorMode`` takes.
 
     Args:
         target: What it calls.

@@ -61,6 +61,6 @@ class Buffers:
 
 
 def extent(node: Any) -> tuple[Any, ...]:
-    """What says how many elements are allocated for a buffer: its size, stride and offset."""
+    """Return what determines how many elements are allocated for a buffer: its size, stride and offset."""
     layout = node.get_layout()
     return (*V.graph.get_allocation_size(node), *layout.stride, layout.offset)

@@ -97,7 +97,7 @@ class KernelCosts:
         return KernelCost(op, flops, nbytes, us)
 
     def _of_extern(self, op: str, part: Any, origins: Sequence[int]) -> KernelCost:
-        """Of what it calls; where torch does not say what that is, of its last origin: the others made its inputs."""
+        """Price what it calls, or, where torch does not say what that is, its last origin: others made its inputs."""
         called = getattr(part.node, "op_overload", None)
         exact = [v for v in origins if called is not None and self._reading.nodes[v].target is called]
         exact = exact or [v for v in self._exact([part]) if self._fx.prices[v].time_us > 0.0]

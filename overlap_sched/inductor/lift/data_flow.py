@@ -102,7 +102,7 @@ class DataFlow:
 
 
 def _kind_of(snode: Any, launches: bool, waits: bool) -> Kind:
-    """What a scheduler node is.
+    """Return the kind of a scheduler node.
 
     Raises:
         NotUnderstoodError: Several nodes were grouped, and communication is among them.

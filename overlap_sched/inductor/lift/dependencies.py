@@ -92,7 +92,7 @@ def _comm_chain(snode: Any) -> str | None:
 def _impure(
     snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
 ) -> Iterator[tuple[int, Ordering]]:
-    """What draws random numbers, has effects or communicates.
+    """Yield what draws random numbers, has effects or communicates.
 
     Communication is ordered against barriers, and where the FX graph says that it has effects, among those.
     """
@@ -146,7 +146,7 @@ def _launch_steps(
 
 
 def communication(snode: Any, reading: Reading, costs: KernelCosts) -> Communication | None:
-    """What a scheduler node communicates, or may, that is no collective on a stream of its own."""
+    """Return what a scheduler node communicates, or may, that is no collective on a stream of its own."""
     origins = [v for member in members(snode) if runs(member) for v in costs.origins(member)]
     found = [reading.communicates[v] for v in origins if v in reading.communicates]
     return joined(found) if found else None

@@ -59,7 +59,7 @@ def rule_of(key: Key, width: Width, weight: float) -> Rule:
     return order
 
 
-class Fit(NamedTuple):
+class PackingResult(NamedTuple):
     """What came of looking for offsets below a limit.
 
     Attributes:
@@ -73,7 +73,7 @@ class Fit(NamedTuple):
     work: int
 
 
-def fit_below(boxes: Sectioned, limit: int, most_work: int) -> Fit:
+def fit_below(boxes: Sectioned, limit: int, most_work: int) -> PackingResult:
     """Offsets with no end above the limit.
 
     Args:
@@ -91,12 +91,12 @@ def fit_below(boxes: Sectioned, limit: int, most_work: int) -> Fit:
         except OutOfWorkError:
             spent += allowed
         else:
-            return Fit(offsets, True, spent + allowed - search.work_left)
+            return PackingResult(offsets, True, spent + allowed - search.work_left)
         if spent >= most_work:
             break
         blame *= FORGETTING
         run *= GROWTH
-    return Fit(None, False, spent)
+    return PackingResult(None, False, spent)
 
 
 def _rules() -> Iterator[Rule]:

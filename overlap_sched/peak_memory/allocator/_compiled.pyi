@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Self
 
 from overlap_sched.peak_memory.allocator.caching import Address, Block
-from overlap_sched.peak_memory.live_ranges import Step
+from overlap_sched.peak_memory.live_ranges import NodeStorages
 from overlap_sched.problem import NodeId
 from overlap_sched.problem.allocator_settings import AllocatorSettings
 
-def events_of(steps: Sequence[Step], nodes: Sequence[NodeId], left: list[int], /) -> list[int]: ...
+def events_of(steps: Sequence[NodeStorages], nodes: Sequence[NodeId], left: list[int], /) -> list[int]: ...
 
 class CompiledAllocator:
     settings: AllocatorSettings

@@ -171,7 +171,7 @@ class CachingAllocator:
         return len(events)
 
     def growth_bytes(self, count: int) -> int:
-        """What a request for so many bytes would reserve more, as things stand; changes nothing."""
+        """Return how much more a request for so many bytes would reserve, as things stand; changes nothing."""
         if not count:
             return 0
         size = self._rounded(count)
@@ -183,7 +183,7 @@ class CachingAllocator:
         return self.reserved_bytes + self._growth(size) - self.capacity
 
     def size_of(self, address: Address) -> int:
-        """Of a block that is in use."""
+        """Return the size of a block that is in use."""
         return self._used[address]
 
     def free_blocks(self) -> list[Block]:
@@ -207,7 +207,7 @@ class CachingAllocator:
         return size
 
     def _pool(self, size: int) -> list[int]:
-        """Of requests of such a size."""
+        """Return the pool for requests of such a size."""
         return self._small if size <= SMALL_SIZE else self._large
 
     def _fit(self, pool: list[int], at: int, size: int) -> int:
@@ -248,7 +248,7 @@ class CachingAllocator:
         self.capacity += count
 
     def _lacking_bytes(self, size: int) -> int:
-        """What is lent for a request at once."""
+        """Count the bytes that are lent for a request at once."""
         return self.shortfall_bytes(size)
 
     def _growth(self, size: int) -> int:

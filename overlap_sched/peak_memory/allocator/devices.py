@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.kinds import allocator
-from overlap_sched.peak_memory.allocator.reserved import Replay, Requests
+from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay, Requests
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
 
 
-class Device(NamedTuple):
+class AllocatorDevice(NamedTuple):
     """What an order must run on.
 
     Attributes:
@@ -27,7 +27,7 @@ class Full(NamedTuple):
         replay: Up to the request that it does not hold as it is. at: which one that is.
     """
 
-    replay: Replay
+    replay: AllocatorReplay
     at: int
 
     def go_on(self, requests: Requests) -> bool:
@@ -36,8 +36,8 @@ class Full(NamedTuple):
 
 
 def where_full(
-    requests: Requests, devices: Sequence[Device], settings: AllocatorSettings
-) -> Iterator[tuple[Device, Full]]:
+    requests: Requests, devices: Sequence[AllocatorDevice], settings: AllocatorSettings
+) -> Iterator[tuple[AllocatorDevice, Full]]:
     """The devices that are full before an order's end, the least first.
 
     Up to there one replay stands for all devices that are larger::
@@ -46,7 +46,7 @@ def where_full(
         the least                     |- - - - - - - - - - ->    what comes behind that is up to the caller
         the next                                    |- - - ->
     """
-    common, at = Replay.begin(allocator(settings), len(requests.sizes)), 0
+    common, at = AllocatorReplay.begin(allocator(settings), len(requests.sizes)), 0
     common.allocator.halts = True
     for device in sorted(set(devices)):
         common.allocator.capacity = device.capacity

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from overlap_sched.peak_memory.allocator.kinds import COMPILED
-from overlap_sched.peak_memory.live_ranges import LiveRanges, Step
+from overlap_sched.peak_memory.live_ranges import LiveRanges, NodeStorages
 from overlap_sched.problem import NodeId
 
 if COMPILED:
@@ -28,7 +28,7 @@ def events_of(live_ranges: LiveRanges, nodes: Sequence[NodeId], left: list[int])
     return in_python(live_ranges.steps, nodes, left)
 
 
-def in_python(steps: Sequence[Step], nodes: Sequence[NodeId], left: list[int]) -> list[int]:
+def in_python(steps: Sequence[NodeStorages], nodes: Sequence[NodeId], left: list[int]) -> list[int]:
     """The same where nothing is compiled."""
     events = list[int]()
     for v in nodes:

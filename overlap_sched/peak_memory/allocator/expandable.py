@@ -52,7 +52,7 @@ class ExpandableAllocator(CachingAllocator):
         return super()._fit(pool, at, size)
 
     def _can_grow_to(self, block: int) -> int:
-        """Of a free block as it stands in its pool (``expandable_size``)."""
+        """Return the size that a free block counts as in its pool (``expandable_size``)."""
         size, address = block >> BITS, block & ADDRESS
         return size + self._unmapped.get(address + size, 0)
 

@@ -31,7 +31,7 @@ class Reservation:
 
 
 @dataclass
-class Replay:
+class AllocatorReplay:
     """Requests served by an allocator, as far as that has come.
 
     Attributes:
@@ -44,7 +44,7 @@ class Replay:
     lent_for: list[int] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, new: Allocator, storages: int) -> "Replay":
+    def begin(cls, new: Allocator, storages: int) -> "AllocatorReplay":
         """By a new allocator, of requests for so many storages."""
         return cls(new, [NO_BLOCK] * storages)
 
@@ -52,9 +52,9 @@ class Replay:
         """Go on, see :meth:`~overlap_sched.peak_memory.allocator.caching.CachingAllocator.serve`."""
         return self.allocator.serve(events, sizes, self.held, self.lent_for, begin)
 
-    def copied(self) -> "Replay":
+    def copied(self) -> "AllocatorReplay":
         """The same, to go another way."""
-        return Replay(self.allocator.copied(), self.held.copy(), self.lent_for.copy())
+        return AllocatorReplay(self.allocator.copied(), self.held.copy(), self.lent_for.copy())
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Requests:
         Raises:
             OutOfDeviceMemoryError: The capacity does not suffice.
         """
-        replay = Replay.begin(allocator(settings, capacity), len(self.sizes))
+        replay = AllocatorReplay.begin(allocator(settings, capacity), len(self.sizes))
         if replay.serve(self.events, self.sizes) < len(self.events):
             raise OutOfDeviceMemoryError
         return replay.allocator
@@ -116,7 +116,7 @@ class Requests:
 
 
 def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
-    """What a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
+    """Return what a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
     events = all_events_of(live_ranges, order)
     live_bytes = max(live_ranges.input_bytes, int(live_ranges.profile(order).max(initial=0)))
     return Requests(tuple(events), live_ranges.sizes, live_bytes)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
-from overlap_sched.peak_memory.allocator.devices import Device
+from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
 from overlap_sched.peak_memory.allocator.events import events_of
 from overlap_sched.peak_memory.allocator.kinds import allocator
-from overlap_sched.peak_memory.allocator.reserved import Replay
+from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings
@@ -40,20 +40,20 @@ class Lacking(NamedTuple):
 
 
 @dataclass
-class _State:
+class _DeviceStates:
     """All devices behind some nodes of an order.
 
     Attributes:
         together: On as many devices as suffice so far. alone: on those that do not, the least first.
     """
 
-    together: Replay | None
-    alone: list[Replay] = field(default_factory=list)
+    together: AllocatorReplay | None
+    alone: list[AllocatorReplay] = field(default_factory=list)
 
-    def copied(self) -> "_State":
+    def copied(self) -> "_DeviceStates":
         """The same, to go another way."""
         together = None if self.together is None else self.together.copied()
-        return _State(together, [one.copied() for one in self.alone])
+        return _DeviceStates(together, [one.copied() for one in self.alone])
 
     @property
     def lent_bytes(self) -> int:
@@ -65,14 +65,18 @@ class Trail:
     """An order's replay on several devices, with checkpoints: made as far as others are like it."""
 
     def __init__(
-        self, live_ranges: LiveRanges, order: Sequence[NodeId], devices: Sequence[Device], settings: AllocatorSettings
+        self,
+        live_ranges: LiveRanges,
+        order: Sequence[NodeId],
+        devices: Sequence[AllocatorDevice],
+        settings: AllocatorSettings,
     ) -> None:
         """Only the inputs are there."""
         self._live_ranges, self._order = live_ranges, order
         self._devices = sorted(set(devices))
-        together = Replay.begin(allocator(settings, self._devices[0].capacity), len(live_ranges.sizes))
+        together = AllocatorReplay.begin(allocator(settings, self._devices[0].capacity), len(live_ranges.sizes))
         together.allocator.halts = True
-        state = _State(together)
+        state = _DeviceStates(together)
         self._serve(state, live_ranges.given, NO_LIMIT)
         self._every = max(len(order) // CHECKPOINTS, 1)
         self._states, self._events, self._left = [state], list[list[int]](), list[list[int]]()
@@ -82,7 +86,7 @@ class Trail:
             self._events.append(events_of(live_ranges, self._part(order, checkpoint), left))
 
     def lacking_of(self, order: Sequence[NodeId], most_bytes: int = NO_LIMIT) -> Lacking:
-        """What another valid order of the same nodes lacks on all devices, together.
+        """Return what another valid order of the same nodes lacks on all devices, together.
 
         Args:
             order: Where it begins as the trail's does, it is not replayed again.
@@ -101,8 +105,8 @@ class Trail:
             return Lacking(most_bytes + 1, ())
         return Lacking(state.lent_bytes, [s for one in state.alone for s in one.lent_for])
 
-    def _at(self, checkpoint: int) -> _State:
-        """What all devices hold there."""
+    def _at(self, checkpoint: int) -> _DeviceStates:
+        """Return what all devices hold there."""
         while len(self._states) <= checkpoint:
             state = self._states[-1].copied()
             self._serve(state, self._events[len(self._states) - 1], NO_LIMIT)
@@ -110,10 +114,10 @@ class Trail:
         return self._states[checkpoint]
 
     def _part(self, order: Sequence[NodeId], checkpoint: int) -> Sequence[NodeId]:
-        """What is run between a checkpoint and the next one."""
+        """Return what is run between a checkpoint and the next one."""
         return order[checkpoint * self._every : (checkpoint + 1) * self._every]
 
-    def _serve(self, state: _State, events: Sequence[int], most_bytes: int) -> None:
+    def _serve(self, state: _DeviceStates, events: Sequence[int], most_bytes: int) -> None:
         """Some requests more.
 
         Raises:
@@ -136,7 +140,7 @@ class Trail:
                 state.together = None
             self._lend(state, full, events, most_bytes)
 
-    def _lend(self, state: _State, one: Replay, events: Sequence[int], most_bytes: int) -> None:
+    def _lend(self, state: _DeviceStates, one: AllocatorReplay, events: Sequence[int], most_bytes: int) -> None:
         """Go on with one device; what all of them lack is no more than so many bytes."""
         one.allocator.most_lent_bytes = most_bytes - (state.lent_bytes - one.allocator.lent_bytes)
         if one.serve(events, self._live_ranges.sizes) < len(events):

@@ -26,7 +26,7 @@ def figure_data(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 
 def orders_data(diff: OrdersDiff, top: int | None) -> dict[str, Any]:
-    """What two orders have beyond the figures; times in microseconds."""
+    """Return what two orders have beyond the figures; times in microseconds."""
     problem = diff.problem
     before = {cause.name: cause for cause in diff.before.causes}
     after = {cause.name: cause for cause in diff.after.causes}

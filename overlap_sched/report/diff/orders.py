@@ -10,7 +10,7 @@ from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.report.diff.figures import Figure
-from overlap_sched.report.diff.placed import ROUNDING, Place, Placed
+from overlap_sched.report.diff.placed import ROUNDING, CollectivePlace, ReplayedOrder
 from overlap_sched.report.words.reserved import settings_shown
 from overlap_sched.report.words.schedule import gap_percent
 
@@ -27,8 +27,8 @@ class Moved:
     """
 
     collective: int
-    before: Place
-    after: Place
+    before: CollectivePlace
+    after: CollectivePlace
     exposed_us: float
     launch: bool
     wait: bool
@@ -44,14 +44,14 @@ class OrdersDiff:
         collectives: Those that changed, the largest change of exposed time first, then the largest shift of the launch.
     """
 
-    before: Placed
-    after: Placed
+    before: ReplayedOrder
+    after: ReplayedOrder
     moved: frozenset[int]
     collectives: tuple[Moved, ...]
 
     @property
     def problem(self) -> Problem:
-        """Of both."""
+        """The problem of both."""
         return self.before.problem
 
     @cached_property
@@ -71,7 +71,7 @@ class OrdersDiff:
 
 def diff_orders(problem: Problem, before: Order, after: Order) -> OrdersDiff:
     """Compare two valid orders; O(n log n) and four replays of the allocator."""
-    one, other = Placed(problem, before), Placed(problem, after)
+    one, other = ReplayedOrder(problem, before), ReplayedOrder(problem, after)
     moved = moved_nodes(problem, before, after)
     least_us = ROUNDING * max(one.timeline.step_us, other.timeline.step_us)
     found = []
@@ -85,7 +85,7 @@ def diff_orders(problem: Problem, before: Order, after: Order) -> OrdersDiff:
 
 
 def moved_nodes(problem: Problem, before: Sequence[int], after: Sequence[int]) -> frozenset[int]:
-    """What has to move to make one order of the other, while as much as possible stays.
+    """Find the nodes that have to move to make one order of the other, while as much as possible stays.
 
     All but the heaviest run of nodes that both orders have in the same sequence; compute that takes time weighs twice,
     so that of a launch and the matmul that it passed the launch has moved. (A heaviest increasing subsequence: the best
@@ -124,7 +124,7 @@ def _size(change: Moved) -> tuple[float, int, int]:
     return -abs(change.exposed_us), -abs(change.after.position - change.before.position), change.collective
 
 
-def _reserved(before: Placed, after: Placed) -> list[Figure]:
+def _reserved(before: ReplayedOrder, after: ReplayedOrder) -> list[Figure]:
     """Per kind of allocator; nothing in the tracker model: it frees what a collective in flight still holds."""
     if before.problem.memory_model != "runtime":
         return []

@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Place:
+class CollectivePlace:
     """Where one collective is in an order.
 
     Attributes:
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Placed:
+class ReplayedOrder:
     """An order, replayed.
 
     Attributes:
@@ -60,18 +60,18 @@ class Placed:
 
     @cached_property
     def position(self) -> Mapping[int, int]:
-        """Of each node."""
+        """The position of each node."""
         return {v: at for at, v in enumerate(self.order)}
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
-        """What exposes each collective. Nobody scheduled here, so memory is never the reason."""
+        """The cause that exposes each collective. Nobody scheduled here, so memory is never the reason."""
         candidate = Candidate(self.order, self.timeline.step_us, self.peak_bytes)
         return decisions(self.problem, self.timeline, candidate)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """Of its exposed time."""
+        """The causes of its exposed time."""
         return causes_of(self.problem, self.timeline, self.decisions)
 
     @cached_property
@@ -80,18 +80,18 @@ class Placed:
         return last_compute_us(self.problem, self.timeline)
 
     @cached_property
-    def places(self) -> Mapping[int, Place]:
-        """Of each collective."""
+    def places(self) -> Mapping[int, CollectivePlace]:
+        """The place of each collective."""
         return {decision.collective: self._place(decision) for decision in self.decisions}
 
-    def _place(self, decision: Decision) -> Place:
+    def _place(self, decision: Decision) -> CollectivePlace:
         timeline = self.timeline
         waits = self.problem.waits.get(decision.collective, ())
         first = min(waits, key=self.position.__getitem__, default=None)
         exposed = decision.exposed_us > ROUNDING * timeline.step_us
         worst = max(waits, key=lambda w: (timeline.stall_us[w], -self.position[w]), default=None)
         tail = worst is not None and timeline.at_us[worst] >= self.tail_us
-        return Place(
+        return CollectivePlace(
             position=decision.position,
             launch_us=decision.launch_us,
             wait_position=None if first is None else self.position[first],

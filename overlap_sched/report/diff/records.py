@@ -27,7 +27,7 @@ Identity = tuple[str, ...]
 
 
 def plan_figures(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[str, str]) -> list[Figure]:
-    """Of two objects that ``overlap-sched plan --json`` wrote.
+    """Compare the figures of two objects that ``overlap-sched plan --json`` wrote.
 
     Args:
         before: That of A.
@@ -48,7 +48,7 @@ def plan_figures(before: Mapping[str, Any], after: Mapping[str, Any], names: tup
 
 
 def given_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What two plans rest on that is not the same, a line each."""
+    """List what two plans rest on that is not the same, a line each."""
     return [
         f"{key}: {_shown(before.get(key))} in A, {_shown(after.get(key))} in B"
         for key in _GIVEN
@@ -70,7 +70,7 @@ def _part(key: str, value: object) -> str:
 
 
 def record_figures(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[str, str]) -> list[Figure]:
-    """Of all rows that are in both records; what a row does not have is left out.
+    """Compare the figures of all rows that are in both records; what a row does not have is left out.
 
     Raises:
         DiffError: A figure is no number, or nothing is in both.

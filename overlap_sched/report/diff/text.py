@@ -15,7 +15,7 @@ from overlap_sched.report.diff.figures import (
     percent_text,
 )
 from overlap_sched.report.diff.orders import Moved, OrdersDiff, total_us
-from overlap_sched.report.diff.placed import Place
+from overlap_sched.report.diff.placed import CollectivePlace
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import between, count, duration, printable
 from overlap_sched.report.words.contention import with_contention_line
@@ -58,7 +58,7 @@ def orders_text(diff: OrdersDiff, names: tuple[str, str], top: int | None) -> tu
 
 
 def rows_text(figures: Sequence[Figure], top: int | None) -> tuple[RenderableType, ...]:
-    """Of records: per figure how many rows have more or less of it; then the rows, the largest change first."""
+    """Describe records: per figure how many rows have more or less of it; then the rows, the largest change first."""
     table = _table("Changes from A to B", "", ("less", "same", "more", "largest"))
     for name in NAMES:
         ours = [figure for figure in figures if figure.name == name]
@@ -158,7 +158,7 @@ def _collective(diff: OrdersDiff, moved: Moved) -> str:
     return "\n".join(lines)
 
 
-def _waits(before: Place, after: Place) -> str:
+def _waits(before: CollectivePlace, after: CollectivePlace) -> str:
     if before.wait_position is None or after.wait_position is None or before.wait_us is None or after.wait_us is None:
         return "nothing in this graph"
     return f"{_places(before.wait_position, after.wait_position)}, {_times(before.wait_us, after.wait_us)}"

@@ -12,7 +12,7 @@ from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 
 
-class Beside(NamedTuple):
+class ExtraOrder(NamedTuple):
     """One more order of the graph as it was (torch's, say): what it is called, node ids."""
 
     title: str
@@ -34,7 +34,7 @@ class Extras:
     """
 
     made: Plan | None = None
-    beside: Beside | None = None
+    beside: ExtraOrder | None = None
     frontier: Frontier | tuple[FitPoint, ...] | None = None
     earlier: Plan | None = None
     answer: str | None = None

@@ -10,7 +10,15 @@ from overlap_sched.problem import Order, Problem
 from overlap_sched.report.causes import WORDS, causes
 from overlap_sched.report.html.beside import NOTHING_ELSE, Extras, original_problem, schedule_of
 from overlap_sched.report.html.collectives import collective_rows, marked_nodes, rewrite_rows
-from overlap_sched.report.html.data import FrontierData, FrontierPoint, Graph, Nodes, Page, Run, Storages
+from overlap_sched.report.html.data import (
+    FrontierData,
+    FrontierPoint,
+    Page,
+    PageGraph,
+    PageNodes,
+    PageRun,
+    PageStorages,
+)
 from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.contention import with_contention_line
@@ -23,7 +31,7 @@ COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
 
 
 def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE) -> Page:
-    """What the page of a schedule shows.
+    """Collect what the page of a schedule shows.
 
     Args:
         schedule: Of a problem; with rewrites: of the rewritten one.
@@ -63,7 +71,7 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         in_flight=MEMORY_KINDS.index(IN_FLIGHT),
         causes=tuple((WORDS[c.name], c.exposed_us, c.collectives) for c in causes(schedule)),
         graphs=tuple(
-            Graph(_nodes(problem, ops, tuple(groups)), _storages(ranges), marked_nodes(problem, other, extras))
+            PageGraph(_nodes(problem, ops, tuple(groups)), _storages(ranges), marked_nodes(problem, other, extras))
             for problem, other, ranges in zip(problems, problems[::-1], (before, after), strict=False)
         ),
         runs=tuple(runs),
@@ -101,7 +109,7 @@ def _named(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
 
 
 def _remarks(schedule: Schedule, answer: str | None) -> tuple[str, ...]:
-    """What the table of figures needs to be read, then the answer, or what went otherwise than wished."""
+    """Say what the table of figures needs to be read, then the answer, or what went otherwise than wished."""
     problem = schedule.problem
     simulated = (
         f"Every figure on this page is simulated, in the {problem.memory_model} memory model: one compute stream, one "
@@ -115,7 +123,7 @@ def _remarks(schedule: Schedule, answer: str | None) -> tuple[str, ...]:
 
 
 def _earlier(extras: Extras) -> tuple[str, ...]:
-    """What the graph was like before it was rewritten, where the orders of the page are of what was left."""
+    """Say what the graph was like before it was rewritten, where the orders of the page are of what was left."""
     if extras.earlier is None:
         return ()
     was = extras.earlier.schedule.original
@@ -136,10 +144,10 @@ def _groups(problems: Sequence[Problem]) -> dict[str, int]:
     }
 
 
-def _nodes(problem: Problem, ops: tuple[str, ...], groups: tuple[str, ...]) -> Nodes:
+def _nodes(problem: Problem, ops: tuple[str, ...], groups: tuple[str, ...]) -> PageNodes:
     nodes = problem.nodes
     op_at, group_at = ({name: at for at, name in enumerate(names)} for names in (ops, groups))
-    return Nodes(
+    return PageNodes(
         name=tuple(printable(node.name) for node in nodes),
         kind=tuple(node.kind.value for node in nodes),
         op=tuple(op_at[node.op] for node in nodes),
@@ -148,22 +156,22 @@ def _nodes(problem: Problem, ops: tuple[str, ...], groups: tuple[str, ...]) -> N
     )
 
 
-def _storages(ranges: LiveRanges) -> Storages:
+def _storages(ranges: LiveRanges) -> PageStorages:
     problem = ranges.problem
     shown = [live.storage for live in ranges.of(problem.original_order)]
     kinds = memory_kinds(problem)
-    return Storages(
+    return PageStorages(
         bytes=tuple(problem.storages[s].bytes for s in shown),
         kind=tuple(MEMORY_KINDS.index(kinds[s]) for s in shown),
         maker=tuple(problem.allocator[s] for s in shown),
     )
 
 
-def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Figures) -> Run:
+def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Figures) -> PageRun:
     problem = ranges.problem
     run, live = replay(problem, order), ranges.of(order)
     row = {span.storage: at for at, span in enumerate(live)}
-    return Run(
+    return PageRun(
         title=title,
         graph=graph,
         step_us=measured.step_us,
@@ -180,7 +188,7 @@ def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Fig
     )
 
 
-def _frontier(extras: Extras, runs: Sequence[Run]) -> FrontierData | None:
+def _frontier(extras: Extras, runs: Sequence[PageRun]) -> FrontierData | None:
     found = extras.frontier
     if found is None:
         return None

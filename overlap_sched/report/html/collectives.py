@@ -6,7 +6,7 @@ from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Problem
 from overlap_sched.report.causes import causes, last_compute_us, stalls_by_cause
 from overlap_sched.report.html.beside import Extras
-from overlap_sched.report.html.data import Collective, RewriteRow
+from overlap_sched.report.html.data import CollectiveRow, RewriteRow
 from overlap_sched.report.units import printable
 from overlap_sched.report.words.rewrites import record_text
 from overlap_sched.report.words.schedule import most_exposed, refusal, why_text
@@ -15,7 +15,7 @@ from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Split, Stream
 
 
-def collective_rows(schedule: Schedule, original: Problem, extras: Extras) -> tuple[Collective, ...]:
+def collective_rows(schedule: Schedule, original: Problem, extras: Extras) -> tuple[CollectiveRow, ...]:
     """The most exposed first; ``original`` is the graph as it was."""
     problem = schedule.problem
     before, after = replay(original, original.original_order), replay(problem, schedule.order)
@@ -23,7 +23,7 @@ def collective_rows(schedule: Schedule, original: Problem, extras: Extras) -> tu
     last_us = last_compute_us(problem, after)
     stood_for = _stood_for(schedule, original, extras.made)
     return tuple(
-        Collective(
+        CollectiveRow(
             node=d.collective,
             before=stood_for[d.collective],
             bytes=problem.nodes[d.collective].bytes,

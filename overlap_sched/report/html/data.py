@@ -13,7 +13,7 @@ from overlap_sched.problem import Order
 
 
 @dataclass(frozen=True)
-class Nodes:
+class PageNodes:
     """Columns, indexed by node id; ``op`` and ``group`` count in lists of their own (group -1: none).
 
     ``collective`` is, of a wait, the id of its collective (-1: not a wait, or launched before this graph).
@@ -27,7 +27,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Storages:
+class PageStorages:
     """Columns, one row per storage that is ever live; ``kind`` counts in :attr:`Page.memory_kinds`.
 
     ``maker`` is the id of the node that allocates it.
@@ -39,16 +39,16 @@ class Storages:
 
 
 @dataclass(frozen=True)
-class Graph:
+class PageGraph:
     """What an order is of; ``marked`` are ids of nodes that rewrites make of it, or that they have made."""
 
-    nodes: Nodes
-    storages: Storages
+    nodes: PageNodes
+    storages: PageStorages
     marked: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Run:
+class PageRun:
     """One order in time.
 
     Attributes:
@@ -58,8 +58,8 @@ class Run:
         order: Node ids in the order run.
         at_us: Per position, when the compute stream reached the node.
         start_us, finish_us: Per node id, when it ran (a collective: on its stream; a wait: reached, and left).
-        first, last: Per row of :class:`Storages`, the positions between which it is live, both included.
-        flights: (row of :class:`Storages`, first, last): where a collective in flight holds it.
+        first, last: Per row of :class:`PageStorages`, the positions between which it is live, both included.
+        flights: (row of :class:`PageStorages`, first, last): where a collective in flight holds it.
     """
 
     title: str
@@ -78,7 +78,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveRow:
     """One row of the table.
 
     Attributes:
@@ -165,9 +165,9 @@ class Page:
     memory_kinds: tuple[str, ...]
     in_flight: int
     causes: tuple[tuple[str, float, int], ...]
-    graphs: tuple[Graph, ...]
-    runs: tuple[Run, ...]
-    collectives: tuple[Collective, ...]
+    graphs: tuple[PageGraph, ...]
+    runs: tuple[PageRun, ...]
+    collectives: tuple[CollectiveRow, ...]
     rewrites: tuple[RewriteRow, ...]
     tried: tuple[tuple[str, str], ...]
     frontier: FrontierData | None

@@ -63,7 +63,7 @@ def write_page(
 
 
 def bokeh_library() -> Library:
-    """What the page needs of the bokeh installed: drawing, without widgets, tables, mathematics and WebGL."""
+    """Return what the page needs of the bokeh installed: drawing, without widgets, tables, mathematics and WebGL."""
     from bokeh import __version__
     from bokeh.resources import Resources
 

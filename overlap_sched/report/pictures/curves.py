@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_sched.analysis.frontier_points import Frontier, Point
-from overlap_sched.analysis.whatif import Point as Varied
+from overlap_sched.analysis.whatif import WhatIfPoint as Varied
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.report.pictures.picture import (

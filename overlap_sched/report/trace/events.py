@@ -16,7 +16,7 @@ def rounded_us(at_us: float) -> float:
 
 
 def process_named(pid: int, name: str) -> list[Event]:
-    """What a process is called; processes are listed by their ids."""
+    """Name a process; processes are listed by their ids."""
     return [
         {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}},
         {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}},
@@ -24,7 +24,7 @@ def process_named(pid: int, name: str) -> list[Event]:
 
 
 def row_named(pid: int, tid: int, name: str) -> list[Event]:
-    """What a row (thread) is called; rows are listed by their ids."""
+    """Name a row (thread); rows are listed by their ids."""
     return [
         {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}},
         {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}},

@@ -83,7 +83,7 @@ LIVE, BY_KIND = "memory: live", "memory: live, by kind"
 
 
 def reserved_name(settings: str) -> str:
-    """Of the counter of an allocator (:func:`overlap_sched.report.words.reserved.settings_shown`)."""
+    """Return the name of an allocator's counter (:func:`overlap_sched.report.words.reserved.settings_shown`)."""
     return f"memory: reserved, {settings}"
 
 

@@ -123,7 +123,7 @@ def _is_span(e: Event) -> bool:
 
 
 def _within(trace: RawTrace, begin: float, end: float, *, whole: bool) -> Callable[[Event], bool]:
-    """Whether a span belongs to the step."""
+    """Return a test of whether a span belongs to the step."""
     host = [e for e in trace.file.events if e.category not in DEVICE and begin <= e.start_us < end]
     launched = {str(e.args["correlation"]) for e in host if "correlation" in e.args}
 

@@ -38,7 +38,7 @@ class _Arrow(NamedTuple):
 
 
 def original_decisions(problem: Problem) -> tuple[Decision, ...]:
-    """What blocks each collective of the original order; none of them was placed by the scheduler."""
+    """Find what blocks each collective of the original order; none of them was placed by the scheduler."""
     run, order = replay(problem, problem.original_order), problem.original_order
     return decisions(problem, run, Candidate(order, run.step_us, peak_bytes=0))
 
@@ -121,7 +121,7 @@ def _points(
 
 
 def _entry(named: Mapping[str, Sequence[str]]) -> str:
-    """What an instant launches and waits for: two of each by name."""
+    """Say what an instant launches and waits for: two of each by name."""
     parts = []
     for what, names in named.items():
         more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""

@@ -156,7 +156,7 @@ def _verdict(found: Fit, limit_bytes: int) -> str:
 
 
 def lacking_line(found: Fit) -> str:
-    """What a device of the limit lacks for a plan whose live bytes fit."""
+    """Say what a device of the limit lacks for a plan whose live bytes fit."""
     assert found.limit_bytes is not None
     assert found.held is not None
     needed = size(found.limit_bytes + found.held.over_bytes)
@@ -172,7 +172,7 @@ def _reserved(held: Held) -> str:
 
 
 def fit_figures(found: Fit) -> dict[str, Any]:
-    """What ``overlap-sched fit --json`` prints: microseconds, bytes, percent."""
+    """Return what ``overlap-sched fit --json`` prints: microseconds, bytes, percent."""
     return {
         "name": found.best.problem.name,
         "limit_bytes": found.limit_bytes,

@@ -11,7 +11,7 @@ from overlap_sched.report.words.contention import contention_figures, with_conte
 from overlap_sched.report.words.schedule import gap_percent
 
 
-class Placed(Protocol):
+class FrontierOrder(Protocol):
     """An order by its peak and step."""
 
     @property
@@ -27,7 +27,7 @@ class Placed(Protocol):
         """Stalls of the compute stream."""
 
 
-def point_cells(point: Placed, original: Placed, bound_us: float | None) -> tuple[str, ...]:
+def point_cells(point: FrontierOrder, original: FrontierOrder, bound_us: float | None) -> tuple[str, ...]:
     """Peak, its change, step, its change, exposed time, gap to the bound (empty: none is known)."""
     return (
         size(point.peak_bytes),
@@ -40,7 +40,7 @@ def point_cells(point: Placed, original: Placed, bound_us: float | None) -> tupl
 
 
 def frontier_figures(found: Frontier, picked: Point | None) -> dict[str, Any]:
-    """What ``overlap-sched frontier --json`` prints: microseconds, bytes, percent."""
+    """Return what ``overlap-sched frontier --json`` prints: microseconds, bytes, percent."""
     return {
         "name": found.problem.name,
         "memory_model": found.problem.memory_model,
@@ -108,7 +108,7 @@ def cost_of_limit(found: Frontier, limit_bytes: int, picked: Point) -> str:
 
 
 def cost_of_target(found: Frontier, target_us: float, picked: Point) -> str:
-    """What memory does a step that short take?"""
+    """Say what memory a step that short takes."""
     return (
         f"The lowest peak found for a step of at most {duration(target_us)}: {size(picked.peak_bytes)} "
         f"({change(found.original.peak_bytes, picked.peak_bytes)} against the original order). "

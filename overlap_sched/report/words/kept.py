@@ -48,7 +48,7 @@ def why_no_better(kept: Schedule) -> str:
 
 
 def _causes(kept: Schedule) -> tuple[Cause, ...]:
-    """What exposes an order, with what memory refuses as a cause of its own; the most expensive first."""
+    """List what exposes an order, with what memory refuses as a cause of its own; the most expensive first."""
     if not kept.scheduled.exposed_us:
         return ()
     free = schedule(

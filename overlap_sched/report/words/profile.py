@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from overlap_sched.cost.profile.runs import Sought
-from overlap_sched.cost.profile.times import How, Measured, Profile
+from overlap_sched.cost.profile.times import How, MeasuredTime, Profile
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, printable
 
@@ -46,7 +46,7 @@ def profile_notes(profile: Profile) -> Iterator[str]:
 
 def profile_table(profile: Profile) -> Table:
     """The operators whose predicted and measured times differ most."""
-    rows: dict[str, list[tuple[Sought, Measured]]] = defaultdict(list)
+    rows: dict[str, list[tuple[Sought, MeasuredTime]]] = defaultdict(list)
     for node, measured in zip(profile.sought, profile.measured, strict=True):
         if measured is not None:
             rows["in fused kernels" if measured.how == "names" else _label(node)].append((node, measured))

@@ -77,7 +77,7 @@ def reserved_rows(changes: dict[str, ReservedChange]) -> list[tuple[str, ...]]:
 
 
 def not_held(schedule: Schedule, original: Problem | None = None) -> str:
-    """What the new order needs beyond what its allocator was to keep to, and why; ``""``: nothing.
+    """Say what the new order needs beyond what its allocator was to keep to, and why; ``""``: nothing.
 
     Args:
         schedule: Whose order is the new one.
@@ -112,7 +112,7 @@ def not_taken(schedule: Schedule) -> str:
 
 
 def other_segments(schedule: Schedule, original: Problem | None = None) -> str:
-    """What the new order lacks with the kind of segments that it was not made for; ``""``: nothing, or little."""
+    """Say what the new order lacks with the kind of segments that it was not made for; ``""``: nothing, or little."""
     settings = kept_allocator(schedule.options)
     other = {PLAIN: EXPANDABLE, EXPANDABLE: PLAIN}.get(settings) if settings is not None else None
     if other is None:
@@ -128,7 +128,7 @@ def other_segments(schedule: Schedule, original: Problem | None = None) -> str:
 
 
 def _broken(schedule: Schedule, original: Problem | None, settings: AllocatorSettings) -> tuple[Overdraft, bool]:
-    """What the new order breaks of what the original order needs, and whether it runs there all the same."""
+    """Return what the new order breaks of what the original order needs, and whether it runs there all the same."""
     if original is None and schedule.order == schedule.problem.original_order:
         return NOTHING, True
     task = Task(schedule.problem, schedule.options, schedule.base_bytes)
@@ -148,7 +148,7 @@ def _words(broken: Overdraft) -> str:
 
 
 def held_lines(schedule: Schedule) -> list[str]:
-    """What the allocator that the new order was to keep to makes of both orders, in a line or two; none: nothing."""
+    """Say what the allocator that the new order was to keep to makes of both orders, in a line or two, or none."""
     settings = kept_allocator(schedule.options)
     if settings is None:
         return []

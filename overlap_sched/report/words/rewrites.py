@@ -68,14 +68,14 @@ def rewrites_text(made: Plan) -> str:
 
 
 def left_text(left: Sequence[Left]) -> str:
-    """What the step becomes without each rewrite; ``""`` where none was left out."""
+    """Say what the step becomes without each rewrite; ``""`` where none was left out."""
     if not left:
         return ""
     return "\n".join([f"{left_title(left)}:", *(f"  {what}: {worth}" for what, worth in left_rows(left))])
 
 
 def left_title(left: Sequence[Left]) -> str:
-    """What the rows of :func:`left_rows` are."""
+    """Say what the rows of :func:`left_rows` are."""
     return f"Scheduled again without one of them, against {duration(left[0].with_us)} with all by the same run"
 
 
@@ -89,7 +89,7 @@ def left_rows(left: Sequence[Left]) -> list[tuple[str, str]]:
 
 
 def outcome_text(trial: Trial) -> str:
-    """What became of a plan that was tried: its step by live bytes, if it has any, and why it is not taken."""
+    """Say what became of a plan that was tried: its step by live bytes, if it has any, and why it is not taken."""
     step = duration(trial.step_us) if trial.order else ""
     return ", ".join(filter(None, [step, f"not taken, {trial.why_not}" if trial.why_not else ""]))
 
@@ -110,7 +110,7 @@ def record_text(one: Record) -> str:
 
 
 def _for_memory(one: Record) -> str:
-    """What a rewrite that is not of collectives frees and costs, as far as its record says."""
+    """Say what a rewrite that is not of collectives frees and costs, as far as its record says."""
     told = (
         f"{size(-one.held_bytes)} not kept" if one.held_bytes < 0 else "",
         f"{duration(one.compute_us)} more compute" if one.compute_us > 0 else "",

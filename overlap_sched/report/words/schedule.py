@@ -37,7 +37,7 @@ def gap_percent(step_us: float, bound_us: float) -> float:
 
 
 def figures(schedule: Schedule) -> dict[str, Any]:
-    """What ``overlap-sched plan --json`` prints: microseconds, bytes, percent, seconds."""
+    """Return what ``overlap-sched plan --json`` prints: microseconds, bytes, percent, seconds."""
     bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
     return {
         "name": schedule.problem.name,
@@ -226,7 +226,7 @@ def find_collective(problem: Problem, name: str) -> int:
 
 
 def budget_words(schedule: Schedule) -> str:
-    """What the memory budget is made of."""
+    """Say what the memory budget is made of."""
     base = "the original peak" if schedule.options.budget == "peak" else "the original profile (its peak is shown)"
     more = schedule.headroom_bytes
     return f"{base} {'minus' if more < 0 else 'plus'} {size(abs(more))}"

@@ -29,7 +29,7 @@ def apart_line(schedule: Schedule) -> str:
 
 
 def together_text(schedule: Schedule) -> str:
-    """What keeping groups apart costs, or how to have it; ``""``: there is nothing to be said."""
+    """Say what keeping groups apart costs, or how to have it; ``""``: there is nothing to be said."""
     problem, asked = schedule.problem, schedule.options.concurrent_groups
     before, after = schedule.original.groups_together, schedule.scheduled.groups_together
     if schedule.unrestricted_us is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from overlap_sched.analysis.whatif import Point
+from overlap_sched.analysis.whatif import WhatIfPoint
 from overlap_sched.peak_memory.allocator.reserved import replay_allocator
 from overlap_sched.problem import Order
 from overlap_sched.report.table import captioned_table
@@ -15,7 +15,7 @@ from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.result import Figures
 
 
-def whatif_table(points: Sequence[Point], cluster: str) -> Table:
+def whatif_table(points: Sequence[WhatIfPoint], cluster: str) -> Table:
     """One line per variant: step, exposed time, memory, and the gap to the lower bound."""
     names = list(points[0].varied)
     problem = points[0].found.problem
@@ -42,20 +42,20 @@ def whatif_table(points: Sequence[Point], cluster: str) -> Table:
     return table
 
 
-def whatif_answer(points: Sequence[Point]) -> str:
-    """What it brings, in a sentence."""
+def whatif_answer(points: Sequence[WhatIfPoint]) -> str:
+    """Say what it brings, in a sentence."""
     ordered = sorted(points, key=lambda point: point.found.scheduled.step_us)
     if len(ordered) == 1:
         return f"The step with {_at(ordered[0])}."
     return f"The shortest step is that with {_at(ordered[0])}; the longest that with {_at(ordered[-1])}."
 
 
-def _at(point: Point) -> str:
+def _at(point: WhatIfPoint) -> str:
     varied = ", ".join(f"{name} {_value(name, value)}" for name, value in point.varied.items())
     return f"{varied}: {duration(point.found.scheduled.step_us)}"
 
 
-def whatif_figures(points: Sequence[Point], cluster: str) -> dict[str, Any]:
+def whatif_figures(points: Sequence[WhatIfPoint], cluster: str) -> dict[str, Any]:
     """The same as data."""
     problem = points[0].found.problem
     return {
@@ -67,7 +67,7 @@ def whatif_figures(points: Sequence[Point], cluster: str) -> dict[str, Any]:
     }
 
 
-def _figures(point: Point) -> dict[str, Any]:
+def _figures(point: WhatIfPoint) -> dict[str, Any]:
     def side(figures: Figures, order: Order) -> Mapping[str, float]:
         return {
             "step_us": figures.step_us,
@@ -87,7 +87,7 @@ def _figures(point: Point) -> dict[str, Any]:
     }
 
 
-def _reserved_bytes(point: Point, order: Order) -> int:
+def _reserved_bytes(point: WhatIfPoint, order: Order) -> int:
     return replay_allocator(point.found.problem, order).reserved_bytes
 
 

@@ -91,12 +91,12 @@ def range_cut(shape: Sequence[int], dim: int, parts: int) -> Cut:
 
 
 def is_range(cut: Cut, shape: Sequence[int]) -> bool:
-    """Whether a part of a contiguous tensor is contiguous, too: a view of it."""
+    """Tell whether a part of a contiguous tensor is contiguous, too: a view of it."""
     return cut.outer * prod(shape[: cut.dim]) == 1
 
 
 def is_cut_of(cut: Cut, shape: Sequence[int], parts: int) -> bool:
-    """Whether a tensor of this shape can be cut so."""
+    """Tell whether a tensor of this shape can be cut so."""
     return 0 <= cut.dim < len(shape) and shape[cut.dim] == cut.rows(parts)
 
 

@@ -19,7 +19,7 @@ from llama_repro.training.world import World
 from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.inductor.partitioning import Partition
-from overlap_sched.joint import Found
+from overlap_sched.joint import JointSearchResult
 from scripts.studies.fit_run.memory import measured_peak
 from scripts.studies.fit_run.whole import batch_of
 
@@ -75,7 +75,7 @@ class _Run(NamedTuple):
     """Measured under one limit; ``found`` is ``None`` where there is none, ``reason`` says why torch's cut was used."""
 
     what: str
-    found: Found | None
+    found: JointSearchResult | None
     reason: str | None
     peak_bytes: int
     step_us: float

@@ -17,7 +17,7 @@ from llama_repro.harness.problem_graph import RebuiltGraph, problem_to_graph
 from llama_repro.harness.torch_pass import CAPS, any_gpu, groups_of, overlap_pass, passed
 from overlap_sched.cost import Collective, Compute
 from overlap_sched.fx.lifting import lift
-from overlap_sched.judge.validate import Measured, measure
+from overlap_sched.judge.validate import JudgedOrder, measure
 from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.transform.prices import Prices
 
@@ -88,7 +88,7 @@ def judged(
         return known.get(node, 0.0 if joins else None)  # what only joins inputs is no node of the problem
 
     lifted = lift(made, cost=cost, model=_Scaled(prices), groups=groups, parameters=kept, donated=given)
-    found: Measured = measure(lifted.problem, lifted.problem.original_order)
+    found: JudgedOrder = measure(lifted.problem, lifted.problem.original_order)
     return Judged(found.timeline.step_us, max(found.profile), len(lifted.problem.collectives))
 
 

@@ -15,7 +15,7 @@ import pytest
 from overlap_sched.analysis.frontier import frontier
 from overlap_sched.options import Options
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.report.html.beside import Beside, Extras
+from overlap_sched.report.html.beside import ExtraOrder, Extras
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.pipeline import schedule
@@ -285,7 +285,7 @@ def test_real_graphs(browser: Any, name: str, tmp_path: Path) -> None:
 def test_rewrites_an_order_beside_and_the_frontier(browser: Any, tmp_path: Path) -> None:
     problem = sharded([[2, 2, 2]] * 4, compute_us=4.0)
     made = plan(problem, PRICES, Options(rewrites=("bucket",), headroom="100%"))
-    beside = Beside("torch", problem.original_order)
+    beside = ExtraOrder("torch", problem.original_order)
     extras = Extras(made, beside, frontier(problem, budgets=3))
     write_page(made.schedule, tmp_path / "out.html", extras=extras)
     for width in (WIDE, NARROW):

@@ -12,7 +12,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.report.causes import causes
 from overlap_sched.report.html.collect import page_of
-from overlap_sched.report.html.data import Page, Run
+from overlap_sched.report.html.data import Page, PageRun
 from overlap_sched.report.memory_kinds import MEMORY_KINDS, memory_by_kind
 from overlap_sched.report.words.reserved import reserved_changes, reserved_figures
 from overlap_sched.report.words.schedule import figures
@@ -21,7 +21,7 @@ from overlap_sched.scheduler.result import Schedule
 from tests.support.graphs import problems
 
 
-def stacks(page: Page, run: Run) -> dict[str, list[int]]:
+def stacks(page: Page, run: PageRun) -> dict[str, list[int]]:
     """Bytes by kind at each position, counted as the page's script counts them."""
     change = {name: [0] * (len(run.order) + 1) for name in page.memory_kinds}
     storages = page.graphs[run.graph].storages

@@ -13,7 +13,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
 from overlap_sched.problem import Group
 from overlap_sched.problem.file import write_problem
-from overlap_sched.report.html.beside import Beside, Extras
+from overlap_sched.report.html.beside import ExtraOrder, Extras
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import page_text
 from overlap_sched.report.units import duration, size
@@ -159,14 +159,14 @@ def test_no_rewrite_no_section(reordered: Schedule) -> None:
 
 def test_an_order_beside_has_a_column_and_a_run(reordered: Schedule) -> None:
     problem = reordered.problem
-    beside = Beside("torch", problem.original_order)
+    beside = ExtraOrder("torch", problem.original_order)
     page = page_of(reordered, extras=Extras(beside=beside))
     assert page.columns == ("original", "scheduled", "change", "limit", "torch")
     assert {len(row) for row in page.summary} == {6}
     assert all(row[5] == row[1] for row in page.summary if row[0] != "... within the budget"), page.summary
     assert [run.title for run in page.runs] == ["original", "scheduled", "torch"]
     assert page.runs[2].step_us == reordered.original.step_us
-    again = page_of(reordered, extras=Extras(beside=Beside("ours", reordered.order)))
+    again = page_of(reordered, extras=Extras(beside=ExtraOrder("ours", reordered.order)))
     assert all(row[5] == row[2] for row in again.summary), again.summary
     assert (again.runs[2].peak_bytes, again.runs[2].peak_at) == peak_memory(problem, reordered.order)
     text = page_text(again, LIBRARY)

@@ -3,7 +3,7 @@
 from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.fill_links import links_filled
 from overlap_sched.scheduler.polish import FILL_TAIL, SHIFT, shifted, tail_filled
-from overlap_sched.scheduler.portfolio import first_run, more_runs, of_chains
+from overlap_sched.scheduler.portfolio import as_if_alone, first_run, more_runs, of_chains
 from overlap_sched.scheduler.relink import relinked
 from overlap_sched.scheduler.reserve import shifted_less_far
 from overlap_sched.scheduler.reserve_runs import (
@@ -24,6 +24,7 @@ ALL = Stages(
         Stage("first run", "a list scheduler that hides what it can", first_run),
         Stage("chains", "several long chains: runs from an order that goes from one to the other", of_chains),
         Stage("second runs", "which policy suits a graph is known only afterwards", more_runs),
+        Stage("runs as if alone", "under contention: what is made as if there were none may be shorter", as_if_alone),
         Stage("beam search", "small graphs: all that looks promising, beside one greedy choice", search_small),
         Stage(SHIFT, "waits later and launches sooner: robust against wrong predictions", shifted),
         Stage(FILL_TAIL, "compute deferred behind the last launch hides the end", tail_filled),

@@ -233,7 +233,7 @@ def watched(settings: Settings) -> bool:
 def _may_load(owner: Any, sources: Sequence[str], traced: bool) -> tuple[bool, bool]:
     try:
         use, drop = may_load(owner.settings, *sources) if traced else may_load_both(owner.settings, sources)
-        for source in sources if use else ():
+        for source in filter(None, sources) if use else ():
             settled.loaded(communicates=bool(_COMMUNICATES.search(source)))
         return use, drop
     except Exception as error:  # compiled instead: the pass asks the others

@@ -28,9 +28,10 @@ class Loading(Protocol):
 _CACHE = {
     "cache_hit_post_compile": ["graph", "cache_info", "constants"],
     "_save_graph": ["key", "compiled_graph", "example_inputs", "local", "remote_cache"],
-    "find_guarded_entry": ["key", "local", "remote_cache", "evaluate_guards", "hints"],
 }
-"""The functions through which torch's cache of FX graphs uses, saves and finds code, and their parameters."""
+"""The functions through which torch's cache of FX graphs uses and saves code, and their parameters."""
+_FINDS = {"find_guarded_entry": ["key", "local", "remote_cache", "evaluate_guards", "hints"]}
+"""The one by which it finds code."""
 _BOTH = {"_load_and_post_compile": ["self", "args", "fx_config"]}
 """The function through which AOTAutograd's cache loads a forward and then its backward."""
 _watching: list[tuple[Loading, Callable[[Any, str], bool]]] = []
@@ -55,26 +56,25 @@ def watch_cache(may_load: Loading, may_save: Callable[[Any, str], bool]) -> bool
     from torch._inductor.codecache import FxGraphCache
     from torch._inductor.output_code import CompiledFxGraphConstantsWithGm
 
-    try:
-        from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
-    except ImportError:
-        return False
     if _watching:
         _watching[0] = (may_load, may_save)
     else:
         _keys_without_hashes_of_meshes()
-        for owner_of, functions in ((FxGraphCache, _CACHE), (GenericAOTAutogradResult, _BOTH)):
-            for name, parameters in functions.items():
-                if list(signature(getattr(owner_of, name, repr)).parameters) != parameters:
-                    return False
+        if not _as_known(FxGraphCache, _CACHE):
+            return False
         load, save = FxGraphCache.cache_hit_post_compile, FxGraphCache._save_graph
         _watching.append((may_load, may_save))
+        both = _ask_about_what_is_loaded_at_once()
 
         def loaded(graph: Any, cache_info: Any, constants: Any) -> Any:
             owner = _owner()
             if owner is not None:
-                traced = isinstance(constants, CompiledFxGraphConstantsWithGm)
-                if not (_asked(owner, [graph], traced) if traced else _together.use):
+                traced, code = isinstance(constants, CompiledFxGraphConstantsWithGm), graph.source_code
+                if traced or not both:  # a torch that we do not know: no forward is, so what communicates is missed
+                    use = _asked(owner, graph, [code] if traced else ["", code], traced)
+                else:
+                    use = _together.use
+                if not use:
                     return None, cache_info
             return load(graph, cache_info, constants)
 
@@ -83,38 +83,52 @@ def watch_cache(may_load: Loading, may_save: Callable[[Any, str], bool]) -> bool
             if owner is None or _watching[0][1](owner, getattr(compiled_graph, "source_code", "")):
                 save(key, compiled_graph, *more, **by_name)
 
-        _ask_about_what_is_loaded_at_once(GenericAOTAutogradResult)
         FxGraphCache.cache_hit_post_compile = staticmethod(loaded)
         FxGraphCache._save_graph = staticmethod(saved)
     return not functorch_config.bundled_autograd_cache  # which loads without asking
 
 
-def _asked(owner: Any, graphs: Sequence[Any], traced: bool) -> bool:
-    """Tell whether graphs that were found may be used; else the first may have been dropped from the cache."""
+def _as_known(place: Any, functions: dict[str, list[str]]) -> bool:
+    """Tell whether functions are there, with the parameters that we know."""
+    found = {name: getattr(place, name, None) for name in functions}
+    return all(call is not None and list(signature(call).parameters) == functions[name] for name, call in found.items())
+
+
+def _asked(owner: Any, first: Any, sources: Sequence[str], traced: bool) -> bool:
+    """Tell whether code that was found may be used; else the first graph of it may be gone from the cache."""
     from torch._inductor.codecache import FxGraphCache
 
-    use, drop = _watching[0][0](owner, [graph.source_code for graph in graphs], traced)
+    use, drop = _watching[0][0](owner, sources, traced)
     if drop:
-        folder = FxGraphCache._get_tmp_dir_for_key(graphs[0]._fx_graph_cache_key)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(FxGraphCache._get_tmp_dir_for_key(first._fx_graph_cache_key), ignore_errors=True)
     return use
 
 
-def _ask_about_what_is_loaded_at_once(results: Any) -> None:
-    """Have AOTAutograd's cache ask before it loads a forward and its backward; by the class of its results."""
-    load = results._load_and_post_compile
+def _ask_about_what_is_loaded_at_once() -> bool:
+    """Have AOTAutograd's cache ask before it loads a forward and its backward, if this torch does as we know."""
+    try:
+        from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult as Results
+    except ImportError:
+        return False
+    from torch._inductor.codecache import FxGraphCache
+
+    if not (_as_known(Results, _BOTH) and _as_known(FxGraphCache, _FINDS)):
+        return False
+    load = Results._load_and_post_compile
 
     def load_both(self: Any, args: Any, fx_config: Any) -> Any:
         owner = _owner()
         if owner is not None:
             graphs = [_found(one) for one in (self.compiled_fw, self.compiled_bw) if one is not None]
-            _together.use = None not in graphs and _asked(owner, graphs, traced=False)
+            sources = [graph.source_code for graph in graphs if graph is not None]
+            _together.use = len(sources) == len(graphs) and _asked(owner, graphs[0], sources, traced=False)
         try:
             return load(self, args, fx_config)
         finally:
             _together.use = False
 
-    results._load_and_post_compile = load_both
+    Results._load_and_post_compile = load_both
+    return True
 
 
 def _found(compiled: Any) -> Any:

@@ -212,6 +212,18 @@ def test_another_torch_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch_caches.watch_cache(cached_orders._may_load, cached_orders._may_save)
 
 
+@pytest.mark.parametrize("known", ["_BOTH", "_FINDS"])
+def test_a_torch_that_loads_both_in_another_way_is_left_as_it_is(
+    known: str, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then what communicates counts as missed there: its forward is not known."""
+    monkeypatch.setitem(getattr(torch_caches, known), "gone", [])
+    assert not torch_caches._ask_about_what_is_loaded_at_once()
+    assert may_load_both(Settings(), ["", BOTH[0]]) == (False, False)
+    assert may_load_both(Settings(), ["", LOCAL]) == (True, False)
+    assert asked == [AGREED]
+
+
 RANKS = 2
 Found = list[dict[str, dict[str, Any]]]
 SECOND = ["again", "again, wiped", "again, version", "again, version on all", "again, options on all", "mega"]

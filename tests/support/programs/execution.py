@@ -121,6 +121,7 @@ class Run:
         unlike: The ranks did not launch alike, or one of them failed.
         registers: All registers that were given from part to part.
         record: See :class:`~tests.support.programs.flight.Flights`; ``None``: it is unclear on a rank.
+        ended: Nothing was left in flight: else what is there depends on time.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -131,6 +132,7 @@ class Run:
     unlike: bool = False
     registers: dict[int, Any] = field(default_factory=dict)
     record: Record | None = None
+    ended: bool = True
 
     def differs_from(self, other: "Run", close: bool = False) -> str | None:
         """In what; ``None``: bitwise in nothing, or to rounding."""
@@ -180,5 +182,6 @@ def run(
         found.values = {f"r{v}": registers[v].detach().clone() for v in (*range(len(INPUTS)), *final)}
         found.values |= {f"gradient of r{v}": x.grad.clone() for v, x in enumerate(inputs) if x.grad is not None}
     found.notes, found.launched, found.faults = list(operators.notes), flights.launched, flights.faults
+    found.ended = not flights.in_flight
     found.registers, found.record = registers, flights.recorded if world.all_do(not flights.unclear) else None
     return found

@@ -76,6 +76,11 @@ class Flights:
     _arriving: dict[int, _Flight] = field(default_factory=dict)
     _inside: bool = False
 
+    @property
+    def in_flight(self) -> bool:
+        """Has something been launched that nobody has waited for?"""
+        return bool(self._arriving)
+
     def alike(self, shown: int) -> bool:
         """Whether the other rank shows the same now."""
         both = torch.tensor([shown, -shown], dtype=torch.int64)

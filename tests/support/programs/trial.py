@@ -121,7 +121,7 @@ class Trial:
         if self.program.odd and how not in ways.LAUNCHES_KEPT:
             return Outcome(way, "ok", (), moved)
         runs: list[dict[str, Any]] = [{"record": None if "rewrites" in how else plain.record}]
-        runs += [{"hold_back": False}] if self._asynchronous_too(how) else []
+        runs += [{"hold_back": False}] if plain.ended and self._asynchronous_too(how) else []
         for arguments in runs:
             with ways.quiet():
                 wrong = self._against(plain, self._run(captured.parts, **arguments))

@@ -53,6 +53,11 @@ class CachedOrder:
     rewrites: "CachedOrder | None" = None
 
     @property
+    def questions(self) -> tuple["CachedOrder", ...]:
+        """The orders that the ranks are asked about, in turn."""
+        return (self,) if self.rewrites is None else (self.rewrites, self)
+
+    @property
     def line(self) -> str:
         """As text, without line breaks."""
         return _MARK + json.dumps(self._data())
@@ -150,7 +155,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
     if cached is None:
         return False, False
     refused: dict[str, Agreement] = {}
-    for one in (cached,) if cached.rewrites is None else (cached.rewrites, cached):
+    for one in cached.questions:
         agreement = ask(named_now(one.digest), settings)
         if agreement is None:
             return False, False
@@ -192,7 +197,7 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
         cached = order_in(source)
         if cached is None:
             return False, False
-        asked += [cached] if cached.rewrites is None else [cached.rewrites, cached]
+        asked += cached.questions
     if not all(one.agreed for one in asked):
         return False, False
     first, *rest = (named_now(one.digest) for one in asked)

@@ -8,23 +8,15 @@ import shutil
 from collections.abc import Callable, Sequence
 from inspect import signature
 from threading import local
-from typing import Any, Protocol
+from typing import Any
 
 from torch._inductor import config
 
 from overlap_sched.inductor.settings import Settings
 
-
-class Loading(Protocol):
-    """Told of code that was found in caches: may it be used, and is the first to be dropped from there?
-
-    It is that of one graph that torch has traced, or all that AOTAutograd's cache loads at once.
-    """
-
-    def __call__(self, owner: Any, sources: Sequence[str], traced: bool) -> tuple[bool, bool]:
-        """Answer; ``owner``: our pass."""
-
-
+Loading = Callable[[Any, Sequence[str], bool], tuple[bool, bool]]
+"""Told our pass, code that was found, and whether torch has traced its graph; else it is all that AOTAutograd's cache
+loads at once. May it be used, and is the first of it to be dropped?"""
 _CACHE = {
     "cache_hit_post_compile": ["graph", "cache_info", "constants"],
     "_save_graph": ["key", "compiled_graph", "example_inputs", "local", "remote_cache"],

@@ -10,6 +10,11 @@ def time_unit(us: float) -> tuple[float, str]:
     return (1e3, "ms") if us < 1e7 else (1e6, "s")
 
 
+def memory_unit(nbytes: float) -> tuple[int, str]:
+    """(bytes in the unit, its name) for the axis of a picture whose largest value is ``nbytes``."""
+    return (2**30, "GiB") if nbytes >= 2**30 else (2**20, "MiB")
+
+
 def duration(us: float) -> str:
     """``12.0 us``, ``3.41 ms``, ``2,281.8 ms`` or ``12.34 s``: microseconds in the unit that fits."""
     scale, name = time_unit(us)

@@ -1,4 +1,4 @@
-"""What the phases work on: the task, which stays, and the best order so far: each phase takes one and gives one."""
+"""What stages work on: the task, which stays, and the best order so far: each stage takes one and gives one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ class Candidate:
 
     Attributes:
         order: Node ids.
-        step_us, peak_bytes: Its step time and its peak: true after every phase.
+        step_us, peak_bytes: Its step time and its peak: true after every stage.
         reasons: Per collective, why it was launched where it was; empty: the order was not made by us.
         refusals: Per collective that the budget ever refused: the first time.
         work: What it took to come to it.
@@ -48,6 +48,10 @@ class Candidate:
         if self.step_us < other.step_us * (1 - SAME_STEP):
             return True
         return self.step_us <= other.step_us * (1 + SAME_STEP) and self.peak_bytes < other.peak_bytes
+
+    def or_better(self, found: "Candidate", work: Work) -> "Candidate":
+        """The better one of both, after the work that finding the other took."""
+        return replace(found if found.beats(self) else self, work=self.work.plus(work))
 
     def after(self, work: Work) -> "Candidate":
         """The same, which has taken more work by now."""

@@ -89,10 +89,10 @@ def as_if_alone(context: Context, best: Candidate) -> Candidate:
         return best
     alone = replace(task, problem=replace(task.problem, contention=NO_CONTENTION))
     start = Reference(alone.problem, context.reference.order, context.reference.live_ranges)
-    for policy in _policies(alone)[: min(_count(alone), RUNS_ALONE)]:
-        run = list_schedule(start, alone.limit, policy, alone.pairs, math.inf)
+    for policy in _policies(alone)[: min(_count(task), RUNS_ALONE)]:
+        run = list_schedule(start, task.limit, policy, task.pairs, math.inf)  # neither knows of contention
         found = best if run.made is None else task.remeasured(run.made, run.made.order)
-        best = replace(found if found.beats(best) else best, work=best.work.plus(run.work))
+        best = best.or_better(found, run.work)
     return best
 
 
@@ -120,7 +120,7 @@ def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple
     if run.made is None:
         return best.after(run.work), False
     as_long = abs(run.made.step_us - best.step_us) <= SAME_STEP * best.step_us
-    return replace(run.made if run.made.beats(best) else best, work=best.work.plus(run.work)), as_long
+    return best.or_better(run.made, run.work), as_long
 
 
 def near_us(task: Task, reference: Reference) -> float:

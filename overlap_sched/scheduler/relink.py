@@ -79,7 +79,7 @@ def _round(context: Context, best: Candidate) -> Candidate:
     for policy in POLICIES:
         run = list_schedule(begin, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
         found = best if run.made is None else polished(context, run.made, limit)
-        best = replace(found if found.beats(best) else best, work=best.work.plus(run.work))
+        best = best.or_better(found, run.work)
     return best
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_sched.analysis.frontier_points import Frontier, Point
-from overlap_sched.analysis.whatif import WhatIfPoint as Varied
+from overlap_sched.analysis.whatif import WhatIfPoint
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.report.pictures.picture import (
@@ -19,7 +19,7 @@ from overlap_sched.report.pictures.picture import (
     new_figure,
     write_picture,
 )
-from overlap_sched.report.units import change, duration, printable, size, time_unit
+from overlap_sched.report.units import change, duration, memory_unit, printable, size, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def plot_frontier(found: Frontier, path: str | Path, picked: Point | None = None
 
 def _draw(axes: "Axes", found: Frontier, picked: Point | None) -> None:
     """Stairs through the points: between two of them the left one is the best known."""
-    unit_bytes, unit = (2**30, "GiB") if found.points[-1].peak_bytes >= 2**30 else (2**20, "MiB")
+    unit_bytes, unit = memory_unit(found.points[-1].peak_bytes)
     scale, time = time_unit(found.points[-1].step_us)
     peaks = [point.peak_bytes / unit_bytes for point in found.points]
     steps = [point.step_us / scale for point in found.points]
@@ -106,17 +106,19 @@ def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
     problem = plan.problem
     figure = new_figure(10, 4)
     axes = figure.subplots()
-    unit = 2**30 if plan.original_bytes >= 2**30 else 2**20
+    unit_bytes, unit = memory_unit(plan.original_bytes)
     for order, colour, label in (
         (problem.original_order, BEFORE, f"original, {size(plan.original_bytes)}"),
         (plan.order, AFTER, f"new, {size(plan.peak_bytes)} ({change(plan.original_bytes, plan.peak_bytes)})"),
     ):
-        profile = [live / unit for live in memory_profile(problem, order)]
+        profile = [live / unit_bytes for live in memory_profile(problem, order)]
         axes.step(range(len(profile)), profile, where="post", color=colour, label=label, linewidth=1.2)
-    axes.axhline(plan.bound_bytes / unit, color=LIMIT, linewidth=1, linestyle=":", label="no order's peak is lower")
+    axes.axhline(
+        plan.bound_bytes / unit_bytes, color=LIMIT, linewidth=1, linestyle=":", label="no order's peak is lower"
+    )
     axes.set_ylim(bottom=0)
     axes.set_xlabel("step")
-    axes.set_ylabel("GiB live" if unit == 2**30 else "MiB live")
+    axes.set_ylabel(f"{unit} live")
     axes.set_title(
         f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)", loc="left", parse_math=False
     )
@@ -125,7 +127,7 @@ def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
     write_picture(figure, path, tight=True)
 
 
-def plot_whatif(points: Sequence[Varied], cluster: str, path: str | Path) -> None:
+def plot_whatif(points: Sequence[WhatIfPoint], cluster: str, path: str | Path) -> None:
     """Draw steps over what is varied first; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``).
 
     Raises:
@@ -137,7 +139,7 @@ def plot_whatif(points: Sequence[Varied], cluster: str, path: str | Path) -> Non
     axes = figure.subplots()
     first, *others = points[0].varied
     scale, unit = time_unit(max(point.found.original.step_us for point in points))
-    series: dict[str, list[Varied]] = {}
+    series: dict[str, list[WhatIfPoint]] = {}
     for point in points:
         series.setdefault(", ".join(f"{name} {point.varied[name]:g}" for name in others), []).append(point)
     for k, (label, line) in enumerate(series.items()):

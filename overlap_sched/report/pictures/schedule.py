@@ -23,7 +23,7 @@ from overlap_sched.report.pictures.picture import (
 )
 from overlap_sched.report.pictures.raster import Floats, busy_share, highest
 from overlap_sched.report.timeline import Span, Timeline, timeline
-from overlap_sched.report.units import between, change, duration, printable, size, time_unit
+from overlap_sched.report.units import between, change, duration, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.result import Schedule
 
@@ -126,7 +126,7 @@ def _title(figure: "Figure", schedule: Schedule, bound_us: float) -> None:
 def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline, edges: Floats, scale: float) -> None:
     """Upper panel: memory before (grey) and after, under the budget."""
     top_bytes = max(schedule.budget_bytes, schedule.scheduled.peak_bytes) or 2**20
-    unit_bytes, unit = (2**30, "GiB") if top_bytes >= 2**30 else (2**20, "MiB")
+    unit_bytes, unit = memory_unit(top_bytes)
 
     def stairs(line: Timeline, samples: Sequence[tuple[float, int]]) -> tuple[Floats, Floats]:
         bins = np.append(edges[edges < line.step_us], line.step_us) if line.step_us else edges[:2]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.support.programs.generate import STALE, generate
 from tests.support.programs.kinds import KINDS
 from tests.support.programs.program import Program, Step, source_of
-from tests.support.programs.rules import correct, returned
+from tests.support.programs.rules import correct, reads_by_older_names, returned
 from tests.support.programs.shrink import shrunk, without
 
 GATHERED = (
@@ -37,6 +37,11 @@ def test_what_is_in_flight_is_neither_read_nor_written() -> None:
     for early in (read, write, write_sent):
         assert not correct(Program(1, (gather, early)))
         assert correct(Program(1, (gather, wait, replace(early, makes=tuple(v + 1 for v in early.makes)))))
+
+
+def test_a_read_by_an_older_name_is_known_through_views() -> None:
+    assert reads_by_older_names(Program(1, GATHERED))
+    assert not reads_by_older_names(Program(1, (*GATHERED[:4], Step("add", (12, 10), (13,)))))
 
 
 def test_what_is_sent_is_in_flight_until_all_results_have_arrived() -> None:

@@ -89,6 +89,22 @@ def correct(program: Program) -> bool:
     return after(program, len(program.steps)) is not None
 
 
+def reads_by_older_names(program: Program) -> bool:
+    """Whether anything takes a value that has arrived by a name that it had before its wait.
+
+    Inductor may read such a value before it has arrived, or write over it: to it a wait's result is new memory.
+    """
+    registers, older = Registers(), set[int]()
+    for step in program.steps:
+        if older.intersection(step.takes):
+            return True
+        if step.is_of.waits:
+            storage = registers.storage[step.takes[0]]
+            older |= {v for v, s in enumerate(registers.storage) if s == storage and v >= len(INPUTS)}
+        registers.take(step)
+    return False
+
+
 def returned(program: Program, number: int) -> list[int]:
     """What a part of a program gives back: what later parts read, of the last one every other that is whole."""
     part = program.parts[number]

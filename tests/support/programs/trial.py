@@ -16,6 +16,7 @@ from tests.support.programs.execution import Run, World, functions_of, run
 from tests.support.programs.flight import Record
 from tests.support.programs.launches import by_group, launches_of
 from tests.support.programs.program import Program
+from tests.support.programs.rules import reads_by_older_names
 
 Status = Literal["ok", "fault", "torch"]
 """``"torch"``: the same way without the package fails, too, or differs from eager execution: nothing can be learnt."""
@@ -200,6 +201,6 @@ def ways_of(program: Program, inductor_share: float) -> list[str]:
     if "dynamo" in possible:
         if rng.random() < (0.3 if capture == "dynamo" else 0.05):
             found.append("backend")
-        if rng.random() < inductor_share:
+        if rng.random() < inductor_share and not reads_by_older_names(program):
             found.append(("inductor", "post_grad")[program.seed % 2])
     return found

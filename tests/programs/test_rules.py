@@ -50,6 +50,12 @@ def test_what_is_sent_is_in_flight_until_all_results_have_arrived() -> None:
     assert correct(Program(1, (gathers, first, Step("wait_f", (10,), (12,)), Step("half_", (5,)))))
 
 
+def test_a_result_is_not_written_while_another_wait_writes_it_again() -> None:
+    scatters, first = Step("scatters", (0, 1), (9, 10)), Step("wait_h", (9,), (11,))
+    assert not correct(Program(1, (scatters, first, Step("half_", (9,)))))
+    assert correct(Program(1, (scatters, first, Step("wait_h", (10,), (12,)), Step("half_", (9,)))))
+
+
 def test_a_seed_is_a_program_and_all_are_correct() -> None:
     programs = [generate(seed) for seed in range(300)]
     assert programs == [generate(seed) for seed in range(300)]

@@ -29,6 +29,7 @@ class Kind:
         views: The argument at which its result looks.
         sends: Arguments that are in flight after it, until all of its results have been awaited.
         receives: Arguments that arrive in flight; ``launches``: so do its results.
+        again: Each wait for one of its results writes all of them: so gloo does it.
         waits: Its argument has arrived after it.
         weight: How often.
         ways: By which ways programs with it are captured.
@@ -45,6 +46,7 @@ class Kind:
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
     launches: bool = False
+    again: bool = False
     waits: bool = False
     weight: float = 1.0
     ways: tuple[Capture, ...] = ("make_fx", "dynamo")
@@ -145,6 +147,7 @@ def _collectives() -> Iterable[Kind]:
         "ff",
         "hh",
         "{x}, {y} = " + _C10D + ".reduce_scatter_tensor_coalesced.default([{a}, {b}], 'sum', 2, {g})",
+        again=True,
         **coalesced,
     )
     yield Kind(

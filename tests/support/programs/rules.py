@@ -17,7 +17,7 @@ class Registers:
         letter: Per register, its shape.
         storage: Per register, its storage; a view has that of what it looks at.
         arriving: Per storage that has not arrived, the launch that brings it.
-        sent: Per launch of which not all results have arrived, the storages that it sends.
+        sent: Per launch of which not all results have arrived, the storages that it sends, or writes once more.
         compact: Per register, whether its elements lie one after the other.
     """
 
@@ -68,7 +68,8 @@ class Registers:
         if kind.launches or kind.receives:
             arrive = [*(stores[i] for i in kind.receives), *(self.storage[len(self.storage) - len(kind.makes) :])]
             self.arriving |= dict.fromkeys(arrive if kind.launches else arrive[: len(kind.receives)], self.launches)
-            self.sent[self.launches] = tuple(stores[i] for i in kind.sends)
+            again = arrive if kind.again else []
+            self.sent[self.launches] = (*(stores[i] for i in kind.sends), *again)
             self.launches += 1
         return True
 

@@ -10,11 +10,9 @@ of an order in between stands, by its positions in both, that many percent from 
 
 What comes before something in both orders does so in between, too, as each position is a weighted mean of two: an order
 in between is always valid. Whether memory admits it must be looked up. Its launches and waits are shifted as far as
-memory goes (:mod:`overlap_sched.scheduler.shift`); runs start from the shortest of these orders; and the best of all is
-the next one that orders lie in between to. (Path relinking: Glover, Laguna, Martí, *Fundamentals of scatter search and
-path relinking*, 2000.)
-
-Rounds end where one gains next to nothing, and there are none where the best is near the bound already.
+memory goes (:mod:`overlap_sched.scheduler.shift`), and runs start from the shortest of these orders. (Path relinking:
+Glover, Laguna, Martí, *Fundamentals of scatter search and path relinking*, 2000; from the best of all to the next, as
+they do it, has earned next to nothing.)
 """
 
 from collections.abc import Sequence
@@ -28,7 +26,6 @@ from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
 from overlap_sched.scheduler.polish import farthest, polished
-from overlap_sched.scheduler.portfolio import RUN_NODES, near_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.shift import with_order
 from overlap_sched.scheduler.stage import Context
@@ -37,34 +34,28 @@ PARTS = (30, 50, 70, 90)
 """Percent of the way."""
 POLICIES = (IN_ORDER, FAR_AHEAD)
 """Of runs that start from the shortest order in between: near it; and the critical path far ahead."""
-NEAR_BOUND = 1.015
-"""There are no rounds where the best step is below this part of the bound of any order."""
-WORTH, WORTH_ALL = 0.001, 0.02
-"""A round that gains less of the step is the last one. What all rounds gain must be more than what keeping to an
-allocator may cost by default (``Options.allocator_cost``): shorter orders are harder to hold."""
+WORTH = 0.02
+"""It must gain more of the step than keeping to an allocator may cost by default (``Options.allocator_cost``): shorter
+orders are harder to hold."""
+NEAR_BOUND = 1 + 2 * WORTH
+"""Nothing is tried where the step is below this part of the bound of any order: half of what lies between is too much
+to ask for."""
+MOST_NODES = 15_000
+"""Per unit of effort; larger graphs are left alone."""
 
 
 def relinked(context: Context, best: Candidate) -> Candidate:
-    """The stage: the best order, or a shorter one found between it and the reference, round by round.
-
-    A unit of effort is a round on a graph of up to 15,000 nodes, less on a larger one.
-    """
+    """The stage: the best order, or a shorter one found between it and the reference."""
     task = context.task
-    rounds = task.options.effort * RUN_NODES // max(len(best.order), RUN_NODES)
-    if not best.reasons or not rounds or best.step_us <= near_us(task, context.reference):
+    if not best.reasons or len(best.order) > task.options.effort * MOST_NODES:
         return best
-    enough_us, given = lower_bound_us(task.problem) * NEAR_BOUND, best
-    for _ in range(rounds):
-        before_us = best.step_us
-        if before_us <= enough_us:
-            break
-        best = _round(context, best)
-        if best.step_us > before_us * (1 - WORTH):
-            break
-    return best if best.step_us < given.step_us * (1 - WORTH_ALL) else replace(given, work=best.work)
+    if best.step_us <= lower_bound_us(task.problem) * NEAR_BOUND:
+        return best
+    made = _shortest(context, best)
+    return made if made.step_us < best.step_us * (1 - WORTH) else replace(best, work=made.work)
 
 
-def _round(context: Context, best: Candidate) -> Candidate:
+def _shortest(context: Context, best: Candidate) -> Candidate:
     """Return the best of the orders in between, of runs that start from the shortest one, and of the one given."""
     task, reference = context.task, context.reference
     limit, far = task.limit_after(best), farthest(context)

@@ -10,9 +10,9 @@ of an order in between stands, by its positions in both, that many percent from 
 
 What comes before something in both orders does so in between, too, as each position is a weighted mean of two: an order
 in between is always valid. Whether memory admits it must be looked up. Its launches and waits are shifted as far as
-memory goes (:mod:`overlap_sched.scheduler.shift`), and runs start from the shortest of these orders. (Path relinking:
-Glover, Laguna, Martí, *Fundamentals of scatter search and path relinking*, 2000; from the best of all to the next, as
-they do it, has earned next to nothing.)
+memory goes (:mod:`overlap_sched.scheduler.shift`); runs start from the shortest of these orders; and where that gains
+enough, the best of all is the next one that orders lie in between to. (Path relinking: Glover, Laguna, Martí,
+*Fundamentals of scatter search and path relinking*, 2000.)
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
 from overlap_sched.scheduler.polish import farthest, polished
+from overlap_sched.scheduler.portfolio import RUN_NODES
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.shift import with_order
 from overlap_sched.scheduler.stage import Context
@@ -34,28 +35,34 @@ PARTS = (30, 50, 70, 90)
 """Percent of the way."""
 POLICIES = (IN_ORDER, FAR_AHEAD)
 """Of runs that start from the shortest order in between: near it; and the critical path far ahead."""
-WORTH = 0.02
-"""It must gain more of the step than keeping to an allocator may cost by default (``Options.allocator_cost``): shorter
-orders are harder to hold."""
+WORTH, WORTH_MORE = 0.02, 0.002
+"""The first round must gain more of the step than keeping to an allocator may cost by default
+(``Options.allocator_cost``): shorter orders are harder to hold. A later one that gains less than that is the last."""
 NEAR_BOUND = 1 + 2 * WORTH
 """Nothing is tried where the step is below this part of the bound of any order: half of what lies between is too much
 to ask for."""
-MOST_NODES = 15_000
-"""Per unit of effort; larger graphs are left alone."""
 
 
 def relinked(context: Context, best: Candidate) -> Candidate:
-    """The stage: the best order, or a shorter one found between it and the reference."""
-    task = context.task
-    if not best.reasons or len(best.order) > task.options.effort * MOST_NODES:
+    """The stage: the best order, or a shorter one found between it and the reference, round by round.
+
+    A unit of effort is a round on a graph of up to 15,000 nodes, less on a larger one.
+    """
+    rounds = context.task.options.effort * RUN_NODES // max(len(best.order), RUN_NODES)
+    if not best.reasons or not rounds or best.step_us <= lower_bound_us(context.task.problem) * NEAR_BOUND:
         return best
-    if best.step_us <= lower_bound_us(task.problem) * NEAR_BOUND:
-        return best
-    made = _shortest(context, best)
-    return made if made.step_us < best.step_us * (1 - WORTH) else replace(best, work=made.work)
+    found = _round(context, best)
+    if found.step_us >= best.step_us * (1 - WORTH):
+        return replace(best, work=found.work)
+    for _ in range(1, rounds):
+        before_us = found.step_us
+        found = _round(context, found)
+        if found.step_us > before_us * (1 - WORTH_MORE):
+            break
+    return found
 
 
-def _shortest(context: Context, best: Candidate) -> Candidate:
+def _round(context: Context, best: Candidate) -> Candidate:
     """Return the best of the orders in between, of runs that start from the shortest one, and of the one given."""
     task, reference = context.task, context.reference
     limit, far = task.limit_after(best), farthest(context)

@@ -160,7 +160,7 @@ def test_no_two_classes_have_one_name() -> None:
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
     "overlap_sched": 54_400,  # 40,000
-    "overlap_sched/scheduler": 5_900,  # 3,800
+    "overlap_sched/scheduler": 6_100,  # 3,800; 100 more for stalls filled: 5 % at real prices
     "llama_repro": 7_500,  # reached
     "tests": 50_000,  # 34,000
 }

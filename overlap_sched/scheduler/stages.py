@@ -2,6 +2,7 @@
 
 from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.fill_links import links_filled
+from overlap_sched.scheduler.fill_stalls import stalls_filled
 from overlap_sched.scheduler.polish import FILL_TAIL, SHIFT, shifted, tail_filled
 from overlap_sched.scheduler.portfolio import as_if_alone, first_run, more_runs, of_chains
 from overlap_sched.scheduler.relink import relinked
@@ -26,6 +27,11 @@ ALL = Stages(
         Stage("second runs", "which policy suits a graph is known only afterwards", more_runs),
         Stage("runs as if alone", "under contention: what is made as if there were none may be shorter", as_if_alone),
         Stage("beam search", "small graphs: all that looks promising, beside one greedy choice", search_small),
+        Stage(
+            "fill stalls",
+            "compute from in front of a launch that is waited for at once hides it",
+            stalls_filled,
+        ),
         Stage(SHIFT, "waits later and launches sooner: robust against wrong predictions", shifted),
         Stage(FILL_TAIL, "compute deferred behind the last launch hides the end", tail_filled),
         Stage("relink", "far from the bound: what a run moves too far, moved part of the way", relinked),

@@ -1,0 +1,127 @@
+"""Where compute waits for what it has just launched: independent compute from in front of the launch goes behind it.
+
+::
+
+    before    |= wgrad =|== chain ==|u . . . .|== needs u ==|       compute stands still until u has arrived
+    after     |== chain ==|u= wgrad =|== needs u ==|                what u does not need hides it
+
+A run of the list scheduler decides node by node: what stands in front in the order given runs first, and that the
+launch comes late for it shows only at the wait. So behind each such launch goes as much compute as hides it, the last
+in front of it first, each with all in front of the launch that needs it. A move stays where memory admits it and the
+step becomes shorter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from overlap_sched.judge.replay import replay
+from overlap_sched.problem import Kind, NodeId, Order, Position
+from overlap_sched.problem.precedence import neighbours, positions
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.result import Reason
+from overlap_sched.scheduler.stage import Context
+from overlap_sched.scheduler.step_time import StepTrail
+
+WORTH = 1e-4
+"""A stall is left as it is below this part of the step."""
+GRAIN = 0.1
+"""Compute of less than this part of the stall is not worth a move."""
+FARTHEST = 1_000
+"""Compute is looked for so many positions in front of the launch."""
+MOST_NODES = 16
+"""What moves with one compute node, at most: weight gradients are needed by few."""
+TRIED_NODES = 2_000_000
+"""A unit of effort is so many nodes of orders that are tried."""
+MOST_IN_VAIN = 20
+"""So many in turn that gain nothing are the last: where the network binds, compute stands still elsewhere instead."""
+
+
+def stalls_filled(context: Context, best: Candidate) -> Candidate:
+    """The stage: the order with its stalls filled, the first one first, over and over until nothing is gained."""
+    if not best.reasons:
+        return best
+    filler = _Filler(context.task, best, context.task.options.effort * TRIED_NODES // len(best.order))
+    while filler.fill_all():
+        pass
+    if filler.order is best.order:
+        return best
+    reasons: dict[NodeId, Reason] = {**best.reasons, **dict.fromkeys(filler.deferred, "deferred")}
+    return replace(context.task.remeasured(best, filler.order), reasons=reasons)
+
+
+class _Filler:
+    """The best order so far, its step, and the collectives that went behind another."""
+
+    def __init__(self, task: Task, best: Candidate, tries: int) -> None:
+        self._task, self._nodes = task, task.problem.nodes
+        _, self._after = neighbours(task.problem, task.pairs)
+        self._tries, self._in_vain = tries, 0
+        self.step_us, self.deferred = best.step_us, set[NodeId]()
+        self._take(best.order)
+
+    def fill_all(self) -> bool:
+        """Try to fill each stall once; whether that has gained anything, and more may be tried."""
+        before_us = self.step_us
+        for wait in [v for v in self.order if self._nodes[v].kind is Kind.WAIT]:
+            launch = self._nodes[wait].collective
+            if launch is None or self._stall_us[wait] < WORTH * self.step_us:
+                continue
+            jobs = self._movable(launch, self._stall_us[wait])
+            while jobs and not self._try_behind(launch, jobs):
+                if self._tries == 0 or self._in_vain == MOST_IN_VAIN:
+                    return False
+                jobs = jobs[: len(jobs) // 2]
+        return self.step_us < before_us * (1 - SAME_STEP)
+
+    def _take(self, order: Order) -> None:
+        self.order, self._position = order, positions(order)
+        self._stall_us = replay(self._task.problem, order).stall_us
+        self._trail = StepTrail(self._task.step_times, order)
+
+    def _movable(self, launch: NodeId, stall_us: float) -> list[frozenset[NodeId]]:
+        """Compute in front of a launch that it does not need, with what needs that: as much as the stall is long."""
+        at, found, taken = self._position[launch], list[frozenset[NodeId]](), set[NodeId]()
+        needed = {launch}
+        for v in reversed(self.order[max(at - FARTHEST, 0) : at]):
+            node = self._nodes[v]
+            if not needed.isdisjoint(self._after[v]):
+                needed.add(v)
+            elif node.kind is Kind.COMPUTE and node.time_us >= GRAIN * stall_us and v not in taken:
+                moved = self._with_users(v, at)
+                if moved and taken.isdisjoint(moved):
+                    found.append(moved)
+                    taken |= moved
+                    stall_us -= sum(self._nodes[u].time_us for u in moved if self._nodes[u].kind is Kind.COMPUTE)
+                    if stall_us <= 0.0:
+                        break
+        return found
+
+    def _with_users(self, v: NodeId, at: Position) -> frozenset[NodeId]:
+        """A node with all in front of a position that needs it; empty where that is much."""
+        moved, look = {v}, [v]
+        while look:
+            for u in self._after[look.pop()]:
+                if self._position[u] < at and u not in moved:
+                    if len(moved) == MOST_NODES:
+                        return frozenset()
+                    moved.add(u)
+                    look.append(u)
+        return frozenset(moved)
+
+    def _try_behind(self, launch: NodeId, jobs: Sequence[frozenset[NodeId]]) -> bool:
+        """Take the order with these right behind a launch, if memory admits it and the step is shorter."""
+        moved, at = frozenset[NodeId]().union(*jobs), self._position[launch]
+        first = min(self._position[v] for v in moved)
+        front = self.order[first:at]
+        stay, go = (v for v in front if v not in moved), (v for v in front if v in moved)
+        order = (*self.order[:first], *stay, launch, *go, *self.order[at + 1 :])
+        self._tries, self._in_vain = self._tries - 1, self._in_vain + 1
+        if not self._task.within_budget(order):
+            return False
+        step_us = self._trail.of(order)
+        if step_us >= self.step_us * (1 - SAME_STEP):
+            return False
+        self.step_us, self._in_vain = step_us, 0
+        self.deferred |= moved.intersection(self._task.problem.collectives)
+        self._take(order)
+        return True

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overlap_sched.analysis.frontier_points import undominated
 from overlap_sched.analysis.relabel import relabelled
 from overlap_sched.errors import RewriteError, VerificationError
 from overlap_sched.fit.answer import FitPoint
@@ -31,7 +32,7 @@ from overlap_sched.options import Options
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.reference import Reference
@@ -257,11 +258,7 @@ class Planner:
         limit = self.asked.host_limit_bytes
         if limit is not None and new.host_bytes > limit:
             return new
-        kept: list[FitPoint] = []
-        for found in sorted([*self.points, new], key=lambda found: (found.peak_bytes, found.step_us)):
-            if not kept or found.step_us < kept[-1].step_us * (1 - SAME_STEP):
-                kept.append(found)
-        self.points = kept
+        self.points = undominated([*self.points, new])
         return new
 
 

@@ -6,9 +6,8 @@ from itertools import pairwise
 import pytest
 
 from overlap_sched import EXAMPLE, Options
-from overlap_sched.analysis import frontier_search
-from overlap_sched.analysis.frontier import frontier
-from overlap_sched.analysis.frontier_search import FrontierSearch
+from overlap_sched.analysis import frontier as module
+from overlap_sched.analysis.frontier import FrontierSearch, frontier
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.peak_memory import best_order
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
@@ -57,7 +56,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         asked.append((peak, peak + int(options.headroom)))
         return Kept(problem.original_order)
 
-    monkeypatch.setattr(frontier_search, "schedule", kept)
+    monkeypatch.setattr(module, "schedule", kept)
     return asked
 
 
@@ -111,7 +110,7 @@ def test_a_lower_peak_found_on_the_way_is_a_budget_too(
 ) -> None:
     problem = small_graph(seed)
     plan = best_order(problem, "none", effort=0)
-    monkeypatch.setattr(frontier_search, "best_order", lambda *_: plan)
+    monkeypatch.setattr(module, "best_order", lambda *_: plan)
     told: list[str] = []
     found = frontier(problem, budgets=6, tell=told.append)
     assert (plan.peak_bytes, found.points[0].peak_bytes) == (first_mib * MIB, then_mib * MIB)
@@ -140,7 +139,7 @@ def test_no_cliff_where_the_lowest_peak_found_is_unlike_the_original(monkeypatch
     graph = memory_graph_of(problem, "none")
     order = lead_with_inputs(graph, dfs(graph))
     plan = replace(best_order(problem, "none", effort=0), order=order, peak_bytes=peak_memory(problem, order)[0])
-    monkeypatch.setattr(frontier_search, "best_order", lambda *_: plan)
+    monkeypatch.setattr(module, "best_order", lambda *_: plan)
     limit = int(plan.original_bytes * 0.99)
     assert plan.peak_bytes <= limit
     found = frontier(problem, Options(allocator="none"), budgets=4, limit_bytes=limit)

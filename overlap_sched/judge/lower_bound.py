@@ -19,7 +19,7 @@ Groups that share a link do its work at its rate at most, like one group: (c) an
 collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
 from compute; start(v) and what is behind are those without contention, which only makes them later. The chain of (e) is
 what (b) adds up: compute, and the collectives on the way to v. Of a collective that goes faster beside compute the
-shorter time counts (:mod:`overlap_sched.judge.least_times`).
+shorter time counts (:mod:`overlap_sched.judge.bound_terms`).
 
 One reachability bit set per side (Python integers, one bit per collective) and one matrix product over the
 nodes that take time: well under a second for ten thousand nodes. Above ``EXACT_NODES`` nodes the bound is the
@@ -28,10 +28,8 @@ approximation of :mod:`overlap_sched.judge.lower_bound_windows`: true as well, b
 
 import numpy as np
 
-from overlap_sched.judge.bit_sets import unpack
-from overlap_sched.judge.compute_time import compute_us
+from overlap_sched.judge.bound_terms import compute_us, unpack, with_least_times
 from overlap_sched.judge.contended_bound import Chain, losses
-from overlap_sched.judge.least_times import with_least_times
 from overlap_sched.judge.lower_bound_windows import windowed_bound_us
 from overlap_sched.problem import Problem
 

@@ -24,9 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.judge.bit_sets import unpack
-from overlap_sched.judge.compute_time import compute_us
-from overlap_sched.judge.least_times import with_least_times
+from overlap_sched.judge.bound_terms import compute_us, unpack, with_least_times
 from overlap_sched.problem import Kind, Problem
 
 WINDOW = 4096

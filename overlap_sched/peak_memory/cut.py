@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from overlap_sched.peak_memory.memory_graph import MemoryGraph
-from overlap_sched.problem.reachability import reached
+from overlap_sched.problem.reached import reached
 
 INF = 2**62
 SOURCE, SINK = 0, 1
@@ -41,9 +41,8 @@ class MinimumCut:
 
 def cheapest_state(graph: MemoryGraph, v: int, most_work: int = INF) -> MinimumCut | None:
     """The minimum cut at a node; ``None`` where it takes more than ``most_work`` arcs."""
-    ancestors = reached(graph.before, [v]) | set(graph.first)
-    descendants = reached(graph.after, [v])
-    ancestors -= descendants
+    descendants = reached([v], graph.after.__getitem__) | {v}
+    ancestors = (reached([v], graph.before.__getitem__) | set(graph.first)) - descendants
     net = FlowNetwork()
     ids = {u: net.node() for u in range(len(graph.makes)) if u not in ancestors and u not in descendants}
 

@@ -23,7 +23,7 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.memory_graph import memory_graph_of
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.reachability import reached
+from overlap_sched.problem.reached import reached
 
 PeakKind = Literal[
     "parameters",
@@ -123,7 +123,8 @@ def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, Pea
 def _forced(problem: Problem, v: int) -> set[int]:
     """Storages that are live while v runs whatever the order."""
     graph = memory_graph_of(problem, "none")
-    up, down = reached(graph.before, [v]) | set(graph.first), reached(graph.after, [v])
+    up = reached([v], graph.before.__getitem__) | {v, *graph.first}
+    down = reached([v], graph.after.__getitem__) | {v}
     kept = set(graph.kept)
     forced = set(problem.nodes[v].alloc)
     for s, maker in enumerate(problem.allocator):

@@ -1,4 +1,4 @@
-"""The problem that bounds are computed of: no collective takes less time there than it may really take.
+"""What all bounds are made of: times, and sets of nodes as rows.
 
 Bounds add up times of collectives. Where a collective goes faster beside compute than alone
 (``Contention.stretch`` below 1) it may take less than its time, but never less than time * stretch::
@@ -9,7 +9,11 @@ Bounds add up times of collectives. Where a collective goes faster beside comput
 With these times a bound holds whatever runs beside: it never counts on a collective going faster than alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 
 from overlap_sched.problem import Kind, Problem
 
@@ -26,3 +30,16 @@ def with_least_times(problem: Problem) -> Problem:
         for node in problem.nodes
     )
     return replace(problem, nodes=nodes, contention=replace(contention, stretch={}))
+
+
+def compute_us(problem: Problem) -> list[float]:
+    """Per node, microseconds on the compute stream: 0 for collectives and waits."""
+    return [0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us for node in problem.nodes]
+
+
+def unpack(bits: Sequence[int], count: int) -> npt.NDArray[np.float64]:
+    """Sets of numbers below ``count`` as rows of 0.0 and 1.0; time and space: their number times ``count``."""
+    width = (count + 7) // 8
+    packed = np.frombuffer(b"".join(b.to_bytes(width, "little") for b in bits), dtype=np.uint8)
+    rows = np.unpackbits(packed.reshape(len(bits), width), axis=1, bitorder="little")[:, :count]
+    return rows.astype(np.float64)

@@ -21,8 +21,7 @@ from overlap_sched.peak_memory.allocator.caching import (
     Address,
     rounded,
 )
-from overlap_sched.peak_memory.allocator.events import all_events_of
-from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
+from overlap_sched.peak_memory.allocator.kinds import Allocator, all_events_of, allocator
 from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges

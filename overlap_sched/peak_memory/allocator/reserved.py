@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, Address, OutOfDeviceMemoryError
-from overlap_sched.peak_memory.allocator.events import all_events_of
-from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
+from overlap_sched.peak_memory.allocator.kinds import Allocator, all_events_of, allocator
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem

@@ -98,13 +98,7 @@ class LiveState:
     """
 
     def __init__(self, problem: Problem, limit_bytes: int, rerun: frozenset[str] | None) -> None:
-        """Nothing is chosen yet.
-
-        Args:
-            problem: See above.
-            limit_bytes: See above.
-            rerun: Names of nodes that may run again; ``None``: by operator, attention not.
-        """
+        """Nothing is chosen yet; ``rerun``: names of nodes that may run again, ``None``: by operator, attention not."""
         self.problem, self.limit_bytes = problem, limit_bytes
         nodes, n = problem.nodes, len(problem.nodes)
         ranges = LiveRanges(problem)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import launch_violation, violation
+from overlap_sched.peak_memory.cut import floor_bytes
 from overlap_sched.peak_memory.descend import eager
-from overlap_sched.peak_memory.floor import floor_bytes
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.published import bfs, dfs, lpmf
 from overlap_sched.peak_memory.repair import Incumbent, judged, repair

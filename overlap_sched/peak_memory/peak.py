@@ -102,15 +102,13 @@ def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, Pea
     top, at = peak_memory(problem, order)
     node = order[at]
     position = {v: p for p, v in enumerate(order)}
-    users: list[list[int]] = [[] for _ in problem.storages]
-    for v in order:
-        for s in dict.fromkeys(problem.nodes[v].use):
-            users[s].append(v)
+    ranges = LiveRanges(problem)
+    users = [sorted(own, key=position.__getitem__) for own in ranges.users]
     told = dict(kinds or {})
     classify = _Classifier(problem, position, users, at)
     forced = _forced(problem, node)
     found = []
-    for span in LiveRanges(problem).of(order):
+    for span in ranges.of(order):
         if span.first <= at <= span.last:
             later = tuple(v for v in users[span.storage] if position[v] >= at)
             kind = told.get(span.storage) or classify.kind(span)

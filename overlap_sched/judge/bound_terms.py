@@ -1,4 +1,4 @@
-"""What all bounds are made of: times, and sets of nodes as rows.
+"""What all bounds are made of: times, what has finished before what, and sets of nodes as rows.
 
 Bounds add up times of collectives. Where a collective goes faster beside compute than alone
 (``Contention.stretch`` below 1) it may take less than its time, but never less than time * stretch::
@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Kind, NodeId, Problem
 
 
 def with_least_times(problem: Problem) -> Problem:
@@ -43,3 +43,34 @@ def unpack(bits: Sequence[int], count: int) -> npt.NDArray[np.float64]:
     packed = np.frombuffer(b"".join(b.to_bytes(width, "little") for b in bits), dtype=np.uint8)
     rows = np.unpackbits(packed.reshape(len(bits), width), axis=1, bitorder="little")[:, :count]
     return rows.astype(np.float64)
+
+
+def reachability(
+    problem: Problem, events: Sequence[NodeId], low: int = 0, high: int | None = None
+) -> tuple[list[int], list[int]]:
+    """Per node two bit sets over events: which have finished before it, which need it to run.
+
+    Args:
+        problem: Whose nodes.
+        events: Collectives (finished at a wait) and other nodes (when they have run).
+        low: Of a window of nodes: the first.
+        high: The one behind its last; ``None``: all that follow.
+    """
+    nodes, before, high = problem.nodes, problem.predecessors, len(problem.nodes) if high is None else high
+    bit = {v: 1 << k for k, v in enumerate(events)}
+    finished, needed_by = [0] * (high - low), [0] * (high - low)
+    for v in range(low, high):
+        launch = nodes[v].collective
+        done = bit.get(launch, 0) if launch is not None else 0
+        for u in before[v]:
+            if u >= low:
+                done |= finished[u - low]
+                if u in bit and nodes[u].kind is not Kind.COLLECTIVE:
+                    done |= bit[u]
+        finished[v - low] = done
+    for v in range(high - 1, low - 1, -1):
+        needs = needed_by[v - low] | bit.get(v, 0)
+        for u in before[v]:
+            if u >= low:
+                needed_by[u - low] |= needs
+    return finished, needed_by

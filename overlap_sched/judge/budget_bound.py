@@ -25,9 +25,9 @@ from heapq import nlargest
 
 import numpy as np
 
-from overlap_sched.judge.bound_terms import compute_us, unpack, with_least_times
+from overlap_sched.judge.bound_terms import compute_us, reachability, unpack, with_least_times
 from overlap_sched.judge.contended_bound import Chain, losses, part_lost
-from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us, reachability
+from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.reached import reached
 
@@ -62,7 +62,7 @@ def _ends_of_streams(problem: Problem) -> list[float]:
     if not collectives or not busy:
         return []
     busy_us = np.array([us[v] for v in busy])
-    _, needed_by = reachability(problem)
+    _, needed_by = reachability(problem, collectives)
     needed = unpack([needed_by[v] for v in busy], len(collectives))  # [node, collective]
     head_us = busy_us @ needed
     bounds = []

@@ -28,7 +28,7 @@ approximation of :mod:`overlap_sched.judge.lower_bound_windows`: true as well, b
 
 import numpy as np
 
-from overlap_sched.judge.bound_terms import compute_us, unpack, with_least_times
+from overlap_sched.judge.bound_terms import compute_us, reachability, unpack, with_least_times
 from overlap_sched.judge.contended_bound import Chain, losses
 from overlap_sched.judge.lower_bound_windows import windowed_bound_us
 from overlap_sched.problem import Problem
@@ -52,7 +52,7 @@ def lower_bound_us(problem: Problem) -> float:
     if not collectives:
         return bounds[0]
 
-    finished, needed_by = reachability(problem)
+    finished, needed_by = reachability(problem, collectives)
     count = len(collectives)
     comm_us = np.array([nodes[v].time_us for v in collectives])
     slowdown = np.array([problem.contention.least_slowdown_of(nodes[v].op) for v in collectives])
@@ -93,21 +93,3 @@ def lower_bound_us(problem: Problem) -> float:
         if contention.lanes == 1:
             bounds.append(bounds[0] + float(lost_us[mine].sum()))
     return max(bounds)
-
-
-def reachability(problem: Problem) -> tuple[list[int], list[int]]:
-    """Per node two bit sets over the collectives: which have finished before it, which need it to launch."""
-    nodes, before = problem.nodes, problem.predecessors
-    bit = {v: 1 << k for k, v in enumerate(problem.collectives)}
-    finished = [0] * len(nodes)
-    for v, node in enumerate(nodes):
-        done = bit[node.collective] if node.collective is not None else 0
-        for u in before[v]:
-            done |= finished[u]
-        finished[v] = done
-    needed_by = [0] * len(nodes)
-    for v in range(len(nodes) - 1, -1, -1):
-        needs = needed_by[v] | bit.get(v, 0)
-        for u in before[v]:
-            needed_by[u] |= needs
-    return finished, needed_by

@@ -69,8 +69,8 @@ def test_without_contention_not_a_bit_changes(problem: Problem) -> None:
     assert lower_bound_us(replace(problem, contention=none)) == lower_bound_us(problem)
 
 
-@given(problems(max_steps=6), with_lanes)
-@examples(300)
+@given(problems(max_steps=6), st.one_of(st.just(NO_CONTENTION), with_lanes))
+@examples(600)
 def test_no_order_beats_the_bound(problem: Problem, contention: Contention) -> None:
     if len(problem.nodes) > 8:
         return

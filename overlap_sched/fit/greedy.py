@@ -14,8 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from overlap_sched.fit.above import AboveHigh
-from overlap_sched.fit.choices import Choice, Gap, Queue, chosen_for, until_of
+from overlap_sched.fit.choices import AboveHigh, Choice, Gap, Queue, chosen_for, until_of
 from overlap_sched.fit.link_time import LinkTime
 from overlap_sched.fit.remake import FREE, Remake, RemakePrice, place
 from overlap_sched.fit.state import Again, LiveState, Part, Reload, User

@@ -10,6 +10,7 @@ How much is tried is counted, never timed.
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -95,13 +96,11 @@ class _JointSearch:
     def __post_init__(self) -> None:
         self.before = cut(self.joint, self.partitioner, Marks(), self.judge)
         self.cuts[Marks()] = self.before
-        self._whole: Whole | None = None
 
-    @property
+    @cached_property
     def whole(self) -> Whole:
         """Both halves of torch's own cut."""
-        self._whole = self._whole or whole(self.before, self.judge)
-        return self._whole
+        return whole(self.before, self.judge)
 
     def cut(self, marks: Marks) -> JointCut | None:
         """A cut; ``None``: torch's partitioner finds none."""

@@ -38,7 +38,7 @@ def in_python(settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> 
 
 
 def all_events_of(live_ranges: LiveRanges, order: Sequence[NodeId]) -> list[int]:
-    """What a valid order asks for, in turn: storage ``s`` to allocate it, ``~s`` to free it.
+    """Return what a valid order asks for, in turn: storage ``s`` to allocate it, ``~s`` to free it.
 
     The inputs come first, as they are there when the graph begins.
     """

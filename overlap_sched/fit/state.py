@@ -118,7 +118,7 @@ class LiveState:
         for live in ranges.of(problem.original_order):
             s = live.storage
             last = n - 1 if problem.storages[s].pinned else live.last
-            made_by = problem.allocator[s]
+            made_by = problem.maker[s]
             self.parts[s] = [Part(live.first, last, [User(v) for v in (made_by, *ranges.users[s])])]
         self.may_run_again = [self._may_run_again(v, rerun) for v in range(n)]
         self.copies: dict[NodeId, list[Again]] = {}

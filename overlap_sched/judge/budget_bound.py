@@ -126,7 +126,7 @@ def _length_us(chain: Chain) -> float:
 
 def _deferred_us(problem: Problem, z: int, after: set[int], us: Sequence[float], budget_bytes: int) -> float:
     """At most how much compute of what is neither before z nor after it can be left until z has run."""
-    nodes, storages, maker = problem.nodes, problem.storages, problem.allocator
+    nodes, storages, maker = problem.nodes, problem.storages, problem.maker
     before = reached([z], problem.predecessors.__getitem__)
     part = _parts(problem, {v for v, n in enumerate(nodes) if n.kind is not Kind.INPUT} - before - after - {z})
     needed = {s for v in (z, *after) for s in nodes[v].use} | set(nodes[z].alloc)

@@ -107,7 +107,7 @@ def _failure(
     for end in [*(at for at, event in enumerate(events) if event in rises), len(events)]:
         at = begin + replay.serve(events[begin:end], sizes)
         if at < end:
-            maker = live_ranges.problem.allocator[events[at]]
+            maker = live_ranges.problem.maker[events[at]]
             if live_ranges.problem.nodes[maker].kind is Kind.INPUT:
                 return None  # the inputs alone do not fit: no order does
             return AllocationFailure(maker, rounded(sizes[events[at]]), device, replay.held, gives_back)

@@ -8,7 +8,7 @@ from overlap_sched import EXAMPLE
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError
 from overlap_sched.fit import fit
-from overlap_sched.joint.question import Question
+from overlap_sched.fit.question import Question
 from overlap_sched.options import Options, check_names, headroom_bytes, kept_allocator, on_devices
 from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN
 from overlap_sched.transform.prices import Prices

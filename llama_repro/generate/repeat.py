@@ -47,8 +47,8 @@ class Layers:
     @cached_property
     def inputs(self) -> frozenset[int]:
         """Inputs that belong to the layer that is copied, and not to the one before it."""
-        nodes, allocator = self.problem.nodes, self.problem.allocator
-        named = {u for v in range(self.begin, self.end) for u in _referred(nodes[v], allocator)}
+        nodes, maker = self.problem.nodes, self.problem.maker
+        named = {u for v in range(self.begin, self.end) for u in _referred(nodes[v], maker)}
         layered = {u for u in named if nodes[u].kind is Kind.INPUT and self.next.get(u, u) != u}
         return frozenset(u for u in layered if self.next[u] not in layered)
 
@@ -102,17 +102,17 @@ def _longest_run(seen: Sequence[object], body: int, period: int) -> tuple[int, i
     return best
 
 
-def _referred(node: Node, allocator: Sequence[int]) -> Iterator[int]:
+def _referred(node: Node, maker: Sequence[int]) -> Iterator[int]:
     yield from node.deps
     for s in node.use:
-        yield allocator[s]
+        yield maker[s]
 
 
 def _next(problem: Problem, first: int, length: int, period: int) -> dict[int, int]:
-    nodes, allocator = problem.nodes, problem.allocator
+    nodes, maker = problem.nodes, problem.maker
     result = {v: v + period for v in range(first, first + length)}
     for v in range(first, first + length):
-        pairs = zip(_referred(nodes[v], allocator), _referred(nodes[v + period], allocator), strict=True)
+        pairs = zip(_referred(nodes[v], maker), _referred(nodes[v + period], maker), strict=True)
         for u, w in pairs:
             known = result.setdefault(u, w)
             if known != w:
@@ -159,7 +159,7 @@ class _Repeat:
             if copy == 0:
                 ids[v] = at
         self.done = Repeated(self.old, layers, more, tuple(ids))
-        copied = [s for s, v in enumerate(self.old.allocator) if v >= 0 and layers.copied(v)]
+        copied = [s for s, v in enumerate(self.old.maker) if v >= 0 and layers.copied(v)]
         self.rank = {s: k for k, s in enumerate(copied)}
         self.copied_storages = copied
 
@@ -202,11 +202,11 @@ class _Repeat:
         return self.layers.seen_from(u, copy)
 
     def refers_storage(self, v: int, copy: int, s: int) -> Iterator[Copied]:
-        return self.refers(v, copy, self.old.allocator[s])
+        return self.refers(v, copy, self.old.maker[s])
 
     def storage(self, s: int, copy: int, maker: int | None = None) -> int:
-        """The copy of s; ``maker`` is who allocates that, where it is not the allocator of s."""
-        old = self.old.allocator[s]
+        """The copy of s; ``maker`` is who allocates that, where it is not the maker of s."""
+        old = self.old.maker[s]
         if maker is not None and maker != old:  # the same storage of a later layer
             s = self.old.nodes[maker].alloc[self.old.nodes[old].alloc.index(s)]
         return s if copy == 0 else len(self.old.storages) + (copy - 1) * len(self.copied_storages) + self.rank[s]

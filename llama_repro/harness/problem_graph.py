@@ -99,8 +99,8 @@ class _Rebuild:
                 else inputs
             )
         for s in node.use:
-            if not any(s in self.values[u] for u in inputs) and self.problem.allocator[s] != v:
-                inputs.append(self.problem.allocator[s])
+            if not any(s in self.values[u] for u in inputs) and self.problem.maker[s] != v:
+                inputs.append(self.problem.maker[s])
         return inputs
 
     def values_of(self, v: int, inputs: Sequence[int]) -> Values:

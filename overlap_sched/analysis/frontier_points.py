@@ -1,9 +1,36 @@
 """A frontier as data: orders of which none is dominated, and the questions that users ask of them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from overlap_sched.errors import UnreachableError
 from overlap_sched.problem import Order, Problem
+from overlap_sched.scheduler.candidate import SAME_STEP
+
+
+class StepAndPeak(Protocol):
+    """What has a step and a peak: an order, a plan, a cut."""
+
+    @property
+    def step_us(self) -> float:
+        """How long it takes."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is live."""
+
+
+Found = TypeVar("Found", bound=StepAndPeak)
+
+
+def undominated(found: Iterable[Found]) -> list[Found]:
+    """Those than which no other one is better in both: by ascending peak and descending step."""
+    kept: list[Found] = []
+    for one in sorted(found, key=lambda one: (one.peak_bytes, one.step_us)):
+        if not kept or one.step_us < kept[-1].step_us * (1 - SAME_STEP):
+            kept.append(one)
+    return kept
 
 
 @dataclass(frozen=True)

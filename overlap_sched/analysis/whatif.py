@@ -199,7 +199,7 @@ def _resized(name: str, old: Group, cluster: Cluster, ranks: int) -> Group:
 def _shards(problem: Problem, name: str, size: int) -> set[int]:
     """Storages that hold one rank's part of what the group gathers, reduces and scatters."""
     storages, found = problem.storages, set()
-    maker = problem.allocator
+    maker = problem.maker
     for v in problem.collectives:
         node = problem.nodes[v]
         if node.group != name:

@@ -172,7 +172,7 @@ def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:
         "align_bytes": plan.align_bytes,
         "storages": [
             {
-                "made_by": problem.nodes[problem.allocator[s]].name,
+                "made_by": problem.nodes[problem.maker[s]].name,
                 "storage": s,
                 "bytes": problem.storages[s].bytes,
                 "offset": at,

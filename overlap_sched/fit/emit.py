@@ -26,7 +26,7 @@ class _Emitter:
     def run(self) -> list[Recompute | Offload]:
         state = self.state
         copies = [(copy.at, copy.node, copy) for of_one in state.copies.values() for copy in of_one]
-        reloads = [(reload.at, state.problem.allocator[reload.storage], reload) for reload in state.reloads]
+        reloads = [(reload.at, state.problem.maker[reload.storage], reload) for reload in state.reloads]
         made: list[Recompute | Offload] = []
         events: list[tuple[int, NodeId, Again | Reload]] = [*copies, *reloads]
         for _, _, one in sorted(events, key=lambda it: it[:2], reverse=True):
@@ -49,7 +49,7 @@ class _Emitter:
         return made
 
     def _offload(self, reload: Reload) -> Offload | None:
-        s, maker = reload.storage, self.state.problem.allocator[reload.storage]
+        s, maker = reload.storage, self.state.problem.maker[reload.storage]
         part = next(part for part in self.state.parts[s] if part.source is reload)
         needed: dict[NodeId, None] = {maker: None}
         users: dict[str, None] = {}

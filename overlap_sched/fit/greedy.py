@@ -14,8 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from overlap_sched.fit.above import AboveHigh
-from overlap_sched.fit.choices import Choice, Gap, Queue, chosen_for, until_of
+from overlap_sched.fit.choices import AboveHigh, Choice, Gap, Queue, chosen_for, until_of
 from overlap_sched.fit.link_time import LinkTime
 from overlap_sched.fit.remake import FREE, Remake, RemakePrice, place
 from overlap_sched.fit.state import Again, LiveState, Part, Reload, User
@@ -170,7 +169,7 @@ class Greedy:
             spare = int(LONGER * taken)
             copy = self._copy_there(gap)
             most_us = math.inf if best is None else taken / best.score
-            price = FREE if copy is not None else Remake(state, spare, most_us).again(state.problem.allocator[s], until)
+            price = FREE if copy is not None else Remake(state, spare, most_us).again(state.problem.maker[s], until)
             if price is not None:
                 price = price._replace(excess=price.excess + self._beside(until, price.peak - state.size[s]))
             if price is not None and taken > price.excess:
@@ -195,14 +194,14 @@ class Greedy:
 
     def _copy_there(self, gap: Gap) -> Again | None:
         """A copy of the maker in the gap, which makes this storage, too."""
-        copies = self.state.copies.get(self.state.problem.allocator[gap.storage], ())
+        copies = self.state.copies.get(self.state.problem.maker[gap.storage], ())
         return next((c for c in copies if gap.after.last < c.at <= gap.until and gap.storage not in c.parts), None)
 
     def _offload(self, gap: Gap, begin: Position) -> Choice | None:
         state, s, link = self.state, gap.storage, self.link
         assert link is not None
-        maker = state.problem.nodes[state.problem.allocator[s]]
-        waits = state.problem.waits.get(state.problem.allocator[s], ())
+        maker = state.problem.nodes[state.problem.maker[s]]
+        waits = state.problem.waits.get(state.problem.maker[s], ())
         if len(maker.alloc) != 1 or (maker.kind is Kind.COLLECTIVE and len(waits) != 1):
             return None
         nbytes = state.size[s]
@@ -239,7 +238,7 @@ class Greedy:
             rest = state.cut(s, part, gap.after, choice.copy, gap.after.last, choice.copy.at)
             choice.copy.parts[s] = rest
             return True
-        v = state.problem.allocator[s]
+        v = state.problem.maker[s]
         rest = state.cut(s, part, gap.after, None, gap.after.last, gap.until)
         price = Remake(state, choice.spare, commit=True).again(v, gap.until)
         assert price is not None, "what has been priced cannot be done"

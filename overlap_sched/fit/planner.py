@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overlap_sched.analysis.frontier_points import undominated
 from overlap_sched.analysis.relabel import relabelled
 from overlap_sched.errors import RewriteError, VerificationError
 from overlap_sched.fit.answer import FitPoint
@@ -31,7 +32,7 @@ from overlap_sched.options import Options
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.reference import Reference
@@ -160,10 +161,14 @@ class Planner:
             if best.run.step_us <= enough_us:
                 break
         if best is not None:
-            task = Task(best.problem, replace(self.options, headroom=0, base="original"), limit_bytes)
-            start = best.problem.original_order
-            self.keep(point(best.rewrites, best.problem, phases(task, start, task.measured(start)).order))
+            self._phased(best.rewrites, best.problem, limit_bytes)
         return self.within(limit_bytes)
+
+    def _phased(self, rewrites: tuple[Rewrite, ...], problem: Problem, limit_bytes: int) -> None:
+        """A plan as all that the scheduler does leaves it."""
+        task = Task(problem, replace(self.options, headroom=0, base="original"), limit_bytes)
+        start = problem.original_order
+        self.keep(point(rewrites, problem, phases(task, start, task.measured(start)).order))
 
     def _plans(self, limit_bytes: int, otherwise: Callable[[], None]) -> Iterator["_Ran"]:
         """Plans within the limit, from each start by each recipe; of large graphs from one start alone."""
@@ -191,13 +196,8 @@ class Planner:
             return
         if self._laid_out or (len(self.problem.nodes) > LARGE and self.asked.kinds):
             return
-        point_ = point(self.before, self.problem, self.lowest)
-        if point_.peak_bytes > limit_bytes:
-            return
-        problem = relabelled(self.problem, self.lowest)
-        task = Task(problem, replace(self.options, headroom=0, base="original"), limit_bytes)
-        found = phases(task, problem.original_order, task.measured(problem.original_order))
-        self.keep(point(self.before, problem, found.order))
+        if point(self.before, self.problem, self.lowest).peak_bytes <= limit_bytes:
+            self._phased(self.before, relabelled(self.problem, self.lowest), limit_bytes)
 
     def _starts(self) -> Iterator[Order]:
         """Orders to choose along: the original, the one with the lowest peak where that is another."""
@@ -257,11 +257,7 @@ class Planner:
         limit = self.asked.host_limit_bytes
         if limit is not None and new.host_bytes > limit:
             return new
-        kept: list[FitPoint] = []
-        for found in sorted([*self.points, new], key=lambda found: (found.peak_bytes, found.step_us)):
-            if not kept or found.step_us < kept[-1].step_us * (1 - SAME_STEP):
-                kept.append(found)
-        self.points = kept
+        self.points = undominated([*self.points, new])
         return new
 
 

@@ -1,16 +1,21 @@
-"""The two questions, answered: the shortest step within a memory limit, the lowest peak within a step limit."""
+"""The two questions, answered: the shortest step within a memory limit, the lowest peak within a step limit.
+
+Live bytes within a limit are not enough where they leave holes: what torch's caching allocator makes of plans counts.
+"""
 
 import warnings
 from collections.abc import Callable, Collection, Sequence
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
-from overlap_sched.fit.answer import Fit, FitPoint
+from overlap_sched.fit.answer import Fit, FitPoint, Held
 from overlap_sched.fit.in_parts import Ways, effects
-from overlap_sched.fit.limit import Limit
 from overlap_sched.fit.planner import FitContext, Planner, begun_with
-from overlap_sched.fit.reserved import held_best
-from overlap_sched.options import Options, size_bytes, size_given
+from overlap_sched.fit.question import Limit, Question, halve
+from overlap_sched.options import Options, kept_allocator
+from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
+from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
@@ -28,6 +33,8 @@ LOWERED, LOWERED_BY = 3, 0.95
 for: lower by what was lacking, and by this part at least; once one runs, halfway back to what did not."""
 CLOSE = 0.995
 """A range as narrow as this is not halved any further."""
+SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
+"""A limit below the first may be passed by the second: single segments decide there."""
 
 
 def fit(
@@ -76,14 +83,13 @@ def fit(
         RewriteError: The problem is in another memory model.
         VerificationError: With ``options.strict``: what would otherwise be the reason for falling back.
     """
-    _check(memory_limit, max_slowdown, kinds, host_limit_bytes, effort)
-    _check_model(problem)
+    question = Question(memory_limit, max_slowdown, "the original peak")
+    _check(problem, kinds, host_limit_bytes, effort)
     wanted = options or Options()
-    asked = _asked(problem, prices, wanted, kinds, rerun, host_limit_bytes, effort)
+    known, ordered = None if rerun is None else frozenset(rerun), tuple(kind for kind in KINDS if kind in kinds)
+    asked = FitContext(problem, prices, wanted, ordered, known, host_limit_bytes, effort)
     planner = Planner(asked, None, tell)
-    limit_us = None if max_slowdown is None else planner.without.step_us * (1 + max_slowdown)
-    limit_bytes = None if memory_limit is None else size_bytes(memory_limit, planner.original.peak_bytes)
-    limit = Limit(limit_bytes, limit_us)
+    limit = question.limit(planner.original.peak_bytes, planner.without.step_us)
     ways, fell_back = Ways(asked, fissions, limit), None
     try:
         planner = _searched(planner, ways, extra)
@@ -105,67 +111,14 @@ def fit(
         best=best,
         original=planner.original,
         without=planner.without,
-        limit_bytes=limit_bytes,
-        limit_us=limit_us,
+        limit_bytes=limit.bytes,
+        limit_us=limit.us,
         points=tuple(planner.points),
         tried=planner.tried,
         fell_back=fell_back,
         held=held,
         effects=effects(asked, planner.original, best, {plan.rewrites: plan for plan in ways.found}),
     )
-
-
-def fit_frontier(
-    problem: Problem,
-    prices: Prices,
-    options: Options | None = None,
-    *,
-    shares: Sequence[float] = (0.8, 0.6, 0.4),
-    kinds: Collection[str] = KINDS,
-    rerun: Collection[str] | None = None,
-    host_limit_bytes: int | None = None,
-    effort: int = 2,
-    tell: Callable[[str], None] = lambda text: None,
-) -> tuple[Fit, ...]:
-    """The first question at several limits, each a part of the original peak; plans found for one serve the others.
-
-    Raises:
-        As :func:`fit`.
-    """
-    _check(0, None, kinds, host_limit_bytes, effort)
-    _check_model(problem)
-    asked = _asked(problem, prices, options or Options(), kinds, rerun, host_limit_bytes, effort)
-    planner = Planner(asked, None, tell)
-    limits = [int(share * planner.original.peak_bytes) for share in shares]
-    for limit in limits:
-        planner.at(limit)
-    points = tuple(planner.points)
-    return tuple(
-        Fit(
-            Limit(limit, None).best(planner.points),
-            planner.original,
-            planner.without,
-            limit,
-            None,
-            points,
-            planner.tried,
-        )
-        for limit in limits
-    )
-
-
-def _asked(
-    problem: Problem,
-    prices: Prices,
-    options: Options,
-    kinds: Collection[str],
-    rerun: Collection[str] | None,
-    host_limit_bytes: int | None,
-    effort: int,
-) -> FitContext:
-    known = None if rerun is None else frozenset(rerun)
-    ordered = tuple(kind for kind in KINDS if kind in kinds)
-    return FitContext(problem, prices, options, ordered, known, host_limit_bytes, effort)
 
 
 def _searched(planner: Planner, ways: Ways, extra: Sequence[Rewrite | tuple[Rewrite, ...]]) -> Planner:
@@ -210,19 +163,14 @@ def _answer(planner: Planner, limit: Limit) -> None:
     if limit.bytes is not None:
         planner.at(limit.bytes)
         return
-    assert limit.us is not None
     low = sum(storage.bytes for storage in planner.problem.storages if storage.pinned)
-    enough, missed = limit.best(planner.points).peak_bytes, 0
-    for _ in range(max(1, min(HALVINGS, HALVED_NODES // len(planner.problem.nodes)))):
-        middle = (low + enough) // 2
-        planner.at(middle, limit.us)
-        reached = limit.best(planner.points).peak_bytes
-        missed = missed + 1 if reached > middle else 0
-        if reached > middle:
-            low = middle
-        enough = reached
-        if low >= enough * CLOSE or missed == MISSES:
-            break
+    most = max(1, min(HALVINGS, HALVED_NODES // len(planner.problem.nodes)))
+
+    def reach(middle: int) -> int:
+        planner.at(middle, limit.us or 0.0)
+        return limit.best(planner.points).peak_bytes
+
+    halve(low, limit.best(planner.points).peak_bytes, reach, most, CLOSE, MISSES)
 
 
 def _with(planner: Planner, begin: FitPoint, limit: Limit) -> Planner:
@@ -236,22 +184,7 @@ def _with(planner: Planner, begin: FitPoint, limit: Limit) -> Planner:
     return winner
 
 
-def _check_model(problem: Problem) -> None:
-    if problem.memory_model != "runtime":
-        raise RewriteError(
-            f"problem {problem.name!r} is in the {problem.memory_model!r} memory model: rewrites want 'runtime'."
-        )
-
-
-def _check(
-    limit: int | str | None, slowdown: float | None, kinds: Collection[str], host: int | None, effort: int
-) -> None:
-    if (limit is None) == (slowdown is None):
-        raise OptionsError("a fit wants one question: memory_limit, or max_slowdown.")
-    if limit is not None:
-        size_given("memory_limit", limit, 0, "bytes, a size with a unit (40GiB), or percent of the original peak (80%)")
-    if slowdown is not None and not 0 <= slowdown < float("inf"):
-        raise OptionsError(f"max_slowdown is {slowdown}; it is 0 or more, 0.05 for five percent.")
+def _check(problem: Problem, kinds: Collection[str], host: int | None, effort: int) -> None:
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {', '.join(map(repr, KINDS))}.")
@@ -259,6 +192,47 @@ def _check(
         raise OptionsError(f"host_limit_bytes is {host}; it is 0 or more.")
     if effort not in (0, 1, 2):
         raise OptionsError(f"effort is {effort}; it is 0, 1 or 2.")
+    if problem.memory_model != "runtime":
+        raise RewriteError(
+            f"problem {problem.name!r} is in the {problem.memory_model!r} memory model: rewrites want 'runtime'."
+        )
+
+
+def held_best(points: Sequence[FitPoint], limit: Limit, options: Options) -> tuple[FitPoint, Held]:
+    """Return the point that answers a question best, and what the allocator makes of it.
+
+    Within a memory limit: the shortest plan that runs on a device of so much memory, with retries where it needs them.
+    Where none does: the one that lacks least, and how much.
+
+    Args:
+        points: All plans.
+        limit: The question.
+        options: ``allocator`` says how it is set up; ``"none"``: live bytes alone count.
+    """
+    best, settings = limit.best(points), kept_allocator(options)
+    asked = _requests(best)
+    if limit.bytes is None or settings is None or best.peak_bytes > limit.bytes:
+        return best, _held(asked, 0)
+    capacity = limit.bytes + (SEGMENTS_BYTES if limit.bytes < SMALL_BYTES else 0)
+    within = sorted((one for one in points if one.peak_bytes <= limit.bytes), key=lambda one: one.step_us)
+    lacking = []
+    for one in within:
+        requests = asked if one is best else _requests(one)
+        if requests.fits(capacity, settings):
+            return one, _held(requests, 0)
+        reserved = requests.replayed(settings).peak_reserved_bytes
+        lacking.append((requests.smallest_capacity(settings, reserved) - limit.bytes, one, requests))
+    over_bytes, best, asked = min(lacking, key=lambda each: each[0])
+    return best, _held(asked, over_bytes)
+
+
+def _requests(plan: FitPoint) -> Requests:
+    return requests_of(LiveRanges(plan.problem), plan.order)
+
+
+def _held(requests: Requests, over_bytes: int) -> Held:
+    plain, expandable = (requests.replayed(one).peak_reserved_bytes for one in (PLAIN, EXPANDABLE))
+    return Held(plain, expandable, max(over_bytes, 0))
 
 
 def taken_out(kinds: Sequence[str]) -> str:

@@ -106,7 +106,7 @@ class Remake:
         return RemakePrice(0.0, longer)
 
     def _made(self, s: StorageId, at: Position, depth: int) -> RemakePrice | None:
-        v = self.state.problem.allocator[s]
+        v = self.state.problem.maker[s]
         if self.commit and Remake(self.state, self.spare).again(v, at, depth) is None:
             return None
         price = self.again(v, at, depth)

@@ -98,13 +98,7 @@ class LiveState:
     """
 
     def __init__(self, problem: Problem, limit_bytes: int, rerun: frozenset[str] | None) -> None:
-        """Nothing is chosen yet.
-
-        Args:
-            problem: See above.
-            limit_bytes: See above.
-            rerun: Names of nodes that may run again; ``None``: by operator, attention not.
-        """
+        """Nothing is chosen yet; ``rerun``: names of nodes that may run again, ``None``: by operator, attention not."""
         self.problem, self.limit_bytes = problem, limit_bytes
         nodes, n = problem.nodes, len(problem.nodes)
         ranges = LiveRanges(problem)
@@ -124,7 +118,7 @@ class LiveState:
         for live in ranges.of(problem.original_order):
             s = live.storage
             last = n - 1 if problem.storages[s].pinned else live.last
-            made_by = problem.allocator[s]
+            made_by = problem.maker[s]
             self.parts[s] = [Part(live.first, last, [User(v) for v in (made_by, *ranges.users[s])])]
         self.may_run_again = [self._may_run_again(v, rerun) for v in range(n)]
         self.copies: dict[NodeId, list[Again]] = {}

@@ -104,11 +104,8 @@ def joined(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> t
     names = {n.name: copies[n].name for n in backward.graph.nodes if n.op not in ("placeholder", "output")}
     given = [*returned(forward.graph)[:outputs], *returned(backward.graph)]
     graph.output(tuple(None if node is None else copies[node] for node in given))
-    return fx.GraphModule(torch.nn.ModuleDict(_modules(forward, backward)), graph), names
-
-
-def _modules(*halves: fx.GraphModule) -> dict[str, torch.nn.Module]:
-    return {name: module for half in halves for name, module in half.named_children()}
+    modules = {name: module for half in (forward, backward) for name, module in half.named_children()}
+    return fx.GraphModule(torch.nn.ModuleDict(modules), graph), names
 
 
 def _append(graph: fx.Graph, steps: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:

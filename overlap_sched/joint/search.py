@@ -8,8 +8,9 @@
 How much is tried is counted, never timed.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from torch._ops import OpOverload
 
 from overlap_sched.fit.emit import rewrites_of
 from overlap_sched.fit.greedy import Greedy
+from overlap_sched.fit.question import Limit, Question, halve
 from overlap_sched.fit.state import LiveState
 from overlap_sched.joint.cut import JointCut, Judge, Marks, Partitioner, Whole, cut, whole
 from overlap_sched.joint.graphs import runs_again
-from overlap_sched.joint.question import Question
 from overlap_sched.transform.rewrites import Recompute
 
 AIMS = 6
@@ -70,20 +71,16 @@ def fit_joint(joint: fx.GraphModule, partitioner: Partitioner, judge: Judge, que
     """
     search = _JointSearch(joint, partitioner, judge)
     before = search.before
-    limit = question.limit_bytes(before.peak_bytes)
-    limit_us = None
-    if limit is not None:
-        if before.peak_bytes > limit:
-            search.within(limit)
-        else:
-            search.keep(limit)
-        best = search.shortest(limit) or before
-    else:
-        assert question.max_slowdown is not None
-        limit_us = before.step_us * (1 + question.max_slowdown)
-        best = search.lowest(limit_us)
+    limit = question.limit(before.peak_bytes, before.step_us)
+    if limit.us is not None:
+        search.lower(limit)
+    elif limit.bytes is not None:
+        (search.within if before.peak_bytes > limit.bytes else search.keep)(limit.bytes)
+    best = limit.best(search.cuts.values())
+    if limit.bytes is not None and not _better(best, before, limit.bytes):
+        best = before
     lowest = min(one.peak_bytes for one in search.cuts.values())
-    return JointSearchResult(best, before, limit, limit_us, lowest, len(search.cuts))
+    return JointSearchResult(best, before, limit.bytes, limit.us, lowest, len(search.cuts))
 
 
 @dataclass
@@ -99,13 +96,11 @@ class _JointSearch:
     def __post_init__(self) -> None:
         self.before = cut(self.joint, self.partitioner, Marks(), self.judge)
         self.cuts[Marks()] = self.before
-        self._whole: Whole | None = None
 
-    @property
+    @cached_property
     def whole(self) -> Whole:
         """Both halves of torch's own cut."""
-        self._whole = self._whole or whole(self.before, self.judge)
-        return self._whole
+        return whole(self.before, self.judge)
 
     def cut(self, marks: Marks) -> JointCut | None:
         """A cut; ``None``: torch's partitioner finds none."""
@@ -139,39 +134,23 @@ class _JointSearch:
             return found is not None and found.peak_bytes <= limit
 
         if groups and not fits(len(groups)):
-            _most(fits, len(groups) - 1)
+            bisect_left(range(len(groups) - 1, 0, -1), True, key=fits)
 
-    def shortest(self, limit: int) -> JointCut | None:
-        """Return the shortest cut that fits; torch's own where nothing is shorter."""
-        fitting = [one for one in self.cuts.values() if one.peak_bytes <= limit]
-        best = min(fitting, key=lambda one: (one.step_us, one.peak_bytes), default=None)
-        if best is not None and self.before in fitting and best.step_us > self.before.step_us * (1 - SHORTER):
-            return self.before
-        return best
-
-    def lowest(self, limit_us: float) -> JointCut:
+    def lower(self, limit: Limit) -> None:
         """The lowest peak within a step limit, by halving the range of memory limits."""
-        low, enough = 0, self.before.peak_bytes
-        for _ in range(HALVINGS):
-            middle = (low + enough) // 2
+
+        def reach(middle: int) -> int:
             self.within(middle)
-            reached = min(one.peak_bytes for one in self.cuts.values() if one.step_us <= limit_us)
-            if reached > middle:
-                low = middle
-            enough = reached
-            if low >= enough:
-                break
-        fitting = [one for one in self.cuts.values() if one.step_us <= limit_us]
-        return min(fitting, key=lambda one: (one.peak_bytes, one.step_us))
+            return limit.best(self.cuts.values()).peak_bytes
+
+        halve(0, self.before.peak_bytes, reach, HALVINGS)
 
 
-def _most(fits: Callable[[int], bool], most: int) -> int:
-    """The largest count of at most ``most`` that fits, where fewer fit if more do; 0 does."""
-    least = 0
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    return least
+def _better(one: JointCut, before: JointCut, limit_bytes: int) -> bool:
+    """Tell whether a cut fits, and torch's own does not or takes longer by more than a little."""
+    if one.peak_bytes > limit_bytes:
+        return False
+    return before.peak_bytes > limit_bytes or one.step_us <= before.step_us * (1 - SHORTER)
 
 
 def chosen(whole: Whole, limit_bytes: int, high: float) -> frozenset[str]:

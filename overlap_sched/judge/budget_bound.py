@@ -25,13 +25,11 @@ from heapq import nlargest
 
 import numpy as np
 
-from overlap_sched.judge.bit_sets import unpack
-from overlap_sched.judge.compute_time import compute_us
+from overlap_sched.judge.bound_terms import compute_us, reachability, unpack, with_least_times
 from overlap_sched.judge.contended_bound import Chain, losses, part_lost
-from overlap_sched.judge.least_times import with_least_times
-from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us, reachability
+from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.reachability import reached
+from overlap_sched.problem.reached import reached
 
 _LATEST = 32
 """Collectives per group whose stream's end is looked at: those that need the most compute."""
@@ -64,7 +62,7 @@ def _ends_of_streams(problem: Problem) -> list[float]:
     if not collectives or not busy:
         return []
     busy_us = np.array([us[v] for v in busy])
-    _, needed_by = reachability(problem)
+    _, needed_by = reachability(problem, collectives)
     needed = unpack([needed_by[v] for v in busy], len(collectives))  # [node, collective]
     head_us = busy_us @ needed
     bounds = []
@@ -91,7 +89,7 @@ def _narrow_places(problem: Problem, budget_bytes: int) -> list[float]:
     large = nlargest(_NARROW, ((size[v], v) for v in range(len(nodes)) if _length_us(behind[v]) > us[v] > 0))
     bounds = []
     for _, z in large:
-        after = reached(problem.successors, [z]) - {z}
+        after = reached([z], problem.successors.__getitem__)
         ahead_us = lost.total_us - us[z] - sum(us[v] for v in after)
         most_us = ahead_us + _length_us(behind[z])
         if most_us <= lost.total_us and not problem.contention:
@@ -128,8 +126,8 @@ def _length_us(chain: Chain) -> float:
 
 def _deferred_us(problem: Problem, z: int, after: set[int], us: Sequence[float], budget_bytes: int) -> float:
     """At most how much compute of what is neither before z nor after it can be left until z has run."""
-    nodes, storages, maker = problem.nodes, problem.storages, problem.allocator
-    before = reached(problem.predecessors, [z]) - {z}
+    nodes, storages, maker = problem.nodes, problem.storages, problem.maker
+    before = reached([z], problem.predecessors.__getitem__)
     part = _parts(problem, {v for v, n in enumerate(nodes) if n.kind is not Kind.INPUT} - before - after - {z})
     needed = {s for v in (z, *after) for s in nodes[v].use} | set(nodes[z].alloc)
     needed |= {s for s, storage in enumerate(storages) if storage.pinned and nodes[maker[s]].kind is Kind.INPUT}

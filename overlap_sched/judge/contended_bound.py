@@ -18,7 +18,7 @@ And compute that is not counted can run beside the chain's collectives, at 1 / f
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from overlap_sched.judge.compute_time import compute_us
+from overlap_sched.judge.bound_terms import compute_us
 from overlap_sched.problem import NodeId, Problem
 
 

@@ -19,7 +19,7 @@ Groups that share a link do its work at its rate at most, like one group: (c) an
 collective of a factor s is in flight, compute does at most 1 / s of its work, so it takes at least 1 - 1/s of that time
 from compute; start(v) and what is behind are those without contention, which only makes them later. The chain of (e) is
 what (b) adds up: compute, and the collectives on the way to v. Of a collective that goes faster beside compute the
-shorter time counts (:mod:`overlap_sched.judge.least_times`).
+shorter time counts (:mod:`overlap_sched.judge.bound_terms`).
 
 One reachability bit set per side (Python integers, one bit per collective) and one matrix product over the
 nodes that take time: well under a second for ten thousand nodes. Above ``EXACT_NODES`` nodes the bound is the
@@ -28,10 +28,8 @@ approximation of :mod:`overlap_sched.judge.lower_bound_windows`: true as well, b
 
 import numpy as np
 
-from overlap_sched.judge.bit_sets import unpack
-from overlap_sched.judge.compute_time import compute_us
+from overlap_sched.judge.bound_terms import compute_us, reachability, unpack, with_least_times
 from overlap_sched.judge.contended_bound import Chain, losses
-from overlap_sched.judge.least_times import with_least_times
 from overlap_sched.judge.lower_bound_windows import windowed_bound_us
 from overlap_sched.problem import Problem
 
@@ -54,7 +52,7 @@ def lower_bound_us(problem: Problem) -> float:
     if not collectives:
         return bounds[0]
 
-    finished, needed_by = reachability(problem)
+    finished, needed_by = reachability(problem, collectives)
     count = len(collectives)
     comm_us = np.array([nodes[v].time_us for v in collectives])
     slowdown = np.array([problem.contention.least_slowdown_of(nodes[v].op) for v in collectives])
@@ -95,21 +93,3 @@ def lower_bound_us(problem: Problem) -> float:
         if contention.lanes == 1:
             bounds.append(bounds[0] + float(lost_us[mine].sum()))
     return max(bounds)
-
-
-def reachability(problem: Problem) -> tuple[list[int], list[int]]:
-    """Per node two bit sets over the collectives: which have finished before it, which need it to launch."""
-    nodes, before = problem.nodes, problem.predecessors
-    bit = {v: 1 << k for k, v in enumerate(problem.collectives)}
-    finished = [0] * len(nodes)
-    for v, node in enumerate(nodes):
-        done = bit[node.collective] if node.collective is not None else 0
-        for u in before[v]:
-            done |= finished[u]
-        finished[v] = done
-    needed_by = [0] * len(nodes)
-    for v in range(len(nodes) - 1, -1, -1):
-        needs = needed_by[v] | bit.get(v, 0)
-        for u in before[v]:
-            needed_by[u] |= needs
-    return finished, needed_by

@@ -18,15 +18,12 @@ Let S be the last checkpoint in the window that v needs, T the first one that ne
 Linear in nodes for a given window.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.judge.bit_sets import unpack
-from overlap_sched.judge.compute_time import compute_us
-from overlap_sched.judge.least_times import with_least_times
+from overlap_sched.judge.bound_terms import compute_us, reachability, unpack, with_least_times
 from overlap_sched.problem import Kind, Problem
 
 WINDOW = 4096
@@ -123,7 +120,7 @@ class _WindowedBound:
         busy = [v for v in range(low, high) if self.us[v] > 0]
         if not events:
             return
-        finished, needed_by = self._reachability(low, high, events)
+        finished, needed_by = reachability(self.problem, events, low, high)
         us = np.array([self.us[v] for v in busy])
         after = unpack([finished[v - low] for v in busy], len(events))
         before = unpack([needed_by[v - low] for v in busy], len(events))
@@ -134,27 +131,6 @@ class _WindowedBound:
         self._starts(low, events, ahead, finished, between)
         behind = [k for k, v in enumerate(events) if last or v < middle or v not in self.later]
         self._behind(high, events, behind, after, us, np.array([chain.level[v] for v in busy]))
-
-    def _reachability(self, low: int, high: int, events: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Per node of the window two bit sets over its events: finished before it, and those that need it."""
-        nodes, before = self.problem.nodes, self.problem.predecessors
-        bit = {v: 1 << k for k, v in enumerate(events)}
-        finished, needed_by = [0] * (high - low), [0] * (high - low)
-        for v in range(low, high):
-            launch = nodes[v].collective
-            done = bit.get(launch, 0) if launch is not None else 0
-            for u in before[v]:
-                if u >= low:
-                    done |= finished[u - low]
-                    if u in bit and nodes[u].kind is not Kind.COLLECTIVE:
-                        done |= bit[u]
-            finished[v - low] = done
-        for v in range(high - 1, low - 1, -1):
-            needs = needed_by[v - low] | bit.get(v, 0)
-            for u in before[v]:
-                if u >= low:
-                    needed_by[u - low] |= needs
-        return finished, needed_by
 
     def _ahead(
         self,

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import launch_violation, violation
+from overlap_sched.peak_memory.cut import floor_bytes
 from overlap_sched.peak_memory.descend import eager
-from overlap_sched.peak_memory.floor import floor_bytes
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.published import bfs, dfs, lpmf
 from overlap_sched.peak_memory.repair import Incumbent, judged, repair
-from overlap_sched.peak_memory.windows import search_everywhere, search_windows
+from overlap_sched.peak_memory.windows import lower_to, search_everywhere
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.precedence import Preserve
 
@@ -123,7 +123,7 @@ def _improved(
     if best.score[0] < before:
         before, found_by = best.score[0], "repair"
     if not _close(graph, before, bound):
-        best, window_steps = search_windows(graph, best, bound, window_steps)
+        best, window_steps = lower_to(graph, best, bound, window_steps, any_lower=True)
         if best.score[0] < before:
             before, found_by = best.score[0], "windows"
     if not _close(graph, before, bound):

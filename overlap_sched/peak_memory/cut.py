@@ -8,15 +8,26 @@ each node all that must run before it. Live while ``v`` runs: what ``D`` has mad
                              node  --inf--> each of its predecessors            D holds these, too
 
 so the least over all orders is known exactly, for one ``v`` at a time: the largest of these values over any nodes
-is a lower bound on every peak, and never below that of :mod:`overlap_sched.peak_memory.floor`. Only nodes that are
-neither ancestors nor descendants of ``v`` are variables. Maximum flow by Dinic's algorithm (1970), pure Python.
+is a lower bound on every peak. Only nodes that are neither ancestors nor descendants of ``v`` are variables. Maximum
+flow by Dinic's algorithm (1970), pure Python.
+
+The *floor* is a bound for all nodes at once, and never above that: while ``v`` runs, these are live in every order:
+what is always; what ``v`` uses and makes; and each storage whose maker cannot come after ``v`` (it is ``v``, before it,
+or an input) while some user cannot come before it. It ignores that two storages may exclude each other's absence. The
+bytes live at the very start count, too, and those at the end. One bit per pair of nodes: 12 MiB and well under a second
+for ten thousand nodes.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from overlap_sched.peak_memory.memory_graph import MemoryGraph
-from overlap_sched.problem.reachability import reached
+from overlap_sched.peak_memory.walk import Backward, Forward
+from overlap_sched.problem.reached import reached
 
 INF = 2**62
 SOURCE, SINK = 0, 1
@@ -41,9 +52,8 @@ class MinimumCut:
 
 def cheapest_state(graph: MemoryGraph, v: int, most_work: int = INF) -> MinimumCut | None:
     """The minimum cut at a node; ``None`` where it takes more than ``most_work`` arcs."""
-    ancestors = reached(graph.before, [v]) | set(graph.first)
-    descendants = reached(graph.after, [v])
-    ancestors -= descendants
+    descendants = reached([v], graph.after.__getitem__) | {v}
+    ancestors = (reached([v], graph.before.__getitem__) | set(graph.first)) - descendants
     net = FlowNetwork()
     ids = {u: net.node() for u in range(len(graph.makes)) if u not in ancestors and u not in descendants}
 
@@ -163,3 +173,38 @@ class FlowNetwork:
                 continue
             path.append(e)
             a = to[e]
+
+
+def floor_profile(graph: MemoryGraph) -> npt.NDArray[np.int64]:
+    """Bytes that must be live while each node runs, by node id (inputs: 0)."""
+    n = len(graph.makes)
+    up, down = _closure(graph.before, range(n)), _closure(graph.after, reversed(range(n)))
+    floor = np.full(n, graph.always_bytes, dtype=np.int64) + np.array(graph.passing_bytes, dtype=np.int64)
+    kept = set(graph.kept)
+    for s, size in enumerate(graph.size):
+        maker = graph.maker[s]
+        if size and (graph.users[s] or s in kept):
+            bits = np.full(up.shape[1], 255, np.uint8) if maker < 0 else down[maker].copy()
+            if s not in kept:
+                bits &= np.bitwise_or.reduce(up[list(graph.users[s])], axis=0)
+            floor += np.unpackbits(bits, count=n).astype(np.int64) * size
+    floor[list(graph.first)] = 0
+    return floor
+
+
+def floor_bytes(graph: MemoryGraph) -> int:
+    """No order's peak is lower."""
+    ends = max(Forward(graph).live_bytes, Backward(graph).live_bytes)
+    return max(int(floor_profile(graph).max()), ends)
+
+
+def _closure(edges: tuple[tuple[int, ...], ...], order: Iterable[int]) -> npt.NDArray[np.uint8]:
+    """One row of bits per node: itself and all that its edges reach, which ``order`` lists before it."""
+    n = len(edges)
+    rows = np.zeros((n, (n + 7) // 8), np.uint8)
+    for v in order:
+        row = rows[v]
+        if edges[v]:
+            np.bitwise_or.reduce(rows[list(edges[v])], axis=0, out=row)
+        row[v >> 3] |= 128 >> (v & 7)
+    return rows

@@ -9,6 +9,7 @@ The result says *optimal*, or the bound on what is left. Needs the extra ``exact
 
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 from overlap_sched.errors import InfeasibleLimitError, NoSolutionError, OptionsError
 from overlap_sched.peak_memory.best import MemoryPlan, best_order, checked
@@ -52,15 +53,8 @@ def exact_order(
     _check(limit_bytes, solver, time_limit_s)
     plan = best_order(problem, preserve_collective_order, effort)
     if not plan.optimal and (limit_bytes is None or plan.bound_bytes <= limit_bytes < plan.peak_bytes):
-        plan = _solved(
-            plan,
-            memory_graph_of(problem, preserve_collective_order),
-            preserve_collective_order,
-            limit_bytes,
-            solver,
-            time_limit_s,
-            10.0 * max(effort, 1),
-        )
+        how = _Solving(solver, time.perf_counter() + time_limit_s, 10.0 * max(effort, 1))
+        plan = _solved(plan, preserve_collective_order, limit_bytes or 0, how)
     if limit_bytes is None or plan.peak_bytes <= limit_bytes:
         return plan
     if plan.bound_bytes > limit_bytes:
@@ -87,27 +81,29 @@ def _check(limit_bytes: int | None, solver: str, time_limit_s: float) -> None:
         raise OptionsError(f"time_limit_s is {time_limit_s!r}; it is a number of seconds above 0.")
 
 
-def _solved(
-    plan: MemoryPlan,
-    graph: MemoryGraph,
-    preserve: Preserve,
-    limit_bytes: int | None,
-    solver: Solver,
-    time_limit_s: float,
-    effort: float,
-) -> MemoryPlan:
+class _Solving(NamedTuple):
+    """Which solver, until when, and with how much effort a run."""
+
+    solver: Solver
+    ends_at: float
+    effort: float
+
+    @property
+    def left_s(self) -> float:
+        return self.ends_at - time.perf_counter()
+
+
+def _solved(plan: MemoryPlan, preserve: Preserve, limit_bytes: int, how: _Solving) -> MemoryPlan:
     """The plan, with what the solver adds to it."""
+    graph = memory_graph_of(plan.problem, preserve)
     inputs = set(graph.first)
     best = judged(graph, [v for v in plan.order if v not in inputs])
     bound, n = plan.bound_bytes, len(graph.rest)
-    ends_at = time.perf_counter() + time_limit_s
-    goal = max(bound, limit_bytes or 0)
+    goal = max(bound, limit_bytes)
     length = n if n <= MOST_WHOLE else WINDOW
-    while best.score[0] > goal and best.peak_node >= 0 and time.perf_counter() < ends_at:
+    while best.score[0] > goal and best.peak_node >= 0 and how.left_s > 0:
         begin, end = (0, n) if length >= n else window_at_peak(graph, best, length // 2)
-        found, solved_bound, ended = _window(
-            graph, best, (begin, end), bound, solver, ends_at - time.perf_counter(), effort
-        )
+        found, solved_bound, ended = _window(graph, best, begin, end, bound, how)
         if (begin, end) == (0, n):
             bound = max(bound, solved_bound)
         if found.score < best.score:
@@ -116,30 +112,23 @@ def _solved(
             break
         else:
             length *= 2
-    order = lead_with_inputs(graph, best.order)
     if best.score[0] >= plan.peak_bytes:
         return replace(plan, bound_bytes=min(bound, plan.peak_bytes))
+    order, peak = lead_with_inputs(graph, best.order), best.score[0]
     checked(graph.problem, order, preserve)
-    return replace(plan, order=order, peak_bytes=best.score[0], bound_bytes=min(bound, best.score[0]), found_by=solver)
+    return replace(plan, order=order, peak_bytes=peak, bound_bytes=min(bound, peak), found_by=how.solver)
 
 
 def _window(
-    graph: MemoryGraph,
-    best: Incumbent,
-    window: tuple[int, int],
-    floor: int,
-    solver: Solver,
-    time_limit_s: float,
-    effort: float,
+    graph: MemoryGraph, best: Incumbent, begin: int, end: int, floor: int, how: _Solving
 ) -> tuple[Incumbent, int, bool]:
     """The best order of a window; a bound on its peak, at most the peak so far; whether the solver came to its end."""
-    begin, end = window
     program = program_of(graph, best.order, begin, end)
     unit, peak = program.unit_bytes, best.score[0]
     lowest, highest = -(-floor // unit), (peak - 1) // unit
     if lowest > highest:  # no multiple of the unit lies between
         return best, peak, True
-    solved = solve(program, solver, lowest, highest, max(time_limit_s, 0.01), effort)
+    solved = solve(program, how.solver, lowest, highest, max(how.left_s, 0.01), how.effort)
     bound = min(solved.bound * unit, peak)
     if solved.values is None:
         return best, bound, solved.ended

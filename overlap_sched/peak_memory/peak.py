@@ -23,7 +23,7 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.memory_graph import memory_graph_of
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.reachability import reached
+from overlap_sched.problem.reached import reached
 
 PeakKind = Literal[
     "parameters",
@@ -102,19 +102,17 @@ def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, Pea
     top, at = peak_memory(problem, order)
     node = order[at]
     position = {v: p for p, v in enumerate(order)}
-    users: list[list[int]] = [[] for _ in problem.storages]
-    for v in order:
-        for s in dict.fromkeys(problem.nodes[v].use):
-            users[s].append(v)
+    ranges = LiveRanges(problem)
+    users = [sorted(own, key=position.__getitem__) for own in ranges.users]
     told = dict(kinds or {})
     classify = _Classifier(problem, position, users, at)
     forced = _forced(problem, node)
     found = []
-    for span in LiveRanges(problem).of(order):
+    for span in ranges.of(order):
         if span.first <= at <= span.last:
             later = tuple(v for v in users[span.storage] if position[v] >= at)
             kind = told.get(span.storage) or classify.kind(span)
-            maker = problem.allocator[span.storage]
+            maker = problem.maker[span.storage]
             found.append(PeakStorage(span.storage, span.bytes, kind, maker, later, span.storage in forced))
     found.sort(key=lambda it: (-it.bytes, it.storage))
     return Peak(problem, top, at, node, len(order), tuple(found))
@@ -123,10 +121,11 @@ def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, Pea
 def _forced(problem: Problem, v: int) -> set[int]:
     """Storages that are live while v runs whatever the order."""
     graph = memory_graph_of(problem, "none")
-    up, down = reached(graph.before, [v]) | set(graph.first), reached(graph.after, [v])
+    up = reached([v], graph.before.__getitem__) | {v, *graph.first}
+    down = reached([v], graph.after.__getitem__) | {v}
     kept = set(graph.kept)
     forced = set(problem.nodes[v].alloc)
-    for s, maker in enumerate(problem.allocator):
+    for s, maker in enumerate(problem.maker):
         given = problem.nodes[maker].kind is Kind.INPUT if maker >= 0 else False
         made_before = given or maker in up
         if made_before and (s in kept or (given and not graph.users[s]) or any(u in down for u in graph.users[s])):
@@ -172,7 +171,7 @@ class StructuralKinds:
 
     def kind(self, s: int) -> PeakKind:
         """See the module; in flight is nothing, and a temporary what nobody touches for a while, too."""
-        maker = self.problem.nodes[self.problem.allocator[s]]
+        maker = self.problem.nodes[self.problem.maker[s]]
         if maker.kind is Kind.INPUT:
             return self._input(maker.name, s)
         if s in self._reduced or s in self._updating:
@@ -181,7 +180,7 @@ class StructuralKinds:
 
     def may_fly(self, s: int) -> bool:
         """Tell whether what a collective holds counts as in flight: parameters, tangents and the like never do."""
-        maker = self.problem.nodes[self.problem.allocator[s]]
+        maker = self.problem.nodes[self.problem.maker[s]]
         return maker.kind is not Kind.INPUT or self._input(maker.name, s) == "saved activations"
 
     def _input(self, name: str, s: int) -> PeakKind:

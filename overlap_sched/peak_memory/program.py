@@ -28,7 +28,7 @@ from math import gcd
 
 from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.peak_memory.walk import Forward, run_all
-from overlap_sched.problem.reachability import reached
+from overlap_sched.problem.reached import reached
 
 Term = tuple[int, int]
 """(variable, coefficient)."""
@@ -41,11 +41,16 @@ class Linear:
     constant: int = 0
     terms: dict[int, int] = field(default_factory=dict)
 
-    def add(self, other: "Linear", factor: int = 1) -> None:
-        """Add so many times another one."""
+    def add(self, other: "Linear", factor: int = 1) -> "Linear":
+        """Add so many times another one; itself."""
         self.constant += factor * other.constant
         for variable, coefficient in other.terms.items():
             self.terms[variable] = self.terms.get(variable, 0) + factor * coefficient
+        return self
+
+    def plus(self, other: "Linear", factor: int = 1) -> "Linear":
+        """The same as a new one."""
+        return Linear(self.constant, dict(self.terms)).add(other, factor)
 
 
 @dataclass(frozen=True)
@@ -106,15 +111,12 @@ class _Builder:
         before = {v: [u for u in self.graph.before[v] if u in inside] for v in self.window}
         after = {v: [w for w in self.graph.after[v] if w in inside] for v in self.window}
         self.before = before
-        ancestors = {v: self._closure(before, v) for v in self.window}
+        ancestors = {v: reached([v], before.__getitem__) for v in self.window}
         self.asap = {v: len(ancestors[v]) for v in self.window}
-        self.alap = {v: n - 1 - len(self._closure(after, v)) for v in self.window}
+        self.alap = {v: n - 1 - len(reached([v], after.__getitem__)) for v in self.window}
         self.needed = {  # direct predecessors that no other one implies
             v: [u for u in before[v] if not any(u in ancestors[w] for w in before[v])] for v in self.window
         }
-
-    def _closure(self, edges: Mapping[int, Sequence[int]], v: int) -> set[int]:
-        return reached(edges, [v]) - {v}
 
     def variable(self, hint: int) -> Linear:
         self.hints.append(hint)
@@ -140,12 +142,9 @@ class _Builder:
         steps, unit = self._steps()
         return Program(len(self.hints), self.hints, self.rows, equal, steps, unit, self.window, self.ran)
 
-    def at_least(self, left: Linear, *right: Linear) -> None:
-        """A row: left is at least the sum of right."""
-        row = Linear()
-        row.add(left)
-        for part in right:
-            row.add(part, -1)
+    def at_least(self, left: Linear, right: Linear) -> None:
+        """A row: left is at least right."""
+        row = left.plus(right, -1)
         terms = [(x, c) for x, c in row.terms.items() if c]
         if terms:
             self.rows.append((terms, -row.constant))
@@ -162,9 +161,7 @@ class _Builder:
                 parts.append((graph.size[s], lives))
         for v in self.window:
             if graph.passing_bytes[v]:
-                parts.append(
-                    (graph.passing_bytes[v], [self.difference(self.ran[v, t], self.ran[v, t - 1]) for t in range(n)])
-                )
+                parts.append((graph.passing_bytes[v], [self.ran[v, t].plus(self.ran[v, t - 1], -1) for t in range(n)]))
         unit = gcd(base, *(size for size, _ in parts)) or 1
         steps = []
         for t in range(n):
@@ -174,12 +171,6 @@ class _Builder:
             steps.append(live)
         return steps, unit
 
-    def difference(self, left: Linear, right: Linear) -> Linear:
-        result = Linear()
-        result.add(left)
-        result.add(right, -1)
-        return result
-
     def _lives(self, s: int) -> list[Linear]:
         """Per step, whether a storage is live."""
         graph, n = self.graph, len(self.window)
@@ -188,9 +179,9 @@ class _Builder:
         inside = [u for u in graph.users[s] if u in self.place]
         stays = any(u not in self.place and u not in self.begun for u in graph.users[s]) or not graph.users[s]
         if stays or (len(inside) == 1 and inside[0] == maker):
-            return made if stays else [self.difference(made[t], self.ran[maker, t - 1]) for t in range(n)]
+            return made if stays else [made[t].plus(self.ran[maker, t - 1], -1) for t in range(n)]
         if len(inside) == 1:
-            return [self.difference(made[t], self.ran[inside[0], t - 1]) for t in range(n)]
+            return [made[t].plus(self.ran[inside[0], t - 1], -1) for t in range(n)]
         last_possible = max(self.alap[u] for u in inside)
         surely_until = max(self.asap[u] for u in inside)
         first = self.asap[maker] if maker in self.place else 0
@@ -202,14 +193,8 @@ class _Builder:
                 live = self.variable(int(made_then and any(self.place[u] >= t for u in inside)))
                 for u in inside:
                     if u != maker:
-                        self.at_least(self._plus(live, self.ran[u, t - 1]), made[t])
+                        self.at_least(live.plus(self.ran[u, t - 1]), made[t])
             else:
                 live = Linear(int(first <= t <= last_possible))
             lives.append(live)
         return lives
-
-    def _plus(self, left: Linear, right: Linear) -> Linear:
-        result = Linear()
-        result.add(left)
-        result.add(right)
-        return result

@@ -18,33 +18,26 @@ STEPS_PER_WINDOW = 4_000
 """Of the walk, for each direction; a search that needs more seldom ends."""
 
 
-def search_windows(graph: MemoryGraph, best: Incumbent, bound_bytes: int, steps: int) -> tuple[Incumbent, int]:
-    """Lower the peak window by window, within so many steps; returns the best order and the steps left."""
-    length, n = SHORTEST_WINDOW, len(best.order)
-    while best.score[0] > bound_bytes and best.peak_node >= 0 and steps > 0:
-        begin, end = window_at_peak(graph, best, length)
-        result, order, used = _both_ways(graph, best.order, begin, end, best.score[0] - 1, min(STEPS_PER_WINDOW, steps))
-        steps -= used
-        found = judged(graph, order) if result.answer == "found" else best
-        if found.score < best.score:
-            best, length = found, SHORTEST_WINDOW
-        elif end - begin >= n:
-            break
-        else:
-            length *= 2
-    return best, steps
+def lower_to(
+    graph: MemoryGraph, best: Incumbent, goal_bytes: int, steps: int, any_lower: bool = False
+) -> tuple[Incumbent, int]:
+    """Bring the peak down window by window, moving only what lies near steps above the goal.
 
-
-def lower_to(graph: MemoryGraph, best: Incumbent, limit_bytes: int, steps: int) -> tuple[Incumbent, int]:
-    """Bring the peak down to a limit, moving only what lies near steps above it; within so many steps of the walk.
+    Args:
+        graph: What is ordered.
+        best: Where to start.
+        goal_bytes: A peak that is low enough.
+        steps: Of the walk, at most.
+        any_lower: Whether any lower peak of a window is taken, or only what meets the goal.
 
     Returns:
-        The order, above the limit where no window was large enough or the steps ran out; and the steps left.
+        The order, above the goal where no window was large enough or the steps ran out; and the steps left.
     """
     length, n = SHORTEST_WINDOW, len(best.order)
-    while best.score[0] > limit_bytes and best.peak_node >= 0 and steps > 0:
+    while best.score[0] > goal_bytes and best.peak_node >= 0 and steps > 0:
         begin, end = window_at_peak(graph, best, length)
-        result, order, used = _both_ways(graph, best.order, begin, end, limit_bytes, min(STEPS_PER_WINDOW, steps))
+        limit = best.score[0] - 1 if any_lower else goal_bytes
+        result, order, used = _both_ways(graph, best.order, begin, end, limit, min(STEPS_PER_WINDOW, steps))
         steps -= used
         if result.answer == "found":
             best, length = judged(graph, order), SHORTEST_WINDOW

@@ -3,6 +3,7 @@
 Problems are checked when they are made, those of ten thousand nodes too: all checks are linear, without recursion.
 """
 
+import graphlib
 from typing import TYPE_CHECKING
 
 from overlap_sched import errors
@@ -98,30 +99,18 @@ def _raise_for_forward_dependency(problem: "Problem") -> None:
     """Some node depends on one listed after it: a cycle if one exists, else a bad original order."""
     nodes = problem.nodes
     before = [{*node.deps} | ({node.collective} if node.collective is not None else set()) for node in nodes]
-    left = [len(b) for b in before]
-    after: list[list[int]] = [[] for _ in nodes]
-    for v, b in enumerate(before):
-        for u in b:
-            after[u].append(v)
-    ready = [v for v, count in enumerate(left) if count == 0]
-    while ready:
-        for w in after[ready.pop()]:
-            left[w] -= 1
-            if left[w] == 0:
-                ready.append(w)
-    stuck = next((v for v, count in enumerate(left) if count), None)
-    if stuck is None:
+    try:
+        graphlib.TopologicalSorter(dict(enumerate(before))).prepare()
+    except graphlib.CycleError as error:
+        ring = error.args[1]
+    else:
         v = next(v for v, b in enumerate(before) if b and max(b) >= v)
         raise errors.OriginalOrderError(
             f"node {v} ({nodes[v].name!r}) is listed before node {max(before[v])} ({nodes[max(before[v])].name!r}), "
             "on which it depends. List the nodes in an order that can run."
         )
-    seen: dict[int, int] = {}  # node -> when it was met
-    at = stuck
-    while at not in seen:  # walk backward among the stuck until a node repeats: that is a ring
-        seen[at] = len(seen)
-        at = min(u for u in before[at] if left[u])
-    ring = [*list(seen)[seen[at] :], at][::-1]
+    first = ring.index(min(ring))
+    ring = [*ring[first:-1], *ring[: first + 1]]
     shown = [nodes[v].name for v in (ring if len(ring) <= 8 else ring[:8])]
     raise errors.CycleError(
         f"nodes wait for each other in a ring of {len(ring) - 1}: {' -> '.join(shown)}"

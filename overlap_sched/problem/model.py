@@ -73,7 +73,7 @@ class Problem:
         return tuple(range(len(self.nodes)))
 
     @cached_property
-    def allocator(self) -> tuple[NodeId, ...]:
+    def maker(self) -> tuple[NodeId, ...]:
         """Per storage, the id of the node that allocates it (-1: nobody does, and nobody uses it)."""
         made_by = [-1] * len(self.storages)
         for v, node in enumerate(self.nodes):
@@ -88,12 +88,12 @@ class Problem:
         Its ``deps``; whoever allocates what it uses; of a wait, its collective; of an output, every node
         listed before it (an FX graph ends with its output).
         """
-        allocator = self.allocator
+        maker = self.maker
         result: list[tuple[int, ...]] = []
         last_output = 0
         for v, node in enumerate(self.nodes):
             before = set(node.deps)
-            before.update([allocator[s] for s in node.use])
+            before.update([maker[s] for s in node.use])
             if node.collective is not None:
                 before.add(node.collective)
             if node.kind is Kind.OUTPUT:

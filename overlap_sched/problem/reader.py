@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from collections.abc import Callable
 from typing import Any
 
 from overlap_sched.errors import InputTooLargeError, ProblemFileError, QuantityError, UnknownKeyError
@@ -77,18 +78,19 @@ class Reader:
 
     def _contention(self, data: Any) -> Contention:
         self._known(data, _CONTENTION_KEYS, "contention")
-        slowdown = self._field(data, "slowdown", dict, "contention", {})
-        links = self._field(data, "links", dict, "contention", {})
-        stretch = self._field(data, "stretch", dict, "contention", {})
-        shares = self._field(data, "shares", dict, "contention", {})
+
+        def table(name: str, read: Callable[[Any, str, str], Any]) -> dict[str, Any]:
+            entries = self._field(data, name, dict, "contention", {})
+            return {key: read(entries, key, f"contention.{name}") for key in entries}
+
         return Contention(
-            {op: self._number(slowdown, op, "contention.slowdown") for op in slowdown},
-            {group: self._field(links, group, str, "contention.links") for group in links},
-            {op: self._number(stretch, op, "contention.stretch") for op in stretch},
-            self._field(data, "lanes", int, "contention", 1),
-            self._number(data, "crowding", "contention") if "crowding" in data else 1.0,
-            {kind: self._number(shares, kind, "contention.shares") for kind in shares},
-            self._number(data, "flops_per_byte", "contention"),
+            slowdown=table("slowdown", self._number),
+            links=table("links", lambda entries, key, where: self._field(entries, key, str, where)),
+            stretch=table("stretch", self._number),
+            lanes=self._field(data, "lanes", int, "contention", 1),
+            crowding=self._number(data, "crowding", "contention") if "crowding" in data else 1.0,
+            shares=table("shares", self._number),
+            flops_per_byte=self._number(data, "flops_per_byte", "contention"),
         )
 
     def _group(self, name: str, data: Any) -> Group:
@@ -159,18 +161,16 @@ class Reader:
         return int(value)
 
     def _names(self, data: Any, name: str, where: str) -> tuple[str, ...]:
-        value = self._field(data, name, list, where, [])
-        for item in value:
-            if not isinstance(item, str):
-                raise ProblemFileError(f"{self.path}: {where}.{name} holds {_shown(item)}; groups are named by text.")
-        return tuple(value)
+        return self._all(self._field(data, name, list, where, []), str, f"{where}.{name}", "groups are named by text")
 
     def _ids(self, data: Any, name: str, where: str) -> tuple[int, ...]:
-        value = self._field(data, name, list, where)
-        for item in value:
-            if type(item) is not int:
-                raise ProblemFileError(f"{self.path}: {where}.{name} holds {_shown(item)}; ids are integers.")
-        return tuple(value)
+        return self._all(self._field(data, name, list, where), int, f"{where}.{name}", "ids are integers")
+
+    def _all(self, items: list[Any], kind: type, where: str, meant: str) -> tuple[Any, ...]:
+        for item in items:
+            if type(item) is not kind:
+                raise ProblemFileError(f"{self.path}: {where} holds {_shown(item)}; {meant}.")
+        return tuple(items)
 
 
 _KEY_SETS: dict[tuple[str, ...], frozenset[str]] = {

@@ -102,7 +102,7 @@ class _Replayed:
             s = event if event >= 0 else ~event
             if not problem.storages[s].bytes:
                 continue
-            maker = problem.allocator[s]
+            maker = problem.maker[s]
             if event >= 0:
                 is_input = problem.nodes[maker].kind is Kind.INPUT
                 self._allocate(s, maker, 0.0 if is_input else run.at_us[maker])
@@ -176,7 +176,7 @@ class _Replayed:
         used = {"address": _shown(block.address), "size": block.size}
         if s is None:
             return used | {"requested_size": 0, "state": "inactive", "frames": []}
-        maker, asked = self._problem.allocator[s], self._problem.storages[s].bytes
+        maker, asked = self._problem.maker[s], self._problem.storages[s].bytes
         return used | {
             "requested_size": asked,
             "state": "active_allocated",

@@ -143,7 +143,7 @@ def admitted(
     added_us: Callable[[int], float],
 ) -> list[Job]:
     """Jobs that hide what follows a launch, the best first, with memory for them from where they are to the end."""
-    nodes, maker = live_ranges.problem.nodes, live_ranges.problem.allocator
+    nodes, maker = live_ranges.problem.nodes, live_ranges.problem.maker
     position = dict(zip(order, range(len(order)), strict=True))
     room = limit - live_ranges.profile(order)
     taken: set[int] = set()  # nodes of jobs so far

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
-from overlap_sched.peak_memory.allocator.devices import AllocatorDevice, where_full
-from overlap_sched.peak_memory.allocator.reserved import requests_of
+from overlap_sched.peak_memory.allocator.reserved import AllocatorDevice, requests_of, where_full
 from overlap_sched.peak_memory.allocator.trail import Lacking, Trail
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, AllocatorSettings

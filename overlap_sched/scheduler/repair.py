@@ -165,7 +165,7 @@ class _Repair:
         if self._storages[s].pinned or failing in users:
             return NO_WAY
         ways = [NO_WAY]
-        maker = self._task.problem.allocator[s]
+        maker = self._task.problem.maker[s]
         if self._nodes[maker].kind is not Kind.INPUT and position[maker] < at:  # not moved with another one already
             ways.append(self._priced(s, True, failing, self._moving([maker], True, failing, position)))
         still = [v for v in users if position[v] > at]

@@ -21,8 +21,7 @@ from overlap_sched.peak_memory.allocator.caching import (
     Address,
     rounded,
 )
-from overlap_sched.peak_memory.allocator.events import all_events_of
-from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
+from overlap_sched.peak_memory.allocator.kinds import Allocator, all_events_of, allocator
 from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -108,7 +107,7 @@ def _failure(
     for end in [*(at for at, event in enumerate(events) if event in rises), len(events)]:
         at = begin + replay.serve(events[begin:end], sizes)
         if at < end:
-            maker = live_ranges.problem.allocator[events[at]]
+            maker = live_ranges.problem.maker[events[at]]
             if live_ranges.problem.nodes[maker].kind is Kind.INPUT:
                 return None  # the inputs alone do not fit: no order does
             return AllocationFailure(maker, rounded(sizes[events[at]]), device, replay.held, gives_back)

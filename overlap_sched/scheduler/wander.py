@@ -20,7 +20,7 @@ functions*, 2004.)
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
+from overlap_sched.peak_memory.allocator.reserved import AllocatorDevice
 from overlap_sched.peak_memory.allocator.trail import Trail
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import NO_LIMIT

@@ -86,10 +86,11 @@ def test_steps_that_add_up_to_infinity() -> None:
     )
 
 
-def test_more_draws_than_anybody_needs() -> None:
+@pytest.mark.parametrize("draws", [0, 10**12])
+def test_draws_that_nobody_needs(draws: int) -> None:
     with pytest.raises(OptionsError) as error:
-        robustness(EXAMPLE, EXAMPLE.original_order, draws=10**12)
-    assert str(error.value) == "draws is 1000000000000; it is a number of replays, 1 to 1000000."
+        robustness(EXAMPLE, EXAMPLE.original_order, draws=draws)
+    assert str(error.value) == f"draws is {draws}; it is a number of replays, 1 to 1000000."
 
 
 def test_seeds_give_errors_and_the_same_seed_the_same() -> None:
@@ -127,9 +128,3 @@ def test_errors_of_errors(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(OptionsError) as error:
         Noise(**arguments)
     assert str(error.value) == message
-
-
-def test_no_draws() -> None:
-    with pytest.raises(OptionsError) as error:
-        robustness(EXAMPLE, EXAMPLE.original_order, draws=0)
-    assert str(error.value) == "draws is 0; it is a number of replays, 1 to 1000000."

@@ -7,8 +7,7 @@ import pytest
 
 from overlap_sched.cost import Roofline
 from overlap_sched.fit import fit
-from overlap_sched.fit.above import Above
-from overlap_sched.fit.choices import PATIENCE, PATIENT_NODES, Choice, Gap, Queue
+from overlap_sched.fit.choices import PATIENCE, PATIENT_NODES, Above, Choice, Gap, Queue
 from overlap_sched.fit.greedy import Greedy
 from overlap_sched.fit.link_time import LinkTime
 from overlap_sched.fit.state import LiveState, Part, User

@@ -7,7 +7,7 @@ import pytest
 
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
-from overlap_sched.fit import Fit, FitPoint, fit, fit_frontier
+from overlap_sched.fit import Fit, FitPoint, fit
 from overlap_sched.fit.planner import Planner
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
@@ -186,21 +186,13 @@ def test_extra_rewrites_are_candidates() -> None:
     assert best_of(found) == (one,)
 
 
-def test_a_frontier_of_limits() -> None:
-    answers = fit_frontier(saved(), PRICES, shares=(0.9, 0.8))
-    assert [found.limit_bytes for found in answers] == [
-        int(share * answers[0].original.peak_bytes) for share in (0.9, 0.8)
-    ]
-    assert all(found.fits for found in answers)
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "a fit wants one question: memory_limit, or max_slowdown."),
+        ({}, "memory_limit and max_slowdown are two questions: give one of them."),
         (
             {"memory_limit": 1, "max_slowdown": 0.1},
-            "a fit wants one question: memory_limit, or max_slowdown.",
+            "memory_limit and max_slowdown are two questions: give one of them.",
         ),
         (
             {"memory_limit": -1},

@@ -14,7 +14,7 @@ from overlap_sched.fx import lift
 from overlap_sched.joint import Judge, Marks, Question, fit_joint
 from overlap_sched.joint.cut import cut, in_registers, whole, without_registers
 from overlap_sched.joint.graphs import copy_of, joined, mark
-from overlap_sched.joint.search import _most, gathers_again
+from overlap_sched.joint.search import gathers_again
 from overlap_sched.judge.liveness import peak_memory
 
 SIZES = ((64, 32), (32, 128), (128, 32))
@@ -156,13 +156,3 @@ def test_gathers_that_run_again_are_found_by_their_checkpoint() -> None:
     assert gathers_again(gm) == [frozenset({"all_gather_into_tensor_default", "wait_tensor_default"})]
     mark(gm, (), ["wait_tensor_default"])
     assert gathers_again(gm) == [frozenset({"all_gather_into_tensor_default"})]
-
-
-def test_the_most_that_fits_is_found_by_halving() -> None:
-    for most in range(9):
-        for limit in range(most + 1):
-            asked: list[int] = []
-            assert (
-                _most(lambda count, limit=limit, asked=asked: not asked.append(count) and count <= limit, most) == limit
-            )
-            assert len(asked) <= 4

@@ -17,7 +17,6 @@ from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
-from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.modules import module_at
 from tests.support.oracle import INSTANCES, JUDGE, all_orders, peak_by_definition, random_order, step_by_definition
@@ -64,15 +63,6 @@ def test_liveness_and_replay_follow_their_definitions(problem: Problem) -> None:
         assert violation(problem, order) is None
         assert memory_profile(problem, order) == peak_by_definition(problem, order)
         assert replay(problem, order).step_us == pytest.approx(step_by_definition(problem, order), rel=1e-12)
-
-
-@given(problems(max_steps=6))
-@examples(300)
-def test_no_order_beats_the_bound(problem: Problem) -> None:
-    if len(problem.nodes) > 8:
-        return
-    optimum = min(replay(problem, order).step_us for order in all_orders(problem))
-    assert lower_bound_us(problem) <= optimum * (1 + 1e-9)
 
 
 @given(problems(max_steps=6))

@@ -12,15 +12,15 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import read_problem
-from tests.judge.test_contention import contended, contentions
+from tests.judge.test_contention import contended, with_lanes
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, all_orders
 
 WINDOWS = st.sampled_from((1, 2, 3, 4, 8, 64))
 
 
-@given(problems(max_steps=6), WINDOWS, contentions)
-@settings(max_examples=150)
+@given(problems(max_steps=6), WINDOWS, with_lanes)
+@settings(max_examples=250)
 def test_no_order_beats_it(problem: Problem, window: int, contention: Contention) -> None:
     if len(problem.nodes) > 8:
         return

@@ -74,4 +74,4 @@ def test_both_models_have_the_same_nodes_and_differ_in_what_waits_hold(tiny):
 
 
 def _is_parameter(problem, s):
-    return problem.nodes[problem.allocator[s]].name.startswith("primals")
+    return problem.nodes[problem.maker[s]].name.startswith("primals")

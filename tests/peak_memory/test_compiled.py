@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, Problem
-from overlap_sched.peak_memory.allocator import events, kinds
+from overlap_sched.peak_memory.allocator import kinds
 from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, CachingAllocator, OutOfDeviceMemoryError
 from overlap_sched.peak_memory.allocator.kinds import COMPILED, Allocator, allocator, in_python
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -243,7 +243,7 @@ def test_the_same_events(problem: Problem, seed: int) -> None:
     middle = len(order) // 2
     left, counted = live_ranges.uses_left(), live_ranges.uses_left()
     for nodes in (order[:middle], tuple(order[middle:])):
-        assert events.events_of(live_ranges, nodes, left) == events.in_python(live_ranges.steps, nodes, counted)
+        assert kinds.events_of(live_ranges, nodes, left) == kinds.events_in_python(live_ranges.steps, nodes, counted)
         assert left == counted
 
 
@@ -271,13 +271,10 @@ def test_nodes_that_are_wrong_are_errors() -> None:
 def test_without_the_compiled_one_python_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("overlap_sched.peak_memory.allocator._compiled", raising=False)
     monkeypatch.setitem(sys.modules, "overlap_sched.peak_memory.allocator._compiled", None)
-    found = anew(kinds)
+    found, live_ranges, order = anew(kinds), LiveRanges(EXAMPLE), EXAMPLE.original_order
     assert not found.COMPILED
     assert type(found.allocator(PLAIN, MIB)) is CachingAllocator
-    monkeypatch.setattr(kinds, "COMPILED", False)
-    found, live_ranges, order = anew(events), LiveRanges(EXAMPLE), EXAMPLE.original_order
-    assert not found.COMPILED
-    assert found.all_events_of(live_ranges, order) == events.all_events_of(live_ranges, order)
+    assert found.all_events_of(live_ranges, order) == kinds.all_events_of(live_ranges, order)
 
 
 def anew(module: ModuleType) -> ModuleType:

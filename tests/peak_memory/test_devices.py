@@ -7,9 +7,15 @@ from hypothesis import strategies as st
 
 from overlap_sched import Problem
 from overlap_sched.peak_memory.allocator.caching import NO_BLOCK
-from overlap_sched.peak_memory.allocator.devices import AllocatorDevice, Full, where_full
 from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
-from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay, Requests, requests_of
+from overlap_sched.peak_memory.allocator.reserved import (
+    AllocatorDevice,
+    AllocatorReplay,
+    Full,
+    Requests,
+    requests_of,
+    where_full,
+)
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, AllocatorSettings
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds

@@ -13,9 +13,8 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.options import Preserve
 from overlap_sched.peak_memory import best
 from overlap_sched.peak_memory.best import ORDERS, best_order
-from overlap_sched.peak_memory.cut import cheapest_state
+from overlap_sched.peak_memory.cut import cheapest_state, floor_bytes, floor_profile
 from overlap_sched.peak_memory.descend import eager
-from overlap_sched.peak_memory.floor import floor_bytes, floor_profile
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.published import lpmf
 from overlap_sched.peak_memory.repair import judged

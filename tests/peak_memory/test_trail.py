@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Kind, Node, Problem, Storage
-from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
-from overlap_sched.peak_memory.allocator.reserved import requests_of
+from overlap_sched.peak_memory.allocator.reserved import AllocatorDevice, requests_of
 from overlap_sched.peak_memory.allocator.trail import Lacking, Trail
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings

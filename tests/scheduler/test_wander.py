@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.judge.validate import violation
-from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
-from overlap_sched.peak_memory.allocator.reserved import requests_of
+from overlap_sched.peak_memory.allocator.reserved import AllocatorDevice, requests_of
 from overlap_sched.peak_memory.allocator.trail import Trail
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order

@@ -11,7 +11,7 @@ offset where it fits among those placed before, in an order that decides everyth
 
 The best of the four is improved by hill climbing: what lies at the top of the arena goes to the front of the order.
 Where that leaves fragmentation, :mod:`overlap_sched.peak_memory.addresses.sweep` looks for offsets within the peak, at
-little cost per step; then :mod:`overlap_sched.peak_memory.addresses.targets`, a stronger search for up to some hundred
+little cost per step; then :mod:`overlap_sched.peak_memory.addresses.restarts`, a stronger search for up to some hundred
 storages. Work is counted, not timed. Time of one placement of n storages: n vector operations on those placed.
 """
 
@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.peak_memory.addresses.check import address_violation
+from overlap_sched.peak_memory.addresses.restarts import smallest_arena
 from overlap_sched.peak_memory.addresses.sweep import fit_within
-from overlap_sched.peak_memory.addresses.targets import smallest_arena
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.problem import Problem
 

@@ -5,21 +5,31 @@ each search is cut off after some work, which grows slowly, and the next one run
 which sections searches failed; boxes that are live there go first (as constraint solvers weigh failing constraints:
 Boussemart et al., "Boosting systematic search by weighting constraints", 2004). What failed long ago counts less. No
 clock and no chance: the same boxes give the same offsets.
+
+:func:`smallest_arena` finds the smallest arena that such a search finds: the peak if it can be had, else halving what
+lies between. Work is what bounds it: three fifths for the peak, the rest for targets between the lowest that is still
+open and the best that was found, a tenth for each at most.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle, product
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from overlap_sched.peak_memory.addresses.boxes import Floats, Ints, Sectioned
+from overlap_sched.peak_memory.addresses.boxes import Floats, Ints, Sectioned, sectioned
 from overlap_sched.peak_memory.addresses.search import OutOfWorkError, Rule, Search
+from overlap_sched.peak_memory.live_ranges import LiveRange
 
 FIRST_RUN, GROWTH, FORGETTING = 2, 1.05, 0.9
 """Work of the first search per box; by how much it grows from one to the next; what is left of blame after each."""
 BLAME_WEIGHTS = (0.3, 1.0, 3.0)
 """Of blame, beside what a box is by itself: each is good for some problems; one per round of all rules."""
+
+MOST_CELLS = 1_000_000
+"""Boxes times sections: above, one step of this search costs too much, and memory grows with the square of boxes."""
+NOT_WORTH = 1000
+"""An arena above the peak by less than one in so many is left as it is."""
 
 Key = Literal["crowd-width", "crowd-area", "area"]
 Width = Literal["neighbours", "sections"]
@@ -109,3 +119,40 @@ def _highest(boxes: Sectioned, per_section: Floats | Ints) -> Floats:
     """Per box, the highest value of the sections where it is live, as a part of the highest of all."""
     highest: Floats = np.where(boxes.covers, per_section, 0).max(axis=1) / max(float(per_section.max()), 1e-9)
     return highest
+
+
+def smallest_arena(ranges: Sequence[LiveRange], least: int, arena: int, most_work: int) -> list[int] | None:
+    """Offsets, one per lifetime, with an arena below ``arena``; ``None`` where none were found.
+
+    Args:
+        ranges: What is to be placed, each larger than 0 bytes.
+        least: Their peak: no arena is smaller.
+        arena: Bytes that are needed without this search.
+        most_work: See :func:`fit_below`.
+    """
+    boxes = sectioned(ranges)
+    if len(ranges) * boxes.sections > MOST_CELLS:
+        return None
+    always = boxes.end - boxes.begin == boxes.sections
+    if always.any() and not always.all():  # at the bottom: whatever is below such a box may as well lie above it
+        below = int(boxes.bytes[always].sum())
+        others = [span for span, stays in zip(ranges, always, strict=True) if not stays]
+        found = smallest_arena(others, least - below, arena - below, most_work)
+        if found is None:
+            return None
+        bottom = np.where(always, np.cumsum(boxes.bytes * always) - boxes.bytes, 0)
+        bottom[~always] = np.array(found) + below
+        return [int(at) for at in bottom]
+    unit = int(np.gcd.reduce(boxes.bytes))
+    boxes = boxes.in_units_of(unit)
+    low, high, best = least // unit, arena // unit, None
+    target, share, step = low, 3 * most_work // 5, max(most_work // 10, 1)
+    while low < high and (high - low) * NOT_WORTH > low and most_work > 0:
+        fit = fit_below(boxes, target, min(share, most_work))
+        most_work -= fit.work
+        if fit.offsets is None:
+            low = target + 1
+        else:
+            best, high = fit.offsets, int((fit.offsets + boxes.bytes).max())
+        target, share = (low + high) // 2, step
+    return None if best is None else [int(at) * unit for at in best]

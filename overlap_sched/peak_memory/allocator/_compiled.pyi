@@ -1,6 +1,6 @@
 """Types of ``compiled/module.c``.
 
-What each does: :mod:`overlap_sched.peak_memory.allocator.caching`, :mod:`overlap_sched.peak_memory.allocator.events`.
+What each does: :mod:`overlap_sched.peak_memory.allocator.caching`, :mod:`overlap_sched.peak_memory.allocator.kinds`.
 """
 
 from collections.abc import Sequence

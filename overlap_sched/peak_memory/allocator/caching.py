@@ -28,19 +28,17 @@ hold it until their wait, which is in the live ranges, instead of ``record_strea
 private pools of CUDA graphs. Segments lie in the order in which they were made, while cudaMalloc promises nothing:
 that decides ties.
 
-Schedulers replay it thousands of times: so it is made of whole numbers, lists and dictionaries, which are fast to look
-up and to copy. A block is its address. Free ones lie in three tables::
-
-    pool    [(4 MiB, 20), (8 MiB, 2), ...]   by size, then address: best fit
-    starts  {2: 8 MiB, 20: 4 MiB, ...}       from its first address to its size: joins it to what is before it
-    ends    {10: 2, 24: 20, ...}             from the address behind it to its first: to what is behind it
+Schedulers replay it thousands of times, by what is compiled where that could be built. This is what that is held
+against: every rule once, by its name in torch. A block is its address; those that are free are ranges of addresses that
+do not touch, per pool, to be found by their size, their begin and their end.
 """
 
 import copy
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple, Self
+
+from sortedcontainers import SortedList
 
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
@@ -53,9 +51,6 @@ NO_BLOCK: Address = -1
 """In the place of a block: what has no bytes needs none."""
 SMALL_BASE: Address = 2**62
 """Blocks of the small pool lie from here on."""
-BITS = 64
-"""A free block of a pool is one number, compared faster than a pair: its size, then so many bits of address."""
-ADDRESS = 2**BITS - 1
 
 
 class OutOfDeviceMemoryError(Exception):
@@ -67,6 +62,41 @@ class Block(NamedTuple):
 
     address: Address
     size: int
+
+
+class Ranges:
+    """Ranges of addresses that do not touch: joined where they would.
+
+    Attributes:
+        sizes: By first address. begins: by the address behind the last, the first. by_size: ``(size, address)``.
+    """
+
+    def __init__(self) -> None:
+        self.sizes, self.begins, self.by_size = dict[Address, int](), dict[Address, Address](), SortedList()
+
+    def add(self, address: Address, size: int) -> None:
+        """One more, joined with its neighbours."""
+        if address + size in self.sizes:
+            size += self.take(address + size)
+        if address in self.begins:
+            before = self.begins[address]
+            size += self.take(before)
+            address = before
+        self.sizes[address], self.begins[address + size] = size, address
+        self.by_size.add((size, address))
+
+    def take(self, address: Address) -> int:
+        """One less; its size."""
+        size = self.sizes.pop(address)
+        del self.begins[address + size]
+        self.by_size.remove((size, address))
+        return size
+
+    def copied(self) -> "Ranges":
+        """The same, to go another way."""
+        found = Ranges()
+        found.sizes, found.begins, found.by_size = self.sizes.copy(), self.begins.copy(), self.by_size.copy()
+        return found
 
 
 class CachingAllocator:
@@ -83,16 +113,11 @@ class CachingAllocator:
 
     def __init__(self, settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> None:
         self.settings, self.capacity = settings, capacity
-        self._used = dict[Address, int]()
         self.halts, self.most_retries, self.most_lent_bytes = False, NO_LIMIT, 0
         self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = self.lent_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
-        self._sizes = dict[int, int]()  # of requests seen so far, rounded
-        self._picky = settings.max_split_size_bytes < NO_LIMIT  # the smallest block that fits may not be the one
-        self._unsplit_size = settings.max_split_size_bytes
-        self._least_small, self._least_large = MIN_BLOCK, SMALL_SIZE + 1  # a rest of so much becomes a block
-        self._small, self._large = list[int](), list[int]()
-        self._starts, self._ends = dict[Address, int](), dict[Address, Address]()
+        self._used = dict[Address, int]()
+        self._free = {True: Ranges(), False: Ranges()}  # by whether it is the small pool, as all that follow
         self._segment_sizes = dict[Address, int]()  # of each segment, by its first address
         self._next_address = {True: SMALL_BASE, False: 0}
 
@@ -104,29 +129,20 @@ class CachingAllocator:
         """
         if not count:
             return NO_BLOCK
-        size = self._sizes.get(count) or self._rounded(count)
+        size = rounded(count, self.settings)
         small = size <= SMALL_SIZE
-        pool = self._small if small else self._large
-        at = bisect_left(pool, size << BITS)
-        if self._picky:
-            at = self._fit(pool, at, size)
-        if at < len(pool):
-            block = pool.pop(at)
-            address, have = block & ADDRESS, block >> BITS
-            del self._starts[address], self._ends[address + have]
+        block = self._best_fit(size)
+        if block is None:
+            block = self._grown(size)
         else:
-            address, have = self._grown(size)
-        left = have - size
-        if left >= (self._least_small if small else self._least_large) and size < self._unsplit_size:
-            begin = address + size
-            self._starts[begin], self._ends[address + have] = left, begin
-            insort(pool, left << BITS | begin)
-            have = size
-        self._used[address] = have
-        self.allocated_bytes += have
-        if self.allocated_bytes > self.peak_allocated_bytes:
-            self.peak_allocated_bytes = self.allocated_bytes
-        return address
+            self._free[small].take(block.address)
+        if self._splits(block.size - size, size):
+            self._free[small].add(block.address + size, block.size - size)
+            block = Block(block.address, size)
+        self._used[block.address] = block.size
+        self.allocated_bytes += block.size
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        return block.address
 
     def free(self, address: Address) -> None:
         """Give a block back."""
@@ -134,7 +150,7 @@ class CachingAllocator:
             return
         size = self._used.pop(address)
         self.allocated_bytes -= size
-        self._join(address, size)
+        self._free[address >= SMALL_BASE].add(address, size)
 
     def serve(
         self,
@@ -172,11 +188,8 @@ class CachingAllocator:
 
     def growth_bytes(self, count: int) -> int:
         """Return how much more a request for so many bytes would reserve, as things stand; changes nothing."""
-        if not count:
-            return 0
-        size = self._rounded(count)
-        pool = self._pool(size)
-        return self._growth(size) if self._fit(pool, bisect_left(pool, size << BITS), size) == len(pool) else 0
+        size = rounded(count, self.settings)
+        return self._growth(size) if count and self._best_fit(size) is None else 0
 
     def shortfall_bytes(self, size: int) -> int:
         """How many bytes the capacity lacks for the segment of a request, rounded, that no free block serves."""
@@ -188,42 +201,37 @@ class CachingAllocator:
 
     def free_blocks(self) -> list[Block]:
         """All that is free."""
-        return [Block(*one) for one in self._starts.items()]
+        return [Block(*one) for free in self._free.values() for one in free.sizes.items()]
 
     def largest_free_bytes(self) -> int:
         """The largest free block of the large pool."""
-        return self._large[-1] >> BITS if self._large else 0
+        return max(self._free[False].sizes.values(), default=0)
 
     def copied(self) -> Self:
         """The allocator as it is, to go another way. O(blocks)."""
         found = copy.copy(self)
-        found._used, found._small, found._large = self._used.copy(), self._small.copy(), self._large.copy()
-        found._starts, found._ends = self._starts.copy(), self._ends.copy()
-        found._segment_sizes, found._next_address = self._segment_sizes.copy(), self._next_address.copy()
+        found._used, found._segment_sizes = self._used.copy(), self._segment_sizes.copy()
+        found._free = {small: free.copied() for small, free in self._free.items()}
+        found._next_address = self._next_address.copy()
         return found
 
-    def _rounded(self, count: int) -> int:
-        size = self._sizes[count] = rounded(count, self.settings)
-        return size
+    def _splits(self, left: int, size: int) -> bool:
+        """Does so much of a request's block become a block of its own (``should_split``)?"""
+        least = MIN_BLOCK if size <= SMALL_SIZE else SMALL_SIZE + 1
+        return left >= least and size < self.settings.max_split_size_bytes
 
-    def _pool(self, size: int) -> list[int]:
-        """Return the pool for requests of such a size."""
-        return self._small if size <= SMALL_SIZE else self._large
+    def _best_fit(self, size: int) -> Block | None:
+        """The free block that a request gets: none too large that it may not be split for (``get_free_block``)."""
+        block, limit = self._smallest(size), self.settings.max_split_size_bytes
+        if block is None or size < limit <= block.size:
+            return None
+        oversized = size >= limit and block.size >= size + self.settings.max_non_split_rounding_bytes
+        return None if oversized else block
 
-    def _fit(self, pool: list[int], at: int, size: int) -> int:
-        """Where in its pool the free block is that a request gets; the pool's end: there is none.
-
-        Args:
-            pool: Of the request.
-            at: Where its smallest block is that is large enough.
-            size: Of the request.
-        """
-        return len(pool) if at < len(pool) and self._oversized(pool[at] >> BITS, size) else at
-
-    def _oversized(self, have: int, size: int) -> bool:
-        """Is a block too large to be given for a request that it may not be split for?"""
-        limit = self.settings.max_split_size_bytes
-        return size < limit <= have or (size >= limit and have >= size + self.settings.max_non_split_rounding_bytes)
+    def _smallest(self, size: int) -> Block | None:
+        """The smallest free block that is large enough; of equal ones the lowest."""
+        found = next(self._free[size <= SMALL_SIZE].by_size.irange((size,)), None)
+        return None if found is None else Block(found[1], found[0])
 
     def _grown(self, size: int) -> Block:
         """A block from the device, after a retry where it has no more; it is in no pool."""
@@ -237,22 +245,20 @@ class CachingAllocator:
             self._release()
             block = self._from_device(size)
         while block is None:
-            self._lend(self._lacking_bytes(size))
+            lacking = self._lacking_bytes(size)
+            if self.lent_bytes + lacking > self.most_lent_bytes:
+                raise OutOfDeviceMemoryError
+            self.lent_bytes += lacking
+            self.capacity += lacking
             block = self._from_device(size)
         return block
-
-    def _lend(self, count: int) -> None:
-        if self.lent_bytes + count > self.most_lent_bytes:
-            raise OutOfDeviceMemoryError
-        self.lent_bytes += count
-        self.capacity += count
 
     def _lacking_bytes(self, size: int) -> int:
         """Count the bytes that are lent for a request at once."""
         return self.shortfall_bytes(size)
 
     def _growth(self, size: int) -> int:
-        """The segment for a request that no free block serves."""
+        """The segment for a request that no free block serves (``get_allocation_size``)."""
         if size <= SMALL_SIZE:
             return SMALL_BUFFER
         if size < MIN_LARGE_ALLOC:
@@ -275,62 +281,29 @@ class CachingAllocator:
         limit = self.settings.max_split_size_bytes
         if limit == NO_LIMIT:
             return False
-        pool, wanted = self._pool(size), max(size, limit)
-        large = [block & ADDRESS for block in pool[bisect_left(pool, limit << BITS) :]]
-        whole = [Block(address, self._starts[address]) for address in large if self._whole(address)]
+        wanted, released = max(size, limit), 0
+        large = [Block(at, have) for have, at in self._free[size <= SMALL_SIZE].by_size.irange((limit,))]
+        whole = [block for block in large if self._segment_sizes.get(block.address) == block.size]
         enough = next((block for block in whole if block.size >= wanted), None)
-        if enough is not None:
-            self._give_back(enough.address)
-            return True
-        released = 0
-        while whole and released < wanted:
-            block = whole.pop()
-            self._give_back(block.address)
-            released += block.size
+        for block in whole[::-1] if enough is None else [enough]:
+            if released < wanted:
+                self._give_back(block.address)
+                released += block.size
         return released >= wanted
 
     def _release(self) -> None:
-        """Give back every segment that is wholly free."""
-        for address in [address for address in self._segment_sizes if self._whole(address)]:
-            self._give_back(address)
-
-    def _whole(self, address: Address) -> bool:
-        """Is what lies there a segment that is wholly free?"""
-        return self._starts.get(address) == self._segment_sizes.get(address)
+        """Give back every segment that is wholly free (``release_blocks``)."""
+        for block in self.free_blocks():
+            if self._segment_sizes.get(block.address) == block.size:
+                self._give_back(block.address)
 
     def _give_back(self, address: Address) -> None:
-        self._take(address)
+        self._free[address >= SMALL_BASE].take(address)
         self._reserve(-self._segment_sizes.pop(address))
 
     def _reserve(self, count: int) -> None:
         self.reserved_bytes += count
-        if self.reserved_bytes > self.peak_reserved_bytes:
-            self.peak_reserved_bytes = self.reserved_bytes
-
-    def _join(self, address: Address, size: int) -> None:
-        """A block becomes free: one with its free neighbours."""
-        starts, ends, end = self._starts, self._ends, address + size
-        pool = self._small if address >= SMALL_BASE else self._large
-        after = starts.pop(end, 0)
-        if after:
-            del pool[bisect_left(pool, after << BITS | end)]
-            size += after
-            end += after
-        before = ends.pop(address, NO_BLOCK)
-        if before != NO_BLOCK:
-            have = starts[before]
-            del pool[bisect_left(pool, have << BITS | before)]
-            size += have
-            address = before
-        starts[address], ends[end] = size, address
-        insort(pool, size << BITS | address)
-
-    def _take(self, address: Address) -> None:
-        """Out of what is free."""
-        size = self._starts.pop(address)
-        del self._ends[address + size]
-        pool = self._small if address >= SMALL_BASE else self._large
-        del pool[bisect_left(pool, size << BITS | address)]
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
 
 def rounded(count: int, settings: AllocatorSettings = PLAIN) -> int:

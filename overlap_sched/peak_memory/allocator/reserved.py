@@ -1,11 +1,11 @@
-"""What the caching allocator makes of an order: reserved, the smallest capacity, retries."""
+"""What the caching allocator makes of an order: reserved, the smallest capacity, retries, where devices are full."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, Address, OutOfDeviceMemoryError
-from overlap_sched.peak_memory.allocator.events import all_events_of
-from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
+from overlap_sched.peak_memory.allocator.kinds import Allocator, all_events_of, allocator
 from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
@@ -120,6 +120,56 @@ def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
     events = all_events_of(live_ranges, order)
     live_bytes = max(live_ranges.input_bytes, int(live_ranges.profile(order).max(initial=0)))
     return Requests(tuple(events), live_ranges.sizes, live_bytes)
+
+
+class AllocatorDevice(NamedTuple):
+    """What an order must run on.
+
+    Attributes:
+        capacity: Bytes for the allocator.
+        most_retries: So often it may give cached memory back under pressure.
+    """
+
+    capacity: int
+    most_retries: int = NO_LIMIT
+
+
+class Full(NamedTuple):
+    """A device that is full before an order's end.
+
+    Attributes:
+        replay: Up to the request that it does not hold as it is. at: which one that is.
+    """
+
+    replay: AllocatorReplay
+    at: int
+
+    def go_on(self, requests: Requests) -> bool:
+        """To the order's end; false: it runs out of memory before."""
+        return self.replay.serve(requests.events, requests.sizes, self.at) == len(requests.events)
+
+
+def where_full(
+    requests: Requests, devices: Sequence[AllocatorDevice], settings: AllocatorSettings
+) -> Iterator[tuple[AllocatorDevice, Full]]:
+    """The devices that are full before an order's end, the least first.
+
+    Up to there one replay stands for all devices that are larger::
+
+        common      |= = = = = = = = =|= = = = = = =|= = = ->    the least is full; the next is full
+        the least                     |- - - - - - - - - - ->    what comes behind that is up to the caller
+        the next                                    |- - - ->
+    """
+    common, at = AllocatorReplay.begin(allocator(settings), len(requests.sizes)), 0
+    common.allocator.halts = True
+    for device in sorted(set(devices)):
+        common.allocator.capacity = device.capacity
+        at = common.serve(requests.events, requests.sizes, at)
+        if at == len(requests.events):
+            return
+        alone = common.copied()
+        alone.allocator.halts, alone.allocator.most_retries = False, device.most_retries
+        yield device, Full(alone, at)
 
 
 def replay_allocator(problem: Problem, order: Sequence[int], settings: AllocatorSettings = PLAIN) -> Reservation:

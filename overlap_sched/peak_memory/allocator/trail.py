@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from overlap_sched.peak_memory.allocator.caching import OutOfDeviceMemoryError
-from overlap_sched.peak_memory.allocator.devices import AllocatorDevice
-from overlap_sched.peak_memory.allocator.events import events_of
-from overlap_sched.peak_memory.allocator.kinds import allocator
-from overlap_sched.peak_memory.allocator.reserved import AllocatorReplay
+from overlap_sched.peak_memory.allocator.kinds import allocator, events_of
+from overlap_sched.peak_memory.allocator.reserved import AllocatorDevice, AllocatorReplay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, StorageId
 from overlap_sched.problem.allocator_settings import NO_LIMIT, AllocatorSettings

@@ -163,7 +163,7 @@ def _storages(ranges: LiveRanges) -> PageStorages:
     return PageStorages(
         bytes=tuple(problem.storages[s].bytes for s in shown),
         kind=tuple(MEMORY_KINDS.index(kinds[s]) for s in shown),
-        maker=tuple(problem.allocator[s] for s in shown),
+        maker=tuple(problem.maker[s] for s in shown),
     )
 
 

@@ -102,7 +102,7 @@ class Program:
                     users[s].add(self.block_of[v])
         sizes: dict[tuple[int, tuple[int, ...]], int] = defaultdict(int)
         for s, storage in enumerate(self.problem.storages):
-            maker = self.block_of.get(self.problem.allocator[s], -1)
+            maker = self.block_of.get(self.problem.maker[s], -1)
             taken = tuple(sorted(users[s] - {maker}))
             if taken and not storage.pinned:
                 sizes[maker, taken] += storage.bytes

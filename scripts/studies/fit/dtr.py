@@ -65,7 +65,7 @@ class _Simulation:
         while stack:
             missing = next((s for s in nodes[stack[-1]].use if s in self.gone), None)
             if missing is not None:
-                stack.append(self.problem.allocator[missing])
+                stack.append(self.problem.maker[missing])
                 self.locked.update(nodes[stack[-1]].use)
                 continue
             top = stack.pop()
@@ -122,7 +122,7 @@ class _Simulation:
         return component, cost_us
 
     def _cost_us(self, s: StorageId) -> float:
-        return self.problem.nodes[self.problem.allocator[s]].time_us
+        return self.problem.nodes[self.problem.maker[s]].time_us
 
     def _free_unneeded(self, storages: Iterable[StorageId]) -> None:
         for s in storages:

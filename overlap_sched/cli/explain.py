@@ -76,25 +76,17 @@ def costs(options: argparse.Namespace, loaded: Loaded) -> str | tuple[str]:
     return (cost_text(loaded.problem, loaded.prices, top),)
 
 
-def rewritten(
-    options: argparse.Namespace, loaded: Loaded, made: Plan, tell: Callable[[str], None]
+def answer(
+    options: argparse.Namespace,
+    loaded: Loaded,
+    result: Schedule,
+    tell: Callable[[str], None],
+    made: Plan | None = None,
 ) -> str | tuple[str, ...]:
-    """The same of a plan with rewrites; as text also what each of them bought, and why others were not taken.
+    """Return what to print: JSON, or text, with rewrites also what each bought and why others were not taken.
 
     Raises:
-        UnknownIdError: There is no collective of the name given in the rewritten graph.
-    """
-    told = answer(options, made.schedule)
-    if isinstance(told, str):
-        return told
-    return (*told, rewrites_text(made), *filter(None, [left_text(left_of(options, loaded, made, tell))]))
-
-
-def answer(options: argparse.Namespace, result: Schedule) -> str | tuple[str]:
-    """Return what to print: JSON, or text.
-
-    Raises:
-        UnknownIdError: There is no collective of the name given.
+        UnknownIdError: There is no collective of the name given in the graph that was scheduled.
     """
     if options.peak:
         shown = peak_text(explain_peak(result.problem, result.order))
@@ -103,7 +95,10 @@ def answer(options: argparse.Namespace, result: Schedule) -> str | tuple[str]:
     top = top_of(options)
     if options.json:
         return as_json("explain", explain_figures(result, options.collective, top))
-    return (explanation(result, options.collective, top),)
+    told = explanation(result, options.collective, top)
+    if made is None:
+        return (told,)
+    return (told, rewrites_text(made), *filter(None, [left_text(left_of(options, loaded, made, tell))]))
 
 
 def explain_figures(schedule: Schedule, collective: str | None = None, top: int | None = None) -> dict[str, Any]:

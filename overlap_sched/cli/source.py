@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from overlap_sched.cli.contention import contention_given
@@ -23,7 +23,6 @@ FISSION = "fission"
 """A kind of ``fit --kinds``, of dumps alone: a problem file has no shapes."""
 BATCH = "batch"
 """Another one: fission of all that can be cut along the batch, where sums over it are split: rounded otherwise."""
-"""A third one: several products as one: rounded otherwise."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +148,11 @@ def source_of(options: argparse.Namespace) -> Source:
         limits=Limits(options.max_input_bytes, options.max_nodes),
         traces=tuple(options.profile),
     )
+
+
+def options_for(options: argparse.Namespace, problem: Problem) -> Options:
+    """How to schedule a problem, in its memory model unless one is given."""
+    return replace(options_of(options), memory_model=options.memory_model or problem.memory_model)
 
 
 def options_of(options: argparse.Namespace) -> Options:

@@ -1,38 +1,25 @@
 """``overlap-sched whatif``: its options, and what it answers."""
 
 import argparse
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rich.console import RenderableType
 
 from overlap_sched.analysis.whatif import AXES, whatif
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import shortened
-from overlap_sched.cli.source import options_of
+from overlap_sched.cli.source import options_for
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.file import ASSUMED, read_cluster
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import Options
-from overlap_sched.problem import MemoryModel, Problem
+from overlap_sched.problem import Problem
 from overlap_sched.report.words.whatif import whatif_answer, whatif_figures, whatif_table
 
 MAX_POINTS = 256
 _MAX_RANKS = 2**20
-
-
-@dataclass(frozen=True)
-class WhatIfRequest:
-    """What was asked for."""
-
-    options: Options
-    memory_model: MemoryModel | None
-    cluster: Cluster
-    vary: dict[str, tuple[float, ...]]
-    contention: bool
-    plot: str | None
-    json: bool
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,46 +39,49 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def request_of(options: argparse.Namespace) -> WhatIfRequest:
-    """The options, checked before anything is read.
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that cannot be, before anything is read.
 
     Raises:
         OptionsError: ``--vary`` is not understood, or asks for too much. ClusterError: the cluster is none.
     """
     if options.comm_scale != 1.0:
         raise OptionsError("--comm-scale: whatif prices collectives anew. Give --vary network=FACTOR instead.")
+    points = math.prod(map(len, _varied(options).values()))
+    if points > MAX_POINTS:
+        raise OptionsError(f"--vary: that makes {points} combinations, {MAX_POINTS} at most. Give fewer values.")
+    _cluster(options)
+
+
+def answer(
+    options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]
+) -> str | tuple[RenderableType, ...]:
+    """Price and schedule each combination; what to print: JSON, or a table and a sentence."""
+    cluster, wanted = _cluster(options), options_for(options, problem)
+    points = whatif(problem, cluster, _varied(options), wanted, not options.no_contention, tell)
+    if options.plot:
+        from overlap_sched.report.pictures.curves import plot_whatif
+
+        tell(f"drawing {options.plot}")
+        plot_whatif(points, cluster.name, options.plot)
+    if options.json:
+        return as_json("whatif", whatif_figures(points, cluster.name))
+    return (whatif_table(points, cluster.name), whatif_answer(points))
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    cluster = read_cluster(options.cluster or ASSUMED[H100.name])
+    return replace(cluster, mesh=options.mesh) if options.mesh else cluster
+
+
+def _varied(options: argparse.Namespace) -> dict[str, tuple[float, ...]]:
     vary: dict[str, tuple[float, ...]] = {}
     for text in options.vary or ["network=0.25..4"]:
         what, values = _axis(text)
         if what in vary:
             raise OptionsError(f"--vary {shortened(text)}: {what} is varied already. Give it once.")
         vary[what] = values
-    points = 1
-    for values in vary.values():
-        points *= len(values)
-    if points > MAX_POINTS:
-        raise OptionsError(f"--vary: that makes {points} combinations, {MAX_POINTS} at most. Give fewer values.")
-    cluster = read_cluster(options.cluster or ASSUMED[H100.name])
-    if options.mesh:
-        cluster = replace(cluster, mesh=options.mesh)
-    contention = not options.no_contention
-    return WhatIfRequest(
-        options_of(options), options.memory_model, cluster, vary, contention, options.plot, options.json
-    )
-
-
-def answer(request: WhatIfRequest, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
-    """Price and schedule each combination; what to print: JSON, or a table and a sentence."""
-    options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
-    points = whatif(problem, request.cluster, request.vary, options, request.contention, tell)
-    if request.plot:
-        from overlap_sched.report.pictures.curves import plot_whatif
-
-        tell(f"drawing {request.plot}")
-        plot_whatif(points, request.cluster.name, request.plot)
-    if request.json:
-        return as_json("whatif", whatif_figures(points, request.cluster.name))
-    return (whatif_table(points, request.cluster.name), whatif_answer(points))
+    return vary
 
 
 def _axis(text: str) -> tuple[str, tuple[float, ...]]:

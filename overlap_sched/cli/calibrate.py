@@ -10,12 +10,12 @@ from collections.abc import Callable
 from datetime import date
 from typing import TYPE_CHECKING
 
-from overlap_sched.cli.input import is_dump, load
+from overlap_sched.cli.input import is_dump, load, torch_for
 from overlap_sched.cli.source import Source
 from overlap_sched.cost.cluster.file import cluster_text, read_cluster
 from overlap_sched.cost.measured.calibrated import calibrated, check_same, put_together, with_tables
 from overlap_sched.cost.measured.table import Tables
-from overlap_sched.errors import DumpGroupError, MissingExtraError, OptionsError
+from overlap_sched.errors import DumpGroupError, OptionsError
 from overlap_sched.options import size_bytes
 from overlap_sched.report.files import check_writable, write_file
 from overlap_sched.report.words.calibration import calibration_text
@@ -88,11 +88,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def answer(options: argparse.Namespace, tell: Callable[[str], object]) -> str:
-    """Measure, or merge; what to print, on rank 0: the others print nothing (``""``).
-
-    Raises:
-        OverlapSchedError: One of its subclasses: not under torchrun, not the same machines, unusable files.
-    """
+    """Measure, or merge; what to print, on rank 0: the others print nothing (``""``)."""
     return _merge(options) if options.merge else _measure(options, tell)
 
 
@@ -109,16 +105,10 @@ def _merge(options: argparse.Namespace) -> str:
 
 
 def _measure(options: argparse.Namespace, tell: Callable[[str], object]) -> str:
-    try:
+    with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' (--merge does without)."):
         import torch
 
         from overlap_sched.distributed.calibration import machine, measuring
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "torch":
-            raise
-        raise MissingExtraError(
-            "calibrate needs torch: pip install 'overlap_sched[torch]' (--merge does without)."
-        ) from None
     with machine.joined(options.device) as here:
         source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
         begun = read_cluster(options.out) if os.path.exists(options.out) else None
@@ -138,11 +128,7 @@ def _measure(options: argparse.Namespace, tell: Callable[[str], object]) -> str:
 
 
 def wishes_of(options: argparse.Namespace, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
-    """Return what is to be measured; the same on every rank.
-
-    Raises:
-        OverlapSchedError: One of its subclasses: a group that does not fit the ranks, a graph that cannot be read.
-    """
+    """Return what is to be measured; the same on every rank."""
     import torch
 
     from overlap_sched.distributed.calibration import collectives, kernels, measuring
@@ -167,12 +153,7 @@ def wishes_of(options: argparse.Namespace, here: "Machine", tell: Callable[[str]
 
 
 def _graph(path: str) -> "tuple[Problem, Lifted | None]":
-    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes.
-
-    Raises:
-        DumpGroupError: A dump does not say how large its groups are, and ``--group`` has another meaning here.
-        OverlapSchedError: Another of its subclasses: it cannot be read.
-    """
+    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes."""
     from overlap_sched.dump import load_dump
     from overlap_sched.fx import lift
 

@@ -1,6 +1,8 @@
 """The command ``overlap-sched``: plan a step, or explain where its collectives went and why.
 
-Problem files are read without torch; graph dumps need it (``pip install 'overlap_sched[torch]'``).
+Problem files are read without torch; graph dumps need it (``pip install 'overlap_sched[torch]'``). Each command checks
+its options before it reads its input. Whatever is wrong in one or the other is an :class:`OverlapSchedError`: one line
+on standard error, and the exit code.
 """
 
 import argparse
@@ -129,11 +131,11 @@ def _memory(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     request = diff.request_of(options)
     with progress() as tell:
-        found = diff.answer(request, _read(options, tell).problem if request.of_orders else None)
-    _print(found.shown)
-    for line in found.failed:
+        told, failed = diff.answer(request, _read(options, tell).problem if request.of_orders else None)
+    _print(told)
+    for line in failed:
         _complain(line)
-    return FAILED if found.failed else FINE
+    return FAILED if failed else FINE
 
 
 def _fit(options: argparse.Namespace) -> int:
@@ -175,13 +177,7 @@ def _fell_back(result: Schedule, made: Plan | None) -> bool:
 
 
 def _read(options: argparse.Namespace, tell: Tell, *, saves: bool = True) -> Loaded:
-    """Read the input; notes on how it was read go to standard error.
-
-    Args:
-        options: As given.
-        tell: Hears what is being done.
-        saves: Whether ``--save-problem`` is about the graph as it is read.
-    """
+    """Read the input, and save it if ``saves``; notes on how it was read go to standard error."""
     tell(f"reading {options.problem}")
     loaded = load(source_of(options), tell)
     for note in loaded.notes:

@@ -50,11 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that do not fit together, before the input is read.
-
-    Raises:
-        OptionsError: They do not.
-    """
+    """Refuse options that do not fit together, before the input is read."""
     check_left_out(options)
     if options.rewrites and (options.peak or options.costs):
         given = "--peak" if options.peak else "--costs"
@@ -83,11 +79,7 @@ def answer(
     tell: Callable[[str], None],
     made: Plan | None = None,
 ) -> str | tuple[str, ...]:
-    """Return what to print: JSON, or text, with rewrites also what each bought and why others were not taken.
-
-    Raises:
-        UnknownIdError: There is no collective of the name given in the graph that was scheduled.
-    """
+    """Return what to print: JSON, or text, with rewrites also what each bought and why others were not taken."""
     if options.peak:
         shown = peak_text(explain_peak(result.problem, result.order))
         reserved = reserved_lines(reserved_changes(result))
@@ -102,11 +94,7 @@ def answer(
 
 
 def explain_figures(schedule: Schedule, collective: str | None = None, top: int | None = None) -> dict[str, Any]:
-    """Microseconds and bytes; arguments as of :func:`overlap_sched.report.words.schedule.explanation`.
-
-    Raises:
-        UnknownIdError: There is no collective of that name.
-    """
+    """Microseconds and bytes; arguments as of :func:`overlap_sched.report.words.schedule.explanation`."""
     listed = most_exposed(schedule, top)
     if collective is not None:
         wanted = find_collective(schedule.problem, collective)

@@ -16,7 +16,7 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.files import write_order
-from overlap_sched.report.html.fitted import shown_fit
+from overlap_sched.report.html.beside import shown_fit
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.fit import answer_line, fit_figures, points_table, rewrites_table
@@ -67,8 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=",".join(DEFAULT),
         metavar="KINDS",
         help=f"what may be done, joined by commas (default: {','.join(DEFAULT)}; of dumps only: {FISSION}, and "
-        f"{BATCH}: the graph in parts along its batch, whose gradients are added up; "
-        "both round otherwise)",
+        f"{BATCH}: the graph in parts along its batch, whose gradients are added up; both round otherwise)",
     )
     add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
     add(
@@ -119,12 +118,7 @@ def _host_bytes(text: str | None) -> int | None:
 def answer(
     options: argparse.Namespace, loaded: Loaded, tell: Callable[[str], None]
 ) -> tuple[Fit, str | tuple[RenderableType, ...]]:
-    """Search, write the order; the answer, and what to print.
-
-    Raises:
-        UnreachableError: Nothing that was found keeps the limit.
-        VerificationError: With ``--strict``, where the search fails.
-    """
+    """Search, write the order; the answer, and what to print."""
     problem = loaded.problem
     original, _ = peak_memory(problem, problem.original_order)
     limit = None if options.memory_limit is None else limit_bytes(_LIMIT, options.memory_limit, original)

@@ -51,11 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that cannot be, before anything is read.
-
-    Raises:
-        OptionsError: They do not fit together, or a size or time is not one.
-    """
+    """Refuse options that cannot be, before anything is read."""
     wanted = options_of(options)
     if wanted.headroom != Options(headroom=str(Options().headroom)).headroom:
         raise OptionsError(
@@ -88,11 +84,7 @@ def _target_us(options: argparse.Namespace) -> float | None:
 def answer(
     options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]
 ) -> str | tuple[RenderableType] | tuple[RenderableType, str]:
-    """Find the frontier, write the files asked for; what to print: JSON, or a table and what the point costs.
-
-    Raises:
-        UnreachableError: No order found keeps the limit or the step asked for.
-    """
+    """Find the frontier, write the files asked for; what to print: JSON, or a table and what the point costs."""
     original, _ = peak_memory(problem, problem.original_order)
     limit = None if options.memory_limit is None else limit_bytes(_LIMIT, options.memory_limit, original)
     target_us = _target_us(options)

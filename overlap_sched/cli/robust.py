@@ -66,11 +66,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def answer(options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
-    """Schedule, replay each order under errors; what to print: JSON, or a table.
-
-    Raises:
-        OrderError: The order given is not one of the problem.
-    """
+    """Schedule, replay each order under errors; what to print: JSON, or a table."""
     orders: list[tuple[str, Order]] = [("original", problem.original_order)]
     if options.order is not None:
         orders.append((options.order, read_order(options.order, problem)))

@@ -12,6 +12,7 @@ from overlap_sched.peak_memory.addresses.check import address_violation
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
 from tests.peak_memory.test_orders import chain_with_updates
+from tests.support.command import Command
 
 
 @pytest.fixture
@@ -43,18 +44,15 @@ def test_figures_orders_and_addresses(step: str, tmp_path: Path, capsys: pytest.
     assert address_violation(problem, order, offsets, 8) is None
 
 
-def test_the_table(step: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", step, "--exact", "--limit", "1KiB"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_the_table(step: str, cli: Command) -> None:
+    shown = cli.words("memory", step, "--exact", "--limit", "1KiB")
     assert "optimal: no order has a lower peak" in shown
     assert "peak 400 B 128 B -68.0 % 128 B" in shown
 
 
-def test_peak_in_words(example: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", example, "--peak"]) == 0
-    assert "example: peak 18.0 MiB, first at dgrad, step 9 of 10" in capsys.readouterr().out
-    assert main(["explain", example, "--peak"]) == 0
-    assert "gathered parameters" in capsys.readouterr().out
+def test_peak_in_words(example: str, cli: Command) -> None:
+    assert "example: peak 18.0 MiB, first at dgrad, step 9 of 10" in cli.out("memory", example, "--peak")
+    assert "gathered parameters" in cli.out("explain", example, "--peak")
 
 
 def test_a_picture(example: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import run
+from tests.support.command import Command, run
 
 COMMANDS = {
     "plan": ("gap to the lower bound", "peak memory", "reserved, expandable", "original  scheduled"),
@@ -24,12 +24,11 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_labels_are_whole_at_40_columns(
-    command: str, problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, problem: str, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     name, *options = command.split()
-    assert run(name, problem, *options) == 0
-    assert_whole(capsys.readouterr().out, COMMANDS[command])
+    assert_whole(cli.out(name, problem, *options), COMMANDS[command])
 
 
 def assert_whole(out: str, labels: Sequence[str]) -> None:

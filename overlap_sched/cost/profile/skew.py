@@ -59,11 +59,7 @@ class CommonCollectives(NamedTuple):
 
 
 def without_skew(ranks: Sequence[Rank]) -> CommonCollectives:
-    """Compare the ranks.
-
-    Raises:
-        ProfileError: They are of different jobs, two are the same one, or their steps differ.
-    """
+    """Compare the ranks."""
     _check_ranks(ranks)
     samples = [{sample.place: sample for sample in rank.samples} for rank in ranks]
     places = [place for place in samples[0] if all(place in other for other in samples)]

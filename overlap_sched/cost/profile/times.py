@@ -55,11 +55,7 @@ class Profile:
 
 
 def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile:
-    """Match the nodes of a graph, in its order, with traces of it.
-
-    Raises:
-        ProfileError: A trace has nothing of the graph; ranks do not go together.
-    """
+    """Match the nodes of a graph, in its order, with traces of it."""
     ranks = [runs_in(trace, sought) for trace in traces]
     launched = without_skew(ranks)
     runs = [[(seen.key, seen.call.us) for seen in sample.calls] for rank in ranks for sample in rank.samples]

@@ -63,12 +63,7 @@ class RawTrace(NamedTuple):
 
 
 def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
-    """Read a trace.
-
-    Raises:
-        ProfileError: It cannot be read, or is not such a trace.
-        InputTooLargeError: It is larger than the limits.
-    """
+    """Read a trace."""
     return read_raw_trace(path, limits).file
 
 

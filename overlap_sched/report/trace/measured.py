@@ -56,10 +56,6 @@ class MeasuredStep(NamedTuple):
 def read_measured_steps(paths: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> tuple[MeasuredStep, ...]:
     """The same step of each rank.
 
-    Args:
-        paths: Traces of the torch profiler, one per rank.
-        limits: How large each may be.
-
     Raises:
         ProfileError: One cannot be read, is no such trace, has nothing in it, or they share no step.
         InputTooLargeError: One is larger than the limits.

@@ -74,15 +74,9 @@ def grouped(found: Sequence[Cost]) -> list[Cost]:
     """Those of one kind and operator together, the cheapest per byte first."""
     groups: dict[tuple[str, str], Cost] = {}
     for one in found:
-        old = groups.get((one.kind, one.op), Cost(one.kind, one.op, 0, 0, 0.0, 0.0))
-        groups[one.kind, one.op] = Cost(
-            one.kind,
-            one.op,
-            old.number + 1,
-            old.bytes + one.bytes,
-            old.compute_us + one.compute_us,
-            old.copy_us + one.copy_us,
-        )
+        key = (one.kind, one.op)
+        same = [*([groups[key]] if key in groups else []), one]
+        groups[key] = Cost(*key, *map(sum, zip(*(each[2:] for each in same), strict=True)))
     return sorted(groups.values(), key=lambda one: (one.us_per_gib, one.kind, one.op))
 
 

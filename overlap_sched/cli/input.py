@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from overlap_sched.cli.contention import notes_on, with_contention
-from overlap_sched.cli.source import Loaded, PricedFor, Source
+from overlap_sched.cli.source import Loaded, Source
 from overlap_sched.cost import FREE, H100, Device, Price, Roofline, device_named
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Cluster
@@ -187,7 +187,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     notes += [] if profile is None else profile_notes(profile)
     notes += _assumed(cluster, source) if cluster is not None and lifted.problem.collectives else []
     on = device if cluster is None else cluster.device
-    priced_for = PricedFor(on.name, None if cluster is None else cluster.name, fusion)
+    priced_for = {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion}
     model = Roofline(device) if cluster is None else model_of(cluster)
     alike = alike_of(dump.gm) if source.prices_anew else None
     rerun = rerunnable(dump.gm) if source.prices_anew else None

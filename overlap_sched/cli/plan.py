@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
@@ -177,5 +176,5 @@ def answer(
 
 def prices_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
     """Where the times come from, for ``--json``."""
-    of = {"from": "problem file"} if loaded.priced_for is None else {"from": "dump", **asdict(loaded.priced_for)}
+    of = {"from": "problem file"} if loaded.priced_for is None else {"from": "dump", **loaded.priced_for}
     return {**of, "comm_scale": options.comm_scale, "traces": len(options.profile)}

@@ -64,21 +64,6 @@ class Source:
 
 
 @dataclass(frozen=True)
-class PricedFor:
-    """What the nodes of a dump were priced for.
-
-    Attributes:
-        device: Its name.
-        cluster: The cluster's name; ``None``: none, a formula of latency and bandwidth prices collectives.
-        fusion: As of :class:`Source`.
-    """
-
-    device: str
-    cluster: str | None
-    fusion: str
-
-
-@dataclass(frozen=True)
 class Loaded:
     """A problem, and what a reader of its figures should know about how it was made.
 
@@ -87,7 +72,8 @@ class Loaded:
         prices: Per node, its time and where that comes from.
         notes: What was guessed, and what looks wrong.
         profile: What traces say of it, where there are any.
-        priced_for: Of a dump; ``None``: a problem file, which has its own times.
+        priced_for: Of a dump, by name the device, the cluster (``None``: a formula prices collectives) and the fusion;
+            ``None``: a problem file, which has its own times.
         model: Of a dump, what priced it; ``None``: the times are a file's.
         alike: Of a dump, what collectives must share to be bucketed (:func:`overlap_sched.fx.rewrites.alike_of`);
             ``None``: it is not known.
@@ -101,7 +87,7 @@ class Loaded:
     prices: tuple[Price, ...]
     notes: tuple[str, ...] = ()
     profile: Profile | None = None
-    priced_for: PricedFor | None = None
+    priced_for: Mapping[str, str | None] | None = None
     model: CostModel | None = None
     alike: Mapping[str, str] | None = None
     refuses: Refuses = nothing

@@ -1,7 +1,6 @@
 """The command ``memory``, and ``explain --peak``."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from overlap_sched.cli.command import main
 from overlap_sched.judge.validate import violation
 from overlap_sched.peak_memory.addresses.check import address_violation
-from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
 from tests.peak_memory.test_orders import chain_with_updates
 from tests.support.command import Command
@@ -19,12 +17,6 @@ from tests.support.command import Command
 def step(tmp_path: Path) -> str:
     write_problem(chain_with_updates(6), tmp_path / "step.json")
     return str(tmp_path / "step.json")
-
-
-@pytest.fixture
-def example(tmp_path: Path) -> str:
-    write_problem(replace(EXAMPLE, name="example"), tmp_path / "example.json")
-    return str(tmp_path / "example.json")
 
 
 def test_figures_orders_and_addresses(step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,14 +42,14 @@ def test_the_table(step: str, cli: Command) -> None:
     assert "peak 400 B 128 B -68.0 % 128 B" in shown
 
 
-def test_peak_in_words(example: str, cli: Command) -> None:
-    assert "example: peak 18.0 MiB, first at dgrad, step 9 of 10" in cli.out("memory", example, "--peak")
-    assert "gathered parameters" in cli.out("explain", example, "--peak")
+def test_peak_in_words(problem: str, cli: Command) -> None:
+    assert "example: peak 18.0 MiB, first at dgrad, step 9 of 10" in cli.out("memory", problem, "--peak")
+    assert "gathered parameters" in cli.out("explain", problem, "--peak")
 
 
-def test_a_picture(example: str, tmp_path: Path) -> None:
+def test_a_picture(problem: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["memory", example, "--plot", str(tmp_path / "memory.svg")]) == 0
+    assert main(["memory", problem, "--plot", str(tmp_path / "memory.svg")]) == 0
     assert "<svg" in (tmp_path / "memory.svg").read_text()
 
 
@@ -71,8 +63,8 @@ def test_a_picture(example: str, tmp_path: Path) -> None:
         (["--exact", "--limit", "10B"], "no order of 'example' fits into 10 bytes: whatever the order, 18874368 bytes"),
     ],
 )
-def test_errors_are_one_line(example: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", example, *arguments]) == 2
+def test_errors_are_one_line(problem: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", problem, *arguments]) == 2
     said = capsys.readouterr().err
     assert text in said
     assert said.count("\n") == 1

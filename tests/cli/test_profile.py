@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched import EXAMPLE, read_problem, write_problem
+from overlap_sched import read_problem
 from tests.cli.test_dump import DUMP
 from tests.support.command import Command, run
 from tests.support.profile_traces import GRAPHS, TRACES
@@ -58,38 +58,37 @@ def test_a_dump_with_the_times_of_traces(tmp_path: Path, ranks: list[str], capsy
     assert saved(out) == {"gather": 400.0, "scatter": 1000.0, "mm": 70.0, "mm_1": 60.0}
 
 
-def test_a_problem_file_with_the_times_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = tmp_path / "problem.json", tmp_path / "out.json"
-    write_problem(EXAMPLE, path)
+def test_a_problem_file_with_the_times_of_a_trace(
+    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
     about = {"In msg nelems": 2**19, "Out msg nelems": 2**22, "dtype": "BFloat16"}
     trace = write(tmp_path, nccl("all_gather_into_tensor", 0, 77, (2**19,), number=1, **about))
     arguments = ("--profile", str(trace), "--comm-scale", "2", "--save-problem", str(out))
-    assert run("plan", str(path), *arguments) == 0
+    assert run("plan", problem, *arguments) == 0
     assert saved(out) == {"gather": 154.0, "mm": 50.0, "dgrad": 30.0, "wgrad": 30.0, "scatter": 80.0}
     assert "profile: one rank: its collectives still hold" in capsys.readouterr().err
 
 
-def test_a_bad_trace_ends_the_command(tmp_path: Path, cli: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "problem.json"
-    write_problem(EXAMPLE, path)
+def test_a_bad_trace_ends_the_command(
+    problem: str, tmp_path: Path, cli: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = write(tmp_path, [event("aten::conv2d", 0, 1, (3, 3))])
-    assert run("plan", str(path), "--profile", str(trace)) == 2
+    assert run("plan", problem, "--profile", str(trace)) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"overlap-sched: error: {trace}: has none of the graph's operators "
         "(_c10d_functional::all_gather_into_tensor, aten::mm, _c10d_functional::reduce_scatter_tensor); "
         "it has aten::conv2d. Was another job profiled?"
     )
-    assert f"{path}: has no list of traceEvents" in cli.refused(
-        "plan", str(path), "--profile", str(path), "--max-input-bytes", "10MB"
+    assert f"{problem}: has no list of traceEvents" in cli.refused(
+        "plan", problem, "--profile", problem, "--max-input-bytes", "10MB"
     )
 
 
-def test_nothing_is_written_over_a_trace(tmp_path: Path, cli: Command) -> None:
-    path = tmp_path / "problem.json"
-    write_problem(EXAMPLE, path)
+def test_nothing_is_written_over_a_trace(problem: str, tmp_path: Path, cli: Command) -> None:
     trace = write(tmp_path, [])
     before = trace.read_bytes()
-    assert cli.refused("plan", str(path), "--profile", str(trace), "--out", str(trace)).startswith("--out")
+    assert cli.refused("plan", problem, "--profile", str(trace), "--out", str(trace)).startswith("--out")
     assert trace.read_bytes() == before
 
 

@@ -11,16 +11,13 @@ from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.report.causes import TAIL, Cause, causes_of, last_compute_us
+from overlap_sched.report.causes import ROUNDING, TAIL, Cause, causes_of, last_compute_us
 from overlap_sched.report.diff.figures import Figure
 from overlap_sched.report.words.reserved import settings_shown
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.result import Decision
-
-_ROUNDING = 1e-9
-"""Relative to the step: a stall below this comes from adding up floating-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class ReplayedOrder:
         timeline = self.timeline
         waits = self.problem.waits.get(decision.collective, ())
         first = min(waits, key=self.position.__getitem__, default=None)
-        exposed = decision.exposed_us > _ROUNDING * timeline.step_us
+        exposed = decision.exposed_us > ROUNDING * timeline.step_us
         worst = max(waits, key=lambda w: (timeline.stall_us[w], -self.position[w]), default=None)
         tail = worst is not None and timeline.at_us[worst] >= self.tail_us
         return CollectivePlace(
@@ -172,7 +169,7 @@ def diff_orders(problem: Problem, before: Order, after: Order) -> OrdersDiff:
     """Compare two valid orders; O(n log n) and four replays of the allocator."""
     one, other = ReplayedOrder(problem, before), ReplayedOrder(problem, after)
     moved = moved_nodes(problem, before, after)
-    least_us = _ROUNDING * max(one.timeline.step_us, other.timeline.step_us)
+    least_us = ROUNDING * max(one.timeline.step_us, other.timeline.step_us)
     found = []
     for v in problem.collectives:
         waits = any(w in moved for w in problem.waits.get(v, ()))

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from overlap_sched.errors import UnknownIdError
 from overlap_sched.problem import Problem
-from overlap_sched.report.causes import causes, causes_text
+from overlap_sched.report.causes import ROUNDING, causes, causes_text
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
@@ -26,8 +26,6 @@ _WHY = {
     "searched": "the best of the orders searched (the graph is small) has it there",
     "original": "the original order was kept",
 }
-_ROUNDING = 1e-9
-"""Relative to the step: a stall below this comes from adding up floating-point numbers."""
 
 
 def gap_percent(step_us: float, bound_us: float) -> float:
@@ -93,7 +91,7 @@ def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
         ("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes)),
         ("gap to the lower bound", *(f"{gap_percent(us, bound_us):.1f} %" for us in step)),
     ]
-    if budget_bound > bound_us * (1 + _ROUNDING):
+    if budget_bound > bound_us * (1 + ROUNDING):
         gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
         rows.append(("... within the budget", *gaps, "", duration(budget_bound)))
     return rows + together_rows(schedule)
@@ -115,7 +113,7 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
         wanted = find_collective(schedule.problem, collective)
         record = "\n".join(_record(schedule, d) for d in decisions if d.collective == wanted)
         return with_contention_line(record, schedule.problem.contention)
-    exposed = sum(d.exposed_us > _ROUNDING * schedule.scheduled.step_us for d in decisions)
+    exposed = sum(d.exposed_us > ROUNDING * schedule.scheduled.step_us for d in decisions)
     summed = (
         f"{printable(schedule.problem.name)}: {count(len(decisions), 'collective')}, {exposed} exposed for "
         f"{duration(schedule.scheduled.exposed_us)} in all (simulated, {schedule.problem.memory_model} memory model)."

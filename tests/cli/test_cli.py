@@ -134,12 +134,9 @@ def test_the_memory_model_is_that_of_the_file(asked: str | None, tmp_path: Path,
     )
 
 
-def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", problem, "--memory-model", "tracker") == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("overlap-sched: error: problem 'example' is in the 'runtime' memory model, but 'tracker' was")
-    assert err.count("\n") == 1
+def test_asking_for_the_other_memory_model_is_an_error(problem: str, cli: Command) -> None:
+    said = cli.refused("plan", problem, "--memory-model", "tracker")
+    assert said.startswith("problem 'example' is in the 'runtime' memory model, but 'tracker' was")
 
 
 @pytest.mark.parametrize(
@@ -166,6 +163,11 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
             ["plan", "{file}", "--base", "memory", "--budget", "profile"],
             "--base is 'memory' and --budget is 'profile': an order with a lower peak is not lower at every position. "
             "Use --budget peak, or --base original.",
+        ),
+        (
+            ["plan", "{file}", "--fusion", "inductor"],
+            "{file} is a problem file: it has its own groups, sizes and times. "
+            "Leave --group, --size, --graph, --import, --device and --fusion out.",
         ),
         (["plan", "{file}", "--comm-scale", "nan"], "--comm-scale is nan; it is a factor, 0 or more."),
         (["plan", "{file}", "--comm-scale", "-1"], "--comm-scale is -1.0; it is a factor, 0 or more."),

@@ -6,17 +6,9 @@ import pytest
 
 from overlap_sched.cli.command import main
 from overlap_sched.problem.file import read_problem
-
-pytest.importorskip("torch")
-from tests.cli.test_dump import DUMP
 from tests.support.command import Command
 
-
-@pytest.fixture
-def dump(tmp_path: Path) -> str:
-    path = tmp_path / "layer.py"
-    path.write_text(DUMP)
-    return str(path)
+pytest.importorskip("torch")
 
 
 def saved(dump: str, *options: str) -> tuple[list[float], object, object]:

@@ -32,17 +32,6 @@ def test_all_or_none_of_the_nodes(problem: str, cli: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--top", "-1"], "--top is -1; it is a number of nodes, 0 or more."),
-        (["gather"], "--costs lists nodes by their times, and one collective is named. Leave out one of the two."),
-    ],
-)
-def test_options_that_do_not_fit(arguments: list[str], message: str, problem: str, cli: Command) -> None:
-    assert cli.refused("explain", problem, *arguments, "--costs") == message
-
-
-@pytest.mark.parametrize(
     ("us", "found"), [(1e10, "2.8 hours"), (0.5, "500 ns")], ids=["seconds for microseconds", "the other way"]
 )
 @pytest.mark.parametrize("command", [("plan",), ("explain", "--costs")], ids=" ".join)
@@ -102,10 +91,3 @@ def test_a_dump_is_priced_by_predicted_kernels(dump: str, cli: Command) -> None:
     plain = cli.json("explain", dump, "--costs", "--group", "0=64", "--fusion", "none")
     assert [cost["source"] for cost in plain["costs"]] == ["nccl"] + ["roofline"] * 3
     assert plain["compute_us"] == pytest.approx(54.0 + 25.0, abs=0.1)
-
-
-def test_fusion_is_a_question_of_dumps(problem: str, cli: Command) -> None:
-    assert cli.refused("plan", problem, "--fusion", "inductor") == (
-        f"{problem} is a problem file: it has its own groups, sizes and times. "
-        "Leave --group, --size, --graph, --import, --device and --fusion out."
-    )

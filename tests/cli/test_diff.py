@@ -165,14 +165,10 @@ def test_options_of_the_input_count(problem: str, orders: tuple[str, str], cli: 
 
 
 @pytest.mark.slow
-def test_a_dump(tmp_path: Path, cli: Command) -> None:
-    pytest.importorskip("torch")
-    from tests.cli.test_dump import DUMP
-
-    dump, order = tmp_path / "layer.py", tmp_path / "order.json"
-    dump.write_text(DUMP)
-    assert run("plan", str(dump), "--out", str(order)) == 0
-    found = as_json(cli, "original", str(order), "--problem", str(dump))
+def test_a_dump(dump: str, tmp_path: Path, cli: Command) -> None:
+    order = str(tmp_path / "order.json")
+    assert run("plan", dump, "--out", order) == 0
+    found = as_json(cli, "original", order, "--problem", dump)
     assert found["figures"][0]["change"] <= 0
 
 

@@ -157,16 +157,3 @@ def test_orders_that_are_none(problem: str, tmp_path: Path, content: str | None,
     if content is not None:
         order.write_text(content)
     assert cli.refused("robust", problem, "--order", str(order)) == f"{order}: {message}"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--draws", "0"], "draws is 0; it is a number of replays, 1 to 1000000."),
-        (["--seed", "-1"], "seed is -1; it is a whole number, 0 or more."),
-        (["--sigma", "-1"], "sigma is -1.0; it is a number, 0 or more (0.2: errors of about 20 %)."),
-        (["--tail", "2"], "tail is 2.0; it is the share of collectives that are delayed, 0 to 1."),
-    ],
-)
-def test_errors_of_robust(problem: str, arguments: list[str], message: str, cli: Command) -> None:
-    assert cli.refused("robust", problem, *arguments) == message

@@ -63,8 +63,5 @@ def test_a_picture(problem: str, tmp_path: Path) -> None:
         (["--exact", "--limit", "10B"], "no order of 'example' fits into 10 bytes: whatever the order, 18874368 bytes"),
     ],
 )
-def test_errors_are_one_line(problem: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", problem, *arguments]) == 2
-    said = capsys.readouterr().err
-    assert text in said
-    assert said.count("\n") == 1
+def test_errors_are_one_line(problem: str, arguments: list[str], text: str, cli: Command) -> None:
+    assert text in cli.refused("memory", problem, *arguments)

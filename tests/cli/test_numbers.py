@@ -111,6 +111,10 @@ def test_what_is_said_of_nines(problem: str, tmp_path: Path, cli: Command) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["robust", "--draws", "0"], "draws is 0; it is a number of replays, 1 to 1000000."),
+        (["robust", "--seed", "-1"], "seed is -1; it is a whole number, 0 or more."),
+        (["robust", "--sigma", "-1"], "sigma is -1.0; it is a number, 0 or more (0.2: errors of about 20 %)."),
+        (["robust", "--tail", "2"], "tail is 2.0; it is the share of collectives that are delayed, 0 to 1."),
         (["robust", "--draws", "1000000000000"], "draws is 1000000000000; it is a number of replays, 1 to 1000000."),
         (["robust", "--sigma", "11"], "--sigma is 11.0; 10 at most (0.2: errors of about 20 %)."),
         (["frontier", "--budgets", "10001"], "--budgets is 10001; it is 3 to 10000."),
@@ -120,6 +124,11 @@ def test_what_is_said_of_nines(problem: str, tmp_path: Path, cli: Command) -> No
         (
             ["memory", "--exact", "--limit", "much"],
             "--limit is 'much'; write a size with a unit (80GB, 24GiB) or percent of the original peak (90%).",
+        ),
+        (["explain", "--costs", "--top", "-1"], "--top is -1; it is a number of nodes, 0 or more."),
+        (
+            ["explain", "gather", "--costs"],
+            "--costs lists nodes by their times, and one collective is named. Leave out one of the two.",
         ),
         (["explain", "--top", "-1"], "--top is -1; it is a number of collectives, 0 or more."),
         (

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from overlap_sched import read_problem
-from tests.cli.test_dump import DUMP
 from tests.support.command import Command, run
 from tests.support.profile_traces import GRAPHS, TRACES
 from tests.support.traces import C10D, event, nccl, write
@@ -38,11 +37,11 @@ def ranks(tmp_path: Path) -> list[str]:
     return [str(first), str(second)]
 
 
-def test_a_dump_with_the_times_of_traces(tmp_path: Path, ranks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    dump, out = tmp_path / "layer.py", tmp_path / "out.json"
-    dump.write_text(DUMP)
-    assert run("plan", str(dump), "--group", "0=64", "--profile", *ranks, "--save-problem", str(out), "--json") == 0
+def test_a_dump_with_the_times_of_traces(
+    dump: str, tmp_path: Path, ranks: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert run("plan", dump, "--group", "0=64", "--profile", *ranks, "--save-problem", str(out), "--json") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["name"] == "layer"
     assert [line for line in shown.err.splitlines() if " note: profile: " in line][:2] == [
@@ -54,7 +53,7 @@ def test_a_dump_with_the_times_of_traces(tmp_path: Path, ranks: list[str], capsy
     assert saved(out) == {"gather": 200.0, "scatter": 500.0, "mm": 70.0, "mm_1": 60.0}
 
     scaled = ("--comm-scale", "2", "--profile", ranks[0], "--profile", ranks[1])  # one option each is the same
-    assert run("explain", str(dump), "--group", "0=64", *scaled, "--save-problem", str(out)) == 0
+    assert run("explain", dump, "--group", "0=64", *scaled, "--save-problem", str(out)) == 0
     assert saved(out) == {"gather": 400.0, "scatter": 1000.0, "mm": 70.0, "mm_1": 60.0}
 
 

@@ -55,24 +55,20 @@ def test_outputs_keep_to_their_schema(command: tuple[str, ...], problem: str, tm
     assert found["schema"] == f"overlap-sched/{written}/1"
 
 
-def test_a_plan_says_where_prices_come_from(problem: str, tmp_path: Path, cli: Command) -> None:
+def test_a_plan_says_where_prices_come_from(problem: str, request: pytest.FixtureRequest, cli: Command) -> None:
     def prices(*options: str) -> object:
         found = cli.json("plan", *options)
         validator("plan").validate(found)
         return found["prices"]
 
     assert prices(problem) == {"from": "problem file", "comm_scale": 1.0, "traces": 0}
-    pytest.importorskip("torch")
-    from tests.cli.test_dump import DUMP
-
-    dump = tmp_path / "layer.py"
-    dump.write_text(DUMP)
+    dump = request.getfixturevalue("dump")  # it needs torch
     h100 = {"cluster": "dgx-h100", "device": "H100"}
-    assert prices(str(dump)) == {"from": "dump", **h100, "fusion": "inductor", "comm_scale": 1.0, "traces": 0}
+    assert prices(dump) == {"from": "dump", **h100, "fusion": "inductor", "comm_scale": 1.0, "traces": 0}
     plain = {"from": "dump", "device": "Xeon-8480+", "cluster": None, "fusion": "none", "comm_scale": 1.0, "traces": 0}
-    assert prices(str(dump), "--device", "cpu", "--fusion", "none") == plain
+    assert prices(dump, "--device", "cpu", "--fusion", "none") == plain
     on = {**plain, "cluster": "dgx-h200", "device": "H200", "fusion": "inductor", "comm_scale": 4.0}
-    assert prices(str(dump), "--cluster", "dgx-h200", "--comm-scale", "4") == on
+    assert prices(dump, "--cluster", "dgx-h200", "--comm-scale", "4") == on
 
 
 @pytest.mark.parametrize("name", COMMANDS)

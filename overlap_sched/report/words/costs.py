@@ -1,6 +1,6 @@
 """What ``overlap-sched explain --costs`` shows: every node's price, the largest first, and totals by source."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,23 +29,25 @@ def cost_figures(problem: Problem, prices: Sequence[Price], top: int | None = No
 
 def _sources(problem: Problem, prices: Sequence[Price]) -> list[dict[str, Any]]:
     """Totals by kind and source, the largest first; percent of all nodes of that kind."""
-    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    us: dict[tuple[str, str], float] = defaultdict(float)
     of_kind: dict[str, float] = defaultdict(float)
+    nodes: Counter[tuple[str, str]] = Counter()
     for node, price in zip(problem.nodes, prices, strict=True):
         if node.time_us:
-            times[node.kind.value, price.source].append(node.time_us)
+            key = (node.kind.value, price.source)
+            us[key] += node.time_us
             of_kind[node.kind.value] += node.time_us
-    found = [
+            nodes[key] += 1
+    return [
         {
-            "source": source,
-            "kind": kind,
-            "nodes": len(each),
-            "time_us": sum(each),
-            "percent": 100 * sum(each) / of_kind[kind],
+            "source": key[1],
+            "kind": key[0],
+            "nodes": nodes[key],
+            "time_us": us[key],
+            "percent": 100 * us[key] / of_kind[key[0]],
         }
-        for (kind, source), each in times.items()
+        for key in sorted(us, key=lambda key: (-us[key], key))
     ]
-    return sorted(found, key=lambda one: (-one["time_us"], one["kind"], one["source"]))
 
 
 def _record(problem: Problem, v: int, price: Price) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A fit in words: what was rewritten and what it costs, the frontier found, and the answer in a sentence."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -72,12 +73,20 @@ def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite) -> Cost:
 
 def grouped(found: Sequence[Cost]) -> list[Cost]:
     """Those of one kind and operator together, the cheapest per byte first."""
-    groups: dict[tuple[str, str], Cost] = {}
+    groups: dict[tuple[str, str], list[Cost]] = defaultdict(list)
     for one in found:
-        key = (one.kind, one.op)
-        same = [*([groups[key]] if key in groups else []), one]
-        groups[key] = Cost(*key, *map(sum, zip(*(each[2:] for each in same), strict=True)))
-    return sorted(groups.values(), key=lambda one: (one.us_per_gib, one.kind, one.op))
+        groups[one.kind, one.op].append(one)
+    together = [
+        Cost(
+            *key,
+            number=len(ones),
+            bytes=sum(one.bytes for one in ones),
+            compute_us=sum(one.compute_us for one in ones),
+            copy_us=sum(one.copy_us for one in ones),
+        )
+        for key, ones in groups.items()
+    ]
+    return sorted(together, key=lambda one: (one.us_per_gib, one.kind, one.op))
 
 
 def rewrites_table(found: Fit) -> Table:

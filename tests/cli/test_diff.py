@@ -12,6 +12,7 @@ import pytest
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli.schemas import schema_text
 from overlap_sched.problem import Kind, Node, Problem
+from tests.cli.test_narrow import assert_whole
 from tests.support.command import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
@@ -201,6 +202,8 @@ def test_terminals(
     assert "…" not in out
     words = set(out.replace(",", " ").split())
     assert {"step", "exposed", "reserved", "plain", "expandable", "190.0", "120.0", "-36.8", "-58.3"} <= words
+    if columns == "40":
+        assert_whole(out, ("exposed, us", "reserved, expandable", "no compute is left to run meanwhile"))
 
 
 def test_two_plans(write: Write, problem: str, cli: Command) -> None:

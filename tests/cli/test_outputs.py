@@ -61,18 +61,24 @@ def test_a_link_as_input_is_followed_too(problem: str, tmp_path: Path, cli: Comm
     assert said.startswith(f"--out {problem}: would overwrite the input, ")
 
 
-def test_the_order_that_is_replayed_is_not_overwritten(problem: str, tmp_path: Path, cli: Command) -> None:
-    order = str(tmp_path / "order.json")
-    assert refused(["robust", problem, "--order", order, "--save-problem", order], cli) == (
-        f"--save-problem {order}: would overwrite --order, {order}. Name another file to write to."
+@pytest.mark.parametrize(
+    ("command", "read", "written"),
+    [
+        ("robust", "--order", "--save-problem"),
+        ("plan", "--merge", "--trace"),
+        ("plan", "--profile", "--out"),
+        ("report", "--beside", "--html"),
+    ],
+)
+def test_what_else_is_read_is_not_overwritten(
+    command: str, read: str, written: str, problem: str, tmp_path: Path, cli: Command
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("old")
+    assert refused([command, problem, read, str(other), written, str(other)], cli) == (
+        f"{written} {other}: would overwrite {read}, {other}. Name another file to write to."
     )
-
-
-def test_a_real_step_that_is_merged_is_not_overwritten(problem: str, tmp_path: Path, cli: Command) -> None:
-    trace = str(tmp_path / "rank0.json")
-    assert refused(["plan", problem, "--merge", trace, "--trace", trace], cli) == (
-        f"--trace {trace}: would overwrite --merge, {trace}. Name another file to write to."
-    )
+    assert other.read_text() == "old"
 
 
 def test_a_real_step_needs_a_trace_to_be_in(problem: str, cli: Command) -> None:

@@ -84,13 +84,6 @@ def test_a_bad_trace_ends_the_command(
     )
 
 
-def test_nothing_is_written_over_a_trace(problem: str, tmp_path: Path, cli: Command) -> None:
-    trace = write(tmp_path, [])
-    before = trace.read_bytes()
-    assert cli.refused("plan", problem, "--profile", str(trace), "--out", str(trace)).startswith("--out")
-    assert trace.read_bytes() == before
-
-
 def test_recorded_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     assert run("plan", str(GRAPHS[1]), "--profile", *map(str, TRACES), "--json") == 0

@@ -6,14 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from overlap_sched.report.causes import WORDS
-from overlap_sched.report.diff.figures import (
-    NAMES,
-    Figure,
-    change_text,
-    in_one_unit,
-    largest_first,
-    percent_text,
-)
+from overlap_sched.report.diff.figures import NAMES, Figure, change_text, in_one_unit, largest_first, percent_text
 from overlap_sched.report.diff.orders import CollectivePlace, Moved, OrdersDiff, total_us
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import between, count, duration, printable

@@ -214,9 +214,3 @@ def test_all_of_it_from_the_command(graph: Path, tmp_path: Path, cli: Command) -
     assert page["rewrites"]
     assert page["frontier"]["points"]
     assert {**figures, "schedule_s": 0, "schema": 0} == {**page["figures"], "schedule_s": 0, "schema": 0}
-
-
-def test_the_order_beside_is_not_written_over(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with patch("overlap_sched.cli.outputs.check_html"):
-        assert run("report", str(graph), "--html", "x.html", "--beside", "x.html") == 2
-    assert "would overwrite --beside, x.html" in capsys.readouterr().err

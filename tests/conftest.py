@@ -7,12 +7,16 @@ import importlib.util
 import os
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from overlap_sched import EXAMPLE, write_problem
 from tests.support.examples import NIGHTLY
+
+if TYPE_CHECKING:
+    from tests.support.command import Command
 
 # Inductor takes the widest vectors that the processor says it has; else each process compiles and loads one probe for
 # each kind first (7 s of processor time with an empty cache, 1 s with its own).
@@ -49,6 +53,14 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """No colours, 120 letters wide."""
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> "Command":
+    """The command, and what it printed."""
+    from tests.support.command import Command  # not for tests without it: it imports much
+
+    return Command(capsys)
 
 
 @pytest.fixture

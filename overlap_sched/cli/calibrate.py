@@ -7,16 +7,15 @@ import argparse
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from overlap_sched.cli.input import is_dump, load
+from overlap_sched.cli.input import is_dump, load, torch_for
 from overlap_sched.cli.source import Source
 from overlap_sched.cost.cluster.file import cluster_text, read_cluster
 from overlap_sched.cost.measured.calibrated import calibrated, check_same, put_together, with_tables
 from overlap_sched.cost.measured.table import Tables
-from overlap_sched.errors import DumpGroupError, MissingExtraError, OptionsError
+from overlap_sched.errors import DumpGroupError, OptionsError
 from overlap_sched.options import size_bytes
 from overlap_sched.report.files import check_writable, write_file
 from overlap_sched.report.words.calibration import calibration_text
@@ -31,29 +30,6 @@ _DTYPES = ("bfloat16", "float16", "float32")
 _LARGEST = {"cpu": 2**26, "cuda": 2**30}
 """Bytes of the largest collective that is timed where none is asked for."""
 _SMALLEST = 2**12
-
-
-@dataclass(frozen=True)
-class CalibrateRequest:
-    """What was asked for.
-
-    Attributes:
-        out: The cluster file that is written, and that an earlier start may have begun.
-        merge: Files that are put together instead of measuring.
-        graphs: Dumps and problem files whose shapes are measured.
-        groups: (size, stride) of groups; empty: all ranks, and those of a node and one of each node.
-        sizes: Smallest and largest bytes of collectives; ``None``: by the device.
-        dtype: Of the grid's matrix products and attention.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-    """
-
-    out: str
-    merge: tuple[str, ...]
-    graphs: tuple[str, ...]
-    groups: tuple[tuple[int, int], ...]
-    sizes: tuple[int, int] | None
-    dtype: str
-    device: Any
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -104,34 +80,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def request_of(options: argparse.Namespace) -> CalibrateRequest:
-    """The options, checked before anything is read.
-
-    Raises:
-        OptionsError: They do not go together.
-        OutputError: ``--out`` cannot be written.
-    """
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together, or a file that cannot be written, before anything is read."""
     if options.merge and (options.graph or options.group or options.bytes):
         raise OptionsError("--merge measures nothing: leave --graph, --group and --bytes out.")
     check_writable(options.out)
-    return CalibrateRequest(
-        options.out,
-        tuple(options.merge),
-        tuple(options.graph),
-        tuple(options.group),
-        options.bytes,
-        options.dtype,
-        options.device,
-    )
 
 
-def answer(request: CalibrateRequest, tell: Callable[[str], object]) -> str:
-    """Measure, or merge; what to print, on rank 0: the others print nothing (``""``).
-
-    Raises:
-        OverlapSchedError: One of its subclasses: not under torchrun, not the same machines, unusable files.
-    """
-    return _merge(request) if request.merge else _measure(request, tell)
+def answer(options: argparse.Namespace, tell: Callable[[str], object]) -> str:
+    """Measure, or merge; what to print, on rank 0: the others print nothing (``""``)."""
+    return _merge(options) if options.merge else _measure(options, tell)
 
 
 def is_first_rank() -> bool:
@@ -139,78 +97,63 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _merge(request: CalibrateRequest) -> str:
-    clusters = [read_cluster(path) for path in request.merge]
+def _merge(options: argparse.Namespace) -> str:
+    clusters = [read_cluster(path) for path in options.merge]
     whole = functools.reduce(put_together, clusters)
-    write_file(request.out, cluster_text(whole).encode())
-    return calibration_text(whole.tables, (), request.out)
+    write_file(options.out, cluster_text(whole).encode())
+    return calibration_text(whole.tables, (), options.out)
 
 
-def _measure(request: CalibrateRequest, tell: Callable[[str], object]) -> str:
-    try:
+def _measure(options: argparse.Namespace, tell: Callable[[str], object]) -> str:
+    with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' (--merge does without)."):
         import torch
 
         from overlap_sched.distributed.calibration import machine, measuring
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "torch":
-            raise
-        raise MissingExtraError(
-            "calibrate needs torch: pip install 'overlap_sched[torch]' (--merge does without)."
-        ) from None
-    with machine.joined(request.device) as here:
+    with machine.joined(options.device) as here:
         source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
-        begun = read_cluster(request.out) if os.path.exists(request.out) else None
+        begun = read_cluster(options.out) if os.path.exists(options.out) else None
         if begun is not None:
             check_same(begun, here.name, here.ranks_per_node)
         basis = begun or calibrated(here.name, here.ranks_per_node, Tables(), source)
 
         def save(tables: Tables) -> None:
-            write_file(request.out, cluster_text(with_tables(basis, tables, source)).encode())
+            write_file(options.out, cluster_text(with_tables(basis, tables, source)).encode())
 
-        wishes = wishes_of(request, here, tell)
+        wishes = wishes_of(options, here, tell)
         tables, failed = measuring.measure(here, wishes, basis.tables, save, tell)
         if here.rank:
             return ""
         save(tables)
-        return calibration_text(tables, failed, request.out)
+        return calibration_text(tables, failed, options.out)
 
 
-def wishes_of(request: CalibrateRequest, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
-    """Return what is to be measured; the same on every rank.
-
-    Raises:
-        OverlapSchedError: One of its subclasses: a group that does not fit the ranks, a graph that cannot be read.
-    """
+def wishes_of(options: argparse.Namespace, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
+    """Return what is to be measured; the same on every rank."""
     import torch
 
     from overlap_sched.distributed.calibration import collectives, kernels, measuring
 
-    divisions = [collectives.Division(*group) for group in request.groups]
+    divisions = [collectives.Division(*group) for group in options.group]
     divisions = divisions or collectives.default_divisions(here.size, here.ranks_per_node)
     for division in divisions:
         division.groups(here.size)  # where it does not fit, now and not after minutes
     calls: list[kernels.KernelCall] = []
     more: list[measuring.WantedCollective] = []
-    for path in request.graphs:
+    for path in options.graph:
         tell(f"reading {path}")
         problem, lifted = _graph(path)
         calls += [] if lifted is None else kernels.calls_in(lifted)
         more += measuring.collectives_of(problem, divisions)
     grid = kernels.GPU_GRID if here.device.type == "cuda" else kernels.CPU_GRID
-    if request.graphs:
+    if options.graph:
         grid = grid._replace(matmuls=(), attentions=())
-    calls += kernels.calls_in_grid(grid, getattr(torch, request.dtype), here.device)
-    smallest, largest = request.sizes or (_SMALLEST, _LARGEST[here.device.type])
+    calls += kernels.calls_in_grid(grid, getattr(torch, options.dtype), here.device)
+    smallest, largest = options.bytes or (_SMALLEST, _LARGEST[here.device.type])
     return measuring.wishes_of(divisions, collectives.sizes_between(smallest, largest), calls, more)
 
 
 def _graph(path: str) -> "tuple[Problem, Lifted | None]":
-    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes.
-
-    Raises:
-        DumpGroupError: A dump does not say how large its groups are, and ``--group`` has another meaning here.
-        OverlapSchedError: Another of its subclasses: it cannot be read.
-    """
+    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes."""
     from overlap_sched.dump import load_dump
     from overlap_sched.fx import lift
 

@@ -1,6 +1,8 @@
 """The command ``overlap-sched``: plan a step, or explain where its collectives went and why.
 
-Problem files are read without torch; graph dumps need it (``pip install 'overlap_sched[torch]'``).
+Problem files are read without torch; graph dumps need it (``pip install 'overlap_sched[torch]'``). Each command checks
+its options before it reads its input. Whatever is wrong in one or the other is an :class:`OverlapSchedError`: one line
+on standard error, and the exit code.
 """
 
 import argparse
@@ -10,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
-from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 from rich.console import RenderableType
@@ -20,7 +22,7 @@ from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
 from overlap_sched.cli.schemas import schema_text
-from overlap_sched.cli.source import Loaded, check_input, options_of, source_of
+from overlap_sched.cli.source import Loaded, check_input, options_for, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.problem import Problem
 from overlap_sched.report.console import shown
@@ -74,173 +76,108 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "schema":
         print(schema_text(options.of), flush=True)
         return FINE
-    if options.command == "calibrate":
-        return _calibrate(options)
-    check_input(options)
-    check_outputs(options)
+    if options.command != "calibrate":
+        check_input(options)
+        check_outputs(options)
     return _COMMANDS[options.command](options)
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    """``calibrate``: see :mod:`overlap_sched.cli.calibrate`."""
-    request = calibrate.request_of(options)
+    calibrate.check(options)
     with progress() if calibrate.is_first_rank() else nullcontext(lambda text: None) as tell:
-        told = calibrate.answer(request, tell)
-    if told:
-        _print((told,))
-    return FINE
+        told = calibrate.answer(options, tell)
+    return _print((told,)) if told else FINE
 
 
 def _plan(options: argparse.Namespace) -> int:
-    """``plan``: see :mod:`overlap_sched.cli.plan`."""
     plan.check_left_out(options)
     real = plan.measured(options)
     with progress() as tell:
-        if options.rewrites:
-            loaded, made = _rewritten(options, tell)
-            told = plan.answer(options, loaded, made.schedule, tell, made, real)
-            fell_back = made.fell_back or made.without.fell_back
-        else:
-            loaded = _read(options, tell)
-            result = _scheduled(options, loaded.problem, tell)
-            told, fell_back = plan.answer(options, loaded, result, tell, None, real), result.fell_back
-    _print(told)
-    return FINE if fell_back is None else FELL_BACK
-
-
-def _rewritten(options: argparse.Namespace, tell: Tell) -> tuple[Loaded, Plan]:
-    """Read the input, rewrite and schedule it; what ``--save-problem`` writes is the graph that the order is of."""
-    wanted = options_of(options)
-    loaded = _read(options, tell, saves=False)
-    wanted = replace(wanted, memory_model=options.memory_model or loaded.problem.memory_model)
-    tell(f"scheduling {len(loaded.problem.nodes):,} nodes, with rewrites")
-    made = plan.rewritten(options, wanted, loaded)
-    if loaded.model is None:
-        _complain(f"note: {plan.repriced(options)}")
-    if options.save_problem:
-        tell(f"writing {options.save_problem}")
-        save(made.schedule.problem, options.save_problem, redact=options.redact)
-    elif options.out and made.rewrites:
-        _complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
-    return loaded, made
+        loaded, result, made = _scheduled(options, tell)
+        told = plan.answer(options, loaded, result, tell, made, real)
+    return _print(told, _fell_back(result, made))
 
 
 def _explain(options: argparse.Namespace) -> int:
-    """``explain``: see :mod:`overlap_sched.cli.explain`."""
     explain.check(options)
     if options.costs:
         with progress() as tell:
             loaded = _read(options, tell)
-        _print(explain.costs(options, loaded))
-        return FINE
+        return _print(explain.costs(options, loaded))
     with progress() as tell:
-        if options.rewrites:
-            loaded, made = _rewritten(options, tell)
-            told, fell_back = explain.rewritten(options, loaded, made, tell), made.fell_back or made.without.fell_back
-        else:
-            result = _scheduled(options, _loaded(options, tell), tell)
-            told, fell_back = explain.answer(options, result), result.fell_back
-    _print(told)
-    return FINE if fell_back is None else FELL_BACK
+        loaded, result, made = _scheduled(options, tell)
+        told = explain.answer(options, loaded, result, tell, made)
+    return _print(told, _fell_back(result, made))
 
 
 def _report(options: argparse.Namespace) -> int:
-    """``report``: see :mod:`overlap_sched.cli.report`."""
     report.check(options)
     with progress() as tell:
-        if options.rewrites:
-            loaded, made = _rewritten(options, tell)
-            told, fell_back = report.answer(options, loaded, made.schedule, tell, made), made.fell_back
-        else:
-            loaded = _read(options, tell)
-            result = _scheduled(options, loaded.problem, tell)
-            told, fell_back = report.answer(options, loaded, result, tell), result.fell_back
-    _print(told)
-    return FINE if fell_back is None else FELL_BACK
+        loaded, result, made = _scheduled(options, tell)
+        told = report.answer(options, loaded, result, tell, made)
+    return _print(told, (result if made is None else made).fell_back is not None)
 
 
 def _memory(options: argparse.Namespace) -> int:
-    """``memory``: see :mod:`overlap_sched.cli.memory`."""
     memory.check(options)
     with progress() as tell:
-        problem = _loaded(options, tell)
+        problem = _read(options, tell).problem
         if options.slowdown or options.link:
             _complain("note: --slowdown and --link change nothing here: memory does not depend on times")
         told = memory.answer(options, problem, tell)
-    _print(told)
-    return FINE
+    return _print(told)
 
 
 def _diff(options: argparse.Namespace) -> int:
-    """``diff``: see :mod:`overlap_sched.cli.diff`."""
     request = diff.request_of(options)
     with progress() as tell:
-        found = diff.answer(request, _loaded(options, tell) if request.of_orders else None)
-    _print(found.shown)
-    for line in found.failed:
+        told, failed = diff.answer(request, _read(options, tell).problem if request.of_orders else None)
+    _print(told)
+    for line in failed:
         _complain(line)
-    return FAILED if found.failed else FINE
-
-
-def _frontier(options: argparse.Namespace) -> int:
-    """``frontier``: see :mod:`overlap_sched.cli.frontier`."""
-    return _answered(options, frontier)
+    return FAILED if failed else FINE
 
 
 def _fit(options: argparse.Namespace) -> int:
-    """``fit``: see :mod:`overlap_sched.cli.fit`; what ``--save-problem`` writes is the rewritten graph."""
-    request = fit.request_of(options)
+    """``fit``: what ``--save-problem`` writes is the rewritten graph."""
+    fit.check(options)
     with progress() as tell:
-        found, shown = fit.answer(request, _read(options, tell, saves=False), tell)
-        if options.save_problem:
-            tell(f"writing {options.save_problem}")
-            save(found.best.problem, options.save_problem, redact=options.redact)
-        elif options.out and found.best.rewrites:
-            _complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
-    _print(shown)
-    if found.fell_back is not None:
+        found, told = fit.answer(options, _read(options, tell, saves=False), tell)
+        _save_rewritten(options, found.best.problem, bool(found.best.rewrites), tell)
+    if _print(told, found.fell_back is not None) == FELL_BACK:
         return FELL_BACK
     return FINE if found.fits else LIVE_BYTES_ALONE
 
 
-def _robust(options: argparse.Namespace) -> int:
-    """``robust``: see :mod:`overlap_sched.cli.robust`."""
-    return _answered(options, robust)
-
-
-def _whatif(options: argparse.Namespace) -> int:
-    """``whatif``: see :mod:`overlap_sched.cli.whatif`."""
-    return _answered(options, whatif)
-
-
-def _answered(options: argparse.Namespace, command: ModuleType) -> int:
-    """A command whose module checks the request before the input is read, and answers it."""
-    request = command.request_of(options)
+def _answered(command: ModuleType, options: argparse.Namespace) -> int:
+    """A command whose module checks the options before the input is read, and answers them."""
+    command.check(options)
     with progress() as tell:
-        told = command.answer(request, _loaded(options, tell), tell)
-    _print(told)
-    return FINE
+        told = command.answer(options, _read(options, tell).problem, tell)
+    return _print(told)
 
 
-def _scheduled(options: argparse.Namespace, problem: Problem, tell: Tell) -> Schedule:
-    """Schedule what was read."""
-    wanted = options_of(options)
-    tell(f"scheduling {len(problem.nodes):,} nodes")
-    return schedule(problem, replace(wanted, memory_model=options.memory_model or problem.memory_model))
+def _scheduled(options: argparse.Namespace, tell: Tell) -> tuple[Loaded, Schedule, Plan | None]:
+    """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
+    loaded = _read(options, tell, saves=not options.rewrites)
+    wanted, many = options_for(options, loaded.problem), f"{len(loaded.problem.nodes):,} nodes"
+    if not options.rewrites:
+        tell(f"scheduling {many}")
+        return loaded, schedule(loaded.problem, wanted), None
+    tell(f"scheduling {many}, with rewrites")
+    made = plan.rewritten(options, wanted, loaded)
+    if loaded.model is None:
+        _complain(f"note: {plan.repriced(options)}")
+    _save_rewritten(options, made.schedule.problem, bool(made.rewrites), tell)
+    return loaded, made.schedule, made
 
 
-def _loaded(options: argparse.Namespace, tell: Tell) -> Problem:
-    return _read(options, tell).problem
+def _fell_back(result: Schedule, made: Plan | None) -> bool:
+    return (result.fell_back if made is None else made.fell_back or made.without.fell_back) is not None
 
 
 def _read(options: argparse.Namespace, tell: Tell, *, saves: bool = True) -> Loaded:
-    """Read the input, and save it where that is asked for; notes on how it was read go to standard error.
-
-    Args:
-        options: As given.
-        tell: Hears what is being done.
-        saves: Whether ``--save-problem`` is about the graph as it is read.
-    """
+    """Read the input, and save it if ``saves``; notes on how it was read go to standard error."""
     tell(f"reading {options.problem}")
     loaded = load(source_of(options), tell)
     for note in loaded.notes:
@@ -248,14 +185,27 @@ def _read(options: argparse.Namespace, tell: Tell, *, saves: bool = True) -> Loa
     if loaded.profile is not None:
         print(shown(profile_table(loaded.profile)), file=sys.stderr)
     if options.save_problem and saves:
-        tell(f"writing {options.save_problem}")
-        save(loaded.problem, options.save_problem, redact=options.redact)
+        _save(options, loaded.problem, tell)
     return loaded
 
 
-def _print(answer: str | tuple[RenderableType, ...]) -> None:
-    """JSON, and the like, as it is; tables and text for the width of the terminal."""
+def _save_rewritten(options: argparse.Namespace, problem: Problem, rewritten: bool, tell: Tell) -> None:
+    """Save the graph that the order found is of, or say that only this file would tell which it is."""
+    if options.save_problem:
+        _save(options, problem, tell)
+    elif options.out and rewritten:
+        _complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
+
+
+def _save(options: argparse.Namespace, problem: Problem, tell: Tell) -> None:
+    tell(f"writing {options.save_problem}")
+    save(problem, options.save_problem, redact=options.redact)
+
+
+def _print(answer: str | tuple[RenderableType, ...], fell_back: bool = False) -> int:
+    """Print JSON, and the like, as it is; tables and text for the width of the terminal. Returns the exit code."""
     print(answer if isinstance(answer, str) else shown(*answer), flush=True)
+    return FELL_BACK if fell_back else FINE
 
 
 @contextmanager
@@ -287,14 +237,15 @@ def _one_line_warnings() -> Iterator[None]:
         yield
 
 
-_COMMANDS = {
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": _plan,
-    "frontier": _frontier,
+    "frontier": partial(_answered, frontier),
     "fit": _fit,
-    "robust": _robust,
-    "whatif": _whatif,
+    "robust": partial(_answered, robust),
+    "whatif": partial(_answered, whatif),
     "explain": _explain,
     "report": _report,
     "memory": _memory,
     "diff": _diff,
+    "calibrate": _calibrate,
 }

@@ -16,20 +16,12 @@ EVERY_KIND = ""
 
 
 def contention_given(slowdowns: Sequence[str], links: Sequence[str]) -> Contention:
-    """The contention in the options: ``["all_gather=1.1", "1.05"]`` and ``["rail=fsdp,ep"]``.
-
-    Raises:
-        OptionsError: One is not understood, a factor is below 1, a kind has two factors or a group two links.
-    """
+    """The contention in the options: ``["all_gather=1.1", "1.05"]`` and ``["rail=fsdp,ep"]``."""
     return Contention(_slowdown(slowdowns), _links(links))
 
 
 def with_contention(problem: Problem, given: Contention, path: str) -> Problem:
-    """The problem, read from ``path``, with the contention given in place of its own.
-
-    Raises:
-        OptionsError: The problem has no process group of that name.
-    """
+    """The problem, read from ``path``, with the contention given in place of its own."""
     if given == NO_CONTENTION:
         return problem
     for group, link in given.links.items():

@@ -1,7 +1,7 @@
 """``overlap-sched diff``: its options, and what it answers."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,12 +14,12 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import order_named
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.limits import Limits
-from overlap_sched.report.diff.data import figure_data, orders_data
-from overlap_sched.report.diff.figures import Figure
-from overlap_sched.report.diff.orders import diff_orders
+from overlap_sched.report.diff.figures import Figure, figure_data
+from overlap_sched.report.diff.orders import Moved, OrdersDiff, diff_orders
 from overlap_sched.report.diff.records import given_otherwise, made_by, only_in_one, plan_figures, record_figures
 from overlap_sched.report.diff.text import figures_table, names_line, orders_text, rows_text
 from overlap_sched.report.units import count, printable
+from overlap_sched.report.words.contention import contention_figures
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,6 @@ class DiffRequest:
     def names(self) -> tuple[str, str]:
         """The names of A and B, as given."""
         return self.before.path, self.after.path
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What to print.
-
-    Attributes:
-        shown: On standard output.
-        failed: On standard error, one line per condition that holds.
-    """
-
-    shown: str | tuple[RenderableType, ...]
-    failed: tuple[str, ...]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -94,12 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def request_of(options: argparse.Namespace) -> DiffRequest:
-    """The options and the two files, checked before the problem is read.
-
-    Raises:
-        OptionsError: An option is wrong, lacks another one, or does not fit what is compared.
-        DiffError: The files cannot be compared.
-    """
+    """The options and the two files, checked before the problem is read."""
     check_top(options, "collectives or rows")
     conditions = tuple(condition_of(text) for text in options.fail_if)
     before, after = read_pair(options.before, options.after, Limits(options.max_input_bytes, options.max_nodes))
@@ -120,21 +102,20 @@ def request_of(options: argparse.Namespace) -> DiffRequest:
     return DiffRequest(before, after, conditions, top_of(options), options.json)
 
 
-def answer(request: DiffRequest, problem: Problem | None) -> Answer:
-    """Compare; ``problem``: what orders are of.
+Shown = str | tuple[RenderableType, ...]
 
-    Raises:
-        OrderError: An order is not one of the problem.
-        DiffError, OptionsError: Figures are missing, of a file or for a condition.
-    """
+
+def answer(request: DiffRequest, problem: Problem | None) -> tuple[Shown, list[str]]:
+    """Compare; what to print, and a line for standard error per condition that holds."""
     if problem is not None:
         found = _orders(request, problem)
     else:
         found = _plans(request) if request.before.kind == "plan" else _records(request)
     figures, data, text = found
     failed = failures(request.conditions, figures, " and ".join(request.names))
+    lines = [failure.line() for failure in failed]
     if not request.json:
-        return Answer(text, tuple(failure.line() for failure in failed))
+        return text, lines
     shown = {
         "of": f"{request.before.kind}s",
         "before": request.before.path,
@@ -143,7 +124,7 @@ def answer(request: DiffRequest, problem: Problem | None) -> Answer:
         "figures": figure_data(figures),
         "failed": [{"condition": f.condition.text, "figures": figure_data(f.figures)} for f in failed],
     }
-    return Answer(as_json("diff", shown), tuple(failure.line() for failure in failed))
+    return as_json("diff", shown), lines
 
 
 Found = tuple[tuple[Figure, ...], dict[str, Any], tuple[RenderableType, ...]]
@@ -154,7 +135,7 @@ def _orders(request: DiffRequest, problem: Problem) -> Found:
     before, after = (_order(given, problem) for given in (request.before, request.after))
     diff = diff_orders(problem, before, after)
     text = () if request.json else orders_text(diff, request.names, request.top)
-    return diff.figures, orders_data(diff, request.top) if request.json else {}, text
+    return diff.figures, _orders_data(diff, request.top) if request.json else {}, text
 
 
 def _order(given: Given, problem: Problem) -> Order:
@@ -191,3 +172,34 @@ def _records(request: DiffRequest) -> Found:
     )
     notes = [*names_line("Only in A", gone), *names_line("Only in B", new)]
     return figures, {"notes": notes}, (f"{head}\n", *rows_text(figures, request.top), *(f"\n{note}" for note in notes))
+
+
+def _orders_data(diff: OrdersDiff, top: int | None) -> dict[str, Any]:
+    """Return what two orders have beyond the figures; times in microseconds."""
+    problem = diff.problem
+    return {
+        "name": problem.name,
+        "nodes": len(problem.nodes),
+        "memory_model": problem.memory_model,
+        "contention": contention_figures(problem.contention),
+        "moved": len(diff.moved),
+        "causes": [
+            {"name": name, "before_us": before, "after_us": after}
+            for name, (before, after) in sorted(diff.causes_us.items())
+        ],
+        "collectives_changed": len(diff.collectives),
+        "collectives": [_collective(diff, moved) for moved in diff.collectives[:top]],
+    }
+
+
+def _collective(diff: OrdersDiff, moved: Moved) -> dict[str, Any]:
+    node = diff.problem.nodes[moved.collective]
+    return {
+        "name": node.name,
+        "group": node.group,
+        "launch_moved": moved.launch,
+        "wait_moved": moved.wait,
+        "exposed_change_us": moved.exposed_us,
+        "before": asdict(moved.before),
+        "after": asdict(moved.after),
+    }

@@ -40,12 +40,7 @@ class Given:
 
 
 def read_pair(before: str, after: str, limits: Limits) -> tuple[Given, Given]:
-    """Read both.
-
-    Raises:
-        DiffError: One cannot be read or is nothing that can be compared, or they are of two kinds.
-        InputTooLargeError: One is larger than the limit.
-    """
+    """Read both."""
     one, other = _given(before, limits), _given(after, limits)
     if one.kind != other.kind:
         raise DiffError(
@@ -55,11 +50,7 @@ def read_pair(before: str, after: str, limits: Limits) -> tuple[Given, Given]:
 
 
 def check_plans(before: Given, after: Given, *, any_graph: bool) -> None:
-    """Refuse plans whose figures do not compare.
-
-    Raises:
-        DiffError: They are of two memory models, or of two graphs and that is not asked for.
-    """
+    """Refuse plans whose figures do not compare."""
     one, other = before.data or {}, after.data or {}
     for given, data in ((before, one), (after, other)):
         if not isinstance(data.get("name"), str) or type(data.get("nodes")) is not int:

@@ -50,11 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that do not fit together, before the input is read.
-
-    Raises:
-        OptionsError: They do not.
-    """
+    """Refuse options that do not fit together, before the input is read."""
     check_left_out(options)
     if options.rewrites and (options.peak or options.costs):
         given = "--peak" if options.peak else "--costs"
@@ -76,26 +72,14 @@ def costs(options: argparse.Namespace, loaded: Loaded) -> str | tuple[str]:
     return (cost_text(loaded.problem, loaded.prices, top),)
 
 
-def rewritten(
-    options: argparse.Namespace, loaded: Loaded, made: Plan, tell: Callable[[str], None]
+def answer(
+    options: argparse.Namespace,
+    loaded: Loaded,
+    result: Schedule,
+    tell: Callable[[str], None],
+    made: Plan | None = None,
 ) -> str | tuple[str, ...]:
-    """The same of a plan with rewrites; as text also what each of them bought, and why others were not taken.
-
-    Raises:
-        UnknownIdError: There is no collective of the name given in the rewritten graph.
-    """
-    told = answer(options, made.schedule)
-    if isinstance(told, str):
-        return told
-    return (*told, rewrites_text(made), *filter(None, [left_text(left_of(options, loaded, made, tell))]))
-
-
-def answer(options: argparse.Namespace, result: Schedule) -> str | tuple[str]:
-    """Return what to print: JSON, or text.
-
-    Raises:
-        UnknownIdError: There is no collective of the name given.
-    """
+    """Return what to print: JSON, or text, with rewrites also what each bought and why others were not taken."""
     if options.peak:
         shown = peak_text(explain_peak(result.problem, result.order))
         reserved = reserved_lines(reserved_changes(result))
@@ -103,15 +87,14 @@ def answer(options: argparse.Namespace, result: Schedule) -> str | tuple[str]:
     top = top_of(options)
     if options.json:
         return as_json("explain", explain_figures(result, options.collective, top))
-    return (explanation(result, options.collective, top),)
+    told = explanation(result, options.collective, top)
+    if made is None:
+        return (told,)
+    return (told, rewrites_text(made), *filter(None, [left_text(left_of(options, loaded, made, tell))]))
 
 
 def explain_figures(schedule: Schedule, collective: str | None = None, top: int | None = None) -> dict[str, Any]:
-    """Microseconds and bytes; arguments as of :func:`overlap_sched.report.words.schedule.explanation`.
-
-    Raises:
-        UnknownIdError: There is no collective of that name.
-    """
+    """Microseconds and bytes; arguments as of :func:`overlap_sched.report.words.schedule.explanation`."""
     listed = most_exposed(schedule, top)
     if collective is not None:
         wanted = find_collective(schedule.problem, collective)

@@ -64,18 +64,13 @@ class FailedCondition:
 
 
 def condition_of(text: str) -> Condition:
-    """Parse what ``--fail-if`` was given.
-
-    Raises:
-        OptionsError: It is not understood; the message says which part, and what to write.
-    """
+    """Parse what ``--fail-if`` was given."""
     given = f"--fail-if {shortened(text)!r}"
     name, sign, amount = _parts(text)
     if not sign:
         raise OptionsError(
             f"{given}: has not one > or <. Write NAME > +CHANGE or NAME < -CHANGE, in quotation marks (a shell takes "
-            f"> for "
-            f"itself): {_EXAMPLES}."
+            f"> for itself): {_EXAMPLES}."
         )
     if name not in CONDITION_NAMES:
         raise OptionsError(
@@ -94,16 +89,7 @@ def condition_of(text: str) -> Condition:
 
 
 def failures(conditions: Sequence[Condition], figures: Sequence[Figure], what: str) -> list[FailedCondition]:
-    """The conditions that hold.
-
-    Args:
-        conditions: What to test.
-        figures: All that was compared.
-        what: The two results, for messages.
-
-    Raises:
-        OptionsError: A condition is on a figure that the two do not have: it could never hold.
-    """
+    """The conditions that hold."""
     found = []
     for condition in conditions:
         ours = [figure for figure in figures if figure.name == condition.name]

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 
@@ -17,7 +16,7 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.files import write_order
-from overlap_sched.report.html.fitted import shown_fit
+from overlap_sched.report.html.beside import shown_fit
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.fit import answer_line, fit_figures, points_table, rewrites_table
@@ -29,32 +28,7 @@ DEFAULT = (*KINDS, FISSION)
 """What is done without ``--kinds``: results stay equal to the last bit."""
 ALL = (*DEFAULT, BATCH)
 """What ``--kinds`` may name."""
-_LIMIT, _SLOWDOWN, _HOST = "--memory-limit", "--max-slowdown", "--host-memory"
-
-
-@dataclass(frozen=True)
-class FitRequest:
-    """What was asked for; ``None``: not.
-
-    Attributes:
-        limit: Memory limit as it was written; percent are of the original peak.
-        max_slowdown: 0.05: five percent.
-        host_bytes: Pinned host memory at most.
-        link: To the host. kinds: of rewrites. comm_scale: as for other commands. effort: how much is tried.
-        strict: Raise where a search that fails would otherwise be given up.
-    """
-
-    limit: str | None
-    max_slowdown: float | None
-    host_bytes: int | None
-    link: HostLink
-    kinds: tuple[str, ...]
-    comm_scale: float
-    effort: int
-    strict: bool
-    out: str | None
-    html: str | None
-    json: bool
+_LIMIT, _HOST = "--memory-limit", "--host-memory"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -93,8 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=",".join(DEFAULT),
         metavar="KINDS",
         help=f"what may be done, joined by commas (default: {','.join(DEFAULT)}; of dumps only: {FISSION}, and "
-        f"{BATCH}: the graph in parts along its batch, whose gradients are added up; "
-        "both round otherwise)",
+        f"{BATCH}: the graph in parts along its batch, whose gradients are added up; both round otherwise)",
     )
     add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
     add(
@@ -107,87 +80,73 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema fit`)")
 
 
-def request_of(options: argparse.Namespace) -> FitRequest:
-    """The options, checked before anything is read.
-
-    Raises:
-        OptionsError: A size or a percentage is not one, or a kind is not known.
-    """
+def check(options: argparse.Namespace) -> None:
+    """Refuse a size, a percentage, a kind or an effort that is none, before anything is read."""
     if options.memory_limit is not None:
         limit_bytes(_LIMIT, options.memory_limit, 0)
-    slowdown = None if options.max_slowdown is None else _slowdown(options.max_slowdown)
-    host = None if options.host_memory is None else _host_bytes(options.host_memory)
-    kinds = tuple(name.strip() for name in options.kinds.split(",")) if options.kinds.strip() else ()
-    unknown = [name for name in kinds if name not in ALL]
+    _slowdown(options.max_slowdown)
+    _host_bytes(options.host_memory)
+    unknown = [name for name in _kinds(options) if name not in ALL]
     if unknown:
         raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(ALL)}.{taken_out(unknown)}")
     if options.effort not in (0, 1, 2):
         raise OptionsError(f"--effort is {options.effort}; it is 0, 1 or 2.")
-    return FitRequest(
-        options.memory_limit,
-        slowdown,
-        host,
-        LINKS[options.host_link],
-        kinds,
-        options.comm_scale,
-        options.effort,
-        options.strict,
-        options.out,
-        options.html,
-        options.json,
-    )
 
 
-def _slowdown(text: str) -> float:
+def _kinds(options: argparse.Namespace) -> list[str]:
+    return [name.strip() for name in options.kinds.split(",")] if options.kinds.strip() else []
+
+
+def _slowdown(text: str | None) -> float | None:
+    """``5%``: 0.05."""
+    if text is None:
+        return None
     digits = text.strip().removesuffix("%").strip()
     if text.strip().endswith("%") and digits.replace(".", "", 1).isascii() and digits.replace(".", "", 1).isdigit():
         return float(digits) / 100
-    raise OptionsError(f"{_SLOWDOWN} is {shortened(text)!r}; write percent of the best order's step: 5%.")
+    raise OptionsError(f"--max-slowdown is {shortened(text)!r}; write percent of the best order's step: 5%.")
 
 
-def _host_bytes(text: str) -> int:
+def _host_bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
     if text.strip().endswith("%"):
         raise OptionsError(f"{_HOST} is {shortened(text)!r}; write a size with a unit: 64GiB.")
     return limit_bytes(_HOST, text, 0)
 
 
 def answer(
-    request: FitRequest, loaded: Loaded, tell: Callable[[str], None]
+    options: argparse.Namespace, loaded: Loaded, tell: Callable[[str], None]
 ) -> tuple[Fit, str | tuple[RenderableType, ...]]:
-    """Search, write the order; the answer, and what to print.
-
-    Raises:
-        UnreachableError: Nothing that was found keeps the limit.
-        VerificationError: With ``strict``, where the search fails.
-    """
+    """Search, write the order; the answer, and what to print."""
     problem = loaded.problem
     original, _ = peak_memory(problem, problem.original_order)
-    limit = None if request.limit is None else limit_bytes(_LIMIT, request.limit, original)
+    limit = None if options.memory_limit is None else limit_bytes(_LIMIT, options.memory_limit, original)
     tell(f"fitting {len(problem.nodes):,} nodes")
     found = fit(
         problem,
-        Prices(loaded.model or Roofline(), request.comm_scale, host=request.link),
-        replace(Options(), strict=request.strict),
+        Prices(loaded.model or Roofline(), options.comm_scale, host=LINKS[options.host_link]),
+        Options(strict=options.strict),
         memory_limit=limit,
-        max_slowdown=request.max_slowdown,
-        kinds=[kind for kind in request.kinds if kind in KINDS],
+        max_slowdown=_slowdown(options.max_slowdown),
+        kinds=[kind for kind in _kinds(options) if kind in KINDS],
         rerun=loaded.rerun,
-        host_limit_bytes=request.host_bytes,
+        host_limit_bytes=_host_bytes(options.host_memory),
         extra=loaded.fissions,
         fissions=loaded.batches,
-        effort=request.effort,
+        effort=options.effort,
         tell=tell,
     )
     if not found.live_bytes_fit:
         raise UnreachableError(_unreachable(found))
-    if request.out:
-        tell(f"writing {request.out}")
-        write_order(request.out, found.best.problem, found.best.order)
-    if request.html:
-        tell(f"writing {request.html}")
+    if options.out:
+        tell(f"writing {options.out}")
+        write_order(options.out, found.best.problem, found.best.order)
+    if options.html:
+        tell(f"writing {options.html}")
         schedule, extras = shown_fit(found)
-        write_page(schedule, request.html, extras=extras)
-    if request.json:
+        write_page(schedule, options.html, extras=extras)
+    if options.json:
         return found, as_json("fit", fit_figures(found))
     tables = (rewrites_table(found),) if found.best.rewrites else ()
     return found, (*tables, points_table(found), answer_line(found))

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 
@@ -10,36 +9,17 @@ from overlap_sched.analysis.frontier import BUDGETS, frontier
 from overlap_sched.analysis.frontier_points import Frontier, Point
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, time_us
-from overlap_sched.cli.source import options_of
+from overlap_sched.cli.source import options_for, options_of
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
-from overlap_sched.problem import MemoryModel, Problem
+from overlap_sched.problem import Problem
 from overlap_sched.problem.quantities import shown
 from overlap_sched.report.files import write_order
 from overlap_sched.report.words.frontier import cost_of_limit, cost_of_target, frontier_figures, frontier_table
 
 MAX_BUDGETS = 10_000
-_LIMIT, _TARGET = "--memory-limit", "--target-step"
-
-
-@dataclass(frozen=True)
-class FrontierRequest:
-    """What was asked for; ``None`` and ``False``: not.
-
-    Attributes:
-        limit: Memory limit as it was written; percent are of the original peak.
-        target_us: Step asked for.
-    """
-
-    options: Options
-    memory_model: MemoryModel | None
-    budgets: int
-    limit: str | None
-    target_us: float | None
-    out: str | None
-    plot: str | None
-    json: bool
+_LIMIT = "--memory-limit"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -70,12 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def request_of(options: argparse.Namespace) -> FrontierRequest:
-    """The options, checked before anything is read.
-
-    Raises:
-        OptionsError: They do not fit together, or a size or time is not one.
-    """
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that cannot be, before anything is read."""
     wanted = options_of(options)
     if wanted.headroom != Options(headroom=str(Options().headroom)).headroom:
         raise OptionsError(
@@ -98,33 +74,31 @@ def request_of(options: argparse.Namespace) -> FrontierRequest:
         raise OptionsError(f"--budgets is {shown(options.budgets)}; it is 3 to {MAX_BUDGETS}.")
     if options.memory_limit is not None:
         limit_bytes(_LIMIT, options.memory_limit, 0)
-    target_us = None if options.target_step is None else time_us(_TARGET, options.target_step)
-    asked = (options.memory_limit, target_us, options.out, options.plot, options.json)
-    return FrontierRequest(wanted, options.memory_model, options.budgets, *asked)
+    _target_us(options)
+
+
+def _target_us(options: argparse.Namespace) -> float | None:
+    return None if options.target_step is None else time_us("--target-step", options.target_step)
 
 
 def answer(
-    request: FrontierRequest, problem: Problem, tell: Callable[[str], None]
+    options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]
 ) -> str | tuple[RenderableType] | tuple[RenderableType, str]:
-    """Find the frontier, write the files asked for; what to print: JSON, or a table and what the point costs.
-
-    Raises:
-        UnreachableError: No order found keeps the limit or the step asked for.
-    """
+    """Find the frontier, write the files asked for; what to print: JSON, or a table and what the point costs."""
     original, _ = peak_memory(problem, problem.original_order)
-    limit = None if request.limit is None else limit_bytes(_LIMIT, request.limit, original)
-    options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
-    found = frontier(problem, options, request.budgets, limit, request.target_us, tell)
-    picked, cost = _picked(found, limit, request.target_us)
-    if request.out and picked is not None:
-        tell(f"writing {request.out}")
-        write_order(request.out, problem, picked.order)
-    if request.plot:
+    limit = None if options.memory_limit is None else limit_bytes(_LIMIT, options.memory_limit, original)
+    target_us = _target_us(options)
+    found = frontier(problem, options_for(options, problem), options.budgets, limit, target_us, tell)
+    picked, cost = _picked(found, limit, target_us)
+    if options.out and picked is not None:
+        tell(f"writing {options.out}")
+        write_order(options.out, problem, picked.order)
+    if options.plot:
         from overlap_sched.report.pictures.curves import plot_frontier
 
-        tell(f"drawing {request.plot}")
-        plot_frontier(found, request.plot, picked)
-    if request.json:
+        tell(f"drawing {options.plot}")
+        plot_frontier(found, options.plot, picked)
+    if options.json:
         return as_json("frontier", frontier_figures(found, picked))
     table = frontier_table(found, picked)
     return (table,) if cost is None else (table, cost)

@@ -6,11 +6,12 @@ Only a dump imports torch, and only when there is one.
 import gzip
 import importlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from overlap_sched.cli.contention import notes_on, with_contention
-from overlap_sched.cli.source import Loaded, PricedFor, Source
+from overlap_sched.cli.source import Loaded, Source
 from overlap_sched.cost import FREE, H100, Device, Price, Roofline, device_named
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Cluster
@@ -47,21 +48,13 @@ _GUESSES = {
 
 
 def save(problem: Problem, path: str, *, redact: bool) -> None:
-    """Write a problem file; gzipped where the name ends in ``.gz``.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write a problem file; gzipped where the name ends in ``.gz``."""
     made = redacted(problem) if redact else problem
     write_file(path, problem_bytes(made, gzipped=path.endswith(".gz")))
 
 
 def load(source: Source, tell: Callable[[str], None]) -> Loaded:
-    """Read a problem, whatever it comes as; ``tell`` hears what is being done.
-
-    Raises:
-        OverlapSchedError: One of its subclasses: nothing to read, not understood, or options that do not fit.
-    """
+    """Read a problem, whatever it comes as; ``tell`` hears what is being done."""
     loaded = _load_dump(source, tell) if is_dump(source.path) else _load_problem(source, tell)
     problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.path)
     asked = doubt(problem)
@@ -108,9 +101,6 @@ def is_dump(path: str) -> bool:
     """Tell whether a path is a dump: by name where that is clear, else by content.
 
     A problem starts with ``{``, compressed or not.
-
-    Raises:
-        ProblemFileError: It is neither, or cannot be read.
     """
     name = path.lower().removesuffix(".gz")
     if name.endswith(".json"):
@@ -141,8 +131,19 @@ def _head(path: str) -> bytes:
         raise ProblemFileError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
 
 
-def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
+@contextmanager
+def torch_for(message: str) -> Iterator[None]:
+    """Say what needs torch where an import within fails for want of it."""
     try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "torch":
+            raise
+        raise MissingExtraError(message) from None
+
+
+def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
+    with torch_for(f"{source.path} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
         from overlap_sched.fx.dimensions.candidates import fission_candidates
@@ -151,12 +152,6 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.rewrites import alike_of, rerunnable
         from overlap_sched.fx.rewrites.batches import batch_fissions
         from overlap_sched.fx.rewrites.planning import refusals_in
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "torch":
-            raise
-        raise MissingExtraError(
-            f"{source.path} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"
-        ) from None
     device = device_named(source.device or H100.name)
     cluster = _cluster(source, device)
     for package in source.packages:
@@ -192,7 +187,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     notes += [] if profile is None else profile_notes(profile)
     notes += _assumed(cluster, source) if cluster is not None and lifted.problem.collectives else []
     on = device if cluster is None else cluster.device
-    priced_for = PricedFor(on.name, None if cluster is None else cluster.name, fusion)
+    priced_for = {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion}
     model = Roofline(device) if cluster is None else model_of(cluster)
     alike = alike_of(dump.gm) if source.prices_anew else None
     rerun = rerunnable(dump.gm) if source.prices_anew else None

@@ -82,11 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that cannot be, before the input is read.
-
-    Raises:
-        OptionsError: A value is out of its range, or an option lacks another one.
-    """
+    """Refuse options that cannot be, before the input is read."""
     if options.limit is not None and not options.exact:
         raise OptionsError("--limit asks for a proof or an order: give --exact, too.")
     if options.limit is not None:
@@ -102,11 +98,7 @@ def check(options: argparse.Namespace) -> None:
 def answer(
     options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]
 ) -> str | tuple[RenderableType, ...]:
-    """Plan, write the files asked for; what is to be printed: JSON, or a table and text.
-
-    Raises:
-        OverlapSchedError: One of its subclasses: limits that nothing keeps, a missing extra, a failed write.
-    """
+    """Plan, write the files asked for; what is to be printed: JSON, or a table and text."""
     tell(f"ordering {len(problem.nodes):,} nodes")
     plan = _plan(options, problem)
     addresses = None

@@ -24,14 +24,7 @@ _INPUTS = {"problem": "the input", "order": "--order", "beside": "--beside"}
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """Find out before the work is done that a result could not be written, or would destroy something.
-
-    Raises:
-        OptionsError: A name is empty.
-        OutputCollisionError: A result would be written over the input, or over another result. Links are followed.
-        OutputError: A path is a folder, or in one that is missing or not writable; a picture's ending names no format.
-        MissingExtraError: A picture was asked for without matplotlib, or a page without bokeh.
-    """
+    """Find out before the work is done that a result could not be written, or would destroy something."""
     outputs = [
         (option, path) for name, option in _OUTPUTS.items() if (path := getattr(options, name, None)) is not None
     ]

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from overlap_sched.options import Options, close_to
@@ -81,9 +81,5 @@ def in_flags(text: str) -> str:
         flag = f"--{field.replace('_', '-')}"
         text = re.sub(rf"\b{field} is ", f"{flag} is ", text)
         text = re.sub(rf"\b{field}=\(\)", f"no {flag}", text)
-        text = re.sub(rf"\b{field}='([\w-]+)'", _flagged(flag), text)
+        text = re.sub(rf"\b{field}='([\w-]+)'", rf"{flag} \1", text)
     return text
-
-
-def _flagged(flag: str) -> Callable[[re.Match[str]], str]:
-    return lambda match: f"{flag} {match[1]}"

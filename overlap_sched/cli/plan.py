@@ -2,14 +2,12 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import RenderableType
 
 from overlap_sched.cli.schemas import as_json
-from overlap_sched.cli.source import Loaded
-from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cli.source import Loaded, cluster_named
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -97,11 +95,7 @@ def left_of(options: argparse.Namespace, loaded: Loaded, made: Plan, tell: Calla
 
 
 def check_left_out(options: argparse.Namespace) -> None:
-    """Refuse options that cannot be, before the input is read.
-
-    Raises:
-        OptionsError: ``--left-out`` is out of its range, or there is nothing to leave out.
-    """
+    """Refuse options that cannot be, before the input is read."""
     if options.left_out < 0:
         raise OptionsError(f"--left-out is {options.left_out}; it is a number of rewrites, 1 or more.")
     if options.left_out and not options.rewrites:
@@ -109,13 +103,7 @@ def check_left_out(options: argparse.Namespace) -> None:
 
 
 def measured(options: argparse.Namespace) -> tuple[MeasuredStep, ...]:
-    """The real steps that ``--merge`` names; none without it.
-
-    Raises:
-        OptionsError: There is no trace to put them in.
-        ProfileError: A file is no trace of the torch profiler, or they share no step.
-        InputTooLargeError: One is larger than the limits.
-    """
+    """The real steps that ``--merge`` names; none without it."""
     if not options.merge:
         return ()
     if not options.trace:
@@ -124,11 +112,7 @@ def measured(options: argparse.Namespace) -> tuple[MeasuredStep, ...]:
 
 
 def rewritten(options: argparse.Namespace, wanted: Options, loaded: Loaded) -> Plan:
-    """Choose rewrites and an order; a problem file is priced for the cluster first.
-
-    Raises:
-        OptionsError, ClusterError, PlacementError: They do not fit the problem.
-    """
+    """Choose rewrites and an order; a problem file is priced for the cluster first."""
     problem, prices = _priced(options, loaded)
     return transform_plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
 
@@ -146,10 +130,7 @@ def _priced(options: argparse.Namespace, loaded: Loaded) -> tuple[Problem, Price
     """The problem, and prices of new nodes: by the model that has priced it, or for the cluster."""
     if loaded.model is not None:
         return loaded.problem, Prices(loaded.model, options.comm_scale)
-    cluster = read_cluster(options.cluster or CLUSTER)
-    if options.mesh:
-        cluster = replace(cluster, mesh=tuple(options.mesh))
-    return on_cluster(loaded.problem, cluster, options.comm_scale)
+    return on_cluster(loaded.problem, cluster_named(options, CLUSTER), options.comm_scale)
 
 
 def answer(
@@ -160,16 +141,7 @@ def answer(
     made: Plan | None = None,
     real: Sequence[MeasuredStep] = (),
 ) -> str | tuple[RenderableType, ...]:
-    """Write the files asked for; what to print: JSON, or a table and perhaps more lines.
-
-    Args:
-        options: As given.
-        loaded: The input.
-        result: The schedule.
-        tell: Hears what is being done.
-        made: The plan that it is of; ``None``: no rewrites were asked for.
-        real: Measured steps, for the trace.
-    """
+    """Write the files asked for; what to print: JSON, or a table and perhaps more lines."""
     original = None if made is None else made.without.problem
     if options.out:
         tell(f"writing {options.out}")
@@ -204,5 +176,5 @@ def answer(
 
 def prices_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
     """Where the times come from, for ``--json``."""
-    of = {"from": "problem file"} if loaded.priced_for is None else {"from": "dump", **asdict(loaded.priced_for)}
+    of = {"from": "problem file"} if loaded.priced_for is None else {"from": "dump", **loaded.priced_for}
     return {**of, "comm_scale": options.comm_scale, "traces": len(options.profile)}

@@ -45,11 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that cannot be, before the input is read.
-
-    Raises:
-        OptionsError: A value is out of its range.
-    """
+    """Refuse options that cannot be, before the input is read."""
     check_left_out(options)
     if options.frontier is not None and not 3 <= options.frontier <= MAX_BUDGETS:
         raise OptionsError(f"--frontier is {options.frontier}; it is a number of budgets, 3 to {MAX_BUDGETS}.")
@@ -62,20 +58,7 @@ def answer(
     tell: Callable[[str], None],
     made: Plan | None = None,
 ) -> str:
-    """Write the page; what to print.
-
-    Args:
-        options: As given.
-        loaded: The input.
-        result: The schedule.
-        tell: Hears what is being done.
-        made: The plan that it is of; ``None``: no rewrites were asked for.
-
-    Raises:
-        MissingExtraError: bokeh is not installed.
-        OrderError: The order beside is none of the graph.
-        OutputError: The file cannot be written.
-    """
+    """Write the page; what to print."""
     from overlap_sched.report.html.page import write_page
 
     original = result.problem if made is None else made.without.problem

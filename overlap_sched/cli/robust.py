@@ -2,19 +2,18 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from overlap_sched.analysis.robustness import DRAWS, MAX_DRAWS, Robustness, check_draws, robustness
 from overlap_sched.cli.schemas import as_json
-from overlap_sched.cli.source import options_of
+from overlap_sched.cli.source import options_for
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import read_order
-from overlap_sched.options import Options
-from overlap_sched.problem import MemoryModel, Order, Problem
+from overlap_sched.problem import Order, Problem
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, printable
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
@@ -22,24 +21,6 @@ from overlap_sched.scheduler.pipeline import schedule
 
 MAX_SIGMA = 10.0
 """Times would be off by factors of thousands."""
-
-
-@dataclass(frozen=True)
-class RobustRequest:
-    """What was asked for.
-
-    Attributes:
-        order: A file with one more order to replay.
-    """
-
-    options: Options
-    memory_model: MemoryModel | None
-    noise: Noise
-    tail: float
-    draws: int
-    seed: int
-    order: str | None
-    json: bool
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,71 +56,59 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema robust`)")
 
 
-def request_of(options: argparse.Namespace) -> RobustRequest:
-    """The options, checked before anything is read.
-
-    Raises:
-        OptionsError: A value is out of its range.
-    """
+def check(options: argparse.Namespace) -> None:
+    """Refuse a value that is out of its range, before anything is read."""
     check_draws(options.draws, options.seed)
-    noise = Noise(options.sigma)
+    Noise(options.sigma)
     if options.sigma > MAX_SIGMA:
         raise OptionsError(f"--sigma is {options.sigma}; {MAX_SIGMA:g} at most (0.2: errors of about 20 %).")
-    replace(noise, tail=options.tail)  # checked here, not after minutes
-    asked = (noise, options.tail, options.draws, options.seed, options.order, options.json)
-    return RobustRequest(options_of(options), options.memory_model, *asked)
+    Noise(options.sigma, options.tail)
 
 
-def answer(request: RobustRequest, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
-    """Schedule, replay each order under errors; what to print: JSON, or a table.
-
-    Raises:
-        OrderError: The order given is not one of the problem.
-    """
+def answer(options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType]:
+    """Schedule, replay each order under errors; what to print: JSON, or a table."""
     orders: list[tuple[str, Order]] = [("original", problem.original_order)]
-    if request.order is not None:
-        orders.append((request.order, read_order(request.order, problem)))
+    if options.order is not None:
+        orders.append((options.order, read_order(options.order, problem)))
     tell(f"scheduling {len(problem.nodes):,} nodes")
-    options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
-    orders.append(("scheduled", schedule(problem, options).order))
+    orders.append(("scheduled", schedule(problem, options_for(options, problem)).order))
     rows = []
     for by, order in orders:
-        tell(f"replaying {by}: {request.draws:,} times")
-        rows.append((by, *_both(problem, order, request)))
-    if request.json:
-        return as_json("robust", _figures(problem, request, rows))
-    return (robust_table(problem, request.noise.sigma, request.tail, request.draws, rows),)
+        tell(f"replaying {by}: {options.draws:,} times")
+        plain, tailed = (
+            robustness(problem, order, Noise(options.sigma, tail), options.draws, options.seed)
+            for tail in (0.0, options.tail)
+        )
+        rows.append((by, plain, tailed))
+    if options.json:
+        return as_json("robust", _figures(options, problem, rows))
+    return (_table(options, problem, rows),)
 
 
-def _both(problem: Problem, order: Order, request: RobustRequest) -> tuple[Robustness, Robustness]:
-    noises = (request.noise, replace(request.noise, tail=request.tail))
-    plain, tailed = (robustness(problem, order, noise, request.draws, request.seed) for noise in noises)
-    return plain, tailed
+Row = tuple[str, Robustness, Robustness]
+"""Whose order, and what comes of it: without tails, with tails."""
 
 
-def _figures(
-    problem: Problem, request: RobustRequest, rows: Sequence[tuple[str, Robustness, Robustness]]
-) -> dict[str, object]:
+def _figures(options: argparse.Namespace, problem: Problem, rows: Sequence[Row]) -> dict[str, object]:
     return {
         "name": problem.name,
-        "sigma": request.noise.sigma,
-        "tail": request.tail,
-        "draws": request.draws,
-        "seed": request.seed,
+        "sigma": options.sigma,
+        "tail": options.tail,
+        "draws": options.draws,
+        "seed": options.seed,
         "contention": contention_figures(problem.contention),
         "orders": {by: {"errors": asdict(plain), "errors_and_tails": asdict(tailed)} for by, plain, tailed in rows},
     }
 
 
-def robust_table(
-    problem: Problem, sigma: float, tail: float, draws: int, rows: Sequence[tuple[str, Robustness, Robustness]]
-) -> Table:
+def _table(options: argparse.Namespace, problem: Problem, rows: Sequence[Row]) -> Table:
     """Two lines per order: predicted step, mean and 95th percentile; the same where collectives are delayed too."""
     table = captioned_table(
         title=f"{printable(problem.name)}: the step when predicted times are wrong",
         caption=with_contention_line(
-            f"Simulated: {draws:,} replays of each order, all with the same errors: log-normal, 1 on average, "
-            f"sigma {sigma:g}. With tails: {100 * tail:g} % of the collectives take twice as long on average, too.",
+            f"Simulated: {options.draws:,} replays of each order, all with the same errors: log-normal, 1 on average, "
+            f"sigma {options.sigma:g}. With tails: {100 * options.tail:g} % of the collectives take twice as long "
+            "on average, too.",
             problem.contention,
         ),
         numbers=("predicted", "mean", "", "95 %"),

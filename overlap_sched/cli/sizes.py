@@ -12,11 +12,7 @@ _MICROSECONDS = {"us": 1.0, "ms": 1e3, "s": 1e6}
 
 
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
-    """A memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak.
-
-    Raises:
-        OptionsError: Not a size, or more than 2**60 bytes.
-    """
+    """A memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
     meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
     found = size_given(option, text, original_peak_bytes, meant)
     if found > MAX_TOTAL_BYTES:
@@ -25,11 +21,7 @@ def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
 
 
 def time_us(option: str, text: str) -> float:
-    """A time in microseconds: ``"120ms"`` -> 120000.0.
-
-    Raises:
-        OptionsError: Not a time with a unit.
-    """
+    """A time in microseconds: ``"120ms"`` -> 120000.0."""
     match = _TIME.fullmatch(text)
     us = math.inf if match is None else float(match[1]) * _MICROSECONDS[match[2]]
     if not math.isfinite(us):

@@ -3,13 +3,14 @@
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from overlap_sched.cli.contention import contention_given
 from overlap_sched.cli.parser import in_flags
 from overlap_sched.cost import CostModel, Price
-from overlap_sched.cost.cluster.description import MeshDimension
+from overlap_sched.cost.cluster.description import Cluster, MeshDimension
+from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.cost.profile.times import Profile
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options, RewriteKind, close_to
@@ -23,34 +24,21 @@ FISSION = "fission"
 """A kind of ``fit --kinds``, of dumps alone: a problem file has no shapes."""
 BATCH = "batch"
 """Another one: fission of all that can be cut along the batch, where sums over it are split: rounded otherwise."""
-"""A third one: several products as one: rounded otherwise."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """An input and how to read it; ``None`` and empty: as the file says.
+    """An input and how to read it; ``None`` and empty: as the file says. Most fields are the options of that name.
 
     Attributes:
         path: A problem file (JSON, plain or gzipped) or a graph dump (``.py`` or ``.txt``, plain or gzipped).
         backward: Of a dump of a forward graph, that of its backward graph: both are read as one step.
-        comm_scale: Every collective takes so many times as long.
-        memory_model: Dumps are lifted in it (default ``runtime``); a problem file is in one model already.
         groups: Of a dump, per process group its size, its ranks, or the dimension of the mesh that it is.
-        sizes: Of a dump, the values of data-dependent sizes, by symbol or node.
-        graph: Of a dump with several graphs, which one, from 1.
-        packages: Of a dump, Python packages to import first: they register operators that the graph uses.
-        device: Of a dump, the device that it is to run on (:data:`overlap_sched.cost.DEVICES`).
-        fusion: Of a dump, whether nodes are priced by the kernels that TorchInductor would make of them (``inductor``,
-            the default) or one by one (``none``).
-        cluster: Of a dump, the cluster that it is to run on: a file, or the name of one that is shipped; ``None``: the
-            one assumed (:data:`overlap_sched.cost.cluster.file.ASSUMED`).
-        mesh: Of a dump, the dimensions of its device mesh, outermost first; empty: as the cluster says.
         cluster_contention: Whether the cluster's own contention counts.
         prices_anew: Of a problem file, too: the command prices its collectives for the cluster.
         fissions: Whether to look for sub-graphs of a dump that can run in parts.
         batches: Whether to look how much of a dump can run in parts along its batch, or along experts' tokens.
         contention: Replaces the file's, key by key.
-        limits: How large the input may be.
         traces: Of the torch profiler, one per rank: times that replace the predicted ones where they have them.
     """
 
@@ -76,21 +64,6 @@ class Source:
 
 
 @dataclass(frozen=True)
-class PricedFor:
-    """What the nodes of a dump were priced for.
-
-    Attributes:
-        device: Its name.
-        cluster: The cluster's name; ``None``: none, a formula of latency and bandwidth prices collectives.
-        fusion: As of :class:`Source`.
-    """
-
-    device: str
-    cluster: str | None
-    fusion: str
-
-
-@dataclass(frozen=True)
 class Loaded:
     """A problem, and what a reader of its figures should know about how it was made.
 
@@ -99,7 +72,8 @@ class Loaded:
         prices: Per node, its time and where that comes from.
         notes: What was guessed, and what looks wrong.
         profile: What traces say of it, where there are any.
-        priced_for: Of a dump; ``None``: a problem file, which has its own times.
+        priced_for: Of a dump, by name the device, the cluster (``None``: a formula prices collectives) and the fusion;
+            ``None``: a problem file, which has its own times.
         model: Of a dump, what priced it; ``None``: the times are a file's.
         alike: Of a dump, what collectives must share to be bucketed (:func:`overlap_sched.fx.rewrites.alike_of`);
             ``None``: it is not known.
@@ -113,7 +87,7 @@ class Loaded:
     prices: tuple[Price, ...]
     notes: tuple[str, ...] = ()
     profile: Profile | None = None
-    priced_for: PricedFor | None = None
+    priced_for: Mapping[str, str | None] | None = None
     model: CostModel | None = None
     alike: Mapping[str, str] | None = None
     refuses: Refuses = nothing
@@ -123,11 +97,7 @@ class Loaded:
 
 
 def source_of(options: argparse.Namespace) -> Source:
-    """The input and how to read it, from the options.
-
-    Raises:
-        OptionsError: ``--slowdown`` or ``--link`` is not understood.
-    """
+    """The input and how to read it, from the options."""
     return Source(
         path=options.problem,
         backward=getattr(options, "backward", None),
@@ -151,12 +121,13 @@ def source_of(options: argparse.Namespace) -> Source:
     )
 
 
-def options_of(options: argparse.Namespace) -> Options:
-    """How to schedule; the memory model is left out, because it is the problem's unless one is given.
+def options_for(options: argparse.Namespace, problem: Problem) -> Options:
+    """How to schedule a problem, in its memory model unless one is given."""
+    return replace(options_of(options), memory_model=options.memory_model or problem.memory_model)
 
-    Raises:
-        OptionsError: A value is not one.
-    """
+
+def options_of(options: argparse.Namespace) -> Options:
+    """How to schedule; the memory model is left out, because it is the problem's unless one is given."""
     rewrites = rewrites_of(options)
     unknown = next((name for name in rewrites if name not in get_args(RewriteKind)), None)
     if unknown is not None:
@@ -179,6 +150,12 @@ def options_of(options: argparse.Namespace) -> Options:
         raise OptionsError(in_flags(str(error))) from None
 
 
+def cluster_named(options: argparse.Namespace, otherwise: str) -> Cluster:
+    """The cluster of ``--cluster``, or else the shipped one of that name, with the mesh of ``--mesh``."""
+    cluster = read_cluster(options.cluster or otherwise)
+    return replace(cluster, mesh=options.mesh) if options.mesh else cluster
+
+
 def rewrites_of(options: argparse.Namespace) -> tuple[RewriteKind, ...]:
     """Return what ``--rewrites`` names; nothing for commands that do not have it. :class:`Options` checks the names."""
     text: str = getattr(options, "rewrites", "")
@@ -186,11 +163,7 @@ def rewrites_of(options: argparse.Namespace) -> tuple[RewriteKind, ...]:
 
 
 def check_input(options: argparse.Namespace) -> None:
-    """Refuse options that are wrong by themselves, before anything is read.
-
-    Raises:
-        OptionsError: A value is out of its range, or an option lacks another one.
-    """
+    """Refuse options that are wrong by themselves, before anything is read."""
     source = source_of(options)
     if hasattr(options, "headroom"):
         options_of(options)

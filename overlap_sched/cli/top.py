@@ -8,24 +8,14 @@ TOP = 10
 
 
 def add_top(parser: argparse.ArgumentParser, first: str, every: str) -> None:
-    """Add both; they exclude each other.
-
-    Args:
-        parser: Of the command.
-        first: What ``--top N`` shows, for its help.
-        every: What ``--all`` shows.
-    """
+    """Add both; they exclude each other."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--top", type=int, metavar="N", help=f"{first} (default: {TOP}; 0: only the totals)")
     which.add_argument("--all", action="store_true", help=every)
 
 
 def check_top(options: argparse.Namespace, what: str) -> None:
-    """Refuse a number that cannot be.
-
-    Raises:
-        OptionsError: It is negative; ``what`` says what is counted.
-    """
+    """Refuse a number that cannot be."""
     if options.top is not None and options.top < 0:
         raise OptionsError(f"--top is {options.top}; it is a number of {what}, 0 or more.")
 

@@ -1,38 +1,30 @@
 """``overlap-sched whatif``: its options, and what it answers."""
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
+from rich.table import Table
 
-from overlap_sched.analysis.whatif import AXES, whatif
+from overlap_sched.analysis.whatif import AXES, WhatIfPoint, whatif
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import shortened
-from overlap_sched.cli.source import options_of
+from overlap_sched.cli.source import cluster_named, options_for
 from overlap_sched.cost import H100
-from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.cluster.file import ASSUMED, read_cluster
+from overlap_sched.cost.cluster.file import ASSUMED
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import Options
-from overlap_sched.problem import MemoryModel, Problem
-from overlap_sched.report.words.whatif import whatif_answer, whatif_figures, whatif_table
+from overlap_sched.peak_memory.allocator.reserved import replay_allocator
+from overlap_sched.problem import Order, Problem
+from overlap_sched.report.table import captioned_table
+from overlap_sched.report.units import change, duration, from_to, printable, size
+from overlap_sched.report.words.contention import contention_figures, with_contention_line
+from overlap_sched.report.words.schedule import gap_percent
+from overlap_sched.scheduler.result import Figures
 
 MAX_POINTS = 256
 _MAX_RANKS = 2**20
-
-
-@dataclass(frozen=True)
-class WhatIfRequest:
-    """What was asked for."""
-
-    options: Options
-    memory_model: MemoryModel | None
-    cluster: Cluster
-    vary: dict[str, tuple[float, ...]]
-    contention: bool
-    plot: str | None
-    json: bool
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,46 +44,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def request_of(options: argparse.Namespace) -> WhatIfRequest:
-    """The options, checked before anything is read.
-
-    Raises:
-        OptionsError: ``--vary`` is not understood, or asks for too much. ClusterError: the cluster is none.
-    """
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that cannot be, before anything is read."""
     if options.comm_scale != 1.0:
         raise OptionsError("--comm-scale: whatif prices collectives anew. Give --vary network=FACTOR instead.")
+    points = math.prod(map(len, _varied(options).values()))
+    if points > MAX_POINTS:
+        raise OptionsError(f"--vary: that makes {points} combinations, {MAX_POINTS} at most. Give fewer values.")
+    cluster_named(options, ASSUMED[H100.name])
+
+
+def answer(
+    options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]
+) -> str | tuple[RenderableType, ...]:
+    """Price and schedule each combination; what to print: JSON, or a table and a sentence."""
+    cluster, wanted = cluster_named(options, ASSUMED[H100.name]), options_for(options, problem)
+    points = whatif(problem, cluster, _varied(options), wanted, not options.no_contention, tell)
+    if options.plot:
+        from overlap_sched.report.pictures.curves import plot_whatif
+
+        tell(f"drawing {options.plot}")
+        plot_whatif(points, cluster.name, options.plot)
+    if options.json:
+        return as_json("whatif", _figures(points, cluster.name))
+    return (_table(points, cluster.name), whatif_answer(points))
+
+
+def _varied(options: argparse.Namespace) -> dict[str, tuple[float, ...]]:
     vary: dict[str, tuple[float, ...]] = {}
     for text in options.vary or ["network=0.25..4"]:
         what, values = _axis(text)
         if what in vary:
             raise OptionsError(f"--vary {shortened(text)}: {what} is varied already. Give it once.")
         vary[what] = values
-    points = 1
-    for values in vary.values():
-        points *= len(values)
-    if points > MAX_POINTS:
-        raise OptionsError(f"--vary: that makes {points} combinations, {MAX_POINTS} at most. Give fewer values.")
-    cluster = read_cluster(options.cluster or ASSUMED[H100.name])
-    if options.mesh:
-        cluster = replace(cluster, mesh=options.mesh)
-    contention = not options.no_contention
-    return WhatIfRequest(
-        options_of(options), options.memory_model, cluster, vary, contention, options.plot, options.json
-    )
-
-
-def answer(request: WhatIfRequest, problem: Problem, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
-    """Price and schedule each combination; what to print: JSON, or a table and a sentence."""
-    options = replace(request.options, memory_model=request.memory_model or problem.memory_model)
-    points = whatif(problem, request.cluster, request.vary, options, request.contention, tell)
-    if request.plot:
-        from overlap_sched.report.pictures.curves import plot_whatif
-
-        tell(f"drawing {request.plot}")
-        plot_whatif(points, request.cluster.name, request.plot)
-    if request.json:
-        return as_json("whatif", whatif_figures(points, request.cluster.name))
-    return (whatif_table(points, request.cluster.name), whatif_answer(points))
+    return vary
 
 
 def _axis(text: str) -> tuple[str, tuple[float, ...]]:
@@ -122,3 +108,83 @@ def _powers(first: float, last: float) -> tuple[float, ...]:
         found.append(first)
         first *= 2
     return tuple(found)
+
+
+def _table(points: Sequence[WhatIfPoint], cluster: str) -> Table:
+    """One line per variant: step, exposed time, memory, and the gap to the lower bound."""
+    names = list(points[0].varied)
+    problem = points[0].found.problem
+    table = captioned_table(
+        title=f"{printable(problem.name)} on {printable(cluster)}",
+        caption=with_contention_line(
+            "Simulated, collectives priced anew for each line: the original order -> ours. Exposed and peak: of ours. "
+            "Reserved: what torch's caching allocator would reserve more (plain segments). Gap: above the lower bound.",
+            problem.contention,
+        ),
+        numbers=(*names, "step", "exposed", "peak", "reserved", "gap"),
+    )
+    for point in points:
+        found = point.found
+        before, after = found.original, found.scheduled
+        table.add_row(
+            *(_value(name, value) for name, value in point.varied.items()),
+            from_to(duration(before.step_us), duration(after.step_us)),
+            duration(after.exposed_us),
+            size(after.peak_bytes),
+            change(*(_reserved_bytes(point, order) for order in (problem.original_order, found.order))),
+            f"{gap_percent(found.scheduled.step_us, found.lower_bound_us):.2f} %",
+        )
+    return table
+
+
+def whatif_answer(points: Sequence[WhatIfPoint]) -> str:
+    """Say what it brings, in a sentence."""
+    ordered = sorted(points, key=lambda point: point.found.scheduled.step_us)
+    if len(ordered) == 1:
+        return f"The step with {_at(ordered[0])}."
+    return f"The shortest step is that with {_at(ordered[0])}; the longest that with {_at(ordered[-1])}."
+
+
+def _at(point: WhatIfPoint) -> str:
+    varied = ", ".join(f"{name} {_value(name, value)}" for name, value in point.varied.items())
+    return f"{varied}: {duration(point.found.scheduled.step_us)}"
+
+
+def _figures(points: Sequence[WhatIfPoint], cluster: str) -> dict[str, Any]:
+    """The same as data."""
+    problem = points[0].found.problem
+    return {
+        "name": problem.name,
+        "cluster": cluster,
+        "memory_model": problem.memory_model,
+        "contention": contention_figures(problem.contention),
+        "points": [_point_figures(point) for point in points],
+    }
+
+
+def _point_figures(point: WhatIfPoint) -> dict[str, Any]:
+    def side(figures: Figures, order: Order) -> Mapping[str, float]:
+        return {
+            "step_us": figures.step_us,
+            "exposed_us": figures.exposed_us,
+            "peak_bytes": figures.peak_bytes,
+            "reserved_bytes": _reserved_bytes(point, order),
+        }
+
+    found = point.found
+    return {
+        "varied": dict(point.varied),
+        "original": side(found.original, found.problem.original_order),
+        "scheduled": side(found.scheduled, found.order),
+        "lower_bound_us": found.lower_bound_us,
+        "gap_percent": gap_percent(found.scheduled.step_us, found.lower_bound_us),
+        "fell_back": found.fell_back,
+    }
+
+
+def _reserved_bytes(point: WhatIfPoint, order: Order) -> int:
+    return replay_allocator(point.found.problem, order).reserved_bytes
+
+
+def _value(name: str, value: float) -> str:
+    return f"{value:g}" if name == "ranks" else f"x{value:g}"

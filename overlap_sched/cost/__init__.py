@@ -10,14 +10,16 @@ from overlap_sched.cost.device import (
     DEVICES,
     H100,
     H200,
+    HGX,
     RTX_3090,
     RTX_3090_TF32,
     XEON_8480,
     Device,
+    Link,
+    Network,
     device_named,
 )
 from overlap_sched.cost.model import Collective, Compute, CostModel, ExplainingModel, Pricer, Roofline
-from overlap_sched.cost.network import HGX, Link, Network
 from overlap_sched.cost.price import FREE, Price, Source
 
 __all__ = [

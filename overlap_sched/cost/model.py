@@ -4,8 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from overlap_sched.cost.device import H100, Device
-from overlap_sched.cost.network import HGX, Network
+from overlap_sched.cost.device import H100, HGX, Device, Network
 from overlap_sched.cost.price import FREE, Price
 from overlap_sched.problem import Group
 

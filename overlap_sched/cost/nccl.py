@@ -130,13 +130,7 @@ def setting(cluster: Cluster, ranks: int, nodes: int) -> Setting:
 
 
 def nccl_us(op: str, nbytes: int, where: Setting) -> tuple[NcclVariant, float, float]:
-    """The way that NCCL takes, its latency, and the time of the bytes (microseconds).
-
-    Args:
-        op: Operator: ``"all_gather_into_tensor"``. Those that are no collective of NCCL's are sends.
-        nbytes: The larger of input and output.
-        where: A group of two ranks or more.
-    """
+    """The way that NCCL takes, its latency, and the time of the bytes (microseconds)."""
     found = [(way, *way.time_us(nbytes, where.ranks)) for way in ways(kind_of(op) or _other(op), where)]
     return min(found, key=lambda one: one[1] + one[2])
 

@@ -23,7 +23,7 @@ WORDS = {
     "nothing": "rounding",
 }
 """What each cause is, for people."""
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """Relative to the step: stall time below this comes from adding up floating-point numbers."""
 
 
@@ -54,7 +54,7 @@ def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision])
     for decision in decisions:
         for name, us in stalls_by_cause(problem, timeline, decision, last_us).items():
             total_us[name] = total_us.get(name, 0.0) + us
-            number[name] = number.get(name, 0) + (us > _ROUNDING * timeline.step_us)
+            number[name] = number.get(name, 0) + (us > ROUNDING * timeline.step_us)
     made = (Cause(name, us, number[name]) for name, us in total_us.items() if us > 0)
     return tuple(sorted(made, key=lambda cause: (-cause.exposed_us, cause.name)))
 

@@ -52,11 +52,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def make_folder(path: str | Path) -> None:
-    """Make a folder, and those that it is in.
-
-    Raises:
-        OutputError: It cannot be made, or is a file.
-    """
+    """Make a folder, and those that it is in."""
     try:
         Path(nameable(path)).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,9 +78,5 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def write_order(path: str | Path, problem: Problem, order: Order) -> None:
-    """Write an order as a JSON list of node names; ``robust``, ``report`` and ``diff`` read it.
-
-    Raises:
-        OutputError: As of :func:`write_file`.
-    """
+    """Write an order as a JSON list of node names; ``robust``, ``report`` and ``diff`` read it."""
     write_file(path, (json.dumps(problem.names(order), separators=(",", ":")) + "\n").encode())

@@ -22,20 +22,19 @@ from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.peak import KINDS, PeakKind, StructuralKinds, idle_steps
 from overlap_sched.problem import Problem
 
-MemoryKind = PeakKind
-MEMORY_KINDS: tuple[MemoryKind, ...] = KINDS
+MEMORY_KINDS: tuple[PeakKind, ...] = KINDS
 """All kinds, in the order in which pictures stack them."""
-IN_FLIGHT: MemoryKind = "collectives in flight"
+IN_FLIGHT: PeakKind = "collectives in flight"
 
 
-def memory_kinds(problem: Problem) -> tuple[MemoryKind, ...]:
+def memory_kinds(problem: Problem) -> tuple[PeakKind, ...]:
     """Per storage its kind while no collective holds it: never :data:`IN_FLIGHT`.
 
     What nobody makes (it is never live) is a temporary. *Saved activations* are temporaries that nobody touches for a
     while in the original order (:func:`overlap_sched.peak_memory.peak.idle_steps`), and inputs that may be freed.
     """
     structure, ranges = StructuralKinds(problem), LiveRanges(problem)
-    kinds: list[MemoryKind] = ["temporaries"] * len(problem.storages)
+    kinds: list[PeakKind] = ["temporaries"] * len(problem.storages)
     for span in ranges.of(problem.original_order):
         kind = structure.kind(span.storage)
         if kind == "temporaries" and _is_saved(span, ranges.users[span.storage], idle_steps(problem)):
@@ -49,7 +48,7 @@ def _is_saved(span: LiveRange, users: Sequence[int], steps: float) -> bool:
     return any(after - before >= steps for before, after in pairwise(touched))
 
 
-def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[MemoryKind, list[int]]:
+def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[PeakKind, list[int]]:
     """Per kind the bytes live while each step of a valid order runs.
 
     At each step the kinds add up to :func:`overlap_sched.judge.liveness.memory_profile`. O(nodes + uses of storages).

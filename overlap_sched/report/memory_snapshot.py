@@ -57,11 +57,7 @@ def write_memory_snapshot(schedule: Schedule, path: str | Path, original: Proble
 
 
 def memory_snapshot(schedule: Schedule, original: Problem | None = None) -> dict[str, Any]:
-    """The same as data.
-
-    Raises:
-        OptionsError: As above.
-    """
+    """The same as data."""
     problem = schedule.problem
     if problem.memory_model != "runtime":
         raise OptionsError(

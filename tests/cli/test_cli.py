@@ -16,7 +16,7 @@ from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Node, Problem
 from tests.scheduler.test_reserve import large_layers
-from tests.support.command import run
+from tests.support.command import Command, run
 
 ROOT = Path(__file__).parents[2]
 KEYS = [
@@ -57,22 +57,18 @@ def test_out_is_a_list_of_names_that_the_judge_can_read(problem: str, tmp_path: 
     assert sorted(names) == sorted(node.name for node in EXAMPLE.nodes)
 
 
-def test_what_is_not_taken_stands_above_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_taken_stands_above_the_table(tmp_path: Path, cli: Command) -> None:
     path = str(tmp_path / "layers.json")
     write_problem(large_layers(6, 64), path)
-    assert run("plan", path, "--comm-scale", "3") == 0
-    assert capsys.readouterr().out.startswith("A faster order was not taken: ")
-    assert run("plan", path, "--comm-scale", "3", "--json") == 0
-    faster = json.loads(capsys.readouterr().out)["faster"]
-    assert run("plan", path, "--comm-scale", "3", "--json", "--allocator", "none") == 0
-    free = json.loads(capsys.readouterr().out)
+    assert cli.out("plan", path, "--comm-scale", "3").startswith("A faster order was not taken: ")
+    faster = cli.json("plan", path, "--comm-scale", "3")["faster"]
+    free = cli.json("plan", path, "--comm-scale", "3", "--allocator", "none")
     assert (faster["step_us"], free["faster"]) == (free["step_us"], None)
     assert faster["lacks_bytes"] > 2**30
 
 
-def test_a_table_for_people(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", problem) == 0
-    out = capsys.readouterr().out
+def test_a_table_for_people(problem: str, cli: Command) -> None:
+    out = cli.out("plan", problem)
     assert "example: 10 nodes, 2 collectives on 1 process group" in out
     assert "peak memory" in out
     assert "Simulated, in the runtime memory model." in " ".join(out.split())
@@ -91,16 +87,14 @@ def test_comm_scale_makes_collectives_slower(problem: str, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out)["original_step_us"] == 110 + 2 * 160
 
 
-def test_a_base_with_less_memory(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_with_less_memory(problem: str, cli: Command) -> None:
     def planned(base: str) -> tuple[float, int, int]:
-        assert run("plan", problem, "--json", "--strict", "--base", base) == 0
-        figures = json.loads(capsys.readouterr().out)
+        figures = cli.json("plan", problem, "--strict", "--base", base)
         return figures["step_us"], figures["peak_bytes"] >> 20, figures["original_peak_bytes"] >> 20
 
     assert planned("original") == planned("memory") == (150.0, 21, 21)
     assert planned("memory-peak") == (190.0, 18, 21)
-    assert run("explain", problem, "--peak", "--base", "memory-peak") == 0
-    assert "18.0 MiB" in capsys.readouterr().out.splitlines()[0]
+    assert "18.0 MiB" in cli.out("explain", problem, "--peak", "--base", "memory-peak").splitlines()[0]
 
 
 def test_options_are_named_as_in_the_library(problem: str) -> None:
@@ -111,20 +105,17 @@ def test_options_are_named_as_in_the_library(problem: str) -> None:
     assert called.call_args.args[1] == Options(**given, strict=True, rewrites=())  # type: ignore[arg-type]
 
 
-def test_explain_prints_the_most_exposed_first_or_one(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("explain", problem) == 0
-    assert capsys.readouterr().out.startswith("example: 2 collectives, ")
-    assert run("explain", problem, "gather") == 0
-    assert capsys.readouterr().out.startswith("gather: all_gather_into_tensor on group fsdp of 8, 8.0 MiB, 40.0 us\n")
+def test_explain_prints_the_most_exposed_first_or_one(problem: str, cli: Command) -> None:
+    assert cli.out("explain", problem).startswith("example: 2 collectives, ")
+    assert cli.out("explain", problem, "gather").startswith(
+        "gather: all_gather_into_tensor on group fsdp of 8, 8.0 MiB, 40.0 us\n"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".problem", ".txt"])
-def test_problem_files_are_known_by_name_or_content(
-    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_problem_files_are_known_by_name_or_content(suffix: str, tmp_path: Path, cli: Command) -> None:
     write_problem(EXAMPLE, tmp_path / f"p{suffix}")
-    assert run("plan", str(tmp_path / f"p{suffix}"), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "example"
+    assert cli.json("plan", str(tmp_path / f"p{suffix}"))["name"] == "example"
 
 
 def test_gzipped_content_under_another_name(tmp_path: Path) -> None:
@@ -134,21 +125,18 @@ def test_gzipped_content_under_another_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [None, "tracker"])
-def test_the_memory_model_is_that_of_the_file(
-    asked: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_memory_model_is_that_of_the_file(asked: str | None, tmp_path: Path, cli: Command) -> None:
     tracked = Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker")
     write_problem(tracked, tmp_path / "t.json")
-    assert run("plan", str(tmp_path / "t.json"), "--json", *(("--memory-model", asked) if asked else ())) == 0
-    assert json.loads(capsys.readouterr().out)["memory_model"] == "tracker"
+    assert (
+        cli.json("plan", str(tmp_path / "t.json"), *(("--memory-model", asked) if asked else ()))["memory_model"]
+        == "tracker"
+    )
 
 
-def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", problem, "--memory-model", "tracker") == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("overlap-sched: error: problem 'example' is in the 'runtime' memory model, but 'tracker' was")
-    assert err.count("\n") == 1
+def test_asking_for_the_other_memory_model_is_an_error(problem: str, cli: Command) -> None:
+    said = cli.refused("plan", problem, "--memory-model", "tracker")
+    assert said.startswith("problem 'example' is in the 'runtime' memory model, but 'tracker' was")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +164,11 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
             "--base is 'memory' and --budget is 'profile': an order with a lower peak is not lower at every position. "
             "Use --budget peak, or --base original.",
         ),
+        (
+            ["plan", "{file}", "--fusion", "inductor"],
+            "{file} is a problem file: it has its own groups, sizes and times. "
+            "Leave --group, --size, --graph, --import, --device and --fusion out.",
+        ),
         (["plan", "{file}", "--comm-scale", "nan"], "--comm-scale is nan; it is a factor, 0 or more."),
         (["plan", "{file}", "--comm-scale", "-1"], "--comm-scale is -1.0; it is a factor, 0 or more."),
         (
@@ -196,37 +189,17 @@ def test_asking_for_the_other_memory_model_is_an_error(problem: str, capsys: pyt
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, problem: str, tmp_path: Path, cli: Command
 ) -> None:
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"format": "overlap-problem/1"' * 20)[:-12])
     (tmp_path / "notes.md").write_text("# Notes\n")
     places = {"dir": str(tmp_path), "file": problem}
-    assert run(*(argument.format(**places) for argument in arguments)) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == f"overlap-sched: error: {message.format(**places)}\n"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["plan"],
-        ["plan", "x.json", "--budget", "tight"],
-        ["plan", "x.json", "--base", "low"],
-        ["plan", "x.py", "--group", "fsdp"],
-        ["replan", "x.json"],
-    ],
-)
-def test_bad_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*arguments) == 2
-    assert "overlap-sched" in capsys.readouterr().err
+    assert cli.refused(*(argument.format(**places) for argument in arguments)) == message.format(**places)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["explain", "--help"]])
-def test_help_documents_the_exit_codes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*arguments) == 0
-    out = capsys.readouterr().out
+def test_help_documents_the_exit_codes(arguments: list[str], cli: Command) -> None:
+    out = cli.out(*arguments)
     for code in ("0 ", "1 ", "2 ", "70 ", "130 ", "141 "):
         assert f"\n  {code}" in out
 
@@ -264,12 +237,10 @@ def test_strict_fails_and_writes_nothing(problem: str, tmp_path: Path, capsys: p
     assert not (tmp_path / "order.json").exists()
 
 
-def test_a_graph_without_collectives_is_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_without_collectives_is_fine(tmp_path: Path, cli: Command) -> None:
     write_problem(Problem("alone", (Node("mm", Kind.COMPUTE, time_us=3.0),), ()), tmp_path / "alone.json")
-    assert run("plan", str(tmp_path / "alone.json"), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["gap_percent"] == 0.0
-    assert run("explain", str(tmp_path / "alone.json")) == 0
-    assert "alone: 0 collectives" in capsys.readouterr().out
+    assert cli.json("plan", str(tmp_path / "alone.json"))["gap_percent"] == 0.0
+    assert "alone: 0 collectives" in cli.out("explain", str(tmp_path / "alone.json"))
 
 
 def test_a_bug_shows_its_traceback_and_asks_for_a_report(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,12 +257,11 @@ def test_ctrl_c_is_quiet(problem: str, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "overlap-sched: interrupted\n"
 
 
-def test_names_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_cannot_command_the_terminal(tmp_path: Path, cli: Command) -> None:
     nodes = (Node("\x1b[2J[red]x", Kind.COLLECTIVE, time_us=1.0, group="g"), Node("ü", Kind.WAIT, collective=0))
     write_problem(Problem("p\x07", nodes, (), {"g": Group(2, True)}), tmp_path / "p.json")
     assert run("plan", str(tmp_path / "p.json")) == 0
-    assert run("explain", str(tmp_path / "p.json")) == 0
-    out = capsys.readouterr().out
+    out = cli.out("explain", str(tmp_path / "p.json"))
     assert "\x1b" not in out
     assert "\x07" not in out
     assert "\\x1b[2J[red]x: collective on group g of 2" in out

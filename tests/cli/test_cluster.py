@@ -1,22 +1,14 @@
 """``--cluster``, ``--mesh`` and ``--no-contention``: what they change, and what is refused."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from overlap_sched.cli.command import main
 from overlap_sched.problem.file import read_problem
+from tests.support.command import Command
 
 pytest.importorskip("torch")
-from tests.cli.test_dump import DUMP
-
-
-@pytest.fixture
-def dump(tmp_path: Path) -> str:
-    path = tmp_path / "layer.py"
-    path.write_text(DUMP)
-    return str(path)
 
 
 def saved(dump: str, *options: str) -> tuple[list[float], object, object]:
@@ -59,13 +51,12 @@ def test_what_is_assumed_is_said_with_the_flag_that_changes_it(dump: str, capsys
     assert saved(dump, "--group", "0=64") == saved(dump, "--group", "0=64", "--cluster", "dgx-h100")
 
 
-def test_a_group_by_its_dimension(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_by_its_dimension(dump: str, cli: Command, capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--mesh", "fsdp=64,tp=8", "--cluster", "dgx-h100")
     _, group, _ = saved(dump, "--group", "0=fsdp", *given)
     assert (group.size, group.nodes) == (64, 64)  # type: ignore[attr-defined]
     assert "not known" not in capsys.readouterr().err
-    assert main(["plan", dump, "--group", "0=ep", *given]) == 2
-    assert "the mesh is fsdp=64, tp=8: it has no 'ep'." in capsys.readouterr().err
+    assert "the mesh is fsdp=64, tp=8: it has no 'ep'." in cli.refused("plan", dump, "--group", "0=ep", *given)
 
 
 @pytest.mark.parametrize(
@@ -77,17 +68,14 @@ def test_a_group_by_its_dimension(dump: str, capsys: pytest.CaptureFixture[str])
         (("--cluster", "gloo", "--device", "A100"), "--device A100: cluster gloo has its own device."),
     ],
 )  # fmt: skip
-def test_what_does_not_fit(dump: str, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", dump, *options]) == 2
-    assert capsys.readouterr().err.startswith(f"overlap-sched: error: {said}")
+def test_what_does_not_fit(dump: str, options: tuple[str, ...], said: str, cli: Command) -> None:
+    assert cli.refused("plan", dump, *options).startswith(f"{said}")
 
 
-def test_a_problem_file_has_its_own_times(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_file_has_its_own_times(problem: str, cli: Command) -> None:
     for options in (("--cluster", "gloo"), ("--mesh", "tp=8"), ("--no-contention",)):
-        assert main(["plan", problem, *options]) == 2
-        assert capsys.readouterr().err == (
-            f"overlap-sched: error: {problem} is a problem file: it has its own times. Leave --cluster, --mesh and "
-            "--no-contention out, or ask `overlap-sched whatif`, which prices its collectives anew.\n"
+        assert cli.refused("plan", problem, *options) == (
+            f"{problem} is a problem file: it has its own times. Leave --cluster, --mesh and "
+            "--no-contention out, or ask `overlap-sched whatif`, which prices its collectives anew."
         )
-    assert main(["whatif", problem, "--cluster", "gloo", "--vary", "network=1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["cluster"] == "gloo"
+    assert cli.json("whatif", problem, "--cluster", "gloo", "--vary", "network=1")["cluster"] == "gloo"

@@ -19,7 +19,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.report.words.contention import contention_line
 from tests.judge.test_contention import two_groups
-from tests.support.command import run
+from tests.support.command import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -93,10 +93,9 @@ def test_options_are_as_good_as_the_file_and_shown(
     ],
 )
 def test_steps_are_those_of_the_drawn_examples(
-    options: list[str], original_step_us: float, plain: str, capsys: pytest.CaptureFixture[str]
+    options: list[str], original_step_us: float, plain: str, cli: Command
 ) -> None:
-    assert run("plan", plain, "--json", *options) == 0
-    assert json.loads(capsys.readouterr().out)["original_step_us"] == original_step_us
+    assert cli.json("plan", plain, *options)["original_step_us"] == original_step_us
 
 
 @pytest.mark.parametrize(
@@ -113,11 +112,10 @@ def test_steps_are_those_of_the_drawn_examples(
     ],
 )
 def test_what_is_said_replaces_the_file_key_by_key(
-    options: list[str], contention: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], contention: object, tmp_path: Path, cli: Command
 ) -> None:
     path = written(two_groups(), SAME, tmp_path / "with.json")
-    assert run("plan", path, "--json", *options) == 0
-    assert json.loads(capsys.readouterr().out)["contention"] == contention
+    assert cli.json("plan", path, *options)["contention"] == contention
     assert read_problem(path).contention == SAME
 
 
@@ -174,18 +172,15 @@ NO_LINK = (
         ),
     ],
 )
-def test_errors_are_one_line(options: list[str], message: str, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", plain, *options) == 2
-    assert capsys.readouterr() == ("", f"overlap-sched: error: {message.format(file=plain)}\n")
+def test_errors_are_one_line(options: list[str], message: str, plain: str, cli: Command) -> None:
+    assert cli.refused("plan", plain, *options) == f"{message.format(file=plain)}"
 
 
 @pytest.mark.parametrize("command", ["explain", "frontier", "robust", "memory"])
-def test_every_command_refuses_them_alike(command: str, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(command, plain, "--link", "rail=fsdp,tp", "--slowdown", "0") == 2
-    assert capsys.readouterr() == ("", f"overlap-sched: error: --slowdown 0: {TOO_SMALL}\n")
-    assert run(command, plain, "--link", "rail=tp") == 2
-    assert capsys.readouterr().err.startswith(
-        f"overlap-sched: error: --link rail=tp: {plain} has no process group 'tp'"
+def test_every_command_refuses_them_alike(command: str, plain: str, cli: Command) -> None:
+    assert cli.refused(command, plain, "--link", "rail=fsdp,tp", "--slowdown", "0") == f"--slowdown 0: {TOO_SMALL}"
+    assert cli.refused(command, plain, "--link", "rail=tp").startswith(
+        f"--link rail=tp: {plain} has no process group 'tp'"
     )
 
 
@@ -230,11 +225,9 @@ def test_the_line(contention: Contention, line: str) -> None:
     assert contention_line(contention) == line
 
 
-def test_one_collective_explained_says_it_too(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("explain", plain, "gather", *OPTIONS) == 0
-    assert " ".join(capsys.readouterr().out.splitlines()[-2:]) == LINE
-    assert run("explain", plain, "gather") == 0
-    assert "ontention" not in capsys.readouterr().out
+def test_one_collective_explained_says_it_too(plain: str, cli: Command) -> None:
+    assert " ".join(cli.out("explain", plain, "gather", *OPTIONS).splitlines()[-2:]) == LINE
+    assert "ontention" not in cli.out("explain", plain, "gather")
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,20 +250,18 @@ def test_traces_and_pictures_say_it(plain: str, tmp_path: Path) -> None:
         assert "simulated with contention" in Path(picture).read_text()
 
 
-def test_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_dump(tmp_path: Path, cli: Command) -> None:
     pytest.importorskip("torch")
     from tests.cli.test_dump import DUMP
 
     (tmp_path / "layer.py").write_text(DUMP.replace("64, '0');  mm_1", "64, '1');  mm_1"))
     dump = [str(tmp_path / "layer.py"), "--group", "0=64", "--group", "1=64"]
-    assert run("plan", *dump, "--json", "--slowdown", "reduce_scatter=1.5", "--link", "rail=0,1") == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = cli.json("plan", *dump, "--slowdown", "reduce_scatter=1.5", "--link", "rail=0,1")
     slowdown = {"": 1.189, "reduce_scatter": 1.5}  # the cluster that is assumed says the rest
     assert figures["contention"] == {"slowdown": slowdown, "links": {"0": "rail", "1": "rail"}}
-    assert run("plan", *dump, "--link", "rail=0,2") == 2
-    assert capsys.readouterr().err == (
-        f"overlap-sched: error: --link rail=2: {dump[0]} has no process group '2'; its groups are '0', '1'. "
-        "Correct the name, or leave it out.\n"
+    assert cli.refused("plan", *dump, "--link", "rail=0,2") == (
+        f"--link rail=2: {dump[0]} has no process group '2'; its groups are '0', '1'. "
+        "Correct the name, or leave it out."
     )
 
 

@@ -1,12 +1,11 @@
 """``explain --costs`` and ``--fusion``."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from overlap_sched import Kind, Node, Problem, write_problem
-from tests.support.command import run
+from tests.support.command import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -27,25 +26,9 @@ def test_a_problem_file_has_its_own_times(problem: str, capsys: pytest.CaptureFi
     ]
 
 
-def test_all_or_none_of_the_nodes(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("explain", problem, "--costs", "--all") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 5 + 5
-    assert run("explain", problem, "--costs", "--top", "0") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--top", "-1"], "--top is -1; it is a number of nodes, 0 or more."),
-        (["gather"], "--costs lists nodes by their times, and one collective is named. Leave out one of the two."),
-    ],
-)
-def test_options_that_do_not_fit(
-    arguments: list[str], message: str, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("explain", problem, *arguments, "--costs") == 2
-    assert capsys.readouterr().err == f"overlap-sched: error: {message}\n"
+def test_all_or_none_of_the_nodes(problem: str, cli: Command) -> None:
+    assert len(cli.out("explain", problem, "--costs", "--all").splitlines()) == 5 + 5
+    assert len(cli.out("explain", problem, "--costs", "--top", "0").splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -93,9 +76,8 @@ def dump(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_dump_is_priced_by_predicted_kernels(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("explain", dump, "--costs", "--group", "0=64") == 0
-    assert capsys.readouterr().out.splitlines() == [
+def test_a_dump_is_priced_by_predicted_kernels(dump: str, cli: Command) -> None:
+    assert cli.out("explain", dump, "--costs", "--group", "0=64").splitlines() == [
         "layer: 8 nodes, compute 54.0 us, collectives 169.1 us (predicted)",
         "  collective  nccl          169.1 us  100.0 %  in 1",
         "  compute     roofline       28.9 us   53.6 %  in 1",
@@ -106,15 +88,6 @@ def test_a_dump_is_priced_by_predicted_kernels(dump: str, capsys: pytest.Capture
         "   28.9 us  roofline  arithmetic  17.2 GFLOP  68.0 MiB  mm (aten.mm.default)",
         "   25.0 us  fusion    memory               -  64.0 MiB  relu (aten.relu.default), part of the kernel of relu",
     ]
-    assert run("explain", dump, "--costs", "--group", "0=64", "--fusion", "none", "--json") == 0
-    plain = json.loads(capsys.readouterr().out)
+    plain = cli.json("explain", dump, "--costs", "--group", "0=64", "--fusion", "none")
     assert [cost["source"] for cost in plain["costs"]] == ["nccl"] + ["roofline"] * 3
     assert plain["compute_us"] == pytest.approx(54.0 + 25.0, abs=0.1)
-
-
-def test_fusion_is_a_question_of_dumps(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", problem, "--fusion", "inductor") == 2
-    assert capsys.readouterr().err == (
-        f"overlap-sched: error: {problem} is a problem file: it has its own groups, sizes and times. "
-        "Leave --group, --size, --graph, --import, --device and --fusion out.\n"
-    )

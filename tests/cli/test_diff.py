@@ -12,7 +12,8 @@ import pytest
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli.schemas import schema_text
 from overlap_sched.problem import Kind, Node, Problem
-from tests.support.command import run
+from tests.cli.test_narrow import assert_whole
+from tests.support.command import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 Write = Callable[[str, object], str]
@@ -58,20 +59,10 @@ def row(graph: str, step_us: float, **more: object) -> dict[str, object]:
     return {"graph": graph, "network": "x1", "memory_model": "runtime", "by": "ours", "step_us": step_us, **more}
 
 
-def refused(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The error of a command that prints nothing else."""
-    assert run("diff", *arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    return err.removeprefix("overlap-sched: error: ").removesuffix("\n")
-
-
-def as_json(*arguments: str, capsys: pytest.CaptureFixture[str], exit_code: int = 0) -> Any:
+def as_json(cli: Command, *arguments: str, code: int = 0) -> Any:
     """What ``--json`` prints, held against the schema."""
     jsonschema = pytest.importorskip("jsonschema")
-    assert run("diff", *arguments, "--json") == exit_code
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json("diff", *arguments, code=code)
     jsonschema.Draft202012Validator(json.loads(schema_text("diff"))).validate(found)
     return found
 
@@ -100,38 +91,26 @@ def test_two_orders(problem: str, orders: tuple[str, str], capsys: pytest.Captur
     assert "Exposed less: 2 collectives (-70.0 us); more: none." in text
     assert out.endswith(
         "\nLargest changes first:\n"
-        "\n"
-        "gather on group fsdp, 40.0 us\n"
-        "  exposed 40.0 → 0.0 us (-40.0 us)\n"
-        "  launch at 2 as in A, 0.0 → 0.0 us\n"
-        "  wait at 3 → 4 (1 later), 0.0 → 50.0 us\n"
-        "  A: launched at the start of the graph, and waited for too soon\n"
-        "  B: nothing: hidden\n"
-        "\n"
-        "scatter on group fsdp, 40.0 us\n"
-        "  exposed 40.0 → 10.0 us (-30.0 us)\n"
-        "  launch at 7 → 6 (1 earlier), 150.0 → 80.0 us\n"
-        "  wait at 8 as in A, 150.0 → 110.0 us\n"
-        "  both: at the end of the step: no compute is left to run meanwhile\n"
+        "\ngather on group fsdp, 40.0 us\n  exposed 40.0 → 0.0 us (-40.0 us)\n  launch at 2 as in A, 0.0 → 0.0 us\n"
+        "  wait at 3 → 4 (1 later), 0.0 → 50.0 us\n  A: launched at the start of the graph, and waited for too soon\n"
+        "  B: nothing: hidden\n\nscatter on group fsdp, 40.0 us\n"
+        "  exposed 40.0 → 10.0 us (-30.0 us)\n  launch at 7 → 6 (1 earlier), 150.0 → 80.0 us\n"
+        "  wait at 8 as in A, 150.0 → 110.0 us\n  both: at the end of the step: no compute is left to run meanwhile\n"
     )
 
 
-def test_so_many(problem: str, orders: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("diff", *orders, "--problem", problem, "--top", "1") == 0
-    out = capsys.readouterr().out
+def test_so_many(problem: str, orders: tuple[str, str], cli: Command) -> None:
+    out = cli.out("diff", *orders, "--problem", problem, "--top", "1")
     assert "The 1 largest change of 2 (--all shows every one):" in out
     assert "gather on" in out
     assert "scatter on" not in out
-    assert run("diff", *orders, "--problem", problem, "--top", "0") == 0
-    assert "gather on" not in capsys.readouterr().out
+    assert "gather on" not in cli.out("diff", *orders, "--problem", problem, "--top", "0")
     for rest, number in ((["--top", "1"], 1), ([], 2), (["--all"], 2), (["--top", "0"], 0)):
-        found = as_json(*orders, "--problem", problem, *rest, capsys=capsys)
+        found = as_json(cli, *orders, "--problem", problem, *rest)
         assert (found["collectives_changed"], len(found["collectives"])) == (2, number)
 
 
-def test_ten_are_shown_unless_all_are_asked_for(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ten_are_shown_unless_all_are_asked_for(write: Write, tmp_path: Path, cli: Command) -> None:
     nodes: list[Node] = []
     for k in range(12):
         nodes.append(Node(f"gather{k}", Kind.COLLECTIVE, (), (), (), 10.0, "all_gather", "fsdp"))
@@ -141,36 +120,29 @@ def test_ten_are_shown_unless_all_are_asked_for(
     write_problem(Problem("twelve", tuple(nodes), (), EXAMPLE.groups), path)
     names = [node.name for node in nodes]
     early = write("b.json", sorted(names, key=lambda name: not name.startswith("gather")))
-    assert run("diff", "original", early, "--problem", str(path)) == 0
-    out = capsys.readouterr().out
+    out = cli.out("diff", "original", early, "--problem", str(path))
     assert "The 10 largest changes of 11 (--all shows every one):" in out
     assert "11 launches (11 earlier, 0 later), 0 waits." in out
     assert out.count("  launch at ") == 10
-    assert run("diff", "original", early, "--problem", str(path), "--all") == 0
-    assert capsys.readouterr().out.count("  launch at ") == 11
+    assert cli.out("diff", "original", early, "--problem", str(path), "--all").count("  launch at ") == 11
 
 
-def test_the_largest_change_of_a_cause_is_first(
-    problem: str, orders: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_largest_change_of_a_cause_is_first(problem: str, orders: tuple[str, str], cli: Command) -> None:
     for pair in (orders, orders[::-1]):
-        assert run("diff", *pair, "--problem", problem) == 0
-        out = capsys.readouterr().out
+        out = cli.out("diff", *pair, "--problem", problem)
         assert out.index("launched at the start of the graph") < out.index("at the end of the step")  # 40 us, then 30
 
 
-def test_an_allocator_that_only_one_plan_has(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_allocator_that_only_one_plan_has(write: Write, cli: Command) -> None:
     more = [*PLANNED["reserved"], {"allocator": "as set", "reserved_bytes": 1}]  # type: ignore[misc]
     pair = write("a.json", PLANNED), write("b.json", {**PLANNED, "reserved": more})
     for before, after in (pair, pair[::-1]):
-        found = as_json(before, after, capsys=capsys)
+        found = as_json(cli, before, after)
         assert [figure["of"] for figure in found["figures"] if figure["name"] == "reserved"] == ["plain"]
 
 
-def test_the_original_order_has_a_name(
-    problem: str, orders: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = as_json("original", orders[1], "--problem", problem, capsys=capsys)
+def test_the_original_order_has_a_name(problem: str, orders: tuple[str, str], cli: Command) -> None:
+    found = as_json(cli, "original", orders[1], "--problem", problem)
     figures = [(figure["name"], figure["before"], figure["after"]) for figure in found["figures"][:2]]
     assert figures == [("step", 190.0, 120.0), ("exposed", 80.0, 10.0)]
     assert found["causes"] == [
@@ -185,37 +157,30 @@ def test_the_original_order_has_a_name(
     assert gather["after"] == {
         "position": 2, "launch_us": 0.0, "wait_position": 4, "wait_us": 50.0, "exposed_us": 0.0, "cause": "nothing",
     }  # fmt: skip
-    assert run("diff", orders[0], "original", "--problem", problem) == 0
-    assert "The two orders are the same." in capsys.readouterr().out
+    assert "The two orders are the same." in cli.out("diff", orders[0], "original", "--problem", problem)
 
 
-def test_options_of_the_input_count(problem: str, orders: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(*orders, "--problem", problem, "--comm-scale", "2", capsys=capsys)
+def test_options_of_the_input_count(problem: str, orders: tuple[str, str], cli: Command) -> None:
+    found = as_json(cli, *orders, "--problem", problem, "--comm-scale", "2")
     assert found["figures"][0]["before"] == 110 + 2 * 80
 
 
 @pytest.mark.slow
-def test_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    from tests.cli.test_dump import DUMP
-
-    dump, order = tmp_path / "layer.py", tmp_path / "order.json"
-    dump.write_text(DUMP)
-    assert run("plan", str(dump), "--out", str(order)) == 0
-    capsys.readouterr()
-    found = as_json("original", str(order), "--problem", str(dump), capsys=capsys)
+def test_a_dump(dump: str, tmp_path: Path, cli: Command) -> None:
+    order = str(tmp_path / "order.json")
+    assert run("plan", dump, "--out", order) == 0
+    found = as_json(cli, "original", order, "--problem", dump)
     assert found["figures"][0]["change"] <= 0
 
 
-def test_a_collective_that_nothing_waits_for(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_collective_that_nothing_waits_for(write: Write, tmp_path: Path, cli: Command) -> None:
     nodes = (
         Node("mm", Kind.COMPUTE, time_us=5.0),
         Node("reduce", Kind.COLLECTIVE, (), (), (), 10.0, "all_reduce", "fsdp"),
     )
     path = tmp_path / "alone.json"
     write_problem(Problem("alone", nodes, (), EXAMPLE.groups), path)
-    assert run("diff", "original", write("b.json", ["reduce", "mm"]), "--problem", str(path)) == 0
-    out = capsys.readouterr().out
+    out = cli.out("diff", "original", write("b.json", ["reduce", "mm"]), "--problem", str(path))
     assert "  launch at 1 → 0 (1 earlier), 5.0 → 0.0 us\n  wait at nothing in this graph\n" in out + "\n"
     assert "1 launch (1 earlier, 0 later), 0 waits." in out
 
@@ -226,44 +191,42 @@ def test_terminals(
     problem: str,
     orders: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Command,
 ) -> None:
     """Labels are whole words, figures are whole, nothing is wider than the terminal, and no colour in a pipe."""
     monkeypatch.setenv("COLUMNS", columns)
-    assert run("diff", *orders, "--problem", problem) == 0
-    out = capsys.readouterr().out
+    out = cli.out("diff", *orders, "--problem", problem)
     lines = out.splitlines()
     assert max(map(len, lines)) <= int(columns)
     assert "\x1b" not in out
     assert "…" not in out
     words = set(out.replace(",", " ").split())
     assert {"step", "exposed", "reserved", "plain", "expandable", "190.0", "120.0", "-36.8", "-58.3"} <= words
+    if columns == "40":
+        assert_whole(out, ("exposed, us", "reserved, expandable", "no compute is left to run meanwhile"))
 
 
-def test_two_plans(write: Write, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_plans(write: Write, problem: str, cli: Command) -> None:
     plans = []
     for headroom in ("0", "5MiB"):
-        assert run("plan", problem, "--headroom", headroom, "--json") == 0
-        plans.append(write(f"{headroom}.json", capsys.readouterr().out))
-    assert run("diff", *plans) == 0
-    text = " ".join(capsys.readouterr().out.split())
+        plans.append(write(f"{headroom}.json", cli.out("plan", problem, "--headroom", headroom, "--json")))
+    text = cli.words("diff", *plans)
     assert "example: 10 nodes" in text
     assert "step, us 150.0 120.0 -20.0 %" in text
     assert "original step, us 190.0 190.0 +0.0 %" in text
     assert "peak, MiB 21.0 26.0 +23.8 %" in text
     assert text.endswith("headroom_bytes: 0 in A, 5242880 in B")
-    found = as_json(*plans, capsys=capsys)
+    found = as_json(cli, *plans)
     assert (found["of"], found["name"], found["nodes"]) == ("plans", "example", 10)
     assert [figure["name"] for figure in found["figures"]] == [
         "step", "exposed", "peak", "reserved", "reserved", "gap", "original step", "original peak",
     ]  # fmt: skip
 
 
-def test_plans_of_two_graphs_where_asked_for(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_of_two_graphs_where_asked_for(write: Write, cli: Command) -> None:
     one = write("a.json", PLANNED)
     other = write("b.json", {**PLANNED, "nodes": 1200, "step_us": 180.0, "fell_back": True, "prices": {"from": "dump"}})
-    assert run("diff", one, other, "--any-graph") == 0
-    out = capsys.readouterr().out
+    out = cli.out("diff", one, other, "--any-graph")
     assert "layer: 10 → 1,200 nodes" in out
     assert out.endswith(
         "\nprices: {'from': 'problem file'} in A, {'from': 'dump'} in B\n"
@@ -271,7 +234,7 @@ def test_plans_of_two_graphs_where_asked_for(write: Write, capsys: pytest.Captur
     )
 
 
-def test_two_records(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_records(write: Write, cli: Command) -> None:
     before = [
         row("moe", 100.0, peak_bytes=2048),
         row("llama", 100.0),
@@ -281,8 +244,7 @@ def test_two_records(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     after = [row("llama", 90.0), row("moe", 103.0, peak_bytes=1024), row("same", 7.0), row("new", 2.0, exposed_us=1.0)]
     one = write("a.json", {**RECORD, "rows": before})
     other = write("b.json", {"rows": after})
-    assert run("diff", one, other) == 0
-    out = capsys.readouterr().out
+    out = cli.out("diff", one, other)
     text = " ".join(out.split())
     assert "a.json (2026-11-22, scripts/bench.py, abc1234)" in text
     assert "b.json (no date)" in text
@@ -290,38 +252,30 @@ def test_two_records(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     assert "step 1 1 1 -10.0 %" in text
     assert "peak 1 0 0 -50.0 %" in text
     assert out.endswith(
-        "Largest changes first:\n"
-        "\n"
-        "moe, x1, runtime, ours\n"
-        "  peak 2.0 → 1.0 KiB, -50.0 % (-1.0 KiB)\n"
-        "  step 100.0 → 103.0 us, +3.0 % (+3.0 us)\n"
-        "\n"
-        "llama, x1, runtime, ours\n"
-        "  step 100.0 → 90.0 us, -10.0 % (-10.0 us)\n"
-        "\n"
-        "Only in A: gone, x1, runtime, ours\n"
-        "\n"
-        "Only in B: new, x1, runtime, ours\n"
+        "Largest changes first:\n\n"
+        "moe, x1, runtime, ours\n  peak 2.0 → 1.0 KiB, -50.0 % (-1.0 KiB)\n  step 100.0 → 103.0 us, +3.0 % (+3.0 us)\n"
+        "\nllama, x1, runtime, ours\n  step 100.0 → 90.0 us, -10.0 % (-10.0 us)\n"
+        "\nOnly in A: gone, x1, runtime, ours\n\nOnly in B: new, x1, runtime, ours\n"
     )
-    assert run("diff", one, other, "--top", "1") == 0
-    assert "The 1 row with the largest changes of 2 (--all shows every one):" in capsys.readouterr().out
-    assert run("diff", one, one) == 0
-    assert "No row changed." in capsys.readouterr().out
-    found = as_json(one, other, "--fail-if", "step > +2%", capsys=capsys, exit_code=3)
+    assert "The 1 row with the largest changes of 2 (--all shows every one):" in cli.out(
+        "diff", one, other, "--top", "1"
+    )
+    assert "No row changed." in cli.out("diff", one, one)
+    found = as_json(cli, one, other, "--fail-if", "step > +2%", code=3)
     assert found["notes"] == ["Only in A: gone, x1, runtime, ours", "Only in B: new, x1, runtime, ours"]
     assert [figure["of"] for figure in found["failed"][0]["figures"]] == ["moe, x1, runtime, ours"]
 
 
-def test_the_committed_records(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_committed_records(cli: Command) -> None:
     """Of the kinds that are kept."""
     for path in sorted((Path(__file__).parents[2] / "docs" / "records").glob("*.json")):
-        found = as_json(str(path), str(path), "--fail-if", "step > +0%", capsys=capsys)
+        found = as_json(cli, str(path), str(path), "--fail-if", "step > +0%")
         assert found["figures"]
         assert all(figure["change"] == 0 for figure in found["figures"])
 
 
 def test_a_condition_that_holds_is_exit_code_3(
-    problem: str, orders: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    problem: str, orders: tuple[str, str], cli: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     conditions = ["--fail-if", "step > +1%", "--fail-if", "peak > +1MiB", "--fail-if", "reserved > +50%"]
     assert run("diff", *orders, "--problem", problem, *conditions) == 3
@@ -330,12 +284,11 @@ def test_a_condition_that_holds_is_exit_code_3(
     assert err.splitlines() == [
         "overlap-sched: failed: --fail-if 'peak > +1MiB': peak: 21.0 → 26.0 MiB, +23.8 % (+5.0 MiB), from A to B",
         "overlap-sched: failed: --fail-if 'reserved > +50%': reserved, plain (and of 1 other): 22.0 → 42.0 MiB, "
-        "+90.9 % "
-        "(+20.0 MiB), from A to B",
+        "+90.9 % (+20.0 MiB), from A to B",
     ]
     assert run("diff", *orders, "--problem", problem, *conditions[:2]) == 0
     assert capsys.readouterr().err == ""
-    found = as_json(*orders, "--problem", problem, *conditions, capsys=capsys, exit_code=3)
+    found = as_json(cli, *orders, "--problem", problem, *conditions, code=3)
     assert [failed["condition"] for failed in found["failed"]] == ["peak > +1MiB", "reserved > +50%"]
     assert found["failed"][0]["figures"][0]["change"] == 5 * 2**20
 
@@ -378,20 +331,17 @@ GIVE = f"Give {_AN_ORDER}, {_A_PLAN}, or {_A_RECORD}."
         (
             PLAN, '{"schema": "overlap-sched/plan/2"}', "",
             "B: is in the format overlap-sched/plan/2; this version reads overlap-sched/plan/1. Make it again with "
-            "this "
-            "version.",
+            "this version.",
         ),
         (
             PLAN, PLAN.replace('"nodes": 10', '"nodes": 11'), "",
             "A is a plan of layer (10 nodes), and B of layer (11 nodes): two graphs. Plan the same graph, or say "
-            "that the "
-            "figures are to be compared all the same: --any-graph.",
+            "that the figures are to be compared all the same: --any-graph.",
         ),
         (
             PLAN, PLAN.replace('"layer"', '"other"'), "",
             "A is a plan of layer (10 nodes), and B of other (10 nodes): two graphs. Plan the same graph, or say "
-            "that the "
-            "figures are to be compared all the same: --any-graph.",
+            "that the figures are to be compared all the same: --any-graph.",
         ),
         (
             PLAN.replace('"layer"', "7"), PLAN, "",
@@ -445,33 +395,29 @@ GIVE = f"Give {_AN_ORDER}, {_A_PLAN}, or {_A_RECORD}."
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared(
-    one: str, other: str, options: str, message: str, write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_compared(one: str, other: str, options: str, message: str, write: Write, cli: Command) -> None:
     names = write("a", one), write("b", other)
     with patch("overlap_sched.cli.command.load", side_effect=AssertionError("the problem was read")):
-        found = refused(*names, *options.split(), capsys=capsys)
+        found = cli.refused("diff", *names, *options.split())
     assert found.replace(names[0], "A").replace(names[1], "B") == message
 
 
-def test_orders_that_are_not_of_the_problem(
-    problem: str, orders: tuple[str, str], write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_orders_that_are_not_of_the_problem(problem: str, orders: tuple[str, str], write: Write, cli: Command) -> None:
     other, torn = write("other.json", ["w", "mm.2"]), write("torn.json", ["w"])
-    assert refused(orders[0], other, "--problem", problem, capsys=capsys) == (
+    assert cli.refused("diff", orders[0], other, "--problem", problem) == (
         f"{other}: 'mm.2' is not a node of problem 'example'. Was the order made for another graph?"
     )
-    assert refused(torn, orders[0], "--problem", problem, capsys=capsys) == (
+    assert cli.refused("diff", torn, orders[0], "--problem", problem) == (
         f"{torn}: the order cannot run on problem 'example': x never runs. Make it again."
     )
     missing = str(Path(problem).with_name("missing.json"))
-    assert refused(missing, orders[0], "--problem", problem, capsys=capsys) == (
+    assert cli.refused("diff", missing, orders[0], "--problem", problem) == (
         f"{missing}: cannot be read (No such file or directory). Check the path."
     )
-    assert refused(*orders, "--problem", missing, capsys=capsys).startswith(f"{missing}: cannot be read")
-    assert refused(*orders, "--problem", problem, "--max-input-bytes", "10", capsys=capsys).startswith(
+    assert cli.refused("diff", *orders, "--problem", missing).startswith(f"{missing}: cannot be read")
+    assert cli.refused("diff", *orders, "--problem", problem, "--max-input-bytes", "10").startswith(
         f"{orders[0]}: has more than 10 bytes"
     )
-    assert refused(*orders, "--problem", problem, "--fail-if", "step > 1", capsys=capsys).startswith(
+    assert cli.refused("diff", *orders, "--problem", problem, "--fail-if", "step > 1").startswith(
         "--fail-if 'step > 1'"
     )

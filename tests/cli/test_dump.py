@@ -12,6 +12,7 @@ from overlap_sched.cost import Collective
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.problem import Group
+from tests.support.command import Command
 
 pytest.importorskip("torch")
 dumps = pytest.importorskip("overlap_sched.dump")
@@ -46,59 +47,47 @@ mod = Repro()
 FULL_BYTES = 64 * 64 * 4096 * 4
 
 
-@pytest.fixture
-def dump(tmp_path: Path) -> str:
-    path = tmp_path / "layer.py"
-    path.write_text(DUMP)
-    return str(path)
-
-
-def figures(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, float]:
-    assert main(["plan", *arguments, "--json"]) == 0
-    parsed: dict[str, float] = json.loads(capsys.readouterr().out)
-    return parsed
-
-
-def test_a_dump_is_planned(dump: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dump_is_planned(dump: str, tmp_path: Path, cli: Command) -> None:
     out = tmp_path / "order.json"
-    found = figures(capsys, dump, "--group", "0=64", "--headroom", "100%", "--out", str(out))
+    found = cli.json("plan", dump, "--group", "0=64", "--headroom", "100%", "--out", str(out))
     assert (found["name"], found["nodes"], found["memory_model"]) == ("layer", 12, "runtime")
     assert found["step_us"] < found["original_step_us"]
     names = json.loads(out.read_text())
     assert names.index("gather") < names.index("mm_1") < names.index("full")
 
 
-def test_the_device_and_the_network_set_the_times(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_device_and_the_network_set_the_times(dump: str, cli: Command) -> None:
     two_matmuls_us = 2 * 2 * 8192 * 4096 * 4096 / 594e12 * 1e6
     model, group = model_of(read_cluster("dgx-h100")), Group(64, intra_node=False, nodes=8)
     ops = ("all_gather_into_tensor", "reduce_scatter_tensor")
     collectives_us = sum(model.collective_us(Collective(op, FULL_BYTES, group)) for op in ops)
     given = ("--group", "0=64", "--no-contention")
-    found = figures(capsys, dump, *given)
+    found = cli.json("plan", dump, *given)
     assert found["original_step_us"] == pytest.approx(two_matmuls_us + collectives_us)
-    slower = figures(capsys, dump, *given, "--comm-scale", "4")
+    slower = cli.json("plan", dump, *given, "--comm-scale", "4")
     assert slower["original_step_us"] == pytest.approx(two_matmuls_us + 4 * collectives_us)
-    assert figures(capsys, dump, *given, "--device", "A100")["original_step_us"] > found["original_step_us"]
+    assert cli.json("plan", dump, *given, "--device", "A100")["original_step_us"] > found["original_step_us"]
 
 
-def test_ranks_tell_whether_a_group_fits_a_node(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_tell_whether_a_group_fits_a_node(dump: str, cli: Command) -> None:
     text = DUMP.replace("64, '0'", "8, '0'")
     Path(dump).write_text(text)
-    inside = figures(capsys, dump, "--group", "0=0,1,2,3,4,5,6,7")["original_step_us"]
-    across = figures(capsys, dump, "--group", "0=0,8,16,24,32,40,48,56")["original_step_us"]
-    assert figures(capsys, dump, "--group", "0=8")["original_step_us"] == inside < across
+    inside = cli.json("plan", dump, "--group", "0=0,1,2,3,4,5,6,7")["original_step_us"]
+    across = cli.json("plan", dump, "--group", "0=0,8,16,24,32,40,48,56")["original_step_us"]
+    assert cli.json("plan", dump, "--group", "0=8")["original_step_us"] == inside < across
 
 
-def test_a_dump_is_lifted_in_the_memory_model_asked_for(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
-    runtime = figures(capsys, dump, "--group", "0=64")
-    tracker = figures(capsys, dump, "--group", "0=64", "--memory-model", "tracker")
+def test_a_dump_is_lifted_in_the_memory_model_asked_for(dump: str, cli: Command) -> None:
+    runtime = cli.json("plan", dump, "--group", "0=64")
+    tracker = cli.json("plan", dump, "--group", "0=64", "--memory-model", "tracker")
     assert (runtime["memory_model"], tracker["memory_model"]) == ("runtime", "tracker")
     assert runtime["original_peak_bytes"] != tracker["original_peak_bytes"]
 
 
-def test_a_dump_is_explained(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", dump, "scatter", "--group", "0=64"]) == 0
-    assert capsys.readouterr().out.startswith("scatter: reduce_scatter_tensor on group 0 of 64, 64.0 MiB, ")
+def test_a_dump_is_explained(dump: str, cli: Command) -> None:
+    assert cli.out("explain", dump, "scatter", "--group", "0=64").startswith(
+        "scatter: reduce_scatter_tensor on group 0 of 64, 64.0 MiB, "
+    )
 
 
 def test_guesses_are_told(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,13 +107,9 @@ def test_guesses_are_told(dump: str, capsys: pytest.CaptureFixture[str]) -> None
     ]
 
 
-def test_a_statement_that_is_not_understood_is_one_line(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_statement_that_is_not_understood_is_one_line(dump: str, cli: Command) -> None:
     Path(dump).write_text(DUMP.replace("return (mm, grad)", "print(mm)\n        return (mm, grad)"))
-    assert main(["plan", dump, "--group", "0=64"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "layer.py, line 15" in err
+    assert "layer.py, line 15" in cli.refused("plan", dump, "--group", "0=64")
 
 
 SIZES = """
@@ -135,79 +120,65 @@ class GraphModule(torch.nn.Module):
 """
 
 
-def test_sizes_and_packages_that_the_graph_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sizes_and_packages_that_the_graph_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command) -> None:
     path = tmp_path / "readable.txt"
     path.write_text(SIZES)
     (tmp_path / "my_cli_kernels.py").write_text(
-        "import torch\n"
-        "@torch.library.custom_op('my_cli_kernels::scale', mutates_args=())\n"
+        "import torch\n@torch.library.custom_op('my_cli_kernels::scale', mutates_args=())\n"
         "def scale(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
-        "@scale.register_fake\n"
-        "def _(x):\n    return torch.empty_like(x)\n"
+        "@scale.register_fake\ndef _(x):\n    return torch.empty_like(x)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    found = figures(capsys, str(path), "--size", "s0=512", "--import", "my_cli_kernels")
+    found = cli.json("plan", str(path), "--size", "s0=512", "--import", "my_cli_kernels")
     assert found["original_peak_bytes"] == 2 * 512 * 1024 * 4
-    assert figures(capsys, str(path), "--size", "s0=64")["original_peak_bytes"] == 2 * 64 * 1024 * 4
+    assert cli.json("plan", str(path), "--size", "s0=64")["original_peak_bytes"] == 2 * 64 * 1024 * 4
 
 
-def test_packages_and_sizes_that_are_wrong(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", dump, "--import", "no_such_package_anywhere"]) == 2
-    assert capsys.readouterr().err == (
-        "overlap-sched: error: --import no_such_package_anywhere: it cannot be imported (No module named "
-        "'no_such_package_anywhere'). Install it here, or correct its name.\n"
+def test_packages_and_sizes_that_are_wrong(dump: str, cli: Command) -> None:
+    assert cli.refused("plan", dump, "--import", "no_such_package_anywhere") == (
+        "--import no_such_package_anywhere: it cannot be imported (No module named "
+        "'no_such_package_anywhere'). Install it here, or correct its name."
     )
-    with pytest.raises(SystemExit) as stopped:
-        main(["plan", dump, "--size", "u0=many"])
-    assert stopped.value.code == 2
-    assert "--size: 'u0=many' is not NAME=N" in capsys.readouterr().err
+    assert "--size: 'u0=many' is not NAME=N" in cli.refused("plan", dump, "--size", "u0=many")
 
 
-def test_names_that_do_not_occur(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", dump, "--group", "0=64", "--group", "fsdp=64"]) == 2
-    assert capsys.readouterr().err == (
-        f"overlap-sched: error: {dump}: process group 'fsdp' is given (--group fsdp=64 on the command line), but the "
-        "dump does not name it. Its groups are '0'. Correct the name, or leave it out.\n"
+def test_names_that_do_not_occur(dump: str, cli: Command) -> None:
+    assert cli.refused("plan", dump, "--group", "0=64", "--group", "fsdp=64") == (
+        f"{dump}: process group 'fsdp' is given (--group fsdp=64 on the command line), but the "
+        "dump does not name it. Its groups are '0'. Correct the name, or leave it out."
     )
-    assert main(["plan", dump, "--group", "0=64", "--size", "u0=64"]) == 2
-    assert capsys.readouterr().err == (
-        f"overlap-sched: error: {dump}: a size is given for 'u0' (--size u0=64 on the command line), but no symbol or "
-        "node has that name. It has no symbols. Correct the name, or leave it out.\n"
+    assert cli.refused("plan", dump, "--group", "0=64", "--size", "u0=64") == (
+        f"{dump}: a size is given for 'u0' (--size u0=64 on the command line), but no symbol or "
+        "node has that name. It has no symbols. Correct the name, or leave it out."
     )
 
 
 def test_a_package_that_ends_the_program(
-    dump: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    dump: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
     (tmp_path / "my_cli_program.py").write_text("import sys\nsys.exit(3)\n")
     (tmp_path / "my_cli_interrupted.py").write_text("raise KeyboardInterrupt\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["plan", dump, "--import", "my_cli_program"]) == 2
-    assert capsys.readouterr().err == (
-        "overlap-sched: error: --import my_cli_program: importing it ends the program (sys.exit). "
-        "Name the module that registers the operators.\n"
+    assert cli.refused("plan", dump, "--import", "my_cli_program") == (
+        "--import my_cli_program: importing it ends the program (sys.exit). "
+        "Name the module that registers the operators."
     )
     assert main(["plan", dump, "--import", "my_cli_interrupted"]) == 130
 
 
-def test_a_dump_above_the_limits(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dump_above_the_limits(dump: str, cli: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", dump, "--group", "0=64", "--max-nodes", "5"]) == 2
     assert "node 'mm' (`mm = torch.ops.aten.mm.default(dy_1, t)`)" not in capsys.readouterr().err
-    assert main(["plan", dump, "--group", "0=64", "--max-input-bytes", "100"]) == 2
-    assert capsys.readouterr().err == (
-        f"overlap-sched: error: {dump}: has more than 100 bytes, which is the limit. "
-        "Raise the limit (--max-input-bytes on the command line) if the file is meant to be that large.\n"
+    assert cli.refused("plan", dump, "--group", "0=64", "--max-input-bytes", "100") == (
+        f"{dump}: has more than 100 bytes, which is the limit. "
+        "Raise the limit (--max-input-bytes on the command line) if the file is meant to be that large."
     )
 
 
-def test_a_dump_is_saved_redacted_and_plans_alike(
-    dump: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dump_is_saved_redacted_and_plans_alike(dump: str, tmp_path: Path, cli: Command) -> None:
     saved = str(tmp_path / "saved.json.gz")
-    from_dump = figures(capsys, dump, "--group", "0=64", "--save-problem", saved, "--redact")
-    from_problem = figures(capsys, saved)
+    from_dump = cli.json("plan", dump, "--group", "0=64", "--save-problem", saved, "--redact")
+    from_problem = cli.json("plan", saved)
     different = {key for key in from_dump if from_dump[key] != from_problem[key]}
     assert different <= {"name", "schedule_s", "prices"}
     assert from_problem["name"] == "redacted"

@@ -66,8 +66,7 @@ def test_what_holds(text: str, figure: Figure, holds: bool) -> None:
         (
             "step > 1%",
             "--fail-if 'step > 1%': '1%', after the >, has no sign. Changes from A to B are meant: write > +1% for "
-            "step "
-            "that grows, > -1% for step that shrinks.",
+            "step that grows, > -1% for step that shrinks.",
         ),
         (
             "peak <",
@@ -77,20 +76,17 @@ def test_what_holds(text: str, figure: Figure, holds: bool) -> None:
         (
             "step > +1MiB",
             "--fail-if 'step > +1MiB': '+1MiB' is no change of step, which is a time. Write percent of A (+1%) or a "
-            "time "
-            "(+850us, +2ms, +1.5s).",
+            "time (+850us, +2ms, +1.5s).",
         ),
         (
             "exposed < -5",
             "--fail-if 'exposed < -5': '-5' is no change of exposed, which is a time. Write percent of A (-1%) or a "
-            "time "
-            "(-850us, -2ms, -1.5s).",
+            "time (-850us, -2ms, -1.5s).",
         ),
         (
             "reserved > +2ms",
             "--fail-if 'reserved > +2ms': '+2ms' is no change of reserved, which is memory. Write percent of A (+1%) "
-            "or a "
-            "size (+10MiB, +1GB).",
+            "or a size (+10MiB, +1GB).",
         ),
         (
             "peak > +10",
@@ -121,8 +117,7 @@ def test_a_condition_that_could_never_hold() -> None:
         failures([condition_of("reserved > +0%")], [STEP, PEAK], "a.json and b.json")
     assert str(caught.value) == (
         "--fail-if 'reserved > +0%': a.json and b.json do not both have reserved, so this can never fail. Both have "
-        "step, "
-        "peak: write a condition on those, or leave it out."
+        "step, peak: write a condition on those, or leave it out."
     )
 
 

@@ -10,7 +10,7 @@ from overlap_sched.errors import ClusterFileError, DumpFileError, OutputError, P
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.files import make_folder, write_file
 from tests.cli.test_outputs import EACH
-from tests.support.command import run
+from tests.support.command import Command
 
 NAMES = {
     "a\0b": ("a\\x00b", "no file can have this name: it has a NUL character"),
@@ -34,25 +34,19 @@ INPUTS = [
 ]
 
 
-def refused(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert run(*arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("overlap-sched: error: ")
-    assert err.count("\n") == 1
+def refused(arguments: list[str], name: str, cli: Command) -> str:
+    said = cli.refused(*arguments)
     shown, reason = NAMES[name]
-    assert shown in err
-    assert reason in err
-    return err
+    assert shown in said
+    assert reason in said
+    return said
 
 
 @names
 @pytest.mark.parametrize("arguments", INPUTS, ids=" ".join)
-def test_inputs(
-    arguments: list[str], name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inputs(arguments: list[str], name: str, problem: str, tmp_path: Path, cli: Command) -> None:
     (tmp_path / "order.json").write_text("[]")
-    refused([a.format(bad=name, file=problem, dir=tmp_path) for a in arguments], name, capsys)
+    refused([a.format(bad=name, file=problem, dir=tmp_path) for a in arguments], name, cli)
 
 
 @names
@@ -60,20 +54,20 @@ def test_inputs(
     ("command", "option"),
     [*EACH, ("fit", "--out"), ("fit", "--html"), ("whatif", "--plot"), ("plan", "--memory-snapshot")],
 )
-def test_outputs(command: str, option: str, name: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outputs(command: str, option: str, name: str, problem: str, cli: Command) -> None:
     more = ["--memory-limit", "1GiB"] if command == "fit" else []
     target = name + {"--plot": ".png", "--html": ".html"}.get(option, ".json")
     shown, reason = NAMES[name]
-    assert refused([command, problem, *more, option, target], name, capsys) == (
-        f"overlap-sched: error: {target.replace(name, shown)}: cannot be written ({reason}). "
-        "Name a file in a folder that exists and is writable.\n"
+    assert refused([command, problem, *more, option, target], name, cli) == (
+        f"{target.replace(name, shown)}: cannot be written ({reason}). "
+        "Name a file in a folder that exists and is writable."
     )
 
 
 @names
-def test_input_and_output_alike(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(["plan", f"{name}.json", "--out", f"{name}.json"], name, capsys)
-    refused(["calibrate", "--out", f"{name}.toml"], name, capsys)
+def test_input_and_output_alike(name: str, cli: Command) -> None:
+    refused(["plan", f"{name}.json", "--out", f"{name}.json"], name, cli)
+    refused(["calibrate", "--out", f"{name}.toml"], name, cli)
 
 
 @names

@@ -13,7 +13,7 @@ from overlap_sched.report.units import size
 from tests.fit.test_fit import saved
 from tests.fit.test_in_parts import holes
 from tests.report.html.test_page import embedded
-from tests.support.command import run
+from tests.support.command import Command, run
 
 
 @pytest.fixture
@@ -23,13 +23,10 @@ def problem_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_order_and_the_problem_that_are_written(
-    problem_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_order_and_the_problem_that_are_written(problem_file: str, tmp_path: Path, cli: Command) -> None:
     order, rewritten = tmp_path / "order.json", tmp_path / "rewritten.json"
-    arguments = ("--memory-limit", "130MiB", "--out", str(order), "--save-problem", str(rewritten), "--json")
-    assert run("fit", problem_file, *arguments) == 0
-    figures = json.loads(capsys.readouterr().out)
+    arguments = ("--memory-limit", "130MiB", "--out", str(order), "--save-problem", str(rewritten))
+    figures = cli.json("fit", problem_file, *arguments)
     made = read_problem(rewritten)
     ids = {node.name: v for v, node in enumerate(made.nodes)}
     ran = [ids[name] for name in json.loads(order.read_text())]
@@ -40,29 +37,24 @@ def test_the_order_and_the_problem_that_are_written(
     assert figures["rewrites"][0]["bytes"] == 64 * 2**20
 
 
-def test_what_people_read(problem_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fit", problem_file, "--memory-limit", "130MiB", "--host-memory", "0") == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_what_people_read(problem_file: str, cli: Command) -> None:
+    shown = cli.words("fit", problem_file, "--memory-limit", "130MiB", "--host-memory", "0")
     assert "recompute aten.gelu 1 64.0 MiB 10.0 us 0.0 us 160.0 us" in shown
     assert shown.endswith(
         "Fits into 130.0 MiB: a peak of 106.0 MiB. The step takes 2.22 ms, +0.45 % against the best order without "
         "rewrites (2.21 ms at 145.0 MiB). Without a limit torch's allocator reserves 106.0 MiB, with expandable "
         "segments 162.0 MiB."
     )
-    assert run("fit", problem_file, "--max-slowdown", "1%", "--host-memory", "0") == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = cli.words("fit", problem_file, "--max-slowdown", "1%", "--host-memory", "0")
     assert "The lowest peak found: 106.0 MiB. The step takes 2.22 ms, +0.45 % against" in shown
 
 
 @pytest.mark.parametrize("question", [("--memory-limit", "130MiB"), ("--max-slowdown", "1%")])
-def test_a_page(
-    question: tuple[str, str], problem_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page(question: tuple[str, str], problem_file: str, tmp_path: Path, cli: Command) -> None:
     """Its figures are those of the command, its plans those of the frontier."""
     pytest.importorskip("bokeh", reason="bokeh is not installed")
     out = tmp_path / "fit.html"
-    assert run("fit", problem_file, *question, "--json", "--html", str(out)) == 0
-    told, page = json.loads(capsys.readouterr().out), embedded(out.read_text(encoding="utf-8"))
+    told, page = cli.json("fit", problem_file, *question, "--html", str(out)), embedded(out.read_text(encoding="utf-8"))
     before, after = page["runs"]
     for run_, name in ((before, "original"), (after, "picked")):
         assert [run_[key] for key in ("step_us", "exposed_us", "peak_bytes")] == [
@@ -144,16 +136,16 @@ def test_an_order_without_its_graph_is_noted(
         ),
     ],
 )
-def test_errors(arguments: tuple[str, ...], text: str, problem_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fit", problem_file, *arguments) == 2
-    assert f"overlap-sched: error: {text}" in capsys.readouterr().err
+def test_errors(arguments: tuple[str, ...], text: str, problem_file: str, cli: Command) -> None:
+    assert cli.refused("fit", problem_file, *arguments).startswith(f"{text}")
 
 
-def test_another_memory_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_memory_model(tmp_path: Path, cli: Command) -> None:
     path = tmp_path / "tracker.json"
     write_problem(Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker"), path)
-    assert run("fit", str(path), "--memory-limit", "1MiB") == 2
-    assert "problem 't' is in the 'tracker' memory model: rewrites want 'runtime'." in capsys.readouterr().err
+    assert "problem 't' is in the 'tracker' memory model: rewrites want 'runtime'." in cli.refused(
+        "fit", str(path), "--memory-limit", "1MiB"
+    )
 
 
 LAYERS = """\
@@ -183,20 +175,17 @@ mod = Repro()
 """Tensor-parallel products one behind the other: no order hides anything."""
 
 
-def test_a_dump_runs_in_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dump_runs_in_parts(tmp_path: Path, cli: Command) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "layers.py"
     path.write_text(LAYERS)
-    asked = (str(path), "--group", "0=8", "--no-contention", "--memory-limit", "200%", "--json")
-    assert run("fit", *asked) == 0
-    found = json.loads(capsys.readouterr().out)
+    asked = (str(path), "--group", "0=8", "--no-contention", "--memory-limit", "200%")
+    found = cli.json("fit", *asked)
     assert [one["rewrite"]["kind"] for one in found["rewrites"]] == ["fission"]
     assert found["picked"]["step_us"] < 0.9 * found["without"]["step_us"]
     slow = ("--comm-scale", "8")
-    assert run("fit", *asked, *slow) == 0
-    assert json.loads(capsys.readouterr().out)["picked"]["step_us"] > found["picked"]["step_us"]
-    assert run("fit", *asked, "--kinds", "recompute,offload") == 0
-    assert json.loads(capsys.readouterr().out)["rewrites"] == []
+    assert cli.json("fit", *asked, *slow)["picked"]["step_us"] > found["picked"]["step_us"]
+    assert cli.json("fit", *asked, "--kinds", "recompute,offload")["rewrites"] == []
 
 
 WIDE = """\
@@ -223,29 +212,25 @@ mod = Repro()
 """A wide value between two products, and a gradient that is a sum over the batch."""
 
 
-def test_a_dump_runs_in_parts_along_its_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dump_runs_in_parts_along_its_batch(tmp_path: Path, cli: Command) -> None:
     """Only where that is asked for: the gradient is a sum of parts. The table says what it saves, and what it costs."""
     pytest.importorskip("torch")
     path = tmp_path / "wide.py"
     path.write_text(WIDE)
     asked = (str(path), "--memory-limit", "40%", "--kinds")
     assert run("fit", *asked, "fission") == 2
-    capsys.readouterr()
-    assert run("fit", *asked, "batch", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json("fit", *asked, "batch")
     (one,) = found["rewrites"]
     assert one["rewrite"]["kind"] == "fission"
     assert one["bytes"] == found["original"]["peak_bytes"] - found["picked"]["peak_bytes"] > 0
     assert one["compute_us"] == pytest.approx(found["picked"]["step_us"] - found["original"]["step_us"])
     assert found["reserved"]["plain_bytes"] >= found["picked"]["peak_bytes"]
-    assert run("fit", *asked, "batch") == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = cli.words("fit", *asked, "batch")
     assert f"{len(one['rewrite']['nodes'])} nodes in {one['rewrite']['parts']} parts 1 " in shown
 
 
-def test_a_problem_file_has_no_shapes_to_cut(problem_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fit", problem_file, "--memory-limit", "100%", "--kinds", "fission", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["rewrites"] == []
+def test_a_problem_file_has_no_shapes_to_cut(problem_file: str, cli: Command) -> None:
+    assert cli.json("fit", problem_file, "--memory-limit", "100%", "--kinds", "fission")["rewrites"] == []
 
 
 def half(name: str, inputs: list[str], lines: list[str], results: str) -> str:
@@ -281,7 +266,7 @@ def halves(layers: int) -> tuple[str, str]:
     )
 
 
-def test_forward_and_backward_are_fitted_as_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forward_and_backward_are_fitted_as_one_step(tmp_path: Path, cli: Command) -> None:
     pytest.importorskip("torch")
     paths = [str(tmp_path / name) for name in ("forward.py", "backward.py")]
     for path, text in zip(paths, halves(8), strict=True):
@@ -294,21 +279,17 @@ def test_forward_and_backward_are_fitted_as_one_step(tmp_path: Path, capsys: pyt
         ),
         strict=True,
     ):
-        assert run("fit", path, "--memory-limit", "1GiB") == 2
-        assert capsys.readouterr().err.endswith(
+        assert cli.refused("fit", path, "--memory-limit", "1GiB").endswith(
             f"{cause}Give the dumps of both graphs (fit FORWARD.py BACKWARD.py), or let the job itself choose what is "
-            "saved: enable(memory_limit=...).\n"
+            "saved: enable(memory_limit=...)."
         )
-    assert run("fit", *paths, "--memory-limit", "60%", "--kinds", "offload", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json("fit", *paths, "--memory-limit", "60%", "--kinds", "offload")
     assert found["picked"]["peak_bytes"] <= found["limit_bytes"] < 0.61 * found["original"]["peak_bytes"]
     assert {one["rewrite"]["node"] for one in found["rewrites"]} <= {f"mm_{k}" for k in range(8)}
-    assert run("fit", *paths[::-1], "--memory-limit", "60%") == 2
-    assert "Give the forward graph first." in capsys.readouterr().err
+    assert "Give the forward graph first." in cli.refused("fit", *paths[::-1], "--memory-limit", "60%")
     problem = str(tmp_path / "problem.json")
     write_problem(saved(), problem)
-    assert run("fit", problem, paths[1], "--memory-limit", "60%") == 2
-    assert (
+    assert cli.refused("fit", problem, paths[1], "--memory-limit", "60%") == (
         f"{problem} is a problem file: only dumps are joined. Give one problem file, or the dumps of a forward graph "
         "and of its backward graph."
-    ) in capsys.readouterr().err
+    )

@@ -8,7 +8,7 @@ import pytest
 from overlap_sched import EXAMPLE
 from overlap_sched.judge.order_file import read_order
 from overlap_sched.judge.validate import violation
-from tests.support.command import run
+from tests.support.command import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -52,16 +52,14 @@ def test_frontier_as_json(problem: str, capsys: pytest.CaptureFixture[str]) -> N
         ),
     ],
 )
-def test_what_a_point_costs(problem: str, asked: list[str], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("frontier", problem, *asked) == 0
-    out = " ".join(capsys.readouterr().out.split())
+def test_what_a_point_costs(problem: str, asked: list[str], answer: str, cli: Command) -> None:
+    out = cli.words("frontier", problem, *asked)
     assert out.endswith(answer)
     assert "picked" in out
 
 
-def test_a_table_of_peaks_and_steps(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("frontier", problem) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+def test_a_table_of_peaks_and_steps(problem: str, cli: Command) -> None:
+    lines = [line.split() for line in cli.out("frontier", problem).splitlines()]
     assert ["18.0", "MiB", "-14.3", "%", "190.0", "us", "+0.0", "%", "80.0", "us", "58.33", "%"] in lines
     assert ["21.0", "MiB", "+0.0", "%", "190.0", "us", "+0.0", "%", "80.0", "us", "58.33", "%", "original"] in lines
     assert not any("picked" in line for line in lines)
@@ -117,21 +115,14 @@ def test_the_order_of_a_point_and_a_picture(problem: str, tmp_path: Path) -> Non
         ),
     ],
 )
-def test_errors_of_frontier(
-    problem: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("frontier", problem, *arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == f"overlap-sched: error: {message}\n"
+def test_errors_of_frontier(problem: str, arguments: list[str], message: str, cli: Command) -> None:
+    assert cli.refused("frontier", problem, *arguments) == message
 
 
-def test_robust_as_json_and_of_another_order(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_robust_as_json_and_of_another_order(problem: str, tmp_path: Path, cli: Command) -> None:
     order = tmp_path / "order.json"
     assert run("plan", problem, "--out", str(order)) == 0
-    capsys.readouterr()
-    assert run("robust", problem, "--json", "--draws", "50", "--order", str(order)) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = cli.json("robust", problem, "--draws", "50", "--order", str(order))
     assert list(figures) == ["schema", "name", "sigma", "tail", "draws", "seed", "contention", "orders"]
     assert list(figures["orders"]) == ["original", str(order), "scheduled"]
     assert figures["orders"][str(order)] == figures["orders"]["scheduled"]
@@ -142,9 +133,10 @@ def test_robust_as_json_and_of_another_order(problem: str, tmp_path: Path, capsy
     assert scheduled["errors"]["mean_us"] < scheduled["errors_and_tails"]["mean_us"]
 
 
-def test_robust_as_a_table(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("robust", problem, "--sigma", "0", "--tail", "0", "--draws", "5") == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+def test_robust_as_a_table(problem: str, cli: Command) -> None:
+    lines = [
+        line.split() for line in cli.out("robust", problem, "--sigma", "0", "--tail", "0", "--draws", "5").splitlines()
+    ]
     assert ["scheduled", "150.0", "us", "150.0", "us", "+0.00", "%", "150.0", "us"] in lines
     assert lines.count(["with", "tails", "150.0", "us", "+0.00", "%", "150.0", "us"]) == 1
 
@@ -160,25 +152,8 @@ def test_robust_as_a_table(problem: str, capsys: pytest.CaptureFixture[str]) -> 
         ('["w"]', "the order cannot run on problem 'example': x never runs. Make it again."),
     ],
 )
-def test_orders_that_are_none(
-    problem: str, tmp_path: Path, content: str | None, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_orders_that_are_none(problem: str, tmp_path: Path, content: str | None, message: str, cli: Command) -> None:
     order = tmp_path / "order.json"
     if content is not None:
         order.write_text(content)
-    assert run("robust", problem, "--order", str(order)) == 2
-    assert capsys.readouterr().err == f"overlap-sched: error: {order}: {message}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--draws", "0"], "draws is 0; it is a number of replays, 1 to 1000000."),
-        (["--seed", "-1"], "seed is -1; it is a whole number, 0 or more."),
-        (["--sigma", "-1"], "sigma is -1.0; it is a number, 0 or more (0.2: errors of about 20 %)."),
-        (["--tail", "2"], "tail is 2.0; it is the share of collectives that are delayed, 0 to 1."),
-    ],
-)
-def test_errors_of_robust(problem: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("robust", problem, *arguments) == 2
-    assert capsys.readouterr().err == f"overlap-sched: error: {message}\n"
+    assert cli.refused("robust", problem, "--order", str(order)) == f"{order}: {message}"

@@ -1,7 +1,6 @@
 """The command ``memory``, and ``explain --peak``."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,21 +8,15 @@ import pytest
 from overlap_sched.cli.command import main
 from overlap_sched.judge.validate import violation
 from overlap_sched.peak_memory.addresses.check import address_violation
-from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
 from tests.peak_memory.test_orders import chain_with_updates
+from tests.support.command import Command
 
 
 @pytest.fixture
 def step(tmp_path: Path) -> str:
     write_problem(chain_with_updates(6), tmp_path / "step.json")
     return str(tmp_path / "step.json")
-
-
-@pytest.fixture
-def example(tmp_path: Path) -> str:
-    write_problem(replace(EXAMPLE, name="example"), tmp_path / "example.json")
-    return str(tmp_path / "example.json")
 
 
 def test_figures_orders_and_addresses(step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,23 +36,20 @@ def test_figures_orders_and_addresses(step: str, tmp_path: Path, capsys: pytest.
     assert address_violation(problem, order, offsets, 8) is None
 
 
-def test_the_table(step: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", step, "--exact", "--limit", "1KiB"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_the_table(step: str, cli: Command) -> None:
+    shown = cli.words("memory", step, "--exact", "--limit", "1KiB")
     assert "optimal: no order has a lower peak" in shown
     assert "peak 400 B 128 B -68.0 % 128 B" in shown
 
 
-def test_peak_in_words(example: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", example, "--peak"]) == 0
-    assert "example: peak 18.0 MiB, first at dgrad, step 9 of 10" in capsys.readouterr().out
-    assert main(["explain", example, "--peak"]) == 0
-    assert "gathered parameters" in capsys.readouterr().out
+def test_peak_in_words(problem: str, cli: Command) -> None:
+    assert "example: peak 18.0 MiB, first at dgrad, step 9 of 10" in cli.out("memory", problem, "--peak")
+    assert "gathered parameters" in cli.out("explain", problem, "--peak")
 
 
-def test_a_picture(example: str, tmp_path: Path) -> None:
+def test_a_picture(problem: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["memory", example, "--plot", str(tmp_path / "memory.svg")]) == 0
+    assert main(["memory", problem, "--plot", str(tmp_path / "memory.svg")]) == 0
     assert "<svg" in (tmp_path / "memory.svg").read_text()
 
 
@@ -73,8 +63,5 @@ def test_a_picture(example: str, tmp_path: Path) -> None:
         (["--exact", "--limit", "10B"], "no order of 'example' fits into 10 bytes: whatever the order, 18874368 bytes"),
     ],
 )
-def test_errors_are_one_line(example: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", example, *arguments]) == 2
-    said = capsys.readouterr().err
-    assert text in said
-    assert said.count("\n") == 1
+def test_errors_are_one_line(problem: str, arguments: list[str], text: str, cli: Command) -> None:
+    assert text in cli.refused("memory", problem, *arguments)

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-from tests.support.command import run
+from tests.support.command import Command
 
 COMMANDS = {
     "plan": ("gap to the lower bound", "peak memory", "reserved, expandable", "original  scheduled"),
@@ -24,12 +23,11 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_labels_are_whole_at_40_columns(
-    command: str, problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, problem: str, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     name, *options = command.split()
-    assert run(name, problem, *options) == 0
-    assert_whole(capsys.readouterr().out, COMMANDS[command])
+    assert_whole(cli.out(name, problem, *options), COMMANDS[command])
 
 
 def assert_whole(out: str, labels: Sequence[str]) -> None:
@@ -40,16 +38,3 @@ def assert_whole(out: str, labels: Sequence[str]) -> None:
     together = re.sub(r"\n *", " ", out)
     for label in labels:
         assert label in out or label in together, out
-
-
-def test_a_comparison_at_40_columns(
-    problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    order = tmp_path / "order.json"
-    assert run("plan", problem, "--out", str(order)) == 0
-    capsys.readouterr()
-    assert run("diff", "original", str(order), "--problem", problem) == 0
-    assert_whole(
-        capsys.readouterr().out, ("exposed, us", "reserved, expandable", "no compute is left to run meanwhile")
-    )

@@ -9,7 +9,7 @@ import pytest
 
 from overlap_sched import EXAMPLE
 from overlap_sched.problem.file import problem_bytes
-from tests.support.command import run
+from tests.support.command import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -97,22 +97,24 @@ def test_fields_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert {"us", "flops", "bytes", "collective", "size", "all_gather"} <= {key for _, key in seen}
 
 
-def test_what_is_said_of_nines(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", problem, "--headroom", HUGE) == 2
-    assert capsys.readouterr().err == (
-        f"overlap-sched: error: --headroom is {'9' * 37}...: more than 2**60 bytes, which no device has. Write less.\n"
+def test_what_is_said_of_nines(problem: str, tmp_path: Path, cli: Command) -> None:
+    assert cli.refused("plan", problem, "--headroom", HUGE) == (
+        f"--headroom is {'9' * 37}...: more than 2**60 bytes, which no device has. Write less."
     )
     path = tmp_path / "p.json"
     path.write_text(problem_bytes(EXAMPLE).decode().replace('"us":50.0', f'"us":{HUGE}'))
-    assert run("plan", str(path)) == 2
-    assert capsys.readouterr().err == (
-        f"overlap-sched: error: {path}: nodes[4].us is 2**1328 or more: it is finite and 0 or more. Check its cost.\n"
+    assert cli.refused("plan", str(path)) == (
+        f"{path}: nodes[4].us is 2**1328 or more: it is finite and 0 or more. Check its cost."
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["robust", "--draws", "0"], "draws is 0; it is a number of replays, 1 to 1000000."),
+        (["robust", "--seed", "-1"], "seed is -1; it is a whole number, 0 or more."),
+        (["robust", "--sigma", "-1"], "sigma is -1.0; it is a number, 0 or more (0.2: errors of about 20 %)."),
+        (["robust", "--tail", "2"], "tail is 2.0; it is the share of collectives that are delayed, 0 to 1."),
         (["robust", "--draws", "1000000000000"], "draws is 1000000000000; it is a number of replays, 1 to 1000000."),
         (["robust", "--sigma", "11"], "--sigma is 11.0; 10 at most (0.2: errors of about 20 %)."),
         (["frontier", "--budgets", "10001"], "--budgets is 10001; it is 3 to 10000."),
@@ -122,6 +124,11 @@ def test_what_is_said_of_nines(problem: str, tmp_path: Path, capsys: pytest.Capt
         (
             ["memory", "--exact", "--limit", "much"],
             "--limit is 'much'; write a size with a unit (80GB, 24GiB) or percent of the original peak (90%).",
+        ),
+        (["explain", "--costs", "--top", "-1"], "--top is -1; it is a number of nodes, 0 or more."),
+        (
+            ["explain", "gather", "--costs"],
+            "--costs lists nodes by their times, and one collective is named. Leave out one of the two.",
         ),
         (["explain", "--top", "-1"], "--top is -1; it is a number of collectives, 0 or more."),
         (
@@ -134,29 +141,23 @@ def test_what_is_said_of_nines(problem: str, tmp_path: Path, capsys: pytest.Capt
         ),
     ],
 )
-def test_limits_word_by_word(
-    arguments: list[str], message: str, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_limits_word_by_word(arguments: list[str], message: str, problem: str, cli: Command) -> None:
     command, *rest = arguments
-    assert run(command, problem, *rest) == 2
-    assert capsys.readouterr() == ("", f"overlap-sched: error: {message}\n")
+    assert cli.refused(command, problem, *rest) == message
 
 
-def test_inputs_above_the_limits(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_above_the_limits(problem: str, tmp_path: Path, cli: Command) -> None:
     size = len(gzip.decompress(Path(problem).read_bytes()))
     repair = "if the file is meant to be that large."
     for command in ("plan", "frontier", "robust", "explain", "memory"):
         assert run(command, problem, "--max-input-bytes", str(size), "--max-nodes", "10") == 0
-        capsys.readouterr()
-        assert run(command, problem, "--max-nodes", "9") == 2
-        assert capsys.readouterr().err == (
-            f"overlap-sched: error: {problem}: has 10 nodes, more than the limit of 9. "
-            f"Raise the limit (--max-nodes on the command line) {repair}\n"
+        assert cli.refused(command, problem, "--max-nodes", "9") == (
+            f"{problem}: has 10 nodes, more than the limit of 9. "
+            f"Raise the limit (--max-nodes on the command line) {repair}"
         )
-        assert run(command, problem, "--max-input-bytes", "1kB") == 2
-        assert capsys.readouterr().err == (
-            f"overlap-sched: error: {problem}: has more than 1,000 bytes once decompressed, which is the limit. "
-            f"Raise the limit (--max-input-bytes on the command line) {repair}\n"
+        assert cli.refused(command, problem, "--max-input-bytes", "1kB") == (
+            f"{problem}: has more than 1,000 bytes once decompressed, which is the limit. "
+            f"Raise the limit (--max-input-bytes on the command line) {repair}"
         )
 
 
@@ -169,14 +170,12 @@ def test_inputs_above_the_limits(problem: str, tmp_path: Path, capsys: pytest.Ca
         ("--size=u0=" + HUGE, "--size: 'u0=9999999999999999999999999999999999...' is not NAME=N"),
     ],
 )
-def test_limits_that_are_none(option: str, said: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", problem, option) == 2
-    assert said in capsys.readouterr().err
+def test_limits_that_are_none(option: str, said: str, problem: str, cli: Command) -> None:
+    assert said in cli.refused("plan", problem, option)
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--version") == 0
-    out = capsys.readouterr().out
+def test_the_version(cli: Command) -> None:
+    out = cli.out("--version")
     assert out.startswith("overlap-sched ")
     assert "(Python 3." in out
     assert "torch" in out

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.support.command import run
+from tests.support.command import Command, run
 
 OUTPUTS = {
     "plan": ("--out", "--plot", "--trace", "--save-problem"),
@@ -23,19 +23,15 @@ PAIRS = [
 ]
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def refused(arguments: list[str], cli: Command) -> str:
     """The error, of a command that reads nothing."""
     with patch("overlap_sched.cli.command.load", side_effect=AssertionError("the input was read")):
-        assert run(*arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    return err.removeprefix("overlap-sched: error: ").removesuffix("\n")
+        return cli.refused(*arguments)
 
 
 @pytest.mark.parametrize(("command", "option"), EACH)
-def test_a_file_without_a_name(command: str, option: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused([command, problem, option, ""], capsys) == (
+def test_a_file_without_a_name(command: str, option: str, problem: str, cli: Command) -> None:
+    assert refused([command, problem, option, ""], cli) == (
         f"{option}: the name of the file is empty. Name a file, or leave {option} out."
     )
 
@@ -43,7 +39,7 @@ def test_a_file_without_a_name(command: str, option: str, problem: str, capsys: 
 @pytest.mark.parametrize(("command", "option"), EACH)
 @pytest.mark.parametrize("link", ["itself", "dots", "symlink", "hard link", "folder"])
 def test_the_input_is_not_overwritten(
-    command: str, option: str, link: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, option: str, link: str, problem: str, tmp_path: Path, cli: Command
 ) -> None:
     before = Path(problem).read_bytes()
     folder, name = os.path.split(problem)
@@ -53,38 +49,40 @@ def test_the_input_is_not_overwritten(
         (os.symlink if link == "symlink" else os.link)(problem, target)
     if link == "folder":
         os.symlink(folder, tmp_path / "linked")
-    assert refused([command, problem, option, target], capsys) == (
+    assert refused([command, problem, option, target], cli) == (
         f"{option} {target}: would overwrite the input, {problem}. Name another file to write to."
     )
     assert Path(problem).read_bytes() == before
 
 
-def test_a_link_as_input_is_followed_too(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_as_input_is_followed_too(problem: str, tmp_path: Path, cli: Command) -> None:
     (tmp_path / "link.json.gz").symlink_to(problem)
-    said = refused(["plan", str(tmp_path / "link.json.gz"), "--out", problem], capsys)
+    said = refused(["plan", str(tmp_path / "link.json.gz"), "--out", problem], cli)
     assert said.startswith(f"--out {problem}: would overwrite the input, ")
 
 
-def test_the_order_that_is_replayed_is_not_overwritten(
-    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "read", "written"),
+    [
+        ("robust", "--order", "--save-problem"),
+        ("plan", "--merge", "--trace"),
+        ("plan", "--profile", "--out"),
+        ("report", "--beside", "--html"),
+    ],
+)
+def test_what_else_is_read_is_not_overwritten(
+    command: str, read: str, written: str, problem: str, tmp_path: Path, cli: Command
 ) -> None:
-    order = str(tmp_path / "order.json")
-    assert refused(["robust", problem, "--order", order, "--save-problem", order], capsys) == (
-        f"--save-problem {order}: would overwrite --order, {order}. Name another file to write to."
+    other = tmp_path / "other.json"
+    other.write_text("old")
+    assert refused([command, problem, read, str(other), written, str(other)], cli) == (
+        f"{written} {other}: would overwrite {read}, {other}. Name another file to write to."
     )
+    assert other.read_text() == "old"
 
 
-def test_a_real_step_that_is_merged_is_not_overwritten(
-    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = str(tmp_path / "rank0.json")
-    assert refused(["plan", problem, "--merge", trace, "--trace", trace], capsys) == (
-        f"--trace {trace}: would overwrite --merge, {trace}. Name another file to write to."
-    )
-
-
-def test_a_real_step_needs_a_trace_to_be_in(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(["plan", problem, "--merge", "rank0.json"], capsys) == (
+def test_a_real_step_needs_a_trace_to_be_in(problem: str, cli: Command) -> None:
+    assert refused(["plan", problem, "--merge", "rank0.json"], cli) == (
         "--merge puts a real step into what --trace writes: give --trace OUT.json, too."
     )
 
@@ -92,25 +90,23 @@ def test_a_real_step_needs_a_trace_to_be_in(problem: str, capsys: pytest.Capture
 @pytest.mark.parametrize(("command", "one", "other"), PAIRS)
 @pytest.mark.parametrize("exists", [False, True])
 def test_results_do_not_overwrite_each_other(
-    command: str, one: str, other: str, exists: bool, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, one: str, other: str, exists: bool, problem: str, tmp_path: Path, cli: Command
 ) -> None:
     target = tmp_path / "result.png"
     if exists:
         target.write_text("old")
     same = f"{tmp_path}/./result.png"
-    said = refused([command, problem, one, str(target), other, same], capsys)
+    said = refused([command, problem, one, str(target), other, same], cli)
     assert "would overwrite what --" in said
     assert said.endswith(" writes. Give each a file of its own.")
     assert not exists or target.read_text() == "old"
 
 
-def test_two_links_to_a_file_that_is_not_there_yet(
-    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_links_to_a_file_that_is_not_there_yet(problem: str, tmp_path: Path, cli: Command) -> None:
     one, other = str(tmp_path / "one.json"), str(tmp_path / "other.json")
     for link in (one, other):
         os.symlink(tmp_path / "result.json", link)
-    assert refused(["plan", problem, "--out", one, "--trace", other], capsys) == (
+    assert refused(["plan", problem, "--out", one, "--trace", other], cli) == (
         f"--trace {other}: would overwrite what --out {one} writes. Give each a file of its own."
     )
 

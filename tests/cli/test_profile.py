@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched import EXAMPLE, read_problem, write_problem
-from tests.cli.test_dump import DUMP
-from tests.support.command import run
+from overlap_sched import read_problem
+from tests.support.command import Command, run
 from tests.support.profile_traces import GRAPHS, TRACES
 from tests.support.traces import C10D, event, nccl, write
 
@@ -38,11 +37,11 @@ def ranks(tmp_path: Path) -> list[str]:
     return [str(first), str(second)]
 
 
-def test_a_dump_with_the_times_of_traces(tmp_path: Path, ranks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    dump, out = tmp_path / "layer.py", tmp_path / "out.json"
-    dump.write_text(DUMP)
-    assert run("plan", str(dump), "--group", "0=64", "--profile", *ranks, "--save-problem", str(out), "--json") == 0
+def test_a_dump_with_the_times_of_traces(
+    dump: str, tmp_path: Path, ranks: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert run("plan", dump, "--group", "0=64", "--profile", *ranks, "--save-problem", str(out), "--json") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["name"] == "layer"
     assert [line for line in shown.err.splitlines() if " note: profile: " in line][:2] == [
@@ -54,43 +53,35 @@ def test_a_dump_with_the_times_of_traces(tmp_path: Path, ranks: list[str], capsy
     assert saved(out) == {"gather": 200.0, "scatter": 500.0, "mm": 70.0, "mm_1": 60.0}
 
     scaled = ("--comm-scale", "2", "--profile", ranks[0], "--profile", ranks[1])  # one option each is the same
-    assert run("explain", str(dump), "--group", "0=64", *scaled, "--save-problem", str(out)) == 0
+    assert run("explain", dump, "--group", "0=64", *scaled, "--save-problem", str(out)) == 0
     assert saved(out) == {"gather": 400.0, "scatter": 1000.0, "mm": 70.0, "mm_1": 60.0}
 
 
-def test_a_problem_file_with_the_times_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = tmp_path / "problem.json", tmp_path / "out.json"
-    write_problem(EXAMPLE, path)
+def test_a_problem_file_with_the_times_of_a_trace(
+    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
     about = {"In msg nelems": 2**19, "Out msg nelems": 2**22, "dtype": "BFloat16"}
     trace = write(tmp_path, nccl("all_gather_into_tensor", 0, 77, (2**19,), number=1, **about))
     arguments = ("--profile", str(trace), "--comm-scale", "2", "--save-problem", str(out))
-    assert run("plan", str(path), *arguments) == 0
+    assert run("plan", problem, *arguments) == 0
     assert saved(out) == {"gather": 154.0, "mm": 50.0, "dgrad": 30.0, "wgrad": 30.0, "scatter": 80.0}
     assert "profile: one rank: its collectives still hold" in capsys.readouterr().err
 
 
-def test_a_bad_trace_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "problem.json"
-    write_problem(EXAMPLE, path)
+def test_a_bad_trace_ends_the_command(
+    problem: str, tmp_path: Path, cli: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = write(tmp_path, [event("aten::conv2d", 0, 1, (3, 3))])
-    assert run("plan", str(path), "--profile", str(trace)) == 2
+    assert run("plan", problem, "--profile", str(trace)) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"overlap-sched: error: {trace}: has none of the graph's operators "
         "(_c10d_functional::all_gather_into_tensor, aten::mm, _c10d_functional::reduce_scatter_tensor); "
         "it has aten::conv2d. Was another job profiled?"
     )
-    assert run("plan", str(path), "--profile", str(path), "--max-input-bytes", "10MB") == 2
-    assert f"error: {path}: has no list of traceEvents" in capsys.readouterr().err
-
-
-def test_nothing_is_written_over_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "problem.json"
-    write_problem(EXAMPLE, path)
-    trace = write(tmp_path, [])
-    before = trace.read_bytes()
-    assert run("plan", str(path), "--profile", str(trace), "--out", str(trace)) == 2
-    assert "error: --out" in capsys.readouterr().err
-    assert trace.read_bytes() == before
+    assert f"{problem}: has no list of traceEvents" in cli.refused(
+        "plan", problem, "--profile", problem, "--max-input-bytes", "10MB"
+    )
 
 
 def test_recorded_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

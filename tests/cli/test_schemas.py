@@ -11,7 +11,7 @@ from overlap_sched.cli.schemas import COMMANDS, as_json, schema_text
 from overlap_sched.errors import QuantityError
 from overlap_sched.problem import Kind, Node, Problem
 from tests.judge.test_contention import two_groups
-from tests.support.command import run
+from tests.support.command import Command, run
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -44,44 +44,35 @@ def validator(command: str) -> Any:
 
 
 @pytest.mark.parametrize("command", OUTPUTS, ids=" ".join)
-def test_outputs_keep_to_their_schema(
-    command: tuple[str, ...], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outputs_keep_to_their_schema(command: tuple[str, ...], problem: str, tmp_path: Path, cli: Command) -> None:
     name, *rest = command
     places = {"order": tmp_path / "order.json", "addresses": tmp_path / "addresses.json"}
     assert run("plan", problem, "--out", str(places["order"])) == 0
-    capsys.readouterr()
-    assert run(name, problem, *(part.format(**places) for part in rest), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json(name, problem, *(part.format(**places) for part in rest))
     written = "costs" if "--costs" in rest else name
     validator(written).validate(found)
     assert next(iter(found)) == "schema"
     assert found["schema"] == f"overlap-sched/{written}/1"
 
 
-def test_a_plan_says_where_prices_come_from(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_where_prices_come_from(problem: str, request: pytest.FixtureRequest, cli: Command) -> None:
     def prices(*options: str) -> object:
-        assert run("plan", *options, "--json") == 0
-        found = json.loads(capsys.readouterr().out)
+        found = cli.json("plan", *options)
         validator("plan").validate(found)
         return found["prices"]
 
     assert prices(problem) == {"from": "problem file", "comm_scale": 1.0, "traces": 0}
-    pytest.importorskip("torch")
-    from tests.cli.test_dump import DUMP
-
-    dump = tmp_path / "layer.py"
-    dump.write_text(DUMP)
+    dump = request.getfixturevalue("dump")  # it needs torch
     h100 = {"cluster": "dgx-h100", "device": "H100"}
-    assert prices(str(dump)) == {"from": "dump", **h100, "fusion": "inductor", "comm_scale": 1.0, "traces": 0}
+    assert prices(dump) == {"from": "dump", **h100, "fusion": "inductor", "comm_scale": 1.0, "traces": 0}
     plain = {"from": "dump", "device": "Xeon-8480+", "cluster": None, "fusion": "none", "comm_scale": 1.0, "traces": 0}
-    assert prices(str(dump), "--device", "cpu", "--fusion", "none") == plain
+    assert prices(dump, "--device", "cpu", "--fusion", "none") == plain
     on = {**plain, "cluster": "dgx-h200", "device": "H200", "fusion": "inductor", "comm_scale": 4.0}
-    assert prices(str(dump), "--cluster", "dgx-h200", "--comm-scale", "4") == on
+    assert prices(dump, "--cluster", "dgx-h200", "--comm-scale", "4") == on
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, cli: Command) -> None:
     for at, problem in enumerate((Problem("alone", (Node("mm", Kind.COMPUTE),), ()), two_groups())):
         path = tmp_path / f"{at}.json"
         write_problem(problem, path)
@@ -90,8 +81,7 @@ def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, caps
             "fit": ("fit", str(path), "--max-slowdown", "0%"),
             "diff": ("diff", "original", "original", "--problem", str(path)),
         }
-        assert run(*others.get(name, (name, str(path))), "--json") == 0
-        validator(name).validate(json.loads(capsys.readouterr().out))
+        validator(name).validate(cli.json(*others.get(name, (name, str(path)))))
 
 
 def objects(schema: Any) -> list[dict[str, Any]]:
@@ -112,14 +102,13 @@ def test_schemas_are_strict_and_documented(name: str) -> None:
             assert key == "schema" or "$ref" in what or what["description"], key
 
 
-def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_them(cli: Command) -> None:
     for name in COMMANDS:
-        assert run("schema", name) == 0
-        assert capsys.readouterr().out == schema_text(name) + "\n"
+        assert cli.out("schema", name) == schema_text(name) + "\n"
     assert run("schema", "replan") == 2
 
 
-def test_they_are_part_of_the_package() -> None:
+def test_they_are_part_of_the_package(cli: Command) -> None:
     folder = Path(__file__).parents[2] / "overlap_sched" / "cli" / "schemas"
     assert sorted(path.stem for path in folder.glob("*.json")) == sorted(COMMANDS)
     setup = (folder.parents[2] / "setup.cfg").read_text()

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched import read_problem, write_problem
-from tests.support.command import run
+from tests.support.command import Command, run
 from tests.support.profile_traces import TRACES
 from tests.support.sharded import sharded
 from tests.support.trace_format import violations
@@ -51,18 +51,16 @@ def test_a_real_step_stands_under_the_simulated_ones(problem: str, merge: list[s
     ]
 
 
-def test_a_trace_that_cannot_be_merged_ends_the_command_early(
-    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_that_cannot_be_merged_ends_the_command_early(problem: str, tmp_path: Path, cli: Command) -> None:
     path = tmp_path / "trace.json"
     with patch("overlap_sched.cli.command.load", side_effect=AssertionError("the input was read")):
-        assert run("plan", problem, "--trace", str(path), "--merge", problem) == 2
-        assert capsys.readouterr().err == (
-            f"overlap-sched: error: {problem}: has no list of traceEvents: it is not a trace of torch.profiler. "
-            "Write one with profile.export_chrome_trace(PATH).\n"
+        assert cli.refused("plan", problem, "--trace", str(path), "--merge", problem) == (
+            f"{problem}: has no list of traceEvents: it is not a trace of torch.profiler. "
+            "Write one with profile.export_chrome_trace(PATH)."
         )
-        assert run("plan", problem, "--trace", str(path), "--merge", RANKS[0], "--max-input-bytes", "1000") == 2
-        assert "rank0.json.gz: has more than 1,000 bytes once decompressed" in capsys.readouterr().err
+        assert "rank0.json.gz: has more than 1,000 bytes once decompressed" in cli.refused(
+            "plan", problem, "--trace", str(path), "--merge", RANKS[0], "--max-input-bytes", "1000"
+        )
     assert not path.exists()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.command import run
+from tests.support.command import Command
 
 COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, calibrate, schema"
 
@@ -34,6 +34,7 @@ COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, 
             "(5%).",
         ),
         ("plan x.json --budget pek", "--budget is 'pek'; it is one of peak, profile. Did you mean peak?"),
+        ("plan x.json --base low", "--base is 'low'; it is one of original, memory, memory-peak."),
         ("plan x.json --effort 4.5", "--effort is '4.5'; it is a whole number."),
         ("plan x.json --effort -1", "--effort is -1; it is a whole number of runs, 0 to 1000000."),
         ("plan x.json --comm-scale fast", "--comm-scale is 'fast'; it is a number."),
@@ -44,6 +45,10 @@ COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, 
             "plan x.json --rewrites buckt",
             "--rewrites has 'buckt'; known are bucket, coalesce_gathers, in_place, keep, regather, split, stream. "
             "Did you mean bucket?",
+        ),
+        (
+            "plan x.json --rewrites merge",
+            "--rewrites has 'merge'; known are bucket, coalesce_gathers, in_place, keep, regather, split, stream.",
         ),
         (
             "plan x.json --base memory --budget profile",
@@ -57,9 +62,8 @@ COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, 
         ),
     ],
 )
-def test_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*line.split()) == 2
-    assert capsys.readouterr() == ("", f"overlap-sched: error: {said}\n")
+def test_one_line(line: str, said: str, cli: Command) -> None:
+    assert cli.refused(*line.split()) == said
 
 
 @pytest.mark.parametrize(
@@ -70,8 +74,7 @@ def test_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> N
         ("frontier {} --memory-limit 40", "--memory-limit"),
     ],
 )
-def test_numbers_without_a_unit(line: str, option: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*line.format(problem).split()) == 2
-    assert capsys.readouterr().err == (
-        f"overlap-sched: error: {option} is '40', a number without a unit. Did you mean 40GiB? For bytes write 40B.\n"
+def test_numbers_without_a_unit(line: str, option: str, problem: str, cli: Command) -> None:
+    assert cli.refused(*line.format(problem).split()) == (
+        f"{option} is '40', a number without a unit. Did you mean 40GiB? For bytes write 40B."
     )

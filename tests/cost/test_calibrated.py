@@ -7,8 +7,7 @@ import pytest
 from overlap_sched.cost import H100, XEON_8480, Collective, Price
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Across, IntraNodeLink
-from overlap_sched.cost.cluster.file import parse_cluster
-from overlap_sched.cost.cluster.writer import cluster_text
+from overlap_sched.cost.cluster.file import cluster_text, parse_cluster
 from overlap_sched.cost.measured.calibrated import calibrated, put_together, with_tables
 from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables, merged
 from overlap_sched.cost.measured.tabled import COPY, TableModel

@@ -8,8 +8,7 @@ import pytest
 
 from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.description import Across, Cluster, DefaultContention, IntraNodeLink, MeshDimension
-from overlap_sched.cost.cluster.file import parse_cluster, read_cluster, shipped_clusters, write_cluster
-from overlap_sched.cost.cluster.writer import cluster_text
+from overlap_sched.cost.cluster.file import cluster_text, parse_cluster, read_cluster, shipped_clusters, write_cluster
 from overlap_sched.cost.device import H100
 from overlap_sched.cost.measured.lanes import InFlight
 from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
@@ -124,8 +123,7 @@ def test_what_binds_compute_goes_into_the_problem_with_the_balance_of_the_device
             '"H100"',
             '"H1000"',
             "device is unknown: no device is named 'H1000'; known are H100, H200, A100, RTX-3090, "
-            "RTX-3090-TF32, Xeon-8480+ and cpu. Or write a "
-            "[device] table of your own.",
+            "RTX-3090-TF32, Xeon-8480+ and cpu. Or write a [device] table of your own.",
         ),
         ("ranks_per_node = 8", "ranks_per_node = 0", "ranks_per_node is 0: it is 1 or more."),
         ("ranks_per_node = 8", "ranks_per_node = true", "ranks_per_node is true; it is a whole number, 0 or more."),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,6 @@ import torch
 
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli import calibrate
-from overlap_sched.cli.calibrate import CalibrateRequest
 from overlap_sched.cli.command import main
 from overlap_sched.cost.cluster.contention import measured_contention
 from overlap_sched.cost.cluster.file import read_cluster, write_cluster
@@ -417,7 +417,7 @@ def test_a_dump_that_does_not_say_how_large_its_groups_are(alone, tmp_path):
     )
     unknown = DUMP.replace(first, "all_reduce.default(shard_1, 'sum', '0')")
     dump.write_text(unknown.replace(second, "all_reduce.default(mm_1, 'sum', '0')"))
-    request = CalibrateRequest("c.toml", (), (str(dump),), (), (4096, 4096), "bfloat16", "cpu")
+    request = Namespace(graph=[str(dump)], group=[], bytes=(4096, 4096), dtype="bfloat16")
     with pytest.raises(DumpGroupError) as caught:
         calibrate.wishes_of(request, alone, lambda text: None)
     assert str(caught.value) == (
@@ -434,8 +434,8 @@ def test_a_dump_has_shapes_and_a_problem_file_has_sizes_alone(alone, tmp_path):
     write_problem(EXAMPLE, problem)
     eight = replace(alone, rank=0, size=8, ranks_per_node=8)
 
-    def wishes(*graphs, **more):
-        request = CalibrateRequest("c.toml", (), tuple(map(str, graphs)), (), (4096, 4096), "bfloat16", "cpu", **more)
+    def wishes(*graphs):
+        request = Namespace(graph=[*map(str, graphs)], group=[], bytes=(4096, 4096), dtype="bfloat16")
         return calibrate.wishes_of(request, eight, lambda text: None)
 
     copies = len(CPU_GRID.copies)

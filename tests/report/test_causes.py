@@ -1,6 +1,5 @@
 """Exposed time by cause: all of it, each microsecond once."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,7 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.report.causes import Cause, causes, causes_text
 from overlap_sched.report.words.schedule import explanation
 from overlap_sched.scheduler.result import Schedule
-from tests.support.command import run
+from tests.support.command import Command, run
 from tests.support.graphs import problems
 
 
@@ -58,10 +57,9 @@ def test_nothing_exposed(reordered: Schedule) -> None:
     assert "Nothing is exposed." in explanation(alone)
 
 
-def test_top_says_how_many_are_not_shown(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_says_how_many_are_not_shown(problem: str, cli: Command) -> None:
     def shown(*arguments: str) -> list[str]:
-        assert run("explain", problem, *arguments) == 0
-        return capsys.readouterr().out.splitlines()
+        return cli.out("explain", problem, *arguments).splitlines()
 
     assert "The 1 most exposed collective of 2 (--all shows every one):" in shown("--top", "1")
     assert "Most exposed first:" in shown("--top", "5")
@@ -71,12 +69,10 @@ def test_top_says_how_many_are_not_shown(problem: str, capsys: pytest.CaptureFix
     assert not any("exposed first" in line or "gather" in line for line in totals)
 
 
-def test_as_data(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("explain", problem, "--json", "--top", "1") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_as_data(problem: str, cli: Command) -> None:
+    found = cli.json("explain", problem, "--top", "1")
     assert sum(cause["exposed_us"] for cause in found["causes"]) == found["exposed_us"] == 40.0
     assert found["collectives"] == 2
     assert [record["name"] for record in found["most_exposed"]] == ["scatter"]
-    assert run("explain", problem, "gather", "--json") == 0
-    assert [record["name"] for record in json.loads(capsys.readouterr().out)["most_exposed"]] == ["gather"]
+    assert [record["name"] for record in cli.json("explain", problem, "gather")["most_exposed"]] == ["gather"]
     assert run("explain", problem, "gathr", "--json") == 2

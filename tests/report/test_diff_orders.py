@@ -13,8 +13,7 @@ from overlap_sched.peak_memory.allocator.reserved import replay_allocator
 from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN, VARIABLES
 from overlap_sched.report.diff.figures import Figure
-from overlap_sched.report.diff.orders import diff_orders, moved_nodes, total_us
-from overlap_sched.report.diff.placed import ReplayedOrder
+from overlap_sched.report.diff.orders import ReplayedOrder, diff_orders, moved_nodes, total_us
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 

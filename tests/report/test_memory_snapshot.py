@@ -2,7 +2,6 @@
 
 import base64
 import importlib
-import json
 import pickle
 import pickletools
 import re
@@ -22,7 +21,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.report.memory_snapshot import memory_snapshot, write_memory_snapshot
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
-from tests.support.command import run
+from tests.support.command import Command, run
 from tests.support.graphs import problems
 
 # opcodes that the script of the viewer knows (torch/utils/viz/MemoryViz.js, unpickle)
@@ -143,9 +142,7 @@ def test_torchs_own_reader(problem: str, tmp_path: Path, capsys: pytest.CaptureF
         assert pickle.loads(base64.b64decode(embedded)) == data
 
 
-def test_json_stays_json(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", problem, "--json", "--memory-snapshot", str(tmp_path / "out.pickle")) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "example"
-    assert run("plan", problem, "--memory-snapshot", problem) == 2
-    assert "--memory-snapshot" in capsys.readouterr().err
+def test_json_stays_json(problem: str, tmp_path: Path, cli: Command) -> None:
+    assert cli.json("plan", problem, "--memory-snapshot", str(tmp_path / "out.pickle"))["name"] == "example"
+    assert "--memory-snapshot" in cli.refused("plan", problem, "--memory-snapshot", problem)
     assert "torch" not in vars(sys.modules["overlap_sched.report.memory_snapshot"])

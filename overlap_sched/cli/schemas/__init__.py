@@ -21,11 +21,7 @@ def schema_text(command: str) -> str:
 
 
 def as_json(command: str, figures: Mapping[str, Any]) -> str:
-    """Figures on one line, with the name of their schema in front.
-
-    Raises:
-        QuantityError: A figure is not finite.
-    """
+    """Figures on one line, with the name of their schema in front."""
     named = {"schema": f"overlap-sched/{command}/{VERSION}", **figures}
     try:
         return json.dumps(named, allow_nan=False)

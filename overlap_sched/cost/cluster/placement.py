@@ -116,11 +116,7 @@ def _check_ranks(name: str, facts: Facts, on: Nodes) -> None:
 
 
 def ranks_along(mesh: Sequence[MeshDimension], dimension: str) -> tuple[int, ...]:
-    """Ranks of rank 0's group along a dimension of a mesh, or along neighbours joined by ``+``: ``"fsdp+tp"``.
-
-    Raises:
-        PlacementError: The mesh has no such dimension.
-    """
+    """Ranks of rank 0's group along a dimension of a mesh, or along neighbours joined by ``+``: ``"fsdp+tp"``."""
     runs = _runs(mesh)
     if dimension not in runs:
         shown = ", ".join(f"{one.name}={one.size}" for one in mesh) or "not given (--mesh NAME=SIZE,...)"

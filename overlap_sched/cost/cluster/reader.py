@@ -20,11 +20,7 @@ FORMAT = "overlap-cluster/1"
 
 
 def cluster_of(file: TomlTable) -> Cluster:
-    """The cluster that a file describes.
-
-    Raises:
-        ClusterError: See :func:`overlap_sched.cost.cluster.file.read_cluster`.
-    """
+    """The cluster that a file describes."""
     found = file.text("format", FORMAT)
     if found != FORMAT:
         raise file.error("format", f"is {shown(found)}; this version reads {FORMAT!r}.")

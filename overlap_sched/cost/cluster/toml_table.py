@@ -2,13 +2,28 @@
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from overlap_sched.cost.cluster.quantity import quantity
 from overlap_sched.errors import ClusterError
 
 _Choice = TypeVar("_Choice", bound=str)
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*")
+_PREFIX = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+
+BANDWIDTH = {
+    **{f"{prefix}B/s": scale for prefix, scale in _PREFIX.items()},
+    **{f"{prefix}{bit}/s": scale / 8 for prefix, scale in _PREFIX.items() for bit in ("b", "bit")},
+}
+"""Bytes per second. ``B`` is a byte, ``b`` or ``bit`` a bit, as the field writes them."""
+TIME = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+"""Microseconds."""
+RATE = {f"{prefix}{name}": scale for prefix, scale in _PREFIX.items() for name in ("FLOPS", "FLOP/s", "FLOPs/s")}
+"""Operations per second."""
+EXAMPLES = {"bandwidth": '"50GB/s" or "400Gb/s"', "time": '"12us"', "rate": '"990TFLOPS"'}
+_UNITS = {"bandwidth": BANDWIDTH, "time": TIME, "rate": RATE}
 
 
 class TomlTable:
@@ -34,19 +49,20 @@ class TomlTable:
         """The error about a key."""
         return ClusterError(f"{self._where}: {self._name}{key} {problem}")
 
-    def _value(self, key: str, kind: str) -> Any:
+    def _value(self, key: str, kind: str, default: Any = None, fits: Callable[[Any], bool] = lambda value: True) -> Any:
+        """The value of a key, of a kind that ``fits`` tells; ``default`` where the key is missing."""
+        if default is not None and key not in self:
+            return default
         if key not in self:
             raise self.error(key, f"is missing; it is {kind}.")
-        return self._data[key]
+        value = self._data[key]
+        if not fits(value):
+            raise self.error(key, f"is {shown(value)}; it is {kind}.")
+        return value
 
     def text(self, key: str, default: str | None = None) -> str:
         """Text."""
-        if default is not None and key not in self:
-            return default
-        value = self._value(key, "text")
-        if not isinstance(value, str):
-            raise self.error(key, f"is {shown(value)}; it is text.")
-        return value
+        return str(self._value(key, "text", default, lambda value: isinstance(value, str)))
 
     def choice(self, key: str, among: Sequence[_Choice], default: _Choice | None = None) -> _Choice:
         """One of a few words."""
@@ -57,48 +73,34 @@ class TomlTable:
         raise self.error(key, f"is {shown(value)}; it is one of {', '.join(json.dumps(one) for one in among if one)}.")
 
     def quantity(self, key: str, what: str, default: float | None = None) -> float:
-        """A quantity with its unit, see :mod:`overlap_sched.cost.cluster.quantity`."""
-        if default is not None and key not in self:
-            return default
-        value = self._value(key, f"a {what} with its unit")
+        """A number with its unit, see :func:`quantity`."""
+        value = self._value(key, f"a {what} with its unit", default)
         try:
-            return quantity(value, what)
+            return quantity(value, what) if key in self else value
         except ValueError as error:
             raise self.error(key, f"is {shown(value)}: it {error}") from None
 
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number, 0 or more."""
-        if default is not None and key not in self:
-            return default
-        value = self._value(key, "a whole number")
+        value = self._value(key, "a whole number", default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
             raise self.error(key, f"is {shown(value)}; it is a whole number, 0 or more.")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number, 0 or more."""
-        if default is not None and key not in self:
-            return default
-        value = self._value(key, "a number")
+        value = self._value(key, "a number", default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise self.error(key, f"is {shown(value)}; it is a finite number, 0 or more.")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        if key not in self:
-            return default
-        value = self._value(key, "true or false")
-        if not isinstance(value, bool):
-            raise self.error(key, f"is {shown(value)}; it is true or false.")
-        return value
+        return bool(self._value(key, "true or false", default, lambda value: isinstance(value, bool)))
 
     def items(self, key: str) -> list[Any]:
         """A list of anything."""
-        value = self._value(key, "a list")
-        if not isinstance(value, list):
-            raise self.error(key, f"is {shown(value)}; it is a list.")
-        return value
+        return list(self._value(key, "a list", fits=lambda value: isinstance(value, list)))
 
     def numbers(self, key: str) -> list[float]:
         """A list of finite numbers, 0 or more."""
@@ -116,9 +118,7 @@ class TomlTable:
 
     def table(self, key: str) -> "TomlTable":
         """A table inside this one."""
-        value = self._value(key, "a table")
-        if not isinstance(value, dict):
-            raise self.error(key, f"is {shown(value)}; it is a table.")
+        value = self._value(key, "a table", fits=lambda value: isinstance(value, dict))
         return TomlTable(value, self._where, f"{self._name}{key}.")
 
     def tables(self, key: str) -> list["TomlTable"]:
@@ -144,3 +144,45 @@ def shown(value: Any) -> str:
     """A value for an error message, at most 40 characters of it."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def quantity(text: object, what: str) -> float:
+    """The number, in bytes per second, microseconds or operations per second.
+
+    Args:
+        text: What is written.
+        what: ``"bandwidth"``, ``"time"`` or ``"rate"``.
+
+    Raises:
+        ValueError: It is not a number with a unit of that kind, or not 0 or more and finite. The message begins with
+            what it is ("has no unit") and says what to write.
+    """
+    example = f"Write {EXAMPLES[what]}."
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        raise ValueError(f"has no unit. {example}")
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(f"is not a number with a unit. {example}")
+    number, unit = float(match[1]), match[2]
+    if not unit:
+        raise ValueError(f"has no unit. {example}")
+    if unit not in _UNITS[what]:
+        raise ValueError(f"has the unit {unit!r}, which is no unit of {what}. {example}")
+    value = number * _UNITS[what][unit]
+    if number < 0:
+        raise ValueError(f"is negative. {example}")
+    if not math.isfinite(value):
+        raise ValueError(f"is not finite. {example}")
+    return value
+
+
+def written(value: float, what: str) -> str:
+    """The text that :func:`quantity` reads back as exactly this value."""
+    if what == "time":
+        return f"{value!r}us"
+    unit = "B/s" if what == "bandwidth" else "FLOPS"
+    for prefix in ("P", "T", "G", "M", "k"):
+        text = f"{value / _PREFIX[prefix]:.15g}{prefix}{unit}"
+        if value >= _PREFIX[prefix] and quantity(text, what) == value:
+            return text
+    return f"{value!r}{unit}"

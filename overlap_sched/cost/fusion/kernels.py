@@ -111,13 +111,6 @@ def shared_prices(
     among the kernel's stored steps by the bytes that each adds. Were all of it on the last one, a collective that sends
     what an earlier one writes would seem to start before the kernel; on the first one, the kernel would seem to run
     before its last input is there. Divided, each step costs what it would take if the kernel were cut behind it.
-
-    Args:
-        parts: Of :func:`parts_of_kernels`, per node.
-        names: Per node, its name.
-        ops: Per node, its operator.
-        flops: Per node, its floating-point operations.
-        pricer: Prices kernels.
     """
     members: dict[int, list[int]] = {}
     for v, part in enumerate(parts):

@@ -14,14 +14,7 @@ _PCIE_BYTES_PER_S = 64e9
 
 
 def calibrated(device: str, ranks_per_node: int, tables: Tables, source: str) -> Cluster:
-    """A cluster with measured tables, and rates that are the best of them.
-
-    Args:
-        device: ``"cpu"``, or the name of a GPU.
-        ranks_per_node: How many ranks a machine has.
-        tables: What was measured; what is missing in them is that of a published device.
-        source: When and on what, for people.
-    """
+    """A cluster with measured tables, and rates that are the best of them."""
     on_cpu = device == "cpu"
     link = _link([one for one in tables.collectives if one.nodes == 1])
     bytes_per_s, latency_us = link or (_device(device, tables).peak_bytes_per_s, 0.0)
@@ -50,21 +43,13 @@ def with_tables(cluster: Cluster, tables: Tables, source: str) -> Cluster:
 
 
 def put_together(first: Cluster, second: Cluster) -> Cluster:
-    """One cluster with the measurements of both; all else is that of the first.
-
-    Raises:
-        CalibrationError: They are not of one machine: another device, or another number of ranks in a node.
-    """
+    """One cluster with the measurements of both; all else is that of the first."""
     check_same(first, second.device.name, second.ranks_per_node)
     return with_tables(first, second.tables, first.source)
 
 
 def check_same(cluster: Cluster, device: str, ranks_per_node: int) -> None:
-    """Raise the error where measurements of this device would go into the file of another machine.
-
-    Raises:
-        CalibrationError: Another device, or another number of ranks in a node.
-    """
+    """Raise the error where measurements of this device would go into the file of another machine."""
     ranks = ("ranks_per_node", str(cluster.ranks_per_node), str(ranks_per_node))
     for what, a, b in (("device", cluster.device.name, device), ranks):
         if a != b:

@@ -175,11 +175,7 @@ class Tables:
         return self._found(self._finishes, kind, ranks, nodes)
 
     def kernel(self, op: str) -> tuple[KernelTime, ...]:
-        """Return the times measured of an operator.
-
-        Raises:
-            TableError: Nothing; the message lists what was.
-        """
+        """Return the times measured of an operator; raises as :meth:`collective` does."""
         found = self.kernels_of.get(op)
         if found is None:
             known = ", ".join(sorted(self.kernels_of)) or "no operator at all"

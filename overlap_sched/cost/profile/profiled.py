@@ -37,11 +37,7 @@ class Profiled:
 
 
 def read_traces(paths: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> list[RankTrace]:
-    """Read one trace per rank.
-
-    Raises:
-        ProfileError, InputTooLargeError: See :func:`overlap_sched.cost.profile.trace_file.read_trace_file`.
-    """
+    """Read one trace per rank."""
     return [rank_trace(read_trace_file(path, limits)) for path in paths]
 
 

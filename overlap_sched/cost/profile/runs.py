@@ -72,11 +72,7 @@ def _product(name: str, shapes: tuple[Shape, ...]) -> Hashable:
 
 
 def runs_in(trace: RankTrace, sought: Sequence[Sought]) -> Rank:
-    """The runs of the graph in one trace: of all calls of compiled graphs, those most like it.
-
-    Raises:
-        ProfileError: There is none.
-    """
+    """The runs of the graph in one trace: of all calls of compiled graphs, those most like it."""
     wanted = _wanted(sought)
     best = 0.0
     chosen: list[Sample] = []

@@ -46,24 +46,8 @@ class Rank(NamedTuple):
     samples: tuple[Sample, ...]
 
 
-class CommonCollectives(NamedTuple):
-    """Collectives of all runs that all ranks have.
-
-    Attributes:
-        runs: Per run, (key, microseconds) of each collective, without skew where there are several ranks.
-        skew_us: What was taken out, per rank and run.
-    """
-
-    runs: tuple[tuple[tuple[Hashable, float], ...], ...]
-    skew_us: float
-
-
-def without_skew(ranks: Sequence[Rank]) -> CommonCollectives:
-    """Compare the ranks.
-
-    Raises:
-        ProfileError: They are of different jobs, two are the same one, or their steps differ.
-    """
+def without_skew(ranks: Sequence[Rank]) -> tuple[list[list[tuple[Hashable, float]]], float]:
+    """Per run that all ranks have, (key, microseconds) of each collective; and what was taken out, per rank and run."""
     _check_ranks(ranks)
     samples = [{sample.place: sample for sample in rank.samples} for rank in ranks]
     places = [place for place in samples[0] if all(place in other for other in samples)]
@@ -78,11 +62,11 @@ def without_skew(ranks: Sequence[Rank]) -> CommonCollectives:
         for other, launches in zip(ranks[1:], run[1:], strict=True):
             _check_equal(place, ranks[0], run[0], other, launches)
         times = [_least(instances) for instances in zip(*run, strict=True)]
-        runs.append(tuple((seen.key, us) for seen, us in zip(run[0], times, strict=True) if us is not None))
+        runs.append([(seen.key, us) for seen, us in zip(run[0], times, strict=True) if us is not None])
         for us, instances in zip(times, zip(*run, strict=True), strict=True):
             known = [seen.call.us for seen in instances if seen.call.us is not None]
             skew_us += sum(known) / len(known) - us if us is not None else 0.0
-    return CommonCollectives(tuple(runs), skew_us / len(places))
+    return runs, skew_us / len(places)
 
 
 def _least(instances: Sequence[Seen]) -> float | None:

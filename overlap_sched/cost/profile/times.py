@@ -55,15 +55,11 @@ class Profile:
 
 
 def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile:
-    """Match the nodes of a graph, in its order, with traces of it.
-
-    Raises:
-        ProfileError: A trace has nothing of the graph; ranks do not go together.
-    """
+    """Match the nodes of a graph, in its order, with traces of it."""
     ranks = [runs_in(trace, sought) for trace in traces]
-    launched = without_skew(ranks)
+    launched, skew_us = without_skew(ranks)
     runs = [[(seen.key, seen.call.us) for seen in sample.calls] for rank in ranks for sample in rank.samples]
-    measured = _by_order(sought, [*runs, *launched.runs])
+    measured = _by_order(sought, [*runs, *launched])
     if not any(measured):
         raise _numbers_differ(traces[0].path, sought, ranks[0].samples[0])
     fused = _fused(ranks)
@@ -71,9 +67,13 @@ def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile
     parts = shared([_part(sought[v]) for v in left], fused)
     for v, us in zip(left, parts, strict=True):
         measured[v] = None if us is None else MeasuredTime(us, "names")
-    skew_us = launched.skew_us if len(ranks) > 1 else None
     return Profile(
-        tuple(sought), tuple(measured), len(launched.runs), len(ranks), skew_us, sum(fused.values(), start=0.0)
+        tuple(sought),
+        tuple(measured),
+        runs=len(launched),
+        ranks=len(ranks),
+        skew_us=skew_us if len(ranks) > 1 else None,
+        fused_us=sum(fused.values(), start=0.0),
     )
 
 

@@ -41,24 +41,14 @@ class TraceFile(NamedTuple):
     Attributes:
         path: For messages.
         rank, world_size: As the trace says; ``None`` where it does not (a job without process groups).
-        events: Those with a duration, in the order of the file.
+        events: Those with a duration, in the order of the file, checked.
+        fields: All events as they are, each a JSON object.
     """
 
     path: str
     rank: int | None
     world_size: int | None
     events: Sequence[Event]
-
-
-class RawTrace(NamedTuple):
-    """What the file of a rank holds.
-
-    Attributes:
-        file: Its events with a duration, checked.
-        fields: All events as they are, each a JSON object.
-    """
-
-    file: TraceFile
     fields: Sequence[dict[str, Any]]
 
 
@@ -69,11 +59,6 @@ def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceF
         ProfileError: It cannot be read, or is not such a trace.
         InputTooLargeError: It is larger than the limits.
     """
-    return read_raw_trace(path, limits).file
-
-
-def read_raw_trace(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> RawTrace:
-    """The same with all that the file holds; raises the same."""
     data = _load(path, limits)
     listed = data.get("traceEvents") if isinstance(data, dict) else None
     if not isinstance(listed, list):
@@ -84,8 +69,7 @@ def read_raw_trace(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> RawTrac
     about = data.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
     events = [event for k, fields in enumerate(listed) if (event := _event(path, k, fields)) is not None]
-    file = TraceFile(str(path), _number_of(about, "rank"), _number_of(about, "world_size"), events)
-    return RawTrace(file, listed)
+    return TraceFile(str(path), _number_of(about, "rank"), _number_of(about, "world_size"), events, listed)
 
 
 def _number_of(about: Mapping[str, Any], name: str) -> int | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from overlap_sched.report.units import time_unit
 
@@ -92,6 +92,22 @@ def change_text(figure: Figure) -> str:
     signed = more if more.startswith("-") else f"+{more}"
     share = "" if math.isinf(figure.share) else f", {percent_text(figure)}"
     return f"{before} → {after} {unit}{share} ({signed} {more_unit})"
+
+
+def figure_data(figures: Sequence[Figure]) -> list[dict[str, Any]]:
+    """Each with its unit; ``change_percent`` is null where A has none of it, and of a gap in percentage points."""
+    return [
+        {
+            "name": figure.name,
+            "of": figure.of,
+            "unit": UNITS[figure.name],
+            "before": figure.before,
+            "after": figure.after,
+            "change": figure.change,
+            "change_percent": 100 * figure.share if abs(figure.share) < float("inf") else None,
+        }
+        for figure in figures
+    ]
 
 
 def _scale(figure: Figure) -> tuple[Callable[[float], str], str]:

@@ -27,16 +27,7 @@ Identity = tuple[str, ...]
 
 
 def plan_figures(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[str, str]) -> list[Figure]:
-    """Compare the figures of two objects that ``overlap-sched plan --json`` wrote.
-
-    Args:
-        before: That of A.
-        after: That of B.
-        names: Of their files, for messages.
-
-    Raises:
-        DiffError: A figure is missing, or no number.
-    """
+    """Compare the figures of two objects that ``overlap-sched plan --json`` wrote."""
     found = []
     for name in NAMES:
         if name != "reserved":
@@ -70,11 +61,7 @@ def _part(key: str, value: object) -> str:
 
 
 def record_figures(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[str, str]) -> list[Figure]:
-    """Compare the figures of all rows that are in both records; what a row does not have is left out.
-
-    Raises:
-        DiffError: A figure is no number, or nothing is in both.
-    """
+    """Compare the figures of all rows that are in both records; what a row does not have is left out."""
     one, other = (_rows(data, at) for data, at in zip((before, after), names, strict=True))
     found = []
     for identity, row in other.items():

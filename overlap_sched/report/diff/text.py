@@ -6,16 +6,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from overlap_sched.report.causes import WORDS
-from overlap_sched.report.diff.figures import (
-    NAMES,
-    Figure,
-    change_text,
-    in_one_unit,
-    largest_first,
-    percent_text,
-)
-from overlap_sched.report.diff.orders import Moved, OrdersDiff, total_us
-from overlap_sched.report.diff.placed import CollectivePlace
+from overlap_sched.report.diff.figures import NAMES, Figure, change_text, in_one_unit, largest_first, percent_text
+from overlap_sched.report.diff.orders import CollectivePlace, Moved, OrdersDiff, total_us
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import between, count, duration, printable
 from overlap_sched.report.words.contention import with_contention_line
@@ -99,15 +91,9 @@ def _table(title: str, caption: str, numbers: Sequence[str]) -> Table:
 
 def _causes(diff: OrdersDiff) -> list[RenderableType]:
     """Exposed time by cause, the largest change first; nothing where nothing is exposed."""
-    before = {cause.name: cause for cause in diff.before.causes}
-    after = {cause.name: cause for cause in diff.after.causes}
-    names = [name for name in {**before, **after} if name != "nothing"]
-    if not names:
+    figures = [Figure("exposed", name, *us) for name, us in diff.causes_us.items() if name != "nothing"]
+    if not figures:
         return []
-    figures = [
-        Figure("exposed", name, *(side[name].exposed_us if name in side else 0.0 for side in (before, after)))
-        for name in names
-    ]
     figures.sort(key=lambda figure: (-abs(figure.change), figure.of))
     largest = max(max(figure.before, figure.after) for figure in figures)
     unit = in_one_unit(Figure("exposed", "", largest, largest))[2]

@@ -31,13 +31,7 @@ COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
 
 
 def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE) -> Page:
-    """Collect what the page of a schedule shows.
-
-    Args:
-        schedule: Of a problem; with rewrites: of the rewritten one.
-        more: Figures beyond those that a schedule tells (``prices``).
-        extras: Rewrites, one more order, the frontier.
-    """
+    """Collect what the page of a schedule shows."""
     original = original_problem(schedule, extras)
     problems = (original,) if original is schedule.problem else (original, schedule.problem)
     reserved = reserved_changes(schedule, original)

@@ -12,9 +12,9 @@ from overlap_sched.errors import MissingExtraError
 from overlap_sched.report.files import write_file
 from overlap_sched.report.html.beside import NOTHING_ELSE, Extras
 from overlap_sched.report.html.collect import page_of
-from overlap_sched.report.html.data import Page
-from overlap_sched.report.html.sections import frontier_section, rewrites_section, table_row
-from overlap_sched.report.units import printable
+from overlap_sched.report.html.data import FrontierData, Page
+from overlap_sched.report.units import count, duration, printable, size
+from overlap_sched.report.words.frontier import point_cells
 from overlap_sched.scheduler.result import Schedule
 
 SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
@@ -30,11 +30,7 @@ class Library(NamedTuple):
 
 
 def check_html() -> None:
-    """Find out before the work is done that the page could not be made.
-
-    Raises:
-        MissingExtraError: bokeh is not installed.
-    """
+    """Find out before the work is done that the page could not be made."""
     try:
         import bokeh.resources  # noqa: F401
     except ImportError:
@@ -78,7 +74,7 @@ def page_text(page: Page, library: Library) -> str:
         title=html.escape(f"{printable(page.figures['name'])}: overlap_sched"),
         style=_file("style.css"),
         columns="".join(f'<th scope="col">{html.escape(name)}</th>' for name in page.columns),
-        summary="\n".join(map(table_row, page.summary)),
+        summary="\n".join(map(_table_row, page.summary)),
         remarks="\n".join(f"<p>{html.escape(line)}</p>" for line in page.remarks),
         streams="\n".join(_picture("streams", r) for r in range(len(page.runs))),
         memories="\n".join(_picture("memory", r) for r in range(len(page.runs))),
@@ -86,8 +82,8 @@ def page_text(page: Page, library: Library) -> str:
             f'<button type="button" data-peak="{r}">peak of {_the(run.title)}</button>'
             for r, run in enumerate(page.runs)
         ),
-        rewrites=rewrites_section(page),
-        frontier=frontier_section(page),
+        rewrites=_rewrites_section(page),
+        frontier=_frontier_section(page),
         data=json.dumps(page.to_json(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         library=library.script,
         script=f'"use strict";\n(() => {{\n{script}}})();',
@@ -105,3 +101,92 @@ def _the(title: str) -> str:
 
 def _file(name: str) -> str:
     return files(__package__).joinpath(_FOLDER, name).read_text(encoding="utf-8")
+
+
+def _table_row(cells: tuple[str, ...]) -> str:
+    """A line of a table, its first cell a heading."""
+    first, *others = map(html.escape, cells)
+    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+
+
+def _rewrites_section(page: Page) -> str:
+    """The section of what was rewritten and tried; nothing where nothing was."""
+    if not page.rewrites and not page.tried:
+        return ""
+    rows = [
+        f'<li><button type="button" data-node="{one.node}">{html.escape(one.words)}</button></li>'
+        if one.node >= 0
+        else f"<li>{html.escape(one.words)}</li>"
+        for one in page.rewrites
+    ]
+    step = f"; the best order without rewrites takes {duration(page.figures['step_without_rewrites_us'])}"
+    if page.figures["without_rewrites_for_live_bytes"]:
+        step += " by live bytes alone, hardly ever less in what the allocator can hold"
+    found = (
+        " A click on one finds it in the streams, where what rewrites made, and what they made it of, has a colour of "
+        "its own."
+        if any(one.node >= 0 for one in page.rewrites)
+        else ""
+    )
+    tried = "".join(_table_row(one) for one in page.tried)
+    return _section(
+        "rewrites",
+        "Rewrites, what each bought and costs (simulated)",
+        f"<p>{count(len(page.rewrites), 'rewrite')} in the scheduled order{step}.{found}</p>",
+        f'<ol id="rewrites" class="list scroll" tabindex="0" aria-label="Rewrites">{"".join(rows)}</ol>'
+        if rows
+        else "",
+        f'<details><summary>{len(page.tried)} plans were tried</summary><div class="scroll"><table id="tried">'
+        f"<tbody>{tried}</tbody></table></div></details>"
+        if tried
+        else "",
+        _left_out(page.left),
+    )
+
+
+def _left_out(left: tuple[tuple[str, ...], ...]) -> str:
+    """The step without each rewrite; nothing where none was left out."""
+    if not left:
+        return ""
+    (title,), *rows = left
+    return (
+        f'<details><summary>{html.escape(title)}</summary><div class="scroll"><table id="left-out">'
+        f"<tbody>{''.join(map(_table_row, rows))}</tbody></table></div></details>"
+    )
+
+
+def _frontier_section(page: Page) -> str:
+    """The section of step against peak memory; nothing where it was not computed."""
+    found = page.frontier
+    if found is None:
+        return ""
+    original = found.others[0]
+    head = ("order", "peak", "", "step", "", "exposed", *(() if found.bound_us is None else ("gap",)))
+    rows = [
+        _table_row((point.name or "on the frontier", *point_cells(point, original, found.bound_us))[: len(head)])
+        for point in (*found.points, *found.others)
+    ]
+    return _section(
+        "frontier",
+        "Step against peak memory (simulated)",
+        f"<p>{_bounds(found)}</p>",
+        '<div id="frontier-plot"></div>',
+        '<div class="scroll" tabindex="0" role="group" aria-labelledby="frontier-title">'
+        '<table id="frontier"><thead><tr>'
+        + "".join(f'<th scope="col">{name}</th>' for name in head)
+        + f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>",
+    )
+
+
+def _bounds(found: FrontierData) -> str:
+    if found.bound_us is None or found.floor_bytes is None:
+        return "The shortest step found for each peak, with rewrites; there may be better ones."
+    return (
+        "The shortest step found for each peak, of the graph of the original order. No order's step is below "
+        f"{duration(found.bound_us)}; no order's peak is below {size(found.floor_bytes)}."
+    )
+
+
+def _section(name: str, title: str, *parts: str) -> str:
+    inside = "\n".join(filter(None, parts))
+    return f'<section aria-labelledby="{name}-title">\n<h2 id="{name}-title">{title}</h2>\n{inside}\n</section>\n'

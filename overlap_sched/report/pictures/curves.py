@@ -96,12 +96,7 @@ def _around(low: float, high: float) -> tuple[float, float]:
 
 
 def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
-    """Draw the live bytes of a memory plan; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``).
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        OutputError: The file cannot be written, or its ending names no picture format.
-    """
+    """Draw the live bytes of a memory plan; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
     check_plot(path)
     problem = plan.problem
     figure = new_figure(10, 4)
@@ -128,12 +123,7 @@ def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
 
 
 def plot_whatif(points: Sequence[WhatIfPoint], cluster: str, path: str | Path) -> None:
-    """Draw steps over what is varied first; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``).
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        OutputError: The file cannot be written, or its ending names no picture format.
-    """
+    """Draw steps over what is varied first; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
     check_plot(path)
     figure = new_figure(9, 5.8)
     axes = figure.subplots()

@@ -46,11 +46,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def write_picture(figure: "Figure", path: str | Path, *, tight: bool = False) -> None:
-    """Write a figure in the format that the path's ending names; ``tight``: cut to what is drawn.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write a figure in the format that the path's ending names; ``tight``: cut to what is drawn."""
     picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # names in any script

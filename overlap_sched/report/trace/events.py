@@ -41,13 +41,7 @@ def span(pid: int, tid: int, name: str, category: str, start_us: float, end_us: 
 def arrow(phase: Literal["s", "t", "f"], pid: int, tid: int, category: str, id_: int, at_us: float) -> Event:
     """Where an arrow begins (``s``), passes (``t``) or ends (``f``): at the span of its row in front of it in the file.
 
-    Args:
-        phase: Which.
-        pid: The process.
-        tid: The row.
-        category: Of the arrow; its name, too.
-        id_: Unique within the category, the same for all parts of the arrow.
-        at_us: Within the span.
+    All parts of an arrow have the same category, which is its name, too, and the same id, unique within the category.
     """
     event = {"ph": phase, "pid": pid, "tid": tid, "name": category, "cat": category, "id": id_}
     return {**event, "ts": rounded_us(at_us), **({"bp": "e"} if phase == "f" else {})}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlap_sched.cost.profile.kineto import DEVICE, STEP
-from overlap_sched.cost.profile.trace_file import RawTrace, is_time, read_raw_trace
+from overlap_sched.cost.profile.trace_file import TraceFile, is_time, read_trace_file
 from overlap_sched.errors import ProfileError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.report.trace.events import Event, process_named, rounded_us, row_named
@@ -56,31 +56,27 @@ class MeasuredStep(NamedTuple):
 def read_measured_steps(paths: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> tuple[MeasuredStep, ...]:
     """The same step of each rank.
 
-    Args:
-        paths: Traces of the torch profiler, one per rank.
-        limits: How large each may be.
-
     Raises:
         ProfileError: One cannot be read, is no such trace, has nothing in it, or they share no step.
         InputTooLargeError: One is larger than the limits.
     """
-    traces = [read_raw_trace(path, limits) for path in paths]
+    traces = [read_trace_file(path, limits) for path in paths]
     marks = [_marks(trace) for trace in traces]
     for trace in traces:
-        if not trace.file.events:
-            raise ProfileError(f"{trace.file.path}: has no event with a duration: nothing was measured.")
+        if not trace.events:
+            raise ProfileError(f"{trace.path}: has no event with a duration: nothing was measured.")
     shared = [number for number in marks[0] if all(number in others for others in marks)] if marks else []
     if not shared:
-        listed = "; ".join(f"{t.file.path} has {_steps(m)}" for t, m in zip(traces, marks, strict=True))
+        listed = "; ".join(f"{t.path} has {_steps(m)}" for t, m in zip(traces, marks, strict=True))
         raise ProfileError(f"the traces share no step: {listed}. Profile the same steps on all ranks.")
     by_length = sorted(shared, key=lambda number: sum(end - begin for begin, end in (found[number] for found in marks)))
     chosen = by_length[(len(by_length) - 1) // 2]
     return tuple(_step(trace, chosen, *found[chosen]) for trace, found in zip(traces, marks, strict=True))
 
 
-def _marks(trace: RawTrace) -> dict[int | None, tuple[float, float]]:
+def _marks(trace: TraceFile) -> dict[int | None, tuple[float, float]]:
     """Begin and end of each step on the host; of all that is there, where no steps are marked."""
-    events = trace.file.events
+    events = trace.events
     marks: dict[int | None, tuple[float, float]] = {
         int(found[1]): (e.start_us, e.end_us)
         for e in events
@@ -94,10 +90,10 @@ def _marks(trace: RawTrace) -> dict[int | None, tuple[float, float]]:
 
 
 def _with_content(
-    marks: Mapping[int | None, tuple[float, float]], trace: RawTrace
+    marks: Mapping[int | None, tuple[float, float]], trace: TraceFile
 ) -> dict[int | None, tuple[float, float]]:
     """Without steps in which nothing begins: the profiler opens one at each ``step()``, also after the last."""
-    starts = sorted(e.start_us for e in trace.file.events if not STEP.match(e.name))
+    starts = sorted(e.start_us for e in trace.events if not STEP.match(e.name))
     return {
         number: (begin, end)
         for number, (begin, end) in marks.items()
@@ -109,22 +105,22 @@ def _steps(marks: Mapping[int | None, Any]) -> str:
     return ", ".join("no marked step" if number is None else f"step {number}" for number in marks)
 
 
-def _step(trace: RawTrace, number: int | None, begin: float, end: float) -> MeasuredStep:
+def _step(trace: TraceFile, number: int | None, begin: float, end: float) -> MeasuredStep:
     within = _within(trace, begin, end, whole=number is None)
     spans = [e for e in trace.fields if _is_span(e) and within(e)]
     points = [e for e in trace.fields if e.get("ph") in _POINT and is_time(e.get("ts")) and begin <= e["ts"] <= end]
     kept = [_shifted(e, begin) for e in [*spans, *points, *_arrows(trace.fields, spans)]]
     kept.sort(key=lambda e: (e["ts"], e["ph"] != "X", -e.get("dur", 0.0)))  # who calls, who is called, arrows at them
-    return MeasuredStep(trace.file.path, trace.file.rank, number, end - begin, kept, _names(trace.fields))
+    return MeasuredStep(trace.path, trace.rank, number, end - begin, kept, _names(trace.fields))
 
 
 def _is_span(e: Event) -> bool:
     return e.get("ph") == "X" and is_time(e.get("ts")) and is_time(e.get("dur"))
 
 
-def _within(trace: RawTrace, begin: float, end: float, *, whole: bool) -> Callable[[Event], bool]:
+def _within(trace: TraceFile, begin: float, end: float, *, whole: bool) -> Callable[[Event], bool]:
     """Return a test of whether a span belongs to the step."""
-    host = [e for e in trace.file.events if e.category not in DEVICE and begin <= e.start_us < end]
+    host = [e for e in trace.events if e.category not in DEVICE and begin <= e.start_us < end]
     launched = {str(e.args["correlation"]) for e in host if "correlation" in e.args}
 
     def within(e: Event) -> bool:

@@ -44,15 +44,7 @@ def original_decisions(problem: Problem) -> tuple[Decision, ...]:
 
 
 def row_events(problem: Problem, pid: int, name: str, order: Sequence[int], why: Sequence[Decision]) -> Iterator[Event]:
-    """The process and its rows by name, then what is in the rows.
-
-    Args:
-        problem: Whose order it is.
-        pid: The process.
-        name: What it is called.
-        order: A valid order.
-        why: A record of each collective.
-    """
+    """The process and its rows by name, then what is in the rows; ``why``: a record of each collective."""
     line, run = timeline(problem, order), replay(problem, order)
     compute, points = pid * ROWS, pid * ROWS + 1
     rows = {group: points + 1 + i for i, group in enumerate(line.streams)}

@@ -1,7 +1,8 @@
 """What ``overlap-sched explain --costs`` shows: every node's price, the largest first, and totals by source."""
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from overlap_sched.cost import Price
 from overlap_sched.problem import Kind, Problem
@@ -12,30 +13,8 @@ _BOUNDS = {"flops": "arithmetic", "bytes": "memory", "kernel": "kernel launch"}
 """Limits in words; the others are words already."""
 
 
-class SourceTotal(NamedTuple):
-    """What comes from one source.
-
-    Attributes:
-        source: See :data:`overlap_sched.cost.Source`.
-        kind: ``compute`` or ``collective``.
-        nodes: How many. time_us: theirs, in all. percent: of all nodes of that kind.
-    """
-
-    source: str
-    kind: str
-    nodes: int
-    time_us: float
-    percent: float
-
-
 def cost_figures(problem: Problem, prices: Sequence[Price], top: int | None = None) -> dict[str, Any]:
-    """Microseconds, bytes and floating-point operations of the ``top`` longest nodes; ``None``: of all that take time.
-
-    Args:
-        problem: Whose nodes.
-        prices: Per node.
-        top: How many nodes.
-    """
+    """Microseconds, bytes and floating-point operations of the ``top`` longest nodes; ``None``: of all with a time."""
     nodes = problem.nodes
     timed = sorted((v for v, node in enumerate(nodes) if node.time_us), key=lambda v: (-nodes[v].time_us, v))
     return {
@@ -43,24 +22,32 @@ def cost_figures(problem: Problem, prices: Sequence[Price], top: int | None = No
         "nodes": len(nodes),
         "compute_us": sum(nodes[v].time_us for v in timed if nodes[v].kind is Kind.COMPUTE),
         "collective_us": sum(nodes[v].time_us for v in timed if nodes[v].kind is Kind.COLLECTIVE),
-        "sources": [total._asdict() for total in source_totals(problem, prices)],
+        "sources": _sources(problem, prices),
         "costs": [_record(problem, v, prices[v]) for v in timed[:top]],
     }
 
 
-def source_totals(problem: Problem, prices: Sequence[Price]) -> list[SourceTotal]:
-    """Totals by kind and source, the largest first."""
-    us: dict[tuple[str, str], float] = {}
-    number: dict[tuple[str, str], int] = {}
-    of_kind: dict[str, float] = {}
+def _sources(problem: Problem, prices: Sequence[Price]) -> list[dict[str, Any]]:
+    """Totals by kind and source, the largest first; percent of all nodes of that kind."""
+    us: dict[tuple[str, str], float] = defaultdict(float)
+    of_kind: dict[str, float] = defaultdict(float)
+    nodes: Counter[tuple[str, str]] = Counter()
     for node, price in zip(problem.nodes, prices, strict=True):
         if node.time_us:
             key = (node.kind.value, price.source)
-            us[key] = us.get(key, 0.0) + node.time_us
-            number[key] = number.get(key, 0) + 1
-            of_kind[node.kind.value] = of_kind.get(node.kind.value, 0.0) + node.time_us
-    keys = sorted(us, key=lambda key: (-us[key], key))
-    return [SourceTotal(key[1], key[0], number[key], us[key], 100 * us[key] / of_kind[key[0]]) for key in keys]
+            us[key] += node.time_us
+            of_kind[node.kind.value] += node.time_us
+            nodes[key] += 1
+    return [
+        {
+            "source": key[1],
+            "kind": key[0],
+            "nodes": nodes[key],
+            "time_us": us[key],
+            "percent": 100 * us[key] / of_kind[key[0]],
+        }
+        for key in sorted(us, key=lambda key: (-us[key], key))
+    ]
 
 
 def _record(problem: Problem, v: int, price: Price) -> dict[str, Any]:

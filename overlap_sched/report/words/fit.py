@@ -1,6 +1,7 @@
 """A fit in words: what was rewritten and what it costs, the frontier found, and the answer in a sentence."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -72,18 +73,20 @@ def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite) -> Cost:
 
 def grouped(found: Sequence[Cost]) -> list[Cost]:
     """Those of one kind and operator together, the cheapest per byte first."""
-    groups: dict[tuple[str, str], Cost] = {}
+    groups: dict[tuple[str, str], list[Cost]] = defaultdict(list)
     for one in found:
-        old = groups.get((one.kind, one.op), Cost(one.kind, one.op, 0, 0, 0.0, 0.0))
-        groups[one.kind, one.op] = Cost(
-            one.kind,
-            one.op,
-            old.number + 1,
-            old.bytes + one.bytes,
-            old.compute_us + one.compute_us,
-            old.copy_us + one.copy_us,
+        groups[one.kind, one.op].append(one)
+    together = [
+        Cost(
+            *key,
+            number=len(ones),
+            bytes=sum(one.bytes for one in ones),
+            compute_us=sum(one.compute_us for one in ones),
+            copy_us=sum(one.copy_us for one in ones),
         )
-    return sorted(groups.values(), key=lambda one: (one.us_per_gib, one.kind, one.op))
+        for key, ones in groups.items()
+    ]
+    return sorted(together, key=lambda one: (one.us_per_gib, one.kind, one.op))
 
 
 def rewrites_table(found: Fit) -> Table:

@@ -1,6 +1,6 @@
 """A frontier in words: a table for people, figures as data, and what a point picked from it costs."""
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -10,24 +10,13 @@ from overlap_sched.report.units import change, duration, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.schedule import gap_percent
 
-
-class FrontierOrder(Protocol):
-    """An order by its peak and step."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes live at once."""
-
-    @property
-    def step_us(self) -> float:
-        """Step time."""
-
-    @property
-    def exposed_us(self) -> float:
-        """Stalls of the compute stream."""
+if TYPE_CHECKING:
+    from overlap_sched.report.html.data import FrontierPoint
 
 
-def point_cells(point: FrontierOrder, original: FrontierOrder, bound_us: float | None) -> tuple[str, ...]:
+def point_cells(
+    point: "Point | FrontierPoint", original: "Point | FrontierPoint", bound_us: float | None
+) -> tuple[str, ...]:
     """Peak, its change, step, its change, exposed time, gap to the bound (empty: none is known)."""
     return (
         size(point.peak_bytes),
@@ -71,8 +60,7 @@ def frontier_table(found: Frontier, picked: Point | None) -> Table:
         caption=with_contention_line(
             f"Simulated, in the {found.problem.memory_model} memory model: bytes that live tensors of this graph "
             f"hold. Gap: to the lower bound on any order's step, {duration(found.bound_us)}; lower bound on any peak: "
-            f"{size(found.floor_bytes)}. "
-            f"Orders found with {found.budgets} budgets; there may be better ones.",
+            f"{size(found.floor_bytes)}. Orders found with {found.budgets} budgets; there may be better ones.",
             found.problem.contention,
         ),
         numbers=("peak", "", "step", "", "exposed", "gap"),

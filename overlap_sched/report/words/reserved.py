@@ -77,12 +77,7 @@ def reserved_rows(changes: dict[str, ReservedChange]) -> list[tuple[str, ...]]:
 
 
 def not_held(schedule: Schedule, original: Problem | None = None) -> str:
-    """Say what the new order needs beyond what its allocator was to keep to, and why; ``""``: nothing.
-
-    Args:
-        schedule: Whose order is the new one.
-        original: Whose original order it is compared with; ``None``: the same problem (else it was rewritten).
-    """
+    """Say what the new order needs beyond what its allocator was to keep to, and why; ``""``: nothing."""
     settings = kept_allocator(schedule.options)
     if settings is None:
         return ""

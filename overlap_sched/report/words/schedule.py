@@ -9,9 +9,9 @@ from rich.table import Table
 
 from overlap_sched.errors import UnknownIdError
 from overlap_sched.problem import Problem
-from overlap_sched.report.causes import causes, causes_text
+from overlap_sched.report.causes import ROUNDING, causes, causes_text
 from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import change, duration, printable, size
+from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.together import together_figures, together_rows
 from overlap_sched.scheduler.result import Decision, Schedule
@@ -26,8 +26,6 @@ _WHY = {
     "searched": "the best of the orders searched (the graph is small) has it there",
     "original": "the original order was kept",
 }
-_ROUNDING = 1e-9
-"""Relative to the step: a stall below this comes from adding up floating-point numbers."""
 
 
 def gap_percent(step_us: float, bound_us: float) -> float:
@@ -66,8 +64,8 @@ def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
     problem = schedule.problem
     groups = len({problem.nodes[v].group for v in problem.collectives})
     table = captioned_table(
-        f"{printable(problem.name)}: {_count(len(problem.nodes), 'node')}, "
-        f"{_count(len(problem.collectives), 'collective')} on {_count(groups, 'process group')}",
+        f"{printable(problem.name)}: {count(len(problem.nodes), 'node')}, "
+        f"{count(len(problem.collectives), 'collective')} on {count(groups, 'process group')}",
         with_contention_line(
             f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; "
             f"the memory budget, {budget_words(schedule)}. Scheduled in {schedule.schedule_s:.2f} s.",
@@ -93,7 +91,7 @@ def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
         ("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes)),
         ("gap to the lower bound", *(f"{gap_percent(us, bound_us):.1f} %" for us in step)),
     ]
-    if budget_bound > bound_us * (1 + _ROUNDING):
+    if budget_bound > bound_us * (1 + ROUNDING):
         gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
         rows.append(("... within the budget", *gaps, "", duration(budget_bound)))
     return rows + together_rows(schedule)
@@ -115,9 +113,9 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
         wanted = find_collective(schedule.problem, collective)
         record = "\n".join(_record(schedule, d) for d in decisions if d.collective == wanted)
         return with_contention_line(record, schedule.problem.contention)
-    exposed = sum(d.exposed_us > _ROUNDING * schedule.scheduled.step_us for d in decisions)
+    exposed = sum(d.exposed_us > ROUNDING * schedule.scheduled.step_us for d in decisions)
     summed = (
-        f"{printable(schedule.problem.name)}: {_count(len(decisions), 'collective')}, {exposed} exposed for "
+        f"{printable(schedule.problem.name)}: {count(len(decisions), 'collective')}, {exposed} exposed for "
         f"{duration(schedule.scheduled.exposed_us)} in all (simulated, {schedule.problem.memory_model} memory model)."
     )
     head = [with_contention_line(summed, schedule.problem.contention)]
@@ -129,7 +127,7 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
         parts.append(
             "Most exposed first:"
             if len(listed) == len(decisions)
-            else f"The {_count(len(listed), 'most exposed collective')} of {len(decisions):,} (--all shows every one):"
+            else f"The {count(len(listed), 'most exposed collective')} of {len(decisions):,} (--all shows every one):"
         )
     return "\n\n".join([*parts, *(_record(schedule, d) for d in listed)])
 
@@ -207,11 +205,7 @@ def refusal(problem: Problem, decision: Decision, over_position: int) -> str:
 
 
 def find_collective(problem: Problem, name: str) -> int:
-    """The id of a collective.
-
-    Raises:
-        UnknownIdError: There is none of that name.
-    """
+    """The id of a collective."""
     names = {problem.nodes[v].name: v for v in problem.collectives}
     if name in names:
         return names[name]
@@ -230,7 +224,3 @@ def budget_words(schedule: Schedule) -> str:
     base = "the original peak" if schedule.options.budget == "peak" else "the original profile (its peak is shown)"
     more = schedule.headroom_bytes
     return f"{base} {'minus' if more < 0 else 'plus'} {size(abs(more))}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -23,7 +23,7 @@ from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.rewrites import Bucket
 from tests.fit.test_fit import saved
-from tests.support.command import run
+from tests.support.command import Command, run
 from tests.support.oracle import INSTANCES
 from tests.support.ranks import run_ranks
 from tests.support.sharded import PRICES, sharded
@@ -307,12 +307,11 @@ def test_rewrites_an_order_beside_and_the_frontier(browser: Any, tmp_path: Path)
         page.tab.close()
 
 
-def test_a_fit(browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fit(browser: Any, tmp_path: Path, cli: Command) -> None:
     """The page of ``fit``: its figures are those of the command, its rewrites and plans are there."""
     problem, out = tmp_path / "saved.json", tmp_path / "out.html"
     write_problem(saved(), problem)
-    assert run("fit", str(problem), "--memory-limit", "130MiB", "--html", str(out), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json("fit", str(problem), "--memory-limit", "130MiB", "--html", str(out))
     for width, scheme in ((WIDE, "light"), (ZOOMED, "dark"), (NARROW, "light")):
         page = opened(browser, out, width, scheme)
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -349,14 +348,13 @@ def test_a_training_run_on_two_ranks(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dump(browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dump(browser: Any, tmp_path: Path, cli: Command) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     from tests.cli.test_dump import DUMP  # it needs torch
 
     dump, out = tmp_path / "layer.py", tmp_path / "out.html"
     dump.write_text(DUMP)
-    assert run("plan", str(dump), "--json") == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = cli.json("plan", str(dump))
     assert run("report", str(dump), "--html", str(out)) == 0
     page = opened(browser, out)
     shown = json.loads(page.tab.text_content("#data"))["figures"]

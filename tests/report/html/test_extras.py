@@ -1,6 +1,5 @@
 """Rewrites, an order beside ours and the frontier on the page: what stands for what, and the figures of each."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -26,7 +25,7 @@ from overlap_sched.transform.records import Record
 from overlap_sched.transform.rewrites import Bucket, Offload, Recompute, Stream
 from tests.report.html.test_data import check_memory
 from tests.report.html.test_page import LIBRARY, Parsed, embedded
-from tests.support.command import run
+from tests.support.command import Command, run
 from tests.support.sharded import PRICES, sharded
 
 
@@ -195,13 +194,11 @@ def graph(tmp_path: Path) -> Path:
     return tmp_path / "graph.json"
 
 
-def test_all_of_it_from_the_command(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_it_from_the_command(graph: Path, tmp_path: Path, cli: Command) -> None:
     order, out = tmp_path / "torch.json", tmp_path / "out.html"
     wanted = ("--rewrites", "bucket", "--headroom", "100%")
     assert run("plan", str(graph), "--out", str(order)) == 0
-    capsys.readouterr()
-    assert run("plan", str(graph), "--json", *wanted) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = cli.json("plan", str(graph), *wanted)
     with (
         patch("overlap_sched.report.html.page.check_html"),
         patch("overlap_sched.cli.outputs.check_html"),
@@ -209,16 +206,11 @@ def test_all_of_it_from_the_command(graph: Path, tmp_path: Path, capsys: pytest.
     ):
         more = ("--frontier", "3", "--beside", str(order))
         assert run("report", str(graph), "--html", str(out), *more, *wanted) == 0
-        assert run("report", str(graph), "--html", str(out), "--frontier", "2") == 2
-        assert "--frontier is 2; it is a number of budgets, 3 to 10000." in capsys.readouterr().err
+        assert "--frontier is 2; it is a number of budgets, 3 to 10000." in cli.refused(
+            "report", str(graph), "--html", str(out), "--frontier", "2"
+        )
     page = embedded(out.read_text())
     assert page["columns"][4] == "torch"
     assert page["rewrites"]
     assert page["frontier"]["points"]
     assert {**figures, "schedule_s": 0, "schema": 0} == {**page["figures"], "schedule_s": 0, "schema": 0}
-
-
-def test_the_order_beside_is_not_written_over(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with patch("overlap_sched.cli.outputs.check_html"):
-        assert run("report", str(graph), "--html", "x.html", "--beside", "x.html") == 2
-    assert "would overwrite --beside, x.html" in capsys.readouterr().err

@@ -13,13 +13,12 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched.errors import MissingExtraError
-from overlap_sched.problem import EXAMPLE, Problem
-from overlap_sched.problem.file import write_problem
+from overlap_sched.problem import Problem
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import SCRIPTS, Library, check_html, page_text, write_page
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
-from tests.support.command import run
+from tests.support.command import Command, run
 from tests.support.oracle import INSTANCES
 
 LIBRARY = Library("// draws", "9.9")
@@ -129,45 +128,41 @@ def test_no_bokeh_says_what_to_install(reordered: Schedule, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_without_bokeh_reads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_problem(EXAMPLE, tmp_path / "example.json")
+def test_the_command_without_bokeh_reads_nothing(
+    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     unread = patch("overlap_sched.cli.command.load", side_effect=AssertionError("the input was read"))
     with patch.dict(sys.modules, {"bokeh": None, "bokeh.resources": None}), unread:
-        assert run("report", str(tmp_path / "example.json"), "--html", str(tmp_path / "out.html")) == 2
+        assert run("report", problem, "--html", str(tmp_path / "out.html")) == 2
     assert capsys.readouterr() == ("", f"overlap-sched: error: {MISSING}\n")
 
 
-def plan_and_page(
-    problem: Path, folder: Path, capsys: pytest.CaptureFixture[str], *more: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def plan_and_page(problem: str, folder: Path, cli: Command, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figures of ``plan --json`` and those on the page, without how long scheduling took."""
-    assert run("plan", str(problem), "--json", *more) == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = cli.json("plan", problem, *more)
     out = folder / "out.html"
-    assert run("report", str(problem), "--html", str(out), *more) == 0
-    assert capsys.readouterr().out == f"{out}: written; open it in a browser\n"
+    assert cli.out("report", problem, "--html", str(out), *more) == f"{out}: written; open it in a browser\n"
     page: dict[str, Any] = embedded(out.read_text(encoding="utf-8"))["figures"]
     assert plan.pop("schema") == "overlap-sched/plan/1"
     return {**plan, "schedule_s": 0}, {**page, "schedule_s": 0}
 
 
-def test_figures_equal_those_of_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_problem(EXAMPLE, tmp_path / "example.json")
+def test_figures_equal_those_of_plan(problem: str, tmp_path: Path, cli: Command) -> None:
     with (
         patch("overlap_sched.report.html.page.check_html"),
         patch("overlap_sched.cli.outputs.check_html"),
         patch("overlap_sched.report.html.page.bokeh_library", return_value=LIBRARY),
     ):
-        plan, page = plan_and_page(tmp_path / "example.json", tmp_path, capsys, "--headroom", "5MiB")
+        plan, page = plan_and_page(problem, tmp_path, cli, "--headroom", "5MiB")
     assert page == plan
     assert page["step_us"] == 120.0
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_ten_thousand_nodes_in_five_megabytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ten_thousand_nodes_in_five_megabytes(tmp_path: Path, cli: Command) -> None:
     pytest.importorskip("bokeh", reason="bokeh is not installed")
-    plan, page = plan_and_page(INSTANCES / "dsv3_bw_64.json.gz", tmp_path, capsys, "--effort", "1")
+    plan, page = plan_and_page(str(INSTANCES / "dsv3_bw_64.json.gz"), tmp_path, cli, "--effort", "1")
     assert page == plan
     assert page["nodes"] == 9879
     assert (tmp_path / "out.html").stat().st_size < 5_000_000

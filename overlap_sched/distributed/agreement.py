@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overlap_sched.distributed.backoff import Backoff
 from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.membership import PREFIX, Membership, Store, members_of, membership_of
 from overlap_sched.distributed.protocol import InDoubtError, NotShownError, Steps, StoreCall, agreement_steps
@@ -28,6 +27,10 @@ time to compile the rest. Where the process group has another timeout, take half
 
 ABSENT_SHARE = 0.1
 """Part of the limit that is waited while a rank found missing has not come back: the full limit is paid once."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
+"""Time between two looks: twice as long each time. A thousand ranks make ten thousand small requests a second at most;
+a rank learns what it waits for at most a tenth of a second late."""
 
 _SERVED = "Is the process that serves the store (rank 0, or torchrun) still running?"
 
@@ -105,9 +108,9 @@ def agree(
         return _checked(Agreement(False, Verdict(False, str(error))), mine, strict)
     members = members_of(membership, ranks)
     name = uuid.uuid4().hex
-    steps = agreement_steps(mine, name, membership.rank, members, timeout_s, timeout_s * ABSENT_SHARE, rest)
+    limits = (timeout_s, timeout_s * ABSENT_SHARE)
+    steps = agreement_steps(mine, name, membership.rank, members, *limits, rest)
     try:
-        limits = (timeout_s, timeout_s * ABSENT_SHARE)
         verdict = _run(steps, membership.store, _prefix(membership, members), limits, clock, sleep)
         result = Agreement(verdict.agreed, verdict, waited_s=clock() - began)
         if verdict.agreed:  # nothing that could fail comes after this
@@ -124,6 +127,27 @@ def agree(
         verdict = before if before is not None and before.agreed else Verdict(False, reason)
         result = Agreement(verdict.agreed, verdict, in_doubt=True, waited_s=clock() - began)
     return _checked(result, mine, strict)
+
+
+class Backoff:
+    """Pauses between looks at what another rank is to do, counted from when it is made: often at first, seldom later.
+
+    The clock (seconds) and the sleep are given.
+    """
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], object]) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._began_s = clock()
+        self._pause_s = FIRST_PAUSE_S
+
+    def pause(self, limit_s: float) -> bool:
+        """Sleep a while, but not beyond the limit; ``False``, at once, if that is past."""
+        left_s = self._began_s + limit_s - self._clock()
+        if left_s <= 0:
+            return False
+        self._sleep(min(self._pause_s, left_s))
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return True
 
 
 def _run(

@@ -11,16 +11,16 @@ gather other parameters, and rightly so. So a rank shows its groups by their glo
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from overlap_sched.distributed.ranks_text import ranks_text
-
 SHOWN_BYTES = 20_000
 """So much of names is shown per graph; behind it each name is a hash, which tells that ranks differ and not in what."""
 _HASH_DIGITS = 12
+SHOWN_RANGES = 8
+"""So many runs of ranks are written out; thousands of ranks would hide the message."""
 _MEND = (
     "Let all ranks gather the same parameters in the same order: look for a branch that depends on the rank, or a loop "
     "over a set."
@@ -150,6 +150,19 @@ def _text(found: _Difference, groups: int, graph: str) -> str:
         f"rank {one} gathers {this} where rank {another} gathers {that} ({'; '.join([where, *more])}), so their values "
         f"are mixed, with or without overlap_sched. {_MEND}"
     )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:SHOWN_RANGES])
+    left = sum(b - a + 1 for a, b in runs[SHOWN_RANGES:])
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {left} more' if left else ''}"
 
 
 def _said(name: str) -> str:

@@ -88,17 +88,11 @@ Steps = Generator[StoreCall, Any, Verdict]
 
 @dataclass
 class _Call:
-    """One rank's way through one agreement.
+    """One rank's way through one agreement; the first seven are as for :func:`agreement_steps`.
 
     Attributes:
-        mine: Its digest.
         text: What it posts: like no other call of any rank.
-        rank: Which rank.
-        ranks: All who must agree.
-        limit_s: Time limit, for the message only (seconds).
-        short_limit_s: The one that holds where somebody may well not come.
         stands: Whether others have been told that it waits.
-        rest: What it can take only together with that.
         again: Whether this rank has asked about this graph before.
         before: What was decided on its digest in an earlier round; ``None``: nothing.
     """

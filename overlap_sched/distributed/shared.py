@@ -6,8 +6,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Mapping
 
-from overlap_sched.distributed.agreement import TIMEOUT_S
-from overlap_sched.distributed.backoff import Backoff
+from overlap_sched.distributed.agreement import TIMEOUT_S, Backoff
 from overlap_sched.distributed.membership import PREFIX, Membership, Store, membership_of
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from overlap_sched.distributed.digest import PARTS, Digest
-from overlap_sched.distributed.gathered import mixed
-from overlap_sched.distributed.ranks_text import SHOWN_RANGES, ranks_text
+from overlap_sched.distributed.gathered import SHOWN_RANGES, mixed, ranks_text
 
 SHOWN_GRAPHS = 2
 

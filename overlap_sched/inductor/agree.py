@@ -9,10 +9,11 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from overlap_sched.distributed import Agreement, Digest, agree, digest_of
+from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx.apply import Report
+from overlap_sched.inductor.console import rank, said, several_ranks, warn
 from overlap_sched.inductor.gathered import gathered_text
 from overlap_sched.inductor.launches import Launches, launch_digest
-from overlap_sched.inductor.reporting import rank, several_ranks, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -22,12 +23,8 @@ def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreem
     """Ask what all ranks decide about a graph that communicates; ``None``: there is nobody to ask.
 
     Each rank asks for each such graph, whether or not a better order was found there, and even where the graph could
-    not be lifted: the others then learn at once that this rank differs, and need not wait for it.
-
-    Args:
-        mine: What this rank would do, see :func:`shown`.
-        settings: Whom to ask.
-        rest: What it would do only together with that, see :func:`~overlap_sched.distributed.agreement.agree`.
+    not be lifted: the others then learn at once that this rank differs, and need not wait for it. ``mine`` and ``rest``
+    are as for :func:`~overlap_sched.distributed.agreement.agree`.
 
     Raises:
         AgreementError: With ``strict``, where the ranks differ and do not launch alike.
@@ -45,11 +42,27 @@ def asks(settings: Settings) -> bool:
     return settings.options.agreement != "none" and several_ranks()
 
 
+def given_up(error: Exception, settings: Settings, doing: str, left: str) -> str:
+    """Warn of a failure that must not take the compilation with it; returns the reason.
+
+    ``doing`` has failed (``scheduling 'a graph'``), and ``left`` is what comes of it (``leaves 'a graph' as it was``).
+
+    Raises:
+        VerificationError, AgreementError: With ``strict``.
+    """
+    if settings.options.strict:
+        if isinstance(error, VerificationError | AgreementError):
+            raise error
+        raise VerificationError(f"{doing} failed: {said(error)}") from error
+    warn(f"overlap_sched {left}", error)
+    return said(error)
+
+
 def shown(report: Report, problem: Problem | None, options: Options, key: str, launches: Launches | None) -> Digest:
-    """Return what a rank shows to the others.
+    """Return what a rank shows to the others that would do what a report says.
 
     Args:
-        report: What it would do.
+        report: Says it.
         problem: What was scheduled; ``None``: lifting failed.
         options: As the user gave them, also where a part of them has been dealt with before.
         key: Which graph this is, see :func:`graph_key`.

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from overlap_sched.distributed import Agreement, Digest
-from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
+from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import order_digest, shown
+from overlap_sched.inductor.agree import given_up, order_digest, shown
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
+from overlap_sched.inductor.console import said, warn
 from overlap_sched.inductor.gathered import by_position
 from overlap_sched.inductor.launches import Launches
-from overlap_sched.inductor.reporting import GraphReport, record, warn
+from overlap_sched.inductor.reporting import GraphReport, record
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -97,7 +98,7 @@ class Attempt:
         try:
             return report, shown(report, self.problem, self.given or self.settings.options, key, self.launches)
         except Exception as error:
-            failure = f"{type(error).__name__}: {error}"
+            failure = said(error)
             return replace(report, changed=False, reason=failure), Digest.of_failure(failure, key, name=report.name)
 
     def _launches_kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
@@ -116,7 +117,7 @@ class Attempt:
             kept_order = "" if self.problem is None else order_digest(report, self.problem)
             self.cached = order_of(by_position(mine, self.launches), agreement, kept_order)
         except Exception as error:
-            warn(f"overlap_sched keeps {self.name!r} out of torch's cache: {type(error).__name__}: {error}")
+            warn(f"overlap_sched keeps {self.name!r} out of torch's cache", error)
 
     def failed(self, error: Exception) -> Report:
         """The report of a failure, with a warning.
@@ -124,13 +125,8 @@ class Attempt:
         Raises:
             VerificationError, AgreementError: With ``strict``.
         """
-        reason = f"{type(error).__name__}: {error}"
-        if self.settings.options.strict:
-            if isinstance(error, VerificationError | AgreementError):
-                raise error
-            raise VerificationError(f"scheduling {self.name!r} failed: {reason}") from error
-        warn(f"overlap_sched leaves {self.name!r} as it was: {reason}")
-        return Report(self.name, reason=reason)
+        scheduled, left = f"scheduling {self.name!r}", f"leaves {self.name!r} as it was"
+        return Report(self.name, reason=given_up(error, self.settings, scheduled, left))
 
     def record(self, report: Report) -> None:
         """Keep the report, now that nothing changes the order any more."""

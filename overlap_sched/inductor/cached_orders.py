@@ -25,8 +25,8 @@ from torch import fx
 from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.errors import AgreementError
 from overlap_sched.inductor.agree import ask, asks
+from overlap_sched.inductor.console import log, warn
 from overlap_sched.inductor.gathered import named_now
-from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
 
@@ -84,10 +84,8 @@ def order_in(source: str) -> CachedOrder | None:
 def order_of(mine: Digest, agreement: Agreement, kept_order: str) -> CachedOrder | None:
     """Return the order that code carries; ``None``: it must not be cached, as the ranks may decide otherwise next time.
 
-    Args:
-        mine: What this rank has shown, with what it gathers by position.
-        agreement: What all decided.
-        kept_order: The digest of the order that the code has, where they have not agreed.
+    ``mine`` is what this rank has shown, with what it gathers by position; ``kept_order`` is the digest of the order
+    that the code has where they have not agreed.
     """
     if agreement.agreed:
         return CachedOrder(mine, agreed=True)
@@ -142,9 +140,7 @@ def decided(mine: Digest, settings: Settings) -> Agreement | None:
 def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
     """Tell whether code of a graph that torch has traced may be used, and whether it is to be dropped from the cache.
 
-    Args:
-        settings: Those with which it was compiled, by its cache key.
-        source: The code.
+    The settings are those with which it was compiled, by its cache key.
 
     Raises:
         AgreementError: With ``strict``, where the ranks differ.
@@ -180,12 +176,8 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
     where the forward does not communicate, where an order is one that only keeps launches, where torch's partitioner
     asks the ranks first, and with ``strict``, whose error AOTAutograd would take for a reason to trace.
 
-    Args:
-        settings: As for :func:`may_load`.
-        sources: The codes, the forward's first.
-
     Returns:
-        Whether they may be used, and whether the first is to be dropped: others have gone on without it.
+        As :func:`may_load`: only the first of the sources is to be dropped, where others have gone on without it.
     """
     communicates = [bool(_COMMUNICATES.search(source)) for source in sources]
     if not asks(settings) or not any(communicates):
@@ -218,7 +210,7 @@ def _tell(name: str, use: bool, agreement: Agreement) -> None:
         elif not agreement.agreed:
             warn(f"overlap_sched has torch compile {name!r} again, which it found in a cache: {agreement.reason}")
     except Exception as error:
-        warn(f"overlap_sched could not report on {name!r}: {type(error).__name__}: {error}")
+        warn(f"overlap_sched could not report on {name!r}", error)
 
 
 def may_save(settings: Settings, source: str) -> bool:
@@ -244,7 +236,7 @@ def _may_load(owner: Any, sources: Sequence[str], traced: bool) -> tuple[bool, b
     except Exception as error:  # compiled instead: the pass asks the others
         if owner.settings.options.strict and isinstance(error, AgreementError):
             raise
-        warn(f"overlap_sched leaves a graph in torch's cache: {type(error).__name__}: {error}")
+        warn("overlap_sched leaves a graph in torch's cache", error)
         return False, False
 
 
@@ -252,5 +244,5 @@ def _may_save(owner: Any, source: str) -> bool:
     try:
         return may_save(owner.settings, source)
     except Exception as error:  # what is not cached is compiled again
-        warn(f"overlap_sched keeps a graph out of torch's cache: {type(error).__name__}: {error}")
+        warn("overlap_sched keeps a graph out of torch's cache", error)
         return False

@@ -35,8 +35,19 @@ def say(message: str, level: int = logging.INFO) -> None:
         return
 
 
-def warn(message: str) -> None:
-    """Warn, the same sentence once, and never raise: where warnings are errors it is logged, since a job is running."""
+def said(error: Exception | None) -> str:
+    """Return what an error says, after its type."""
+    return f"{type(error).__name__}: {error}"
+
+
+def warn(message: str, error: Exception | None = None) -> None:
+    """Warn, the same sentence once, and never raise: where warnings are errors it is logged, since a job is running.
+
+    Args:
+        message: The sentence.
+        error: What is added to it after a colon; ``None``: nothing.
+    """
+    message = message if error is None else f"{message}: {said(error)}"
     if message in _warned:
         return
     _warned.add(message)

@@ -3,16 +3,17 @@
 from dataclasses import replace
 
 from torch import fx
+from torch._inductor.utils import get_donated_idxs
 
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
 from overlap_sched.fx.costs import Fusion
+from overlap_sched.fx.inputs import STAYS
 from overlap_sched.fx.reordering import reorder
 from overlap_sched.inductor import names
 from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
+from overlap_sched.inductor.console import warn
 from overlap_sched.inductor.launches import launches_in
-from overlap_sched.inductor.lift.saved import note_held
-from overlap_sched.inductor.reporting import no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 
 
@@ -42,12 +43,32 @@ def schedule_fx(
     try:
         attempt.record(report)
     except Exception as error:  # the order is settled
-        warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
+        warn(f"overlap_sched could not report on {attempt.name!r}", error)
 
 
 def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
     """Return the name of what is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
     return names.graph_name(kind or _kind_of(graph))
+
+
+def note_held(graph: fx.Graph) -> None:
+    """Mark the inputs of a backward graph that others hold on (:data:`~overlap_sched.fx.inputs.STAYS`).
+
+    A weight may be saved as a view of itself, under the view's name; what forward has returned may be saved, too; and
+    with ``retain_graph`` all that is saved stays. AOTAutograd knows: the others are *donated* to backward
+    (``torch/_functorch/_aot_autograd/graph_compile.py:collect_bw_donated_buffer_idxs``), and Inductor may write over
+    them.
+
+    To be called while torch compiles the graph. Gradients of outputs (``tangents_*``) are not saved: of them nothing
+    is said. Nothing is marked in other graphs, or where torch does not know.
+    """
+    inputs = list(graph.find_nodes(op="placeholder"))
+    donated = get_donated_idxs()
+    if donated is None or not any(node.name.startswith("tangents") for node in inputs):
+        return
+    for i, node in enumerate(inputs):
+        if i not in donated and not node.name.startswith("tangents"):
+            node.meta[STAYS] = True
 
 
 def _plan(
@@ -69,7 +90,7 @@ def _plan(
     report = schedule_graph(gm, settings.options, name=name, fusion=fusion, **settings.costs)
     if report.schedule is None and report.reason == NO_COLLECTIVES:
         attempt.key = None
-        return no_collectives(name)
+        return Report(name, reason=NO_COLLECTIVES)
     attempt.problem = None if report.schedule is None else report.schedule.problem
     if attempt.problem is not None and not attempt.problem.collectives:  # other ranks may have no such graph
         attempt.key = None

@@ -15,7 +15,7 @@ from overlap_sched.fx.communication import Communications
 from overlap_sched.fx.groups import live_ranks
 from overlap_sched.inductor.console import log
 from overlap_sched.inductor.launches import Launches
-from overlap_sched.inductor.sources import Named, dynamo_names, name_of
+from overlap_sched.inductor.names import Named, dynamo_names, name_of
 
 _CASTS_AND_COPIES = frozenset({
     "aten::_to_copy", "aten::_unsafe_view", "aten::cat", "aten::clone", "aten::constant_pad_nd", "aten::contiguous",

@@ -4,9 +4,8 @@ Read without lifting the graph, so that a rank that cannot schedule it still has
 compute stream is part of it, or may: it too must meet its partners in order. So are the launches in sub-graphs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any
 
 from torch import fx
 
@@ -24,38 +23,6 @@ def launches_in(nodes: Iterable[fx.Node]) -> Launches:
     listed = list(nodes)
     known = Communications(listed[0].graph) if listed else None
     return tuple(node for node in listed if known is not None and known.of(node))
-
-
-def kernel_launches(snodes: Sequence[Any]) -> Launches | None:
-    """Those of Inductor's scheduler nodes: the FX nodes that they came from.
-
-    ``None``: one of them comes from no single FX node.
-    """
-    from overlap_sched.inductor import private
-
-    known = Communications(private.V.graph.graph)
-    found: list[fx.Node] = []
-    for snode in snodes:
-        launches = launches_of_kernel(snode, known)
-        if launches is None:
-            return None
-        found += launches
-    return tuple(dict.fromkeys(found))
-
-
-def launches_of_kernel(snode: Any, known: Communications) -> list[fx.Node] | None:
-    """Those of one scheduler node; ``None``: one of them comes from no single FX node."""
-    from overlap_sched.inductor import private
-
-    found: list[fx.Node] = []
-    for member in private.members(snode):
-        if not private.runs(member):
-            continue
-        origins = [node for node in getattr(member.node, "origins", ()) or () if known.of(node)]
-        if len(origins) > 1 or (private.is_collective(member.node) and not origins):
-            return None
-        found += origins
-    return found
 
 
 def launch_digest(launches: Launches) -> str:

@@ -19,16 +19,16 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from overlap_sched.distributed import Digest
-from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
+from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.metadata import own_meta
-from overlap_sched.inductor.agree import ask, graph_key
+from overlap_sched.inductor.agree import ask, given_up, graph_key
 from overlap_sched.inductor.cache_key import key_after, settings_key
+from overlap_sched.inductor.console import log, rank, said, warn
 from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.names import graph_name
-from overlap_sched.inductor.reporting import log, rank, warn
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.joint import JointSearchResult, Judge, Marks, Question, fit_joint
+from overlap_sched.joint import JointSearchResult, Judge, Question, fit_joint
 from overlap_sched.joint.cut import Partitioner
 from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
 from overlap_sched.report.units import count, duration, from_to, size
@@ -111,14 +111,9 @@ class FitPartitioner(CustomPartitionerFn):
 
 
 def fitted(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partitioner: Any, **given: Any) -> Halves:
-    """Cut a joint graph as the settings ask for, or as the partitioner alone does.
+    """Cut a joint graph as the settings ask for, or as the partitioner alone does: torch's, or another of its kind.
 
-    Args:
-        gm: The joint graph, which the partitioner changes.
-        joint_inputs: For the partitioner, as ``given``.
-        settings: With a question.
-        partitioner: Torch's, or another of its kind.
-        **given: ``num_fwd_outputs`` and so on.
+    It changes the graph, and is given ``joint_inputs`` and what is ``given`` (``num_fwd_outputs`` and so on).
 
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
@@ -128,13 +123,8 @@ def fitted(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partitione
     try:
         name = graph_name("joint")
         found, reason = _found(gm, cut, settings, name, given["num_fwd_outputs"])
-    except (AgreementError, VerificationError):
-        raise
-    except Exception as error:  # a failure must not take the compilation with it
-        reason = f"{type(error).__name__}: {error}"
-        if settings.options.strict:
-            raise VerificationError(f"fitting {name!r} failed: {reason}") from error
-        warn(f"overlap_sched leaves {name!r} to torch's partitioner: {reason}")
+    except Exception as error:
+        reason = given_up(error, settings, f"fitting {name!r}", f"leaves {name!r} to torch's partitioner")
     _record(Partition(name, found, reason, settings.priced_for))
     if found is None or reason is not None:
         return cut(gm)
@@ -167,7 +157,7 @@ def _found(
         judge = Judge(settings.options, fusion, settings.costs, outputs)
         found = fit_joint(gm, cut, judge, Question(settings.memory_limit, settings.max_slowdown))
     except Exception as error:  # the others must hear of it
-        failure = f"{type(error).__name__}: {error}"
+        failure = said(error)
         if not communicates:
             raise
     if communicates:
@@ -202,17 +192,15 @@ def _check(gm: fx.GraphModule) -> None:
 def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: JointSearchResult, name: str) -> Digest:
     sizes = [_shape(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder")]
     options = (settings.options, settings.memory_limit, settings.max_slowdown)
-    return Digest(key, _sha(*sizes), _sha(repr(options)), "", _told(found.best.marks), key, "", "", name, len(sizes))
+    marks = found.best.marks
+    order = _sha("again", *sorted(marks.again), "kept", *sorted(marks.kept))
+    return Digest(key, _sha(*sizes), _sha(repr(options)), "", order, key, name=name, nodes=len(sizes))
 
 
 def _shape(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
-
-
-def _told(marks: Marks) -> str:
-    return _sha("again", *sorted(marks.again), "kept", *sorted(marks.kept))
 
 
 def _sha(*parts: str) -> str:
@@ -226,4 +214,4 @@ def _record(partition: Partition) -> None:
         if rank() == 0:
             log.info("%s", partition.line)
     except Exception as error:
-        warn(f"overlap_sched could not report on {partition.name!r}: {type(error).__name__}: {error}")
+        warn(f"overlap_sched could not report on {partition.name!r}", error)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.reporting import warn
+from overlap_sched.inductor.console import warn
 from overlap_sched.judge.replay import replay
 from overlap_sched.report.units import duration
 
@@ -36,11 +36,7 @@ class Planned:
 def read_back(attempt: Attempt, report: Report, planned: Planned, written: Sequence[Any]) -> None:
     """Record the report of a reordered graph, corrected where its code has another order. Never raises.
 
-    Args:
-        attempt: Records it.
-        report: Of the order that was planned.
-        planned: That order.
-        written: The scheduler nodes in the order of their code; fewer where torch has failed on the way.
+    ``written`` are the scheduler nodes in the order of their code; fewer where torch has failed on the way.
     """
     try:
         expected, found = _names(planned.ordered), _names(written)
@@ -49,11 +45,11 @@ def read_back(attempt: Attempt, report: Report, planned: Planned, written: Seque
             report = replace(report, changed=False, reason=_undone(planned, written))
             warn(f"overlap_sched: {report.name!r} does not run in its new order: {report.reason}")
     except Exception as error:  # the code is written
-        warn(f"overlap_sched could not read the order of {report.name!r} back: {type(error).__name__}: {error}")
+        warn(f"overlap_sched could not read the order of {report.name!r} back", error)
     try:
         attempt.record(report)
     except Exception as error:
-        warn(f"overlap_sched could not report on {report.name!r}: {type(error).__name__}: {error}")
+        warn(f"overlap_sched could not report on {report.name!r}", error)
 
 
 def _names(snodes: Sequence[Any]) -> list[str]:

@@ -10,46 +10,28 @@
 import json
 from collections import OrderedDict, deque
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from torch._logging import trace_structured
 
-from overlap_sched.fx.apply import NO_COLLECTIVES, Report
+from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import sessions
-from overlap_sched.inductor.console import forget_warnings, log, rank, several_ranks, warn
+from overlap_sched.inductor.console import forget_warnings, log, rank, warn
 from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.summary import outcome_of
 from overlap_sched.problem import Kind
 from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.report.words.sizes import sizes_assumed
 from overlap_sched.scheduler.result import Figures
-from overlap_sched.transform.plan import Plan
 
-__all__ = [
-    "GraphReport",
-    "Stage",
-    "clear_reports",
-    "no_collectives",
-    "not_rewritten",
-    "rank",
-    "record",
-    "reports",
-    "rewritten",
-    "several_ranks",
-    "warn",
-]
-
-T = TypeVar("T")
 Stage = Literal["inductor", "post_grad", "backend", "titan"]
 """Where a graph was scheduled: Inductor's scheduler nodes; the FX graph before lowering; the FX graph that runs, of
 ``backend="overlap_sched"`` or of torchtitan."""
 
 KEPT = 256
 _reports: "deque[GraphReport]" = deque(maxlen=KEPT)
-_rewritten: "OrderedDict[str, Plan]" = OrderedDict()
-"""By the names of graphs, plans by which they were rewritten, until their order is reported."""
-_refused: "OrderedDict[str, tuple[str, ...]]" = OrderedDict()
-"""The same, why collectives were not rewritten."""
+_notes: "OrderedDict[str, dict[str, Any]]" = OrderedDict()
+"""By the names of graphs, fields of their reports that are known before their order is: how they were rewritten."""
 
 
 @dataclass(frozen=True)
@@ -133,35 +115,21 @@ def reports() -> tuple[GraphReport, ...]:
 def clear_reports() -> None:
     """Forget them; what was warned of may be warned of again."""
     _reports.clear()
-    _rewritten.clear()
-    _refused.clear()
+    _notes.clear()
     forget_warnings()
 
 
-def rewritten(name: str, made: Plan) -> None:
-    """Note that a graph's collectives have been rewritten; the report on its order, which follows, will tell."""
-    _note(_rewritten, name, made)
-
-
-def not_rewritten(name: str, refused: tuple[str, ...]) -> None:
-    """Note why collectives of a graph have not been rewritten, for the same report."""
-    _note(_refused, name, refused)
-
-
-def _note(notes: "OrderedDict[str, T]", name: str, value: T) -> None:
-    notes[name] = value
-    while len(notes) > KEPT:  # compilations that failed behind it
-        notes.popitem(last=False)
+def note(name: str, **fields: Any) -> None:
+    """Keep fields of a graph's :class:`~overlap_sched.fx.apply.Report` until the report on its order, which follows."""
+    _notes.setdefault(name, {}).update(fields)
+    while len(_notes) > KEPT:  # compilations that failed behind it
+        _notes.popitem(last=False)
 
 
 def record(report: GraphReport) -> None:
     """Keep, log and trace. To be called when the order is settled: nothing that fails here changes it any more."""
     try:
-        made = _rewritten.pop(report.name, None)
-        if made is not None:
-            report = replace(report, report=replace(report.report, made=made))
-        if refused := _refused.pop(report.name, ()):
-            report = replace(report, report=replace(report.report, refused=refused))
+        report = replace(report, report=replace(report.report, **_notes.pop(report.name, {})))
         _reports.append(report)
         sessions.listen()
         settled.add(outcome_of(report.report, report.priced_for))
@@ -176,9 +144,4 @@ def record(report: GraphReport) -> None:
             payload_fn=lambda: json.dumps(report.to_json()),
         )
     except Exception as error:  # a report that cannot be written must not stop a compilation
-        warn(f"overlap_sched could not report on {report.name!r}: {type(error).__name__}: {error}")
-
-
-def no_collectives(name: str) -> Report:
-    """The report of a graph without communication."""
-    return Report(name, reason=NO_COLLECTIVES)
+        warn(f"overlap_sched could not report on {report.name!r}", error)

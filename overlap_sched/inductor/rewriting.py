@@ -15,21 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import fx
-from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_sched.distributed import Digest, digest_of
-from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
-from overlap_sched.fx.rewrites.planning import may_rewrite
-from overlap_sched.inductor.agree import asks, graph_key
-from overlap_sched.inductor.cache_key import key_after, settings_key
-from overlap_sched.inductor.cached_orders import CachedOrder, decided, note_rewrites, order_of, watched
-from overlap_sched.inductor.fx_stage import graph_name
+from overlap_sched.fx.rewrites.planning import may_rewrite, plan_rewrites, refused_in
+from overlap_sched.inductor.agree import asks, given_up, graph_key
+from overlap_sched.inductor.cached_orders import CachedOrder, decided, note_rewrites, order_of
+from overlap_sched.inductor.console import log, said, warn
+from overlap_sched.inductor.fx_stage import graph_name, note_held, schedule_fx
 from overlap_sched.inductor.launches import launch_digest, launches_in
-from overlap_sched.inductor.lift.saved import note_held
-from overlap_sched.inductor.reporting import log, rewritten, warn
+from overlap_sched.inductor.reporting import note
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import count
 from overlap_sched.transform.plan import Plan
@@ -53,8 +49,6 @@ class RewriteChoice(NamedTuple):
 Choose = Callable[[Lifted, Settings, Mapping[str, str]], RewriteChoice]
 """Chooses rewrites of a lifted graph. It must be the same function of the same graph on every rank; the mapping is what
 members of a bucket must share, see :func:`overlap_sched.fx.rewrites.alike_of`."""
-Worth = Callable[[Sequence[fx.Node], Settings], bool]
-"""Says of the nodes that communicate whether there may be anything to do: the same on all ranks that launch alike."""
 
 
 @dataclass
@@ -68,8 +62,7 @@ class _Known:
         mine: What the others are shown.
         pending: The rewritten graph, not committed.
         choice: What it was made by.
-        cached: What code of the graph is to carry of it into torch's cache; ``None``: it must not be cached, or need
-            not be agreed on.
+        cached: As of :class:`~overlap_sched.inductor.attempt.Attempt`.
     """
 
     name: str = "a graph"
@@ -81,44 +74,42 @@ class _Known:
     cached: CachedOrder | None = None
 
 
-def collectives_may_change(launches: Sequence[fx.Node], settings: Settings) -> bool:
-    """Tell whether to look for rewrites of collectives, see :func:`overlap_sched.fx.rewrites.planning.may_rewrite`."""
-    return may_rewrite(launches, settings.options)
-
-
 def rewrite_fx(
     gm: fx.GraphModule | fx.Graph,
     settings: Settings,
     choose: Choose,
     kind: str | None = None,
-    worth: Worth = collectives_may_change,
+    always: bool = False,
 ) -> Sequence[Rewrite]:
-    """Rewrite a graph in place, or leave it as it was; all ranks do the same.
+    """Rewrite a graph in place, or leave it as it was; all ranks do the same. Returns what was done.
 
-    Call it on every rank for every graph, before its order is planned.
-
-    Args:
-        gm: The graph, or its module, which is recompiled.
-        settings: How; whom to ask.
-        choose: What to do.
-        kind: See :func:`overlap_sched.inductor.fx_stage.schedule_fx`.
-        worth: Whether to look at the graph at all.
-
-    Returns:
-        What was done.
+    Call it on every rank for every graph, before its order is planned. ``always``: look at it even where its launches
+    leave nothing to rewrite; the same on all ranks. The rest is as for :func:`schedule_fx`.
 
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    known = _Known()
+    graph, known, failure = gm.graph if isinstance(gm, fx.GraphModule) else gm, _Known(), None
     try:
-        agreed = worth(_launches(gm), settings) and _decided(gm, settings, choose, known, kind)
+        if not (always or may_rewrite(launches_in(graph.nodes), settings.options)):
+            return ()
+        leave = note_rewrites(graph) if asks(settings) else None
+        try:
+            _prepare(gm, settings, choose, known, kind)
+        except Exception as error:  # raised once the other ranks know of it
+            failure = error
+        agreed = _agreed(known, settings, failure)
+        if leave is not None:
+            leave(known.cached)
+        if failure is not None:
+            raise failure
     except BaseException as error:
         if known.pending is not None:
             known.pending.undo()
-        if isinstance(error, Exception):  # a pass that fails must not take the compilation with it
-            return _refused(known, settings, error)
-        raise
+        if not isinstance(error, Exception):
+            raise
+        given_up(error, settings, f"rewriting {known.name!r}", f"rewrites no collective of {known.name!r}")
+        return ()
     if known.pending is None:
         return ()
     if not agreed:
@@ -126,30 +117,8 @@ def rewrite_fx(
         return ()
     known.pending.commit()
     if known.choice.made is not None:
-        rewritten(known.name, known.choice.made)
+        note(known.name, made=known.choice.made)
     return known.choice.rewrites
-
-
-def _decided(
-    gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
-) -> bool:
-    """Decide whether to do what is then pending; what failed here is raised once the other ranks know of it."""
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    note, failure = note_rewrites(graph) if asks(settings) else None, None
-    try:
-        _prepare(gm, settings, choose, known, kind)
-    except Exception as error:
-        failure = error
-    agreed = _agreed(known, settings, failure)
-    if note is not None:
-        note(known.cached)
-    if failure is not None:
-        raise failure
-    return agreed
-
-
-def _launches(gm: fx.GraphModule | fx.Graph) -> Sequence[fx.Node]:
-    return launches_in((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
 
 
 def _prepare(
@@ -177,8 +146,8 @@ def _prepare(
 def _digest(choice: RewriteChoice) -> str:
     """Return the digest of the rewrites, and of the order where there is one."""
     names = None if choice.names is None else list(choice.names)
-    said = json.dumps([to_json(choice.rewrites), names], sort_keys=True)
-    return f"rewrites: {hashlib.sha256(said.encode()).hexdigest()}"
+    rewrites = json.dumps([to_json(choice.rewrites), names], sort_keys=True)
+    return f"rewrites: {hashlib.sha256(rewrites.encode()).hexdigest()}"
 
 
 def _agreed(known: _Known, settings: Settings, failure: Exception | None) -> bool:
@@ -187,7 +156,7 @@ def _agreed(known: _Known, settings: Settings, failure: Exception | None) -> boo
         return True
     mine = known.mine
     if mine is None or failure is not None:
-        mine = Digest.of_failure(_text(failure), known.key, known.launches, known.name)
+        mine = Digest.of_failure(said(failure), known.key, known.launches, known.name)
     agreement = decided(mine, settings)
     if agreement is None:
         return True
@@ -199,49 +168,17 @@ def _agreed(known: _Known, settings: Settings, failure: Exception | None) -> boo
     return False
 
 
-def _refused(known: _Known, settings: Settings, failure: Exception) -> Sequence[Rewrite]:
-    if settings.options.strict:
-        if isinstance(failure, VerificationError | AgreementError):
-            raise failure
-        raise VerificationError(f"rewriting {known.name!r} failed: {_text(failure)}") from failure
-    warn(f"overlap_sched rewrites no collective of {known.name!r}: {_text(failure)}")
-    return ()
+def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> RewriteChoice:
+    """Rewrites and an order, within the budget of the graph as it was."""
+    note(lifted.problem.name, refused=refused_in(lifted, settings.options, alike))
+    made = plan_rewrites(lifted, settings.options, alike)
+    if made is None:
+        return RewriteChoice()
+    return RewriteChoice(made.rewrites, made.schedule.problem.names(made.schedule.order), made)
 
 
-def _text(failure: Exception | None) -> str:
-    return f"{type(failure).__name__}: {failure}"
-
-
-@dataclass(frozen=True)
-class RewritePass(CustomGraphPass):
-    """A pass for ``torch._inductor.config.post_grad_custom_post_pass``: rewrites, before Inductor lowers.
-
-    Attributes:
-        settings: How.
-        choose: What to do.
-        before: The pass that was set before; it runs first.
-    """
-
-    settings: Settings
-    choose: Choose
-    before: CustomGraphPass | None = None
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite the graph in place, or leave it as it was."""
-        if self.before is not None:
-            self.before(graph)
-        from overlap_sched.inductor.watch import in_the_way  # which imports this module
-
-        if config.deterministic or in_the_way(self.settings) is not None:  # no order is set behind fusion
-            return
-        rewrite_fx(graph, self.settings, self.choose)
-
-    def uuid(self) -> str | None:
-        """A name for torch's caches; ``None``: compile without them.
-
-        So it is where ranks must agree, and torch does not ask us before it uses code: one that found a rewritten graph
-        in a cache would not take part.
-        """
-        if not watched(self.settings):
-            return None
-        return key_after(self.before, settings_key(self.settings))
+def rewrite_and_schedule(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
+    """Rewrite a graph's collectives where that is asked for, then reorder it; see :func:`schedule_fx`."""
+    wanted = settings.options.rewrites  # calling nothing that could fail here
+    done = bool(wanted) and bool(rewrite_fx(gm, settings, planned, kind))
+    schedule_fx(gm, settings, kind, done)

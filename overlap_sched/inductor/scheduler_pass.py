@@ -16,14 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from overlap_sched.errors import NotUnderstoodError
-from overlap_sched.fx.apply import Report, stays
+from overlap_sched.fx.apply import NO_COLLECTIVES, Report, stays
 from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.cache_key import settings_key
 from overlap_sched.inductor.cached_orders import watched, with_rewrites
-from overlap_sched.inductor.launches import kernel_launches
+from overlap_sched.inductor.console import log, warn
 from overlap_sched.inductor.read_back import Planned, read_back
-from overlap_sched.inductor.reporting import log, no_collectives, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
 from overlap_sched.options import on_devices
@@ -57,19 +56,14 @@ class SchedulerPass:
             if private.at_the_end(snodes, partial(self.order, last=True)):
                 return snodes
         except Exception as error:
-            warn(f"overlap_sched runs in front of torch's last passes: {type(error).__name__}: {error}")
+            warn("overlap_sched runs in front of torch's last passes", error)
         return self.order(list(snodes))
 
     def order(self, snodes: list[Any], last: bool = False) -> list[Any]:
-        """The nodes in our order, or as they were.
-
-        Args:
-            snodes: The nodes.
-            last: No pass of torch runs behind this one.
+        """The nodes in our order, or as they were; ``last``: no pass of torch runs behind this one.
 
         Raises:
-            VerificationError: With ``strict``, instead of a fallback.
-            AgreementError: With ``strict``, where the ranks differ.
+            VerificationError, AgreementError: With ``strict``, instead of a fallback.
         """
         original, attempt, planned = _effects_kept(list(snodes)), Attempt(self.settings), Planned(last)
         kept = _kept(original, attempt)
@@ -78,12 +72,16 @@ class SchedulerPass:
         except Exception as error:  # on this rank alone, before it could agree
             report = attempt.failed(error)
         ordered = planned.ordered if report.changed else kept if attempt.keeps else original
-        tell_planner = [partial(_tell_planner, planned)] if report.changed else []
-        for step in (partial(_annotate, attempt), *tell_planner, partial(_report, attempt, report, planned)):
+        steps = [
+            (f"keeps {attempt.name!r} out of torch's cache", partial(_annotate, attempt)),
+            ("could not tell torch the sizes of buffers", partial(_tell_planner, report, planned)),
+            (f"could not report on {attempt.name!r}", partial(_report, attempt, report, planned)),
+        ]
+        for what, step in steps:
             try:
                 step()
             except Exception as error:  # the order is settled
-                warn(f"overlap_sched could not report on {attempt.name!r}: {type(error).__name__}: {error}")
+                warn(f"overlap_sched {what}", error)
         return ordered
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,7 +107,7 @@ def _effects_kept(snodes: list[Any]) -> list[Any]:
     """The nodes with effects in the order of the FX graph, whatever becomes of our own order."""
     try:
         check_torch()
-        from overlap_sched.inductor.lift.effects import in_order_of_effects
+        from overlap_sched.inductor.lift.graph_order import in_order_of_effects
 
         ordered = in_order_of_effects(snodes)
     except Exception:  # planning, which asks again, says why
@@ -130,7 +128,7 @@ def _kept(snodes: list[Any], attempt: Attempt) -> list[Any]:
         if not asks(attempt.settings):
             return snodes
         check_torch()
-        from overlap_sched.inductor.graph_order import in_graph_order
+        from overlap_sched.inductor.lift.graph_order import in_graph_order
 
         return in_graph_order(snodes)
     except Exception as error:  # as torch has them
@@ -140,17 +138,13 @@ def _kept(snodes: list[Any], attempt: Attempt) -> list[Any]:
 
 @no_collection()
 def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned) -> Report:
-    """Plan what this rank would do by itself.
+    """Plan what this rank would do by itself; more is noted in ``attempt`` and ``planned``.
 
-    Args:
-        snodes: In their original order.
-        kept: The same with the launches that ranks keep where they differ.
-        attempt: What is known; more is noted there.
-        planned: Is filled.
+    The nodes are in their original order; ``kept``: with the launches that ranks keep where they differ.
     """
     check_torch()
     from overlap_sched.inductor import private
-    from overlap_sched.inductor.lift.effects import in_order_of_effects
+    from overlap_sched.inductor.lift.graph_order import in_order_of_effects, kernel_launches
     from overlap_sched.inductor.lift.lifting import lift_kernels
 
     in_order_of_effects(snodes)  # or it cannot be had
@@ -158,7 +152,7 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
     attempt.name = private.graph_name()
     communicates = any(private.contains_collective(snode) for snode in snodes)
     if not communicates and settings.options.base == "original":
-        return no_collectives(attempt.name)
+        return Report(attempt.name, reason=NO_COLLECTIVES)
     if communicates and asks(settings):
         attempt.key, attempt.launches = graph_key(private.V.graph.graph, settings.stage), kernel_launches(kept)
     began = time.perf_counter()
@@ -197,15 +191,21 @@ def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequenc
 
 def _annotate(attempt: Attempt) -> None:
     """Have the code carry its order into torch's cache; code that communicates and carries none is not cached."""
-    try:
-        if attempt.cached is not None:
-            from overlap_sched.inductor import private
+    if attempt.cached is not None:
+        from overlap_sched.inductor import private
 
-            cached = with_rewrites(attempt.cached, private.V.graph.graph)
-            if cached is not None:
-                private.annotate(cached.line)
-    except Exception as error:  # the order is settled
-        warn(f"overlap_sched keeps {attempt.name!r} out of torch's cache: {type(error).__name__}: {error}")
+        cached = with_rewrites(attempt.cached, private.V.graph.graph)
+        if cached is not None:
+            private.annotate(cached.line)
+
+
+def _tell_planner(report: Report, planned: Planned) -> None:
+    """Where the order is ours; else torch's estimate stays as it was."""
+    if report.changed:
+        from overlap_sched.inductor.lift.buffers import tell_sizes
+
+        assert planned.lifted is not None
+        tell_sizes(planned.ordered, planned.lifted.buffers)
 
 
 def _report(attempt: Attempt, report: Report, planned: Planned) -> None:
@@ -218,15 +218,5 @@ def _report(attempt: Attempt, report: Report, planned: Planned) -> None:
         ):
             return
     except Exception as error:  # the order is settled
-        warn(f"overlap_sched could not read the order of {attempt.name!r} back: {type(error).__name__}: {error}")
+        warn(f"overlap_sched could not read the order of {attempt.name!r} back", error)
     attempt.record(report)
-
-
-def _tell_planner(planned: Planned) -> None:
-    try:
-        from overlap_sched.inductor.planner import tell_sizes
-
-        assert planned.lifted is not None
-        tell_sizes(planned.ordered, planned.lifted.buffers)
-    except Exception as error:  # torch's estimate stays as it was
-        warn(f"overlap_sched could not tell torch the sizes of buffers: {type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from overlap_sched.distributed.uncompiled import stop
 from overlap_sched.inductor.console import warn
-from overlap_sched.inductor.dynamo_frame import dynamo_frame
+from overlap_sched.inductor.names import dynamo_frame
 from overlap_sched.inductor.settled import settled
 
 
@@ -49,7 +49,7 @@ class _Sessions:
             settled.compiling(True)
             self._before = _counted()
         except Exception as error:
-            warn(f"overlap_sched could not watch a compilation: {type(error).__name__}: {error}")
+            warn("overlap_sched could not watch a compilation", error)
 
     def end(self, _: Any) -> None:
         """For ``register_end_callback``: torch has compiled."""
@@ -68,7 +68,7 @@ class _Sessions:
                     observer(session)
             settled.compiling(False)
         except Exception as error:
-            warn(f"overlap_sched could not watch a compilation: {type(error).__name__}: {error}")
+            warn("overlap_sched could not watch a compilation", error)
 
 
 def _counted() -> Session:

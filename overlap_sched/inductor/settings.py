@@ -1,7 +1,9 @@
 """How graphs are scheduled while a plug-in is on."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,18 @@ import torch
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.cost.checked import check_model
 from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.cluster.file import cluster_given
+from overlap_sched.cost.cluster.file import cluster_given, read_cluster
 from overlap_sched.distributed import TIMEOUT_S
 from overlap_sched.errors import OptionsError
 from overlap_sched.fit.question import Question
 from overlap_sched.fx.costs import Cost
-from overlap_sched.inductor.here import cluster_here
 from overlap_sched.inductor.reporting import Stage
 from overlap_sched.options import Options
+
+NODES = {"A100": "dgx-a100", "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "MI300X": "mi300x"}
+"""By what a GPU is called, as a word of its own (a GB200 is in other nodes than a B200)."""
+_NO_SWITCH = ("PCIE", "NVL")
+"""Words of GPUs that are not on a board with the switches of those nodes."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Settings:
         cluster: Where the job runs: a file, or the name of one that is shipped (``"dgx-h100"``). It prices all that
             ``cost`` and ``model`` leave open, places process groups, and says what they cost each other. By default,
             without a ``model``, the shipped nodes of this process's GPU, see
-            :func:`overlap_sched.inductor.here.cluster_here`; where there are none, an H100 in nodes of eight.
+            :func:`cluster_here`; where there are none, an H100 in nodes of eight.
         ranks: Those who compile the graphs that this one does and must agree with it, the same on each of them; by
             default all. For pipelines, where each stage has graphs of its own.
         timeout_s: How long to wait for them (seconds), see :data:`overlap_sched.distributed.TIMEOUT_S`.
@@ -111,3 +117,20 @@ class Settings:
             model = self.model or Roofline()
             name = getattr(getattr(model, "device", model), "name", None) or type(model).__name__
         return f"{name}{'' if self.cost is None else ' and your costs'}"
+
+
+def cluster_here() -> Cluster | None:
+    """The shipped cluster whose nodes have this process's GPU; ``None``: none has it, or CUDA has not been started.
+
+    CUDA is never started for it: that takes memory on a GPU which the job may not have chosen yet. Where a graph on a
+    GPU is compiled it has been.
+    """
+    return _cluster_of(torch.cuda.get_device_name()) if torch.cuda.is_initialized() else None
+
+
+@cache
+def _cluster_of(gpu: str) -> Cluster | None:
+    words = re.findall(r"[A-Za-z0-9]+", gpu)
+    if any(word in map(str.upper, words) for word in _NO_SWITCH):
+        return None
+    return next((read_cluster(name) for word, name in NODES.items() if word in words), None)

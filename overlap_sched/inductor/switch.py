@@ -29,20 +29,28 @@ from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.distributed.uncompiled import uncompiled, watch_optimizers
 from overlap_sched.errors import OptionsError, TorchVersionError
 from overlap_sched.fx.costs import Cost
-from overlap_sched.inductor.choosing import planned, wants_rewrites
 from overlap_sched.inductor.console import rank, say, warn
-from overlap_sched.inductor.deterministic import NOT_RUN, NOTE, DeterministicWatch
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.partitioning import FitPartitioner
-from overlap_sched.inductor.post_grad import PostGradPass
-from overlap_sched.inductor.rewriting import RewritePass
+from overlap_sched.inductor.post_grad import (
+    COMPETING,
+    NOT_RUN,
+    NOTE,
+    PASSES,
+    PASSES_ON,
+    POST_GRAD,
+    DeterministicWatch,
+    PostGradPass,
+    RewritePass,
+    look,
+)
+from overlap_sched.inductor.rewriting import planned
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.sessions import listening, observe, sessions_ended
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.versions import knows_torch, refusal
-from overlap_sched.inductor.watch import COMPETING, PASSES, PASSES_ON, POST_GRAD, look
-from overlap_sched.options import Options, check_names
+from overlap_sched.options import Options, check_names, rewrites_wanted
 
 PARTITIONER = "custom_partitioner_fn"
 
@@ -175,7 +183,7 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
         warn(f"overlap_sched cannot run: {NOT_RUN}")
     settings = replace(settings, notes=tuple(notes))
     changes[PASSES_ON], changes[PASSES] = True, [*theirs, SchedulerPass(settings)]
-    if wants_rewrites(settings):
+    if rewrites_wanted(settings.options):
         before = RewritePass(settings, planned, before)
     changes[POST_GRAD] = DeterministicWatch(settings, before, competing)
     return settings, changes

@@ -7,10 +7,9 @@ Options of :class:`overlap_sched.Options` go with the first: ``'overlap_sched.ti
 A module of configs of your own needs only ``import overlap_sched.titan``.
 
 - :mod:`~overlap_sched.titan.pipeline`: torchtitan's list of passes with ours in its place.
-- :mod:`~overlap_sched.titan.graph_pass`: our pass; inside Inductor where that compiles the whole graph.
-- :mod:`~overlap_sched.titan.fit_step`: the step fitted to a limit, before that.
+- :mod:`~overlap_sched.titan.graph_pass`: our pass, which fits a step to a limit, and orders it; inside Inductor where
+  that compiles the whole graph.
 - :mod:`~overlap_sched.titan.chosen`: the options of a job.
-- :mod:`~overlap_sched.titan.artifact`: what a precompiled artifact says of its order.
 - :mod:`~overlap_sched.titan.precompile`: torchtitan's precompilation with our pass.
 
 Needs torchtitan (0.3.0 is the one that we know). Nothing else in this package imports it.

@@ -15,11 +15,9 @@ _LIMITS = ("memory_limit", "max_slowdown")
 
 
 def settings_of(config: Any) -> Settings:
-    """The settings of a job.
+    """The settings of a job: what ``override.imports`` of torchtitan's ``GraphTrainer.Config`` gives to :data:`TARGET`.
 
-    Args:
-        config: torchtitan's ``GraphTrainer.Config``: options are in its ``override.imports``, under :data:`TARGET`.
-            Without any, those of :func:`overlap_sched.enable` count, if that was called.
+    Without any, those of :func:`overlap_sched.enable` count, if that was called.
 
     Raises:
         OptionsError: There is no such option, or it cannot have this value.
@@ -48,12 +46,5 @@ def with_given(settings: Settings, given: Mapping[str, Any]) -> Settings:
 
 def plug_in_arguments(settings: Settings) -> dict[str, Any]:
     """The same settings as :func:`overlap_sched.enable` takes them, for the graphs that Inductor compiles."""
-    return {
-        "options": settings.options,
-        "cost": settings.cost,
-        "model": settings.model,
-        "ranks_per_node": settings.ranks_per_node,
-        "cluster": settings.cluster,
-        "ranks": settings.ranks,
-        "timeout_s": settings.timeout_s,
-    }
+    names = ("options", "cost", "model", "ranks_per_node", "cluster", "ranks", "timeout_s")
+    return {name: getattr(settings, name) for name in names}

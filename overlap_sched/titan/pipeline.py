@@ -20,13 +20,12 @@ from torchtitan.experiments.graph_trainer.inductor_passes import full_inductor_c
 from torchtitan.experiments.graph_trainer.passes import construct_default_graph_passes, final_inductor_compile_passes
 from torchtitan.experiments.graph_trainer.registry import PASS_PIPELINE_REGISTRY
 
+from overlap_sched.inductor.console import warn
 from overlap_sched.inductor.gloo import safe_gathers_with
-from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import enabled
-from overlap_sched.titan.artifact import is_marked
 from overlap_sched.titan.chosen import plug_in_arguments, settings_of
-from overlap_sched.titan.graph_pass import GraphPass, inside_inductor, overlap_sched_pass
+from overlap_sched.titan.graph_pass import GraphPass, inside_inductor, is_marked, overlap_sched_pass
 
 NAME = "overlap_sched"
 """What ``--compile.pass_pipeline`` names."""
@@ -58,7 +57,7 @@ def passes_of(traced: Any, config: Any, *, parallel_dims: Any = None) -> list[Gr
                 "torchtitan.experiments.graph_trainer.precompile_main and with the same arguments."
             )
     except Exception as error:  # without us the job runs as well
-        warn(f"overlap_sched leaves torchtitan's passes as they are: {type(error).__name__}: {error}")
+        warn("overlap_sched leaves torchtitan's passes as they are", error)
     return default
 
 

@@ -18,8 +18,7 @@ from overlap_sched.distributed import (
     membership,
     run_token,
 )
-from overlap_sched.distributed.agreement import ABSENT_SHARE
-from overlap_sched.distributed.backoff import Backoff
+from overlap_sched.distributed.agreement import ABSENT_SHARE, Backoff
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 from tests.support.agreement_examples import MemoryStore, digest
 

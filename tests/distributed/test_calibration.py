@@ -26,7 +26,6 @@ from overlap_sched.cost.measured.table import KINDS, CollectiveTime, KernelTime,
 from overlap_sched.cost.measured.tabled import COPY
 from overlap_sched.distributed.calibration import slowdown
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
-from overlap_sched.distributed.calibration.in_flight import in_flight_of
 from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
 from overlap_sched.distributed.calibration.machine import Machine, alone_on
 from overlap_sched.distributed.calibration.measuring import (
@@ -37,9 +36,15 @@ from overlap_sched.distributed.calibration.measuring import (
     one_of_each,
     wishes_of,
 )
-from overlap_sched.distributed.calibration.products import Products, in_a_step
-from overlap_sched.distributed.calibration.slowdown import LARGEST, OverlappedCollective, slowdown_of
-from overlap_sched.distributed.calibration.stopwatch import Timing, side_by_side, steady_mean, together
+from overlap_sched.distributed.calibration.slowdown import LARGEST, OverlappedCollective, in_flight_of, slowdown_of
+from overlap_sched.distributed.calibration.stopwatch import (
+    Products,
+    Timing,
+    in_a_step,
+    side_by_side,
+    steady_mean,
+    together,
+)
 from overlap_sched.errors import CalibrationError, DumpGroupError
 from overlap_sched.fx import lift
 from overlap_sched.judge.replay import replay

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 from unittest import mock
@@ -37,12 +38,23 @@ def ranks() -> Iterator[None]:
 
 
 @pytest.fixture
-def clean(ranks: None) -> Iterator[None]:
+def fresh() -> Iterator[None]:
     """Nothing compiled, nothing reported, nothing switched on, no caches; and so again afterwards."""
     _forget()
-    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+    with no_caches():
         yield
     _forget()
+
+
+@pytest.fixture
+def clean(ranks: None, fresh: None) -> None:
+    """The same in a process that stands for two ranks."""
+
+
+@contextmanager
+def no_caches() -> Iterator[None]:
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
 
 
 def _forget() -> None:
@@ -75,8 +87,7 @@ def compiled_step(
     _forget()
     model = model or Net()
     with (
-        torch._inductor.config.patch(fx_graph_cache=False),
-        torch._functorch.config.patch(enable_autograd_cache=False),
+        no_caches(),
         mock.patch.object(CppScheduling, "MAX_FUSED_KERNEL_ARGS_NUM", 0 if own_functions else 500),
     ):
         compiled = torch.compile(model, fullgraph=True, **compile_arguments)

@@ -150,6 +150,7 @@ def test_a_hit_serves_the_same_order(runs: dict[str, Any]) -> None:
     assert first[2]["fxgraph_cache_miss"] == 2
     assert first[2].get("fxgraph_cache_hit", 0) == 0
     assert again[2].get("fxgraph_cache_miss", 0) == 0
+    assert again[2]["fxgraph_cache_hit"] == 2
     assert len(first[3]) == 2
     assert again[3] == ()  # the pass is not called
     assert all(map(torch.equal, first[0], again[0]))

@@ -31,36 +31,30 @@ def basic_config(log: logging.Logger, level: int) -> None:
     log.manager.root.setLevel(level)
 
 
-SETUPS: dict[str, Callable[[logging.Logger], object]] = {
-    "none": lambda log: None,
-    "basicConfig(level=INFO)": lambda log: basic_config(log, logging.INFO),
-    "basicConfig()": lambda log: basic_config(log, logging.WARNING),
-    "overlap_sched at ERROR": lambda log: log.setLevel(logging.ERROR),
-    "overlap_sched at WARNING": lambda log: log.setLevel(logging.WARNING),
-    "overlap_sched at INFO": lambda log: log.setLevel(logging.INFO),
-    "root at ERROR": lambda log: log.manager.root.setLevel(logging.ERROR),
-    "disable(INFO)": lambda log: setattr(log.manager, "disable", logging.INFO),
-}
 PLAIN, INFO, WARNING = "a line\n", "INFO:overlap_sched:a line\n", "WARNING:overlap_sched:a line\n"
 
 
 @pytest.mark.parametrize(
     ("setup", "info", "warning"),
     [
-        ("none", PLAIN, PLAIN),
-        ("basicConfig(level=INFO)", INFO, WARNING),
-        ("basicConfig()", "", WARNING),
-        ("overlap_sched at ERROR", "", ""),
-        ("overlap_sched at WARNING", "", PLAIN),
-        ("overlap_sched at INFO", PLAIN, PLAIN),
-        ("root at ERROR", "", ""),
-        ("disable(INFO)", "", PLAIN),
+        pytest.param(lambda log: None, PLAIN, PLAIN, id="none"),
+        pytest.param(lambda log: basic_config(log, logging.INFO), INFO, WARNING, id="basicConfig(level=INFO)"),
+        pytest.param(lambda log: basic_config(log, logging.WARNING), "", WARNING, id="basicConfig()"),
+        pytest.param(lambda log: log.setLevel(logging.ERROR), "", "", id="overlap_sched at ERROR"),
+        pytest.param(lambda log: log.setLevel(logging.WARNING), "", PLAIN, id="overlap_sched at WARNING"),
+        pytest.param(lambda log: log.setLevel(logging.INFO), PLAIN, PLAIN, id="overlap_sched at INFO"),
+        pytest.param(lambda log: log.manager.root.setLevel(logging.ERROR), "", "", id="root at ERROR"),
+        pytest.param(lambda log: setattr(log.manager, "disable", logging.INFO), "", PLAIN, id="disable(INFO)"),
     ],
 )
 def test_a_line_is_shown_as_logging_is_set_up(
-    setup: str, info: str, warning: str, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+    setup: Callable[[logging.Logger], object],
+    info: str,
+    warning: str,
+    logger: logging.Logger,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    SETUPS[setup](logger)
+    setup(logger)
     shown = []
     for level in (logging.INFO, logging.WARNING):
         console.say("a line", level)

@@ -56,7 +56,7 @@ AFTER: dict[str, tuple[str, Any]] = {
     "line": ("overlap_sched.inductor.reporting.GraphReport.line", property(fails)),
     "log": ("overlap_sched.inductor.reporting.log.info", fails),
     "trace": ("overlap_sched.inductor.reporting.trace_structured", fails),
-    "planner": ("overlap_sched.inductor.planner.tell_sizes", fails),
+    "planner": ("overlap_sched.inductor.lift.buffers.tell_sizes", fails),
 }
 """When it is settled: nothing changes it any more."""
 

@@ -20,11 +20,12 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 
 from overlap_sched.distributed import Agreement, Digest, Verdict
-from overlap_sched.inductor import agree, gathered, sources
+from overlap_sched.inductor import agree, gathered
+from overlap_sched.inductor import names as found
 from overlap_sched.inductor.gathered import by_position, gathered_text, named_now
 from overlap_sched.inductor.launches import Launches, launches_in
+from overlap_sched.inductor.names import name_of, readable
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.sources import name_of, readable
 from overlap_sched.options import Options
 
 ATEN, FUNCTIONAL = torch.ops.aten, torch.ops._c10d_functional
@@ -155,9 +156,9 @@ def test_sources_are_found_where_a_backward_is_compiled_and_as_methods() -> None
     config = AOTConfig([SimpleNamespace(name=lambda: "L['self']._parameters['a']"), None])
     torchs: dict[str, Any] = {"__name__": "torch._functorch._aot_autograd.runtime_wrappers"}
     exec("def get_or_compile(self, do):\n    return do()", torchs)
-    named = torchs["get_or_compile"](SimpleNamespace(aot_config=config), sources.dynamo_names)
+    named = torchs["get_or_compile"](SimpleNamespace(aot_config=config), found.dynamo_names)
     assert [named(k) for k in range(3)] == ["a", "", ""]
-    assert sources.dynamo_names()(0) == ""
+    assert found.dynamo_names()(0) == ""
 
 
 def test_code_in_a_cache_has_the_names_of_the_model_that_finds_it(ranks: None) -> None:

@@ -1,15 +1,11 @@
 """Two gloo ranks gather different parameters of one shape: digests agree, values are mixed, and somebody is told."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.support.once import filled_once
-from tests.support.ranks import run_ranks
+from tests.support.once import found_once
 
-RANKS = 2
 WAYS = ["inductor", "backend"]
 TOLD = (
     "overlap_sched: rank 0 gathers layers.0.w where rank 1 gathers layers.1.w (all_gather_into_tensor, launch 1 of "
@@ -28,11 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.private]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], Any]]:
-    def run(folder: Path) -> None:
-        run_ranks("tests.support.inductor.gathered_ranks", folder, ranks=RANKS)
-
-    folder = filled_once(tmp_path_factory, "gathered", run)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
+    return found_once(tmp_path_factory, "gathered", "tests.support.inductor.gathered_ranks")
 
 
 @pytest.mark.parametrize("way", WAYS)

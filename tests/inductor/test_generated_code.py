@@ -115,9 +115,10 @@ def test_results_are_bitwise_those_without_us(plain: Compiled, ours: Compiled, a
 def test_predicted_peaks_are_those_of_the_code(plain: Compiled, ours: Compiled, at_zero: Compiled, graph: int) -> None:
     """Not to the byte: Inductor lets a dead buffer lie where a later one of its size can take it over.
 
-    Less so with us, since it then knows the sizes that it goes by (:mod:`overlap_sched.inductor.planner`). Where the
-    C++ backend writes several kernels into one function, as it does outside these tests, all that they write is
-    allocated before it: some percent more, that depend on which kernels happen to be neighbours.
+    Less so with us, since it then knows the sizes that it goes by
+    (:func:`overlap_sched.inductor.lift.buffers.tell_sizes`). Where the C++ backend writes several kernels
+    into one function, as it does outside these tests, all that they write is allocated before it: some percent more,
+    that depend on which kernels happen to be neighbours.
     """
     plan, zero = schedule_of(ours.reports[graph]), schedule_of(at_zero.reports[graph])
     problem = plan.problem

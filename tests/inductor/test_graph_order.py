@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import fx
 
-from overlap_sched.inductor import private
-from overlap_sched.inductor.graph_order import in_graph_order
+from overlap_sched.inductor.lift import graph_order
+from overlap_sched.inductor.lift.graph_order import in_graph_order
 from tests.inductor.test_dependencies import Kernel
 
 GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
@@ -27,7 +27,7 @@ def graph() -> Iterator[fx.Graph]:
         target, *args = TARGETS[letter]
         made.create_node("call_function", target, (x, *args), name=f"{letter}{i}")
     made.output(x)
-    with mock.patch.object(private, "V", SimpleNamespace(graph=SimpleNamespace(graph=made))):
+    with mock.patch.object(graph_order, "V", SimpleNamespace(graph=SimpleNamespace(graph=made))):
         yield made
 
 

@@ -274,53 +274,54 @@ def test_without_collectives_nothing_is_lifted() -> None:
     assert main_report().report.reason == "the graph has no collectives"
 
 
-def grouping_matmuls(snodes: list[Any]) -> list[Any]:
-    """Somebody else's pass: two nodes that compute, one behind the other, stay together."""
+def grouped(snodes: list[Any], at: int) -> list[Any]:
+    """Two nodes, one behind the other, stay together."""
     from torch._inductor.scheduler import GroupedSchedulerNode
-    from torch._inductor.utils import contains_collective, contains_wait
 
-    compute = [not contains_collective(snode) and not contains_wait(snode) for snode in snodes]
-    at = next(i for i in range(len(snodes) - 1) if compute[i] and compute[i + 1])
     return [*snodes[:at], GroupedSchedulerNode.create(snodes[at : at + 2]), *snodes[at + 2 :]]
 
 
-def test_a_group_of_nodes_that_compute_is_one_node() -> None:
-    theirs: dict[str, Any] = {
+def grouping_matmuls(snodes: list[Any]) -> list[Any]:
+    """Somebody else's pass: two nodes that compute become one."""
+    from torch._inductor.utils import contains_collective, contains_wait
+
+    compute = [not contains_collective(snode) and not contains_wait(snode) for snode in snodes]
+    return grouped(snodes, next(i for i in range(len(snodes) - 1) if compute[i] and compute[i + 1]))
+
+
+def grouping(snodes: list[Any]) -> list[Any]:
+    """Somebody else's pass: the first collective and what stands behind it become one node."""
+    from torch._inductor.utils import contains_collective
+
+    return grouped(snodes, next(i for i, snode in enumerate(snodes) if contains_collective(snode)))
+
+
+def theirs(somebodys: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
+    """Settings with that pass; torch's own pass, where there is one, does not know such groups."""
+    known = torch._inductor.config.get_config_copy()
+    return {
         "reorder_for_compute_comm_overlap": True,
-        "reorder_for_compute_comm_overlap_passes": [grouping_matmuls],
+        "reorder_for_compute_comm_overlap_passes": [somebodys],
+        **({SIMPLE_OVERLAP: False} if SIMPLE_OVERLAP in known else {}),
     }
-    if SIMPLE_OVERLAP in torch._inductor.config.get_config_copy():
-        theirs[SIMPLE_OVERLAP] = False  # torch's own pass does not know such groups
+
+
+def test_a_group_of_nodes_that_compute_is_one_node() -> None:
     expected, _ = run(concatenates, {})
-    with torch._inductor.config.patch(theirs):
+    with torch._inductor.config.patch(theirs(grouping_matmuls)):
         settings = overlap_sched.inductor_options(Options(strict=True, headroom="50%"))
         results, _ = run(concatenates, settings)
     assert same(results, expected)
     plan = main_report().report.schedule
     assert plan is not None
-    grouped = len(plan.problem.nodes)
+    nodes = len(plan.problem.nodes)
     overlap_sched.clear_reports()
-    assert grouped == len(problem_of(concatenates).nodes) - 1
-
-
-def grouping(snodes: list[Any]) -> list[Any]:
-    """Somebody else's pass: the first collective and what stands behind it become one node."""
-    from torch._inductor.scheduler import GroupedSchedulerNode
-    from torch._inductor.utils import contains_collective
-
-    at = next(i for i, snode in enumerate(snodes) if contains_collective(snode))
-    return [*snodes[:at], GroupedSchedulerNode.create(snodes[at : at + 2]), *snodes[at + 2 :]]
+    assert nodes == len(problem_of(concatenates).nodes) - 1
 
 
 def test_communication_in_a_group_of_nodes_is_left_alone_and_reported() -> None:
-    theirs: dict[str, Any] = {
-        "reorder_for_compute_comm_overlap": True,
-        "reorder_for_compute_comm_overlap_passes": [grouping],
-    }
-    if SIMPLE_OVERLAP in torch._inductor.config.get_config_copy():
-        theirs[SIMPLE_OVERLAP] = False  # torch's own pass does not know such groups
-    expected, code = run(reduces, theirs)
-    with torch._inductor.config.patch(theirs):
+    expected, code = run(reduces, theirs(grouping))
+    with torch._inductor.config.patch(theirs(grouping)):
         settings = overlap_sched.inductor_options()
         with pytest.warns(OverlapSchedWarning) as warned:
             results, ours = run(reduces, settings)

@@ -1,26 +1,19 @@
 """Two gloo ranks whose graphs differ, with operators that communicate inside: results are those of torch alone."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.inductor.hidden_ranks import LAYERS
-from tests.support.once import filled_once
-from tests.support.ranks import run_ranks
+from tests.support.once import found_once
 
-RANKS = 2
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], Any]]:
-    def run(folder: Path) -> None:
-        run_ranks("tests.support.inductor.hidden_ranks", folder, ranks=RANKS)
-
-    folder = filled_once(tmp_path_factory, "hidden", run)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
+    return found_once(tmp_path_factory, "hidden", "tests.support.inductor.hidden_ranks")
 
 
 @pytest.mark.parametrize("way", ["backend", "inductor"])

@@ -4,25 +4,20 @@ A real process group (gloo) of one rank, so that the collectives in the code run
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.cost import H100, Link, Network, Roofline
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor.deterministic import NOT_RUN
-from tests.support.inductor.models import FORWARD_GAINS, Block, Net
-from tests.support.inductor.one_line import assert_agrees
+from overlap_sched.inductor.post_grad import NOT_RUN
+from tests.support.inductor.models import FORWARD_GAINS, SLOW_NETWORK, Block, Net
 
-SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
-"""So that the collectives of one rank are worth hiding."""
 WIDTH = 32
 pytestmark = [
     pytest.mark.slow,
@@ -37,16 +32,6 @@ def world_of_one() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    """Both of torch's caches off, and nothing left behind."""
-    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
-        yield
-    torch._dynamo.reset()
-    assert_agrees(overlap_sched.reports())
-    overlap_sched.clear_reports()
 
 
 def on(**changed: Any) -> Any:
@@ -78,6 +63,12 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
 
 
+def assert_same(step: Step) -> None:
+    """With us as without."""
+    expected = alone(step)
+    assert same(scheduled(step), expected)
+
+
 def outcomes() -> list[tuple[str, bool]]:
     """Of each report, whether forward or backward, and whether the graph has another order now."""
     return [(report.name.split()[0], report.report.changed) for report in overlap_sched.reports()]
@@ -107,43 +98,49 @@ class Plain(nn.Module):
         return self.blocks(x)
 
 
-def trained_once() -> list[Tensor]:
+def trained(*rows: int, **compile_arguments: Any) -> list[Tensor]:
     model = Plain()
-    return train(model, torch.compile(model, fullgraph=True), 16)
+    return train(model, torch.compile(model, fullgraph=True, **compile_arguments), *rows or (16,))
 
 
-def test_an_input_without_a_gradient() -> None:
-    """Its gradient is ``None``, an output of the backward that is no buffer."""
-
-    def step() -> list[Tensor]:
-        model = Plain()
-        loss = torch.compile(model, fullgraph=True)(torch.linspace(-1, 1, 16 * WIDTH).reshape(16, WIDTH)).sum()
-        loss.backward()
-        return [loss.detach(), *(p.grad for p in model.parameters())]
-
-    expected = alone(step)
-    assert same(scheduled(step), expected)
-    assert outcomes() == [("forward", FORWARD_GAINS), ("backward", True)]
+def batch() -> Tensor:
+    return torch.linspace(-1, 1, 16 * WIDTH).reshape(16, WIDTH)
 
 
-def test_symbolic_sizes() -> None:
-    def step() -> list[Tensor]:
-        model = Plain()
-        return train(model, torch.compile(model, fullgraph=True, dynamic=True), 16, 24)
+def without_gradient() -> list[Tensor]:
+    """The gradient of the input is ``None``, an output of the backward that is no buffer."""
+    model = Plain()
+    loss = torch.compile(model, fullgraph=True)(batch()).sum()
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]
 
-    expected = alone(step)
-    assert same(scheduled(step), expected)
-    assert outcomes() == [("forward", FORWARD_GAINS), ("backward", True)]  # one symbolic graph serves both sizes
+
+def inferred(mode: Any) -> list[Tensor]:
+    model = Plain()
+    with mode():
+        return [torch.compile(model, fullgraph=True)(batch())]
+
+
+ONCE = [("forward", FORWARD_GAINS), ("backward", True)]
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        pytest.param(without_gradient, ONCE, id="an input without a gradient"),
+        pytest.param(partial(trained, 16, 24, dynamic=True), ONCE, id="symbolic sizes, one graph for both"),
+        pytest.param(partial(inferred, torch.no_grad), [("inference", True)], id="no_grad"),
+        pytest.param(partial(inferred, torch.inference_mode), [("inference", True)], id="inference_mode"),
+    ],
+)
+def test_results_are_the_same_and_reports_say_what_happened(step: Step, expected: list[tuple[str, bool]]) -> None:
+    assert_same(step)
+    assert outcomes() == expected
 
 
 def test_another_size_compiles_again() -> None:
-    def step() -> list[Tensor]:
-        model = Plain()
-        return train(model, torch.compile(model, fullgraph=True), 16, 24, 40)
-
-    expected = alone(step)
-    assert same(scheduled(step), expected)
-    assert outcomes() == [("forward", FORWARD_GAINS), ("backward", True)] * 2  # static first, then symbolic
+    assert_same(partial(trained, 16, 24, 40))
+    assert outcomes() == ONCE * 2  # static first, then symbolic
     names = [report.name for report in overlap_sched.reports()]
     assert names == [f"{graph} of Plain" for graph in ("forward 0/0", "backward 0/0", "forward 0/1", "backward 0/1")]
 
@@ -153,8 +150,7 @@ def test_activation_checkpointing_gathers_again_in_backward() -> None:
         model = Net(blocks=2, ranks=1)
         return train(model, torch.compile(model, fullgraph=True), 16)
 
-    expected = alone(step)
-    assert same(scheduled(step), expected)
+    assert_same(step)
     assert outcomes() == [("forward", True), ("backward", True)]
     plan = overlap_sched.reports()[1].report.schedule
     assert plan is not None
@@ -174,22 +170,9 @@ def test_several_graphs_after_a_graph_break() -> None:
         model = Broken()
         return train(model, torch.compile(model), 16)
 
-    expected = alone(step)
-    assert same(scheduled(step), expected)
+    assert_same(step)
     assert [kind for kind, _ in outcomes()] == ["forward", "forward", "backward", "backward"]
     assert all(report.report.schedule is not None for report in overlap_sched.reports())
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_inference(mode: Any) -> None:
-    def step() -> list[Tensor]:
-        model = Plain()
-        with mode():
-            return [torch.compile(model, fullgraph=True)(torch.linspace(-1, 1, 16 * WIDTH).reshape(16, WIDTH))]
-
-    expected = alone(step)
-    assert same(scheduled(step), expected)
-    assert outcomes() == [("inference", True)]
 
 
 def test_a_compiled_optimizer_step() -> None:
@@ -214,8 +197,7 @@ def test_a_compiled_optimizer_step() -> None:
                 update([p.grad for p in parameters])
         return [*(p.detach() for p in parameters), *momenta]
 
-    expected = alone(step)
-    assert same(scheduled(step), expected)
+    assert_same(step)
     assert {kind for kind, _ in outcomes()} == {"inference"}
     assert all(report.report.schedule is not None for report in overlap_sched.reports())
 
@@ -228,22 +210,8 @@ def test_an_optimizer_step_without_collectives_is_left_alone() -> None:
         torch.compile(optimizer.step)()
         return [p.detach() for p in model.parameters()]
 
-    expected = alone(step)
-    assert same(scheduled(step), expected)
+    assert_same(step)
     assert {report.report.reason for report in overlap_sched.reports()} == {"the graph has no collectives"}
-
-
-def test_caches_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Cold, then warm: the same order from the cache, for which no pass is called, so that nothing is reported."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    expected = alone(trained_once)
-    with torch._inductor.config.patch(fx_graph_cache=True), torch._functorch.config.patch(enable_autograd_cache=True):
-        assert same(scheduled(trained_once), expected)
-        assert outcomes() == [("forward", FORWARD_GAINS), ("backward", True)]
-        counters.clear()
-        assert same(scheduled(trained_once), expected)
-        assert counters["inductor"]["fxgraph_cache_hit"] == 2
-        assert overlap_sched.reports() == ()
 
 
 @pytest.fixture
@@ -256,9 +224,9 @@ def deterministic() -> Iterator[None]:
 
 @pytest.mark.usefixtures("deterministic")
 def test_deterministic_mode_keeps_the_original_order_and_says_so() -> None:
-    expected = alone(trained_once)
+    expected = alone(trained)
     with pytest.warns(OverlapSchedWarning) as warned:
-        results = scheduled(trained_once)
+        results = scheduled(trained)
     assert same(results, expected)
     messages = [str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning)]
     assert messages == [
@@ -273,13 +241,13 @@ def test_deterministic_mode_keeps_the_original_order_and_says_so() -> None:
 
 
 def test_deterministic_mode_that_comes_later_is_not_silent() -> None:
-    expected = alone(trained_once)
+    expected = alone(trained)
     torch._dynamo.reset()
     with on():
         torch.use_deterministic_algorithms(True)
         try:
             with pytest.warns(OverlapSchedWarning) as warned:
-                results = trained_once()
+                results = trained()
         finally:
             torch.use_deterministic_algorithms(False)
     assert all(map(torch.allclose, results, expected))
@@ -293,10 +261,10 @@ def test_deterministic_mode_that_comes_later_is_not_silent() -> None:
 
 @pytest.mark.usefixtures("deterministic")
 def test_deterministic_mode_before_lowering() -> None:
-    expected = alone(trained_once)
+    expected = alone(trained)
     torch._dynamo.reset()
     with overlap_sched.enabled(Options(headroom="50%", strict=True), stage="post_grad", model=SLOW_NETWORK):
-        results = trained_once()
+        results = trained()
     assert same(results, expected)
     assert outcomes() == [("forward", True), ("backward", True)]
 
@@ -304,8 +272,8 @@ def test_deterministic_mode_before_lowering() -> None:
 def test_cpp_wrapper() -> None:
     with torch._inductor.config.patch(cpp_wrapper=True):
         try:
-            expected = alone(trained_once)
+            expected = alone(trained)
         except torch._inductor.exc.InductorError as error:
             pytest.skip(f"torch {torch.__version__} itself cannot: {str(error).splitlines()[0]}")
-        assert same(scheduled(trained_once), expected)
-    assert outcomes() == [("forward", FORWARD_GAINS), ("backward", True)]
+        assert same(scheduled(trained), expected)
+    assert outcomes() == ONCE

@@ -15,15 +15,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.cost import H100, Link, Network, Roofline
 from overlap_sched.errors import OverlapSchedWarning
 from tests.support.inductor.generated import matmuls_under_way
+from tests.support.inductor.models import SLOW_NETWORK
 from tests.support.inductor.modes import MODES, RANKS, Mode
-from tests.support.inductor.one_line import assert_agrees
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torch.md"
-SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
-"""So that the collectives of small models are worth hiding."""
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 class Row(NamedTuple):
@@ -65,15 +63,6 @@ def run(mode: Mode) -> tuple[list[torch.Tensor], list[str]]:
         warnings.simplefilter("error", OverlapSchedWarning)
         results, code = run_and_get_code(mode.step)
         return results, code
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
-        yield
-    torch._dynamo.reset()
-    assert_agrees(overlap_sched.reports())
-    overlap_sched.clear_reports()
 
 
 def test_every_mode_has_its_row() -> None:

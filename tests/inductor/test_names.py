@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import overlap_sched
-from overlap_sched.inductor import dynamo_frame as found
-from overlap_sched.inductor.names import graph_name
+from overlap_sched.inductor.names import dynamo_frame, graph_name
 from tests.support.inductor.models import Net, step
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -97,7 +96,7 @@ def test_compiled_autograd() -> None:
 
 
 def test_nothing_is_compiled() -> None:
-    assert found.dynamo_frame() is None
+    assert dynamo_frame() is None
     assert graph_name("forward") == "forward"
     assert graph_name("forward", "inner", 3) == "forward 3 inner"
 

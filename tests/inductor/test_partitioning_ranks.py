@@ -5,18 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.once import filled_once
-from tests.support.ranks import run_ranks
+from tests.support.once import found_once
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = filled_once(
-        tmp_path_factory, "cuts", lambda folder: run_ranks("tests.support.joint_ranks", folder, ranks=2)
-    )
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return found_once(tmp_path_factory, "cuts", "tests.support.joint_ranks")
 
 
 def test_results_are_bitwise_those_of_torchs_own_cut(ranks: list[dict[str, Any]]) -> None:

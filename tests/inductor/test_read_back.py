@@ -14,10 +14,9 @@ from torch._inductor.utils import run_and_get_code
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor import private, rewriting, watch
-from overlap_sched.inductor.choosing import planned as choose
-from overlap_sched.inductor.deterministic import DeterministicWatch
-from overlap_sched.inductor.rewriting import RewritePass
+from overlap_sched.inductor import post_grad, private
+from overlap_sched.inductor.post_grad import DeterministicWatch, RewritePass
+from overlap_sched.inductor.rewriting import planned as choose
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import duration
@@ -99,7 +98,7 @@ def test_an_order_that_other_code_undoes_is_reported_as_undone(
 
 
 def off() -> None:
-    setattr(config, watch.PASSES_ON, False)
+    setattr(config, post_grad.PASSES_ON, False)
 
 
 def deterministic() -> None:
@@ -128,26 +127,26 @@ def test_nothing_that_reorders_behind_us_is_switched_off() -> None:
     before = config.get_config_copy()
     overlap_sched.enable()
     changed = {name for name, value in config.get_config_copy().items() if value != before[name]}
-    assert changed <= {watch.PASSES, watch.PASSES_ON, watch.POST_GRAD}
+    assert changed <= {post_grad.PASSES, post_grad.PASSES_ON, post_grad.POST_GRAD}
 
 
 @pytest.mark.usefixtures("not_deterministic")
 def test_torchs_earlier_reorderer_runs_where_we_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.inductor.deterministic.tell_of", lambda found: None)
+    monkeypatch.setattr("overlap_sched.inductor.post_grad.tell_of", lambda found: None)
     graph = fx.Graph()
     graph.output(())
 
     def competing() -> bool:
         return bool(config.aten_distributed_optimizations.enable_overlap_scheduling)
 
-    with config.patch({watch.COMPETING: True}):
+    with config.patch({post_grad.COMPETING: True}):
         overlap_sched.enable(Options(rewrites=()))
         overlap_sched.enable(Options(rewrites=()))
         with overlap_sched.enabled(Options(rewrites=())):
-            looks = getattr(config, watch.POST_GRAD)
+            looks = getattr(config, post_grad.POST_GRAD)
             assert isinstance(looks, DeterministicWatch)
             seen = [competing()]
-            for step in (lambda: None, off, lambda: setattr(config, watch.PASSES_ON, True), deterministic):
+            for step in (lambda: None, off, lambda: setattr(config, post_grad.PASSES_ON, True), deterministic):
                 step()
                 looks(graph)
                 seen.append(competing())
@@ -159,7 +158,7 @@ def test_torchs_earlier_reorderer_runs_where_we_do_not(monkeypatch: pytest.Monke
 def test_nothing_is_rewritten_where_no_order_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that nothing hides may be worse than what torch alone makes."""
     done: list[Any] = []
-    monkeypatch.setattr(rewriting, "rewrite_fx", lambda *given: done.append(given))
+    monkeypatch.setattr(post_grad, "rewrite_fx", lambda *given: done.append(given))
     overlap_sched.enable()
     rewrites = RewritePass(Settings(), choose)
     rewrites(fx.Graph())

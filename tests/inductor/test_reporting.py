@@ -37,11 +37,11 @@ def test_the_last_256_are_kept() -> None:
 
 def test_the_plan_by_which_a_graph_was_rewritten_is_told_once() -> None:
     plan: Any = object()
-    reporting.rewritten("backward 0/0", plan)
+    reporting.note("backward 0/0", made=plan)
     for name in ("forward 0/0", "backward 0/0", "backward 0/0"):
         record(GraphReport(name, "inductor", Report(name, reason="none")))
     assert [one.report.made for one in overlap_sched.reports()] == [None, plan, None]
-    reporting.rewritten("forward 1/0", plan)
+    reporting.note("forward 1/0", made=plan)
     overlap_sched.clear_reports()
     record(GraphReport("forward 1/0", "inductor", Report("x", reason="none")))
     assert overlap_sched.reports()[0].report.made is None
@@ -49,7 +49,7 @@ def test_the_plan_by_which_a_graph_was_rewritten_is_told_once() -> None:
 
 def test_plans_of_graphs_that_were_never_reported_are_not_kept_for_ever() -> None:
     for number in range(reporting.KEPT + 2):
-        reporting.rewritten(str(number), object())  # type: ignore[arg-type]
+        reporting.note(str(number), made=object())
     for name in ("1", "2"):
         record(GraphReport(name, "inductor", Report("x", reason="none")))
     assert [one.report.made is None for one in overlap_sched.reports()] == [True, False]

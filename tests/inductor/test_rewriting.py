@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,11 +19,12 @@ from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx import Lifted, Report, lift
 from overlap_sched.fx.rewrites import backends, planning
 from overlap_sched.fx.rewrites.planning import may_rewrite
-from overlap_sched.inductor import choosing, fx_stage, rewriting
+from overlap_sched.inductor import fx_stage, post_grad, rewriting
 from overlap_sched.inductor.cached_orders import CachedOrder, with_rewrites
 from overlap_sched.inductor.launches import launches_in
+from overlap_sched.inductor.post_grad import RewritePass
 from overlap_sched.inductor.reporting import clear_reports, reports
-from overlap_sched.inductor.rewriting import RewriteChoice, RewritePass, rewrite_fx
+from overlap_sched.inductor.rewriting import RewriteChoice, rewrite_fx
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.summary import outcome_of, summary
@@ -33,7 +33,7 @@ from overlap_sched.transform.rewrites import Bucket, Rewrite
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.fx_graphs import trace, wait
 from tests.support.inductor.models import RANKS, Net, gathered
-from tests.support.ranks import run_ranks
+from tests.support.once import found_once
 from tests.support.rewrite_graphs import GRAPHS, described, reduce
 
 
@@ -198,7 +198,7 @@ def test_what_may_have_gone_wrong_for_a_moment_is_not_cached() -> None:
 def test_a_key_for_torchs_caches_only_where_torch_asks_before_it_uses_code() -> None:
     rewrites = RewritePass(Settings(), chosen())
     assert rewrites.uuid()
-    with mock.patch.object(rewriting, "watched", return_value=False):
+    with mock.patch.object(post_grad, "watched", return_value=False):
         assert rewrites.uuid() is None
 
 
@@ -303,7 +303,7 @@ def test_what_is_not_rewritten_is_in_the_report_also_where_times_are_given() -> 
     gm = trace(reductions, (64, 64), (64, 64), (64, 64))
     settings = Settings(Options(rewrites=("bucket",)), stage="backend", cost=lambda node: 100.0)
     clear_reports()
-    choosing.rewrite_and_schedule(gm, settings)
+    rewriting.rewrite_and_schedule(gm, settings)
     (report,) = reports()
     (why,) = report.report.refused
     assert why.startswith("'all_reduce' is a sum of float32 on ranks of an unknown number (all_reduce): where an ")
@@ -321,7 +321,7 @@ def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:
         settings = Settings(ROOMY, stage="backend", ranks_per_node=2, cluster=cluster)
         lifted = lift(GRAPHS["whole"]().graph, **settings.costs)
         with mock.patch.object(planning, "plan_of_rewrites", return_value=None) as plan:
-            assert choosing.planned(lifted, settings, {}) == RewriteChoice()
+            assert rewriting.planned(lifted, settings, {}) == RewriteChoice()
         problem, prices = plan.call_args.args[:2]
         assert problem is lifted.problem
         assert prices.model is lifted.model
@@ -336,14 +336,14 @@ def test_what_was_rewritten_may_grow_no_more() -> None:
         return Report("", reason="seen")
 
     with (
-        mock.patch.object(choosing, "rewrite_fx", return_value=(GATHERS,)) as rewrites,
+        mock.patch.object(rewriting, "rewrite_fx", return_value=(GATHERS,)) as rewrites,
         mock.patch.object(fx_stage, "schedule_graph", schedule_graph),
     ):
         for options in (ROOMY, replace(ROOMY, rewrites=())):
-            choosing.rewrite_and_schedule(fx.Graph(), Settings(options), "backward")
+            rewriting.rewrite_and_schedule(fx.Graph(), Settings(options), "backward")
         assert rewrites.call_count == 1
         rewrites.return_value = ()
-        choosing.rewrite_and_schedule(fx.Graph(), Settings(ROOMY), "backward")
+        rewriting.rewrite_and_schedule(fx.Graph(), Settings(ROOMY), "backward")
     plain = replace(ROOMY, rewrites=())
     assert used == [replace(plain, headroom=0), plain, plain]
 
@@ -399,11 +399,10 @@ def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None
 
 @pytest.mark.slow
 @pytest.mark.private
-def test_the_default_is_bitwise_on_real_ranks(tmp_path: Path) -> None:
+def test_the_default_is_bitwise_on_real_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
     """On four."""
-    run_ranks("tests.support.inductor.default_ranks", tmp_path, ranks=4)
-    for rank in range(4):
-        for alone, ours, rewrites in torch.load(tmp_path / f"rank{rank}.pt").values():
+    for found in found_once(tmp_path_factory, "default", "tests.support.inductor.default_ranks", ranks=4):
+        for alone, ours, rewrites in found.values():
             assert len(alone) > 3
             assert all(map(torch.equal, alone, ours))
             assert any(rewrites)
@@ -411,21 +410,20 @@ def test_the_default_is_bitwise_on_real_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.private
-def test_what_is_gathered_twice_is_kept_on_real_ranks(tmp_path: Path) -> None:
+def test_what_is_gathered_twice_is_kept_on_real_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Over gloo, which coalesces no gathers: to keep one needs nothing of a backend."""
-    run_ranks("tests.support.inductor.kept_ranks", tmp_path, ranks=2)
-    for rank in range(2):
-        alone, ours, rewrites = torch.load(tmp_path / f"rank{rank}.pt")
+    for alone, ours, rewrites in found_once(tmp_path_factory, "kept", "tests.support.inductor.kept_ranks"):
         assert all(map(torch.equal, alone, ours))
         assert rewrites == ["Keep(first='all_gather_into_tensor', again='all_gather_into_tensor_4')"]
 
 
 @pytest.mark.slow
 @pytest.mark.private
-def test_ranks_that_cast_otherwise_leave_the_graph_and_wait_for_nobody(tmp_path: Path) -> None:
+def test_ranks_that_cast_otherwise_leave_the_graph_and_wait_for_nobody(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     """One rank gathers the same twice and the other does not: both ask about rewrites, then about the order."""
-    run_ranks("tests.support.inductor.unlike_ranks", tmp_path, ranks=2)
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    ranks = found_once(tmp_path_factory, "unlike", "tests.support.inductor.unlike_ranks")
     for way in ranks[0]:
         for alone, ours, rewrites, reasons in (found[way] for found in ranks):
             assert all(map(torch.equal, alone, ours))

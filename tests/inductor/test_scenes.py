@@ -3,15 +3,12 @@
 The protocol by itself is tested in ``tests/distributed``; these are steps that are really compiled and run.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.inductor.models import FORWARD_GAINS
-from tests.support.once import filled_once
-from tests.support.ranks import run_ranks
+from tests.support.once import found_once
 
 pytestmark = pytest.mark.slow
 Found = list[dict[str, Any]]
@@ -38,12 +35,8 @@ def found(request: pytest.FixtureRequest) -> Found:
 
 def scenes_of(ranks: int, factory: pytest.TempPathFactory, *scenes: str) -> Found:
     """What each rank finds in these scenes; none named: in all."""
-
-    def run(folder: Path) -> None:
-        run_ranks("tests.support.inductor.scenes", folder, *scenes, ranks=ranks, fresh=ranks == 2)
-
-    folder = filled_once(factory, f"scenes-{ranks}", run)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]
+    scenes_of_them = "tests.support.inductor.scenes"
+    return found_once(factory, f"scenes-{ranks}", scenes_of_them, *scenes, ranks=ranks, fresh=ranks == 2)
 
 
 SPLITS = ["experts", "experts, in generated code"]

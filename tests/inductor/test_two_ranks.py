@@ -1,26 +1,19 @@
 """Two gloo ranks compile and run: the same results, the same order; ranks that differ are in ``test_scenes.py``."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.inductor.generated import events, matmuls_under, numbered
-from tests.support.once import filled_once
-from tests.support.ranks import run_ranks
+from tests.support.once import found_once
 
-RANKS = 2
 pytestmark = [pytest.mark.slow, pytest.mark.private]
 
 
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    def run(folder: Path) -> None:
-        run_ranks("tests.support.inductor.two_ranks", folder, ranks=RANKS)
-
-    folder = filled_once(tmp_path_factory, "alike", run)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
+    return found_once(tmp_path_factory, "alike", "tests.support.inductor.two_ranks")
 
 
 def test_results_are_bitwise_those_without_us(alike: list[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from torch._inductor import config
 
 import overlap_sched
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor import sessions, torch_caches, watch
+from overlap_sched.inductor import post_grad, sessions, torch_caches
 from overlap_sched.inductor.settled import settled
 from tests.support.inductor.models import Net, step
 
@@ -84,21 +84,21 @@ def test_nobody(caplog: pytest.LogCaptureFixture) -> None:
     [
         (
             "inductor",
-            {watch.PASSES_ON: False},
+            {post_grad.PASSES_ON: False},
             "torch._inductor.config.reorder_for_compute_comm_overlap is False",
         ),
         (
             "inductor",
-            {watch.PASSES_ON: False, watch.POST_GRAD: their_pass},
+            {post_grad.PASSES_ON: False, post_grad.POST_GRAD: their_pass},
             "torch._inductor.config.reorder_for_compute_comm_overlap is False, and post_grad_custom_post_pass is "
             "their_pass of tests.inductor.test_watch",
         ),
         (
             "inductor",
-            {watch.PASSES: ["sink_waits"]},
+            {post_grad.PASSES: ["sink_waits"]},
             "torch._inductor.config.reorder_for_compute_comm_overlap_passes is ['sink_waits']",
         ),
-        ("post_grad", {watch.POST_GRAD: None}, "torch._inductor.config.post_grad_custom_post_pass is None"),
+        ("post_grad", {post_grad.POST_GRAD: None}, "torch._inductor.config.post_grad_custom_post_pass is None"),
     ],
 )
 def test_settings_that_others_have_set(
@@ -116,7 +116,7 @@ def test_settings_that_others_have_set(
 def test_options_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
     """They hold only while it compiles."""
     overlap_sched.enable()
-    said = Said(caplog, options={watch.PASSES_ON: False})
+    said = Said(caplog, options={post_grad.PASSES_ON: False})
     assert said.warnings == ["torch._inductor.config.reorder_for_compute_comm_overlap is False"]
     assert said.lines == [PASSED_BY.format("2 graphs", SWITCHED_OFF)]
 

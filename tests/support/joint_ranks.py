@@ -3,10 +3,8 @@
 Writes ``FOLDER/rank<r>.pt``: per case results, what is marked, and why torch's own cut is used.
 """
 
-import sys
 import warnings
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,6 +16,7 @@ import overlap_sched
 from overlap_sched.distributed import shard
 from overlap_sched.inductor import partitioning
 from tests.support.joint_models import WIDTH, blocks
+from tests.support.ranks import save_found
 
 
 def one(**how: Any) -> dict[str, Any]:
@@ -43,20 +42,16 @@ def one(**how: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """See the module."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def found() -> dict[str, Any]:
+    """What is saved."""
     rank = dist.get_rank()
     cases = {"plain": one(), "less": one(memory_limit="85%"), "more": one(memory_limit="300%")}
     with mock.patch.object(partitioning, "fit_joint", side_effect=ValueError("broken")) if rank else nullcontext():
         cases["one rank fails"] = one(memory_limit="80%")
     cases["other limits"] = one(memory_limit="75%" if rank else "82%")
     cases["less again"] = one(memory_limit="85%")
-    torch.save(cases, Path(sys.argv[1]) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return cases
 
 
 if __name__ == "__main__":
-    main()
+    save_found(found)

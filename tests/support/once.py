@@ -3,9 +3,12 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
+
+from tests.support.ranks import run_ranks
 
 
 def filled_once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
@@ -23,3 +26,16 @@ def filled_once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path
             fill(folder)
             done.touch()
     return folder
+
+
+def found_once(
+    factory: pytest.TempPathFactory, name: str, module: str, *arguments: object, ranks: int = 2, **how: Any
+) -> list[Any]:
+    """What each rank of a program has saved (:func:`tests.support.ranks.save_found`); it runs once."""
+    import torch
+
+    def run(folder: Path) -> None:
+        run_ranks(module, folder, *arguments, ranks=ranks, **how)
+
+    folder = filled_once(factory, name, run)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]

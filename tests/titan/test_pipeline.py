@@ -147,7 +147,7 @@ def test_a_pass_that_fails_leaves_the_graph_as_it_was(titan: None) -> None:
 
 
 def test_a_precompiled_artifact_keeps_its_order(config: Any) -> None:
-    from overlap_sched.titan.artifact import mark
+    from overlap_sched.titan.graph_pass import mark
     from overlap_sched.titan.pipeline import passes_of
 
     config.compile.precompile_artifact_dir = "artifacts"

@@ -16,10 +16,9 @@ from overlap_sched.cost.measured.table import (
     merged,
 )
 from overlap_sched.distributed.calibration.collectives import ELEMENT_BYTES, Division, Groups, whole_elements
-from overlap_sched.distributed.calibration.in_flight import timed_in_flight
 from overlap_sched.distributed.calibration.kernels import KernelCall, timed_kernel
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.slowdown import timed_collective, timed_slowdown
+from overlap_sched.distributed.calibration.slowdown import timed_collective, timed_in_flight, timed_slowdown
 from overlap_sched.problem import Kind, Problem
 
 Row = CollectiveTime | KernelTime | SlowdownFactor | InFlight

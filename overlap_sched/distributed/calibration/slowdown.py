@@ -16,12 +16,18 @@ So, in the long run, the collective was in flight for T * s, in which compute lo
 a replay finds that again. What other processes take of a busy machine is no part of it: compute loses to a
 collective at most what the other threads of its process have had of a processor meanwhile. On the processors that gloo
 and compute share both are large; there, hiding a collective gains little.
+
+Collectives of one group that are launched together, against one alone: do they run side by side? ::
+
+    one   |launch|========|
+    two   |launch|launch|============|      times = the part behind the first launch, as multiples of that of one
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from overlap_sched.cost.measured.lanes import InFlight
 from overlap_sched.cost.measured.table import CollectiveTime, SlowdownFactor
 from overlap_sched.distributed.calibration.collectives import (
     ELEMENT_BYTES,
@@ -32,8 +38,15 @@ from overlap_sched.distributed.calibration.collectives import (
     whole_elements,
 )
 from overlap_sched.distributed.calibration.machine import Machine
-from overlap_sched.distributed.calibration.products import Products, in_a_step
-from overlap_sched.distributed.calibration.stopwatch import Begin, End, Timing, rounded, together
+from overlap_sched.distributed.calibration.stopwatch import (
+    Begin,
+    End,
+    Products,
+    Timing,
+    in_a_step,
+    rounded,
+    together,
+)
 
 LARGEST = 20.0
 """No factor is larger: a collective may cost compute all the time that it takes, or not get on at all beside it. And no
@@ -58,12 +71,8 @@ class OverlappedCollective(NamedTuple):
 def timed_collective(machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int) -> CollectiveTime:
     """Time a collective: alone, and the wait for it once it is long done; all ranks call this.
 
-    Args:
-        machine: The ranks.
-        groups: Their groups.
-        kind: One of :data:`overlap_sched.cost.measured.table.KINDS`.
-        division: Which groups communicate.
-        nbytes: The larger of input and output; cut down to what divides evenly.
+    ``kind`` is one of :data:`overlap_sched.cost.measured.table.KINDS`, ``division`` says which groups communicate, and
+    ``nbytes`` is the larger of input and output, cut down to what divides evenly.
     """
     elements = whole_elements(nbytes, division.size)
     launch = launch_of(kind, elements, groups.mine(division), division.size, machine.device)
@@ -97,11 +106,7 @@ def slowdown_of(
 ) -> SlowdownFactor:
     """The factors, see the module; the spread is that of the long run.
 
-    Args:
-        kind: Of the collective.
-        alone: The collective alone.
-        short: It beside products for about as long or less; none where nothing stretches it.
-        long: It beside products that outlast it.
+    ``short``: beside products for about as long or less, none where nothing stretches it; ``long`` outlasts it.
     """
     time_us = max(alone.time_us - alone.launch_us, 1e-3)
     left_us = {
@@ -117,6 +122,32 @@ def slowdown_of(
     busy_us, half_us = long.timing.launch_us, long.timing.spread_us / 2
     spread = factor(busy_us + half_us) - factor(busy_us - half_us)
     return SlowdownFactor(kind, rounded(factor(busy_us)), rounded(spread), rounded(stretch))
+
+
+def timed_in_flight(
+    machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int, at_once: int
+) -> InFlight:
+    """Time one collective, then so many at once; all ranks call this.
+
+    Arguments as of :func:`timed_collective`.
+    """
+    elements, group = whole_elements(nbytes, division.size), groups.mine(division)
+    launches = [launch_of(kind, elements, group, division.size, machine.device) for _ in range(at_once)]
+    alone = in_a_step(machine, launches[0], FUNCTIONAL.wait_tensor)
+
+    def wait_all(launched: list[Any]) -> None:
+        for one in launched:
+            FUNCTIONAL.wait_tensor(one)
+
+    every = in_a_step(machine, lambda: [launch() for launch in launches], wait_all)
+    return in_flight_of(kind, at_once, alone, every)
+
+
+def in_flight_of(kind: str, at_once: int, alone: Timing, every: Timing) -> InFlight:
+    """Return what both times say; less than 1 and more than ``at_once`` is noise."""
+    one_us = max(alone.time_us - alone.launch_us, 1e-3)
+    times = (every.time_us - alone.launch_us) / one_us
+    return InFlight(kind, at_once, rounded(min(max(times, 1.0), at_once)), rounded(every.spread_us / one_us))
 
 
 def stretch_of(time_us: float, left_us: Mapping[float, float]) -> float:

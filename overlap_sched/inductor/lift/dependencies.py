@@ -37,15 +37,9 @@ def dependencies(
     costs: KernelCosts,
     notes: Counter[str],
 ) -> dict[int, set[int]]:
-    """Per scheduler node, the positions of those that must run before it.
+    """Per scheduler node, the positions of those that must run before it; all arguments are of the same graph.
 
-    Args:
-        snodes: In the order in which they would run.
-        buffers: Theirs.
-        flow: What they are, read and write.
-        reading: Of the FX graph.
-        costs: Of the same.
-        notes: Counts ``comm_order``, ``hazard`` and ``point_to_point``.
+    Counts ``comm_order``, ``hazard`` and ``point_to_point`` in ``notes``.
 
     Raises:
         NotUnderstoodError: A dependency names nothing, or comes later.

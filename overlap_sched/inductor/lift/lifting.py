@@ -19,8 +19,7 @@ from overlap_sched.fx.launches import launch_times, with_launches
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.waits import one_collective_each
-from overlap_sched.inductor.lift.buffer_reader import read_buffers
-from overlap_sched.inductor.lift.buffers import Buffers
+from overlap_sched.inductor.lift.buffers import Buffers, read_buffers
 from overlap_sched.inductor.lift.costs import KernelCost, KernelCosts
 from overlap_sched.inductor.lift.data_flow import DataFlow
 from overlap_sched.inductor.lift.dependencies import communication, dependencies
@@ -80,16 +79,8 @@ def lift_kernels(
 ) -> LiftedKernels:
     """Lift scheduler nodes, in the order in which they would run. They are only read.
 
-    To be called where torch calls the passes of ``reorder_for_compute_comm_overlap_passes``.
-
-    Args:
-        snodes: What the pass was given.
-        cost: Microseconds of an FX node, or ``None`` to leave it to ``model``; of a fused kernel, the times of the
-            nodes that it came from are added up.
-        model: Cost model; an H100 in nodes of eight by default.
-        ranks_per_node: Consecutive ranks that share a node; a cluster has its own.
-        cluster: As for :func:`overlap_sched.fx.lift`.
-        name: Name of the problem.
+    To be called where torch calls the passes of ``reorder_for_compute_comm_overlap_passes``. Arguments are those of
+    :func:`overlap_sched.fx.lift`; of a fused kernel, ``cost`` adds up the times of the nodes that it came from.
 
     Raises:
         NotUnderstoodError: Something in the graph has an order that we do not know.

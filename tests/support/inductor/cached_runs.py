@@ -15,10 +15,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh

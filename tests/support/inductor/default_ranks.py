@@ -4,22 +4,16 @@ Three steps of training with all defaults, over gloo that coalesces gathers, and
 ``FOLDER/rank<r>.pt``: per type, what the steps gave, and rewrites per graph.
 """
 
-import sys
-import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
-
 import overlap_sched
 from overlap_sched import Options
 from tests.support.inductor.coalescing import coalescing_gloo
 from tests.support.inductor.models import Net, step
+from tests.support.ranks import save_found
 
 
 def trained(dtype: torch.dtype, **compile_arguments: Any) -> list[torch.Tensor]:
@@ -36,23 +30,18 @@ def trained(dtype: torch.dtype, **compile_arguments: Any) -> list[torch.Tensor]:
     return results
 
 
-def main() -> None:
-    """See the module."""
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    found = {}
+def found() -> dict[str, Any]:
+    """What is saved."""
+    saved = {}
     for dtype in (torch.float32, torch.bfloat16):
         alone = trained(dtype, backend="aot_eager")
         overlap_sched.clear_reports()
         with coalescing_gloo(), overlap_sched.enabled(Options(headroom="100%", strict=True), ranks_per_node=1):
             ours = trained(dtype, backend=overlap_sched.backend)
         rewrites = [one.report.made for one in overlap_sched.reports()]
-        found[str(dtype)] = (alone, ours, [0 if made is None else len(made.rewrites) for made in rewrites])
-    torch.save(found, folder / f"rank{dist.get_rank()}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+        saved[str(dtype)] = (alone, ours, [0 if made is None else len(made.rewrites) for made in rewrites])
+    return saved
 
 
 if __name__ == "__main__":
-    main()
+    save_found(found)

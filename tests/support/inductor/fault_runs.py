@@ -20,10 +20,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
-
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import agreement, membership

@@ -8,7 +8,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,14 +16,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
-
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.inductor import agree
 from tests.support.inductor.models import gathered
+from tests.support.ranks import save_found
 
 WIDTH = 8
 WAYS: dict[str, dict[str, Any]] = {"inductor": {}, "backend": {"backend": overlap_sched.backend}}
@@ -79,24 +75,20 @@ def step(way: str, mixed: bool, again: bool = False) -> dict[str, Any]:
     return {"warned": [str(one.message) for one in caught if "overlap_sched" in str(one.message)], "shown": shown}
 
 
-def main() -> None:
-    """See the module."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    found = {}
+def found() -> dict[tuple[str, str], Any]:
+    """What is saved."""
+    saved = {}
     torch._inductor.config.fx_graph_cache = False
     for way in WAYS:
-        found[way, "alike"] = step(way, mixed=False)
-        found[way, "mixed"] = step(way, mixed=True)
-        found[way, "mixed again"] = step(way, mixed=True, again=True)
+        saved[way, "alike"] = step(way, mixed=False)
+        saved[way, "mixed"] = step(way, mixed=True)
+        saved[way, "mixed again"] = step(way, mixed=True, again=True)
     torch._inductor.config.fx_graph_cache, os.environ["TORCHINDUCTOR_CACHE_DIR"] = True, sys.argv[1]
-    found["inductor", "mixed, cold cache"] = step("inductor", mixed=True)
-    found["inductor", "alike, warm cache"] = step("inductor", mixed=False)
-    found["inductor", "mixed, warm cache"] = step("inductor", mixed=True)
-    torch.save(found, Path(sys.argv[1]) / f"rank{dist.get_rank()}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    saved["inductor", "mixed, cold cache"] = step("inductor", mixed=True)
+    saved["inductor", "alike, warm cache"] = step("inductor", mixed=False)
+    saved["inductor", "mixed, warm cache"] = step("inductor", mixed=True)
+    return saved
 
 
 if __name__ == "__main__":
-    main()
+    save_found(found)

@@ -5,23 +5,18 @@ more. ``dispatch`` names its process group, ``mix`` does not. Writes ``FOLDER/ra
 alone and of ours, whether ranks were found to differ, and the launches in the order that was used.
 """
 
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
-
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.problem.precedence import launched_on
 from tests.support.inductor.models import gathered
+from tests.support.ranks import save_found
 
 WAYS = ("backend", "inductor")
 LIMIT_S = 60.0
@@ -86,18 +81,14 @@ def ours(operator: str, way: str) -> tuple[Tensor, list[bool], list[str], list[s
     return value, kept, launches, [str(one.message) for one in told if "deep_ranks" in str(one.message)]
 
 
-def main() -> None:
-    """See the module."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    found = {}
+def found() -> dict[tuple[str, str], Any]:
+    """What is saved."""
+    saved = {}
     for operator in ("dispatch", "mix"):
         alone = results(operator, backend="aot_eager")
-        found |= {(operator, way): (alone, *ours(operator, way)) for way in WAYS}
-    torch.save(found, Path(sys.argv[1]) / f"rank{dist.get_rank()}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+        saved |= {(operator, way): (alone, *ours(operator, way)) for way in WAYS}
+    return saved
 
 
 if __name__ == "__main__":
-    main()
+    save_found(found)

@@ -18,7 +18,7 @@ from torch._inductor.graph import GraphLowering
 
 import overlap_sched
 from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
-from overlap_sched.inductor import cached_orders, choosing, eager, scheduler_pass
+from overlap_sched.inductor import cached_orders, eager, rewriting, scheduler_pass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from tests.support.inductor.generated import events
 
@@ -101,7 +101,7 @@ class Watch:
         called = self._inside(SchedulerPass.__call__, None)
         ordered = self._inside(SchedulerPass.order, None)
         reduced = self._inside(SchedulerPass.__reduce__, None)
-        before_lowering = self._inside(choosing.rewrite_and_schedule, _fx_nodes)
+        before_lowering = self._inside(rewriting.rewrite_and_schedule, _fx_nodes)
         with (
             mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: called(self, nodes)),
             mock.patch.object(SchedulerPass, "order", lambda self, *nodes, **more: ordered(self, *nodes, **more)),

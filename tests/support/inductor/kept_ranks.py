@@ -4,22 +4,16 @@ A model whose embedding is its head, too, gathers one weight twice: with all def
 ``FOLDER/rank<r>.pt``: results of both, and the rewrites.
 """
 
-import sys
-import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
-
 import overlap_sched
 from overlap_sched import Options
 from tests.support.inductor.models import gathered
+from tests.support.ranks import save_found
 
 
 class Tied(torch.nn.Module):
@@ -50,10 +44,8 @@ def results(model: Tied, **arguments: Any) -> list[Tensor]:
         return [compiled(torch.arange(8) * seed % 128) for seed in (1, 3, 5)]
 
 
-def main() -> None:
-    """See the module."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def found() -> tuple[list[Tensor], list[Tensor], list[str]]:
+    """What is saved."""
     torch.manual_seed(dist.get_rank())
     model = Tied()
     alone = results(model, backend="aot_eager")
@@ -62,10 +54,8 @@ def main() -> None:
         ours = results(model, backend=overlap_sched.backend)
     made = [one.report.made for one in overlap_sched.reports()]
     rewrites = [repr(one) for plan in made if plan is not None for one in plan.rewrites]
-    torch.save((alone, ours, rewrites), Path(sys.argv[1]) / f"rank{dist.get_rank()}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return alone, ours, rewrites
 
 
 if __name__ == "__main__":
-    main()
+    save_found(found)

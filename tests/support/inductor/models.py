@@ -1,5 +1,6 @@
 """Small sharded models, and a process group in which one process stands for two ranks."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,20 +8,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._inductor import config
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
+from overlap_sched.cost import H100, Link, Network, Roofline
 from overlap_sched.inductor import gloo
+
+with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import torch._inductor.compile_fx
+    from torch._inductor import config
 
 RANKS = 2
 
 SIMPLE_OVERLAP = "aten_distributed_optimizations.enable_simple_overlap"
 FORWARD_GAINS = SIMPLE_OVERLAP not in config.get_config_copy()
 """From torch 2.14 on its own pass, on by default, leaves nothing to gain in the small forward graphs of the tests."""
+SLOW_NETWORK = Roofline(H100, Network(Link(50.0, 1e9), Link(50.0, 1e9)))
+"""So that the collectives of small models, also on one rank, are worth hiding."""
 
 
 @contextmanager

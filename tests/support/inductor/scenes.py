@@ -19,10 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
-
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import TIMEOUT_S, agreement, broadcast_costs, membership

@@ -3,22 +3,16 @@
 Writes ``FOLDER/rank<r>.pt``: per way of compiling, results of a step, reports, the code.
 """
 
-import sys
-import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
 from torch._inductor.utils import run_and_get_code
 
 import overlap_sched
 from overlap_sched import Options
 from tests.support.inductor.models import Net, step
+from tests.support.ranks import save_found
 
 
 def one(model: Net, **compile_arguments: Any) -> dict[str, Any]:
@@ -34,25 +28,18 @@ def one(model: Net, **compile_arguments: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """See the module."""
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def found() -> dict[str, Any]:
+    """What is saved."""
     torch._inductor.config.fx_graph_cache = False  # every way compiles
-    model = Net(blocks=2, ranks=ranks)
+    model = Net(blocks=2, ranks=dist.get_world_size())
     ours = overlap_sched.inductor_options(Options(headroom="20%", strict=True))
-    found = {
+    return {
         "plain": one(model),
         "ours": one(model, options=ours),
         "eager": one(model, backend="aot_eager"),
         "backend": one(model, backend=overlap_sched.backend),
     }
-    torch.save(found, folder / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    save_found(found)

@@ -5,10 +5,8 @@ are looked at through, or ``computed``, which they are not. Writes ``FOLDER/rank
 alone and of ours, how many rewrites, and the reasons that ranks were given.
 """
 
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,14 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
-
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.inductor import agree
 from tests.support.inductor.models import gathered
+from tests.support.ranks import save_found
 
 LIMIT_S = 60.0
 """Ranks that come to meet each other never wait for so long."""
@@ -53,11 +48,9 @@ def compiled(way: str, **arguments: Any) -> list[Tensor]:
         return [torch.compile(model, **arguments)(torch.arange(8))]
 
 
-def main() -> None:
-    """See the module."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    found = {}
+def found() -> dict[str, Any]:
+    """What is saved."""
+    saved = {}
     for way in WAYS:
         alone, reasons = compiled(way, backend="aot_eager"), []
 
@@ -75,11 +68,9 @@ def main() -> None:
             warnings.simplefilter("ignore")
             ours = compiled(way, backend=overlap_sched.backend)
         made = [one.report.made for one in overlap_sched.reports()]
-        found[way] = (alone, ours, sum(len(plan.rewrites) for plan in made if plan is not None), reasons)
-    torch.save(found, Path(sys.argv[1]) / f"rank{dist.get_rank()}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+        saved[way] = (alone, ours, sum(len(plan.rewrites) for plan in made if plan is not None), reasons)
+    return saved
 
 
 if __name__ == "__main__":
-    main()
+    save_found(found)

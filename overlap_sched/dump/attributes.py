@@ -18,11 +18,7 @@ _BY_SIZE = ("zeros", "ones", "empty", "randn", "rand", "full")
 
 
 def read_attributes(path: str, attributes: Sequence[Attribute]) -> dict[str, ast.expr | None]:
-    """The expression that each attribute is set to, by name; None where it is a submodule.
-
-    Raises:
-        DumpStatementError: A statement sets nothing.
-    """
+    """Read what each attribute is set to, by name; None where it is a submodule."""
     found: dict[str, ast.expr | None] = {}
     literals = Literals(path, {})
     for attribute in attributes:
@@ -55,11 +51,7 @@ def _is_tensor(value: ast.expr) -> bool:
 
 
 def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
-    """A fake tensor as the expression describes it; to be called under the fake mode.
-
-    Raises:
-        DumpStatementError: It is none of what torch prints.
-    """
+    """Make a fake tensor as the expression describes it; to be called under the fake mode."""
     literals = Literals(path, {"Ellipsis": ...})
     if not isinstance(value, ast.Call):
         literals.fail(value, "this constant is not understood")

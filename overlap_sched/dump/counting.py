@@ -41,21 +41,13 @@ class ValueCount:
         self.count = 0
 
     def add(self, place: Place, value: Any) -> None:
-        """Count what a node gives.
-
-        Raises:
-            InputTooLargeError: There are more than the limit.
-        """
+        """Count what a node gives."""
         self.count += len(value) if isinstance(value, list | tuple) else 1
         if self.count > self.limit:
             raise self._too_many(f"{place()}: with this node")
 
     def check_parts(self, place: Place, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Count the parts that an operator is about to make, before it makes them.
-
-        Raises:
-            InputTooLargeError: With them there are more than the limit.
-        """
+        """Count the parts that an operator is about to make, before it makes them."""
         parts = parts_made(target, args, kwargs)
         if self.count + parts > self.limit:
             raise self._too_many(f"{place()}: its result has {parts:,} parts; with them")

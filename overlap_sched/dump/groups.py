@@ -25,11 +25,7 @@ class DumpGroup(NamedTuple):
 
 
 def given_groups(groups: Mapping[str, int | Sequence[int]] | None) -> dict[str, DumpGroup]:
-    """The groups that the caller gives, by their size or their ranks.
-
-    Raises:
-        DumpGroupError: A size is not a whole number of at least 1, or ranks repeat.
-    """
+    """The groups that the caller gives, by their size or their ranks."""
     found = {}
     for name, value in (groups or {}).items():
         ranks = None if isinstance(value, int) else tuple(value)

@@ -1,6 +1,10 @@
-"""Shapes where fake execution has none: printed annotations, data-dependent sizes, and results that depend on them."""
+"""Shapes where fake execution has none: printed annotations, data-dependent sizes, and results that depend on them.
+
+Where nothing helps: why, and what to do about it, in words.
+"""
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -10,6 +14,7 @@ from torch import fx
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from overlap_sched.dump.literals import device_named
+from overlap_sched.dump.operators import UnknownOp
 
 FALLBACK_SIZE = 8192
 """A data-dependent size about which the graph says nothing more (Inductor has the same fallback)."""
@@ -97,18 +102,8 @@ def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size: int)
     return torch.utils._pytree.tree_map(one, value), count
 
 
-def all_to_all_splits(nodes: Iterable[fx.Node]) -> list[Sequence[Any]]:
-    """Return what each all_to_all sends to each rank, of those whose splits are data-dependent."""
-    return [node.args[2] for node in uneven(nodes)]
-
-
 def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | None]) -> int | None:
-    """The size of a split where an all_to_all spreads its rows evenly: the first whose rows are known; None: none is.
-
-    Args:
-        nodes: The graph.
-        rows_of: Rows of a node's value, or None where they are data-dependent.
-    """
+    """The size of a split where an all_to_all spreads its rows evenly: the first whose rows are known; None: none."""
     for node in uneven(nodes):
         source, sent = node.args[0], node.args[2]
         assert isinstance(source, fx.Node)
@@ -148,3 +143,32 @@ def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor
     if len(target._schema.returns) == 1 and str(target._schema.returns[0].type) == "Tensor":
         return torch.empty_like(max(tensors, key=lambda tensor: tensor.numel()))
     return None
+
+
+def missing(node: fx.Node) -> str:
+    """Why fake execution has no value for a node."""
+    name = _operator_missing(node)
+    if name is not None:
+        return f"this torch build does not know the operator {name}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return "the dump does not hold the body that this higher-order operator runs"
+    return "this torch build cannot tell the shapes of its results"
+
+
+def mend(node: fx.Node) -> str:
+    """Say what the user can do about it."""
+    parts = [user.name for user in node.users if user.target is operator.getitem]
+    annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
+    if parts:
+        annotate = annotate.replace("annotate it", "annotate each of its parts")
+    if _operator_missing(node) is not None:
+        return f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
+    return f"Load it with the torch that wrote it, or {annotate}"
+
+
+def _operator_missing(node: fx.Node) -> str | None:
+    """The operator that this torch build lacks: the node's own, or the one that a higher-order operator calls."""
+    found = [item for item in (node.target, *node.args) if isinstance(item, UnknownOp)]
+    return found[0].__name__ if found else None

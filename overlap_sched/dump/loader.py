@@ -161,10 +161,9 @@ class Loader:
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
 
-        Args:
-            misfit: Sizes seen at the node that the default does not fit: one of them is right, perhaps.
+        ``misfit``: sizes seen at the node that the default does not fit: one of them is right, perhaps.
         """
-        ranks = [len(splits) for splits in guess.all_to_all_splits(self.parsed.graph.nodes)]
+        ranks = [len(node.args[2]) for node in guess.uneven(self.parsed.graph.nodes)]
         among = Counter(ranks).most_common(1)[0][0] if ranks else 1
         rows: Counter[int] = Counter()
         for node, value in self.values.of.items():

@@ -48,7 +48,7 @@ WAITS = {
     "_c10d_functional": ("wait_tensor", "wait_tensors"),
     "c10d_functional": ("wait_tensor",),
     "ao": ("wait_tensor",),
-    "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.newer
+    "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.operators
 }
 BLOCKING = {
     "_dtensor": (
@@ -97,7 +97,7 @@ TORCH = frozenset({
     "flex_gemm", "flex_lib", "fsdp", "inductor", "inductor_prims", "mempool", "mkl", "mkldnn", "mkldnn_prepacked",
     "onednn", "onnx", "onnx_symbolic", "prims", "profiler", "quantization", "quantized", "quantized_decomposed",
     "rngprims", "sparse", "spmd_types", "static_runtime", "streams", "symm_mem",
-    "overlap_sched",  # stand-ins of dumps, see overlap_sched.dump.newer
+    "overlap_sched",  # stand-ins of dumps, see overlap_sched.dump.operators
 })  # fmt: skip
 """Namespaces of operators that torch itself registers (2.11 to 2.15). What communicates among them is listed above."""
 

@@ -119,20 +119,9 @@ def fit_lifted(
     host_limit_bytes: int | None = None,
     effort: int = 2,
 ) -> Fit:
-    """Plan as :func:`fit_graph` does, and leave the graph as it is. Values go to the host only from CUDA devices.
+    """Plan as :func:`fit_graph` does, with its arguments, and leave the graph as it is.
 
-    Args:
-        lifted: The graph; ``lifted.model`` prices what rewrites make.
-        options: See :func:`fit_graph`, as all others.
-        memory_limit: See there.
-        max_slowdown: See there.
-        kinds: See there.
-        host: See there.
-        host_limit_bytes: See there.
-        effort: See there.
-
-    Raises:
-        OptionsError: Both questions or none, or a value that cannot be.
+    Values go to the host only from CUDA devices; ``lifted.model`` prices what rewrites make.
     """
     unknown = sorted(set(kinds) - set(ALL))
     if unknown:

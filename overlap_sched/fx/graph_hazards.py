@@ -29,11 +29,7 @@ Access = tuple[int, list[int], list[int]]
 def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, set[int]]:
     """Per node that writes or has any: the earlier nodes that it must come after, besides those whose values it takes.
 
-    Linear in the graph and its hazards; most graphs have few.
-
-    Args:
-        reading: Of the graph.
-        group_of: Per collective, the name of its process group.
+    Linear in the graph and its hazards; most graphs have few. ``group_of``: per collective, its process group.
     """
     accesses = list(_accesses(reading))
     after: dict[int, set[int]] = {v: set() for v, _, writes in accesses if writes}

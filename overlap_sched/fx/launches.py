@@ -37,12 +37,7 @@ def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: Cost
 
 
 def with_launches(nodes: Sequence[Node], launch_us: Mapping[int, float]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-    """Nodes with a launch or finish node before each that has one, and per node the index of what it stands for.
-
-    Args:
-        nodes: In their original order.
-        launch_us: Per collective and wait (its index) the time of the node before it.
-    """
+    """Nodes with a launch or finish node before each that has one, and per node the index of what it stands for."""
     if not launch_us:
         return tuple(nodes), tuple(range(len(nodes)))
     result: list[Node] = []

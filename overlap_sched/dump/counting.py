@@ -8,6 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from overlap_sched.errors import InputTooLargeError
+from overlap_sched.fx.operator_traits import arguments_of
 
 _aten = torch.ops.aten
 _SPLIT_AT: Mapping[str, Callable[[int, Any], int]] = {
@@ -67,7 +68,7 @@ def parts_made(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> i
         return 0
     overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, target.overloads()[0])
     names = [argument.name for argument in overload._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = arguments_of(overload, args, kwargs)
     source, how = given.get(names[0]), next((given[name] for name in names[1:] if name in given and name != "dim"), 0)
     if not isinstance(source, torch.Tensor) or not source.dim():
         return 0

@@ -23,6 +23,7 @@ _DTYPES = {short: dtype for dtype, short in dtype_abbrs.items()}
 _TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)?)?")
 _COMMA = re.compile(r",(?![^()]*\))")
 """Between sizes, not between the arguments of ``Max(1, s0)``."""
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _UNBOUNDED = frozenset({torch.ops.aten.repeat_interleave.Tensor})
 
 
@@ -73,31 +74,26 @@ def _size(text: str, size_of: Callable[[str], int | None]) -> int | None:
     return int(text) if re.fullmatch(r"\d+", text) else size_of(text)
 
 
-def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size: int) -> tuple[Any, int]:
+def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: Callable[[], int]) -> tuple[Any, int]:
     """`value` with every data-dependent size replaced, and how many there were.
 
     A result never gets more rows than the largest input has elements, except where an operator repeats.
     """
-    most = max([tensor.numel() for tensor in inputs], default=size)
-    bounded = size if target in _UNBOUNDED else min(size, most)
     count = 0
 
     def one(item: Any) -> Any:
         nonlocal count
-        if isinstance(item, torch.SymBool):
-            count += 1
-            return True
-        if isinstance(item, torch.SymFloat):
-            count += 1
-            return 1.0
+        if not any(isinstance(n, _SYMBOLIC) for n in (item.shape if isinstance(item, torch.Tensor) else (item,))):
+            return item
+        count += 1
+        size = size_of()
         if isinstance(item, torch.SymInt):
-            count += 1
             return size
-        if isinstance(item, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in item.shape):
-            count += 1
-            shape = [bounded if isinstance(n, torch.SymInt) else n for n in item.shape]
-            return torch.empty(shape, dtype=item.dtype, device=item.device)
-        return item
+        if not isinstance(item, torch.Tensor):
+            return True if isinstance(item, torch.SymBool) else 1.0
+        most = size if target in _UNBOUNDED else max([tensor.numel() for tensor in inputs], default=size)
+        shape = [min(size, most) if isinstance(n, torch.SymInt) else n for n in item.shape]
+        return torch.empty(shape, dtype=item.dtype, device=item.device)
 
     return torch.utils._pytree.tree_map(one, value), count
 

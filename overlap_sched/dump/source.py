@@ -211,18 +211,12 @@ def _submodules(path: str, lines: Sequence[str], start: int, forward: int, end: 
     """``forward`` of classes nested in ``Repro``: the bodies of higher-order operators, as torch prints them."""
     found = {}
     limit = _block_end(lines, start, indent=0)
-    i = start
-    while (i := _next_class(lines, i + 1, limit)) is not None and i < limit:
-        inner = _first(lines[:limit], r"^        def forward\(", i)
-        if inner is not None and not forward <= i < end:
-            match = _NESTED_CLASS.match(lines[i])
-            assert match is not None
+    for i in [*range(start + 1, min(forward, limit)), *range(end, limit)]:
+        match = _NESTED_CLASS.match(lines[i])
+        inner = _first(lines[:limit], r"^        def forward\(", i) if match else None
+        if match and inner is not None:
             found[match[1]] = _function(path, lines, inner, _block_end(lines, inner, indent=8), indent=8)
     return found
-
-
-def _next_class(lines: Sequence[str], start: int, limit: int) -> int:
-    return next((i for i in range(start, limit) if _NESTED_CLASS.match(lines[i])), limit)
 
 
 def _symbols(lines: Sequence[str]) -> dict[str, int]:

@@ -143,7 +143,7 @@ class Values:
             self.note("results whose shape is another in this torch: taken from the printed annotation")
         if value is NotImplemented:
             value = self._guess(node, args, tensors, reason[0] if reason else guess.missing(node))
-        value, count = guess.concrete(value, node.target, tensors, self._size_for(node, value))
+        value, count = guess.concrete(value, node.target, tensors, lambda: self.size(node))
         if count:
             self._guessed.add(node)
             self.note(f"data-dependent sizes, taken as {self.size(node)}", count)
@@ -154,15 +154,6 @@ class Values:
         for source in node.all_input_nodes:
             if isinstance(value := self.of[source], torch.Tensor):
                 source.meta["val"] = value.detach()
-
-    def _size_for(self, node: fx.Node, value: Any) -> int:
-        symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, symbolic) or (
-                isinstance(leaf, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in leaf.shape)
-            ):
-                return self.size(node)
-        return 0
 
     def _run(self, target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
         if isinstance(target, UnknownOp):

@@ -16,9 +16,9 @@ from overlap_sched.fx.flops import FlopCounter
 from overlap_sched.fx.fusion_steps import rules_for, steps_of
 from overlap_sched.fx.operator_traits import NO_CALL
 from overlap_sched.fx.reader import read_graph
-from overlap_sched.fx.reading import Reading, attribute_of
+from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.rows import untouched_bytes
-from overlap_sched.fx.wrappers import body_of, call_of
+from overlap_sched.fx.wrappers import bodies_of, body_of, call_of
 from overlap_sched.problem import Group
 from overlap_sched.transform.host import PCIE_5
 
@@ -149,12 +149,8 @@ def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
     given = None if call.given is None else call.given(node.meta.get("val"))
     flops = counter.count(call.target, call.args, call.kwargs, given, inputs)
     if not flops:  # of what runs several sub-graphs, or one of them several times: each once
-        for body in map(attribute_of, inputs):
-            if isinstance(body, fx.GraphModule):
-                inner = read_graph(body.graph)
-                flops += sum(
-                    _flops(inner, u, counter) for u, one in enumerate(inner.nodes) if one.op == "call_function"
-                )
+        for inner in [read_graph(body.graph) for body in bodies_of(node) if body is not None]:
+            flops += sum(_flops(inner, u, counter) for u, one in enumerate(inner.nodes) if one.op == "call_function")
     return flops
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.hazards import (
     Launch,
+    Ordering,
     add_hazards,
     blocking_hazards,
     chain_hazards,
@@ -19,7 +20,6 @@ from overlap_sched.fx.hazards import (
     launch_chains,
     storage_hazards,
 )
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading
 
 Access = tuple[int, list[int], list[int]]

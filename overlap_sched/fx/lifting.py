@@ -14,17 +14,16 @@ from overlap_sched.cost.cluster.description import Cluster, MeshDimension
 from overlap_sched.cost.cluster.file import cluster_given
 from overlap_sched.cost.cluster.placement import Placement, nodes_of_ranks
 from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.company import launch_times, one_collective_each, with_launches
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_facts, groups_of
+from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.inputs import Which, kept_inputs
-from overlap_sched.fx.launches import launch_times, with_launches
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import carried_sizes
-from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.node import OF_HOST
@@ -42,7 +41,7 @@ class Lifted:
     Attributes:
         problem: What is to be scheduled.
         nodes: Per problem id, its FX node: the graph's own order. A wait of several collectives has an id for each of
-            them (:mod:`overlap_sched.fx.waits`).
+            them (:mod:`overlap_sched.fx.company`).
         notes: How often something was not known or not usual, by name:
 
             - ``unknown_op``: kept as a barrier; ``fence``: a node that nothing may cross;

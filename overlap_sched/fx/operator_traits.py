@@ -1,11 +1,13 @@
 """The traits of an operator: what is known of it before looking at a node. The vocabulary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch._ops import OpOverload
+
 from overlap_sched.fx.collectives import Comm
-from overlap_sched.fx.ordering import Ordering
+from overlap_sched.fx.hazards import Ordering
 
 
 class Arg(tuple[int, str]):
@@ -19,6 +21,11 @@ class Arg(tuple[int, str]):
         if 0 <= position < len(args):
             return args[position]
         return kwargs.get(name, default)
+
+
+def arguments_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names that its schema gives them, but for those left to their defaults."""
+    return {**dict(zip((a.name for a in op._schema.arguments), args, strict=False)), **kwargs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,12 @@ from torch._ops import OpOverload
 from overlap_sched.fx.catalogue import SHAPES
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.communication import communicating
-from overlap_sched.fx.higher_order import is_higher_order
+from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operator_traits import NO_CALL, UNKNOWN_CALL, OperatorTraits
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.fx.storages import Storages
-from overlap_sched.fx.wrappers import EffectiveCall, order_only, unwrapped
+from overlap_sched.fx.wrappers import EffectiveCall, bodies_of, order_only, unwrapped
 
 _MISSING = object()
 _NONE: tuple[int, ...] = ()
@@ -247,18 +246,14 @@ class _Reader:
     def _ordering_of_subgraphs(self, node: fx.Node) -> Ordering:
         """A subgraph that does more than compute, or is not at hand, makes the node that runs it a barrier."""
         ordering = Ordering.NONE
-        # what flex attention runs are functions of scores and indices: pure, whether at hand or not
-        pure = is_higher_order(node.target, "flex_attention", "flex_attention_backward")
-        for n in node.all_input_nodes:
-            attribute = attribute_of(n)
-            if isinstance(attribute, fx.GraphModule):
-                inner = read_graph(attribute.graph)
-                ordering = max([ordering, *inner.ordering.values()])
-                if inner.writes or any(traits.comm for traits in inner.traits):
-                    ordering = Ordering.BARRIER
-            elif n.op == "get_attr" and (attribute is None or (isinstance(attribute, torch.nn.Module) and not pure)):
-                ordering = Ordering.BARRIER
+        for body in bodies_of(node):
+            inner = None if body is None else read_graph(body.graph)
+            if inner is None:
                 self.reading.notes["unknown_op"] += 1
+            if inner is None or inner.writes or any(traits.comm for traits in inner.traits):
+                ordering = Ordering.BARRIER
+            else:
+                ordering = max([ordering, *inner.ordering.values()])
         return ordering
 
 

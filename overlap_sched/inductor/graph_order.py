@@ -38,8 +38,8 @@ def in_graph_order(snodes: Sequence[Any]) -> list[Any]:
 
 def _impure(snode: Any) -> bool:
     """Tell whether a node runs an operator that has effects or draws random numbers, or may."""
+    from overlap_sched.fx.hazards import Ordering
     from overlap_sched.fx.operators import traits_of
-    from overlap_sched.fx.ordering import Ordering
     from overlap_sched.inductor import private
 
     if snode.has_side_effects():

@@ -9,8 +9,8 @@ from torch._ops import OpOverload
 
 from overlap_sched.fx import catalogue
 from overlap_sched.fx.collectives import names_a_group
+from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.ordering import Ordering
 from tests.fx.test_fx_hazards import Builder, hazards_of
 from tests.support.fx_graphs import ATEN
 

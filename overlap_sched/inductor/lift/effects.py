@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from overlap_sched.errors import NotUnderstoodError
-from overlap_sched.fx.higher_order import is_higher_order
+from overlap_sched.fx.operators import is_higher_order
 from overlap_sched.inductor.lift.nearest import nearest
 from overlap_sched.inductor.private import V, ir, members
 

@@ -87,7 +87,7 @@ class Communications:
         """Return what a node communicates that is no collective on a stream of its own; ``None``: nothing."""
         if node.op == "call_function":
             traits = traits_of(node.target)
-            if traits.plain or (traits.comm is not None and traits.comm.role is not Role.BLOCKING):
+            if traits.plain or traits.role in (Role.LAUNCH, Role.WAIT):
                 return None
         launched = self.of(node)
         if not launched:
@@ -118,7 +118,7 @@ class Communications:
 
     def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Launched]:
         traits = traits_of(target)
-        if traits.comm is not None and traits.comm.role is Role.WAIT:
+        if traits.role is Role.WAIT:
             return []
         undeclared = target._schema.name if isinstance(target, OpOverload) and is_undeclared(target) else ""
         if traits.comm is not None:

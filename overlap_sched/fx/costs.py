@@ -79,13 +79,12 @@ def costs_of(
     bodies: dict[fx.GraphModule, _Total | None] = {}
     for v, traits in enumerate(reading.traits):
         comm = traits.comm
-        if traits is NO_CALL or (comm is not None and comm.role is Role.WAIT):
+        if traits is NO_CALL or traits.role is Role.WAIT:
             continue
         if comm is not None and v not in name_of:  # of a sub-graph: time on no stream of this graph
             price = FREE
         elif comm is not None:
-            before = reading.order_only.get(v, ())
-            takes = sum([reading.value_bytes[u] for u in reading.inputs[v] if u not in before])
+            takes = sum([reading.value_bytes[u] for u in reading.looked_at(v)])
             result.bytes[v] = max(takes - reading.overwritten_bytes.get(v, 0), reading.value_bytes[v])
             if comm.op in HOST_COPIES:
                 price = Price(PCIE_5.copy_us(result.bytes[v]), "table", "bandwidth")
@@ -135,8 +134,7 @@ def is_free(r: Reading, v: int) -> bool:
 
 
 def _bytes_moved(r: Reading, v: int) -> int:
-    before = r.order_only.get(v, ())
-    takes, gives = sum([r.value_bytes[u] for u in r.inputs[v] if u not in before]), r.value_bytes[v]
+    takes, gives = sum([r.value_bytes[u] for u in r.looked_at(v)]), r.value_bytes[v]
     overwritten = r.overwritten_bytes.get(v, 0)
     return takes - overwritten + max(gives, overwritten) - untouched_bytes(r, v)
 

@@ -48,13 +48,13 @@ def steps_of(
     copied = _copied(reading)
     communication: list[int] = []  # the last launch and the waits behind it
     for v in range(len(reading.nodes)):
-        comm = reading.traits[v].comm
+        role = reading.traits[v].role
         is_step = v in copied or (reading.traits[v] is not NO_CALL and v not in free)
         _append_look(reading, look, v, is_step)
-        before = [*after.get(v, ()), *(communication if comm is not None and comm.role is not Role.WAIT else ())]
+        before = [*after.get(v, ()), *(communication if role in (Role.LAUNCH, Role.BLOCKING) else ())]
         steps.append(_step(reading, look, v, before, rules) if is_step else None)
-        if comm is not None:
-            communication = [*communication, v] if comm.role is Role.WAIT else [v]
+        if role is not None:
+            communication = [*communication, v] if role is Role.WAIT else [v]
     for v, node in enumerate(reading.nodes):
         if node.op == "output":
             for u in reading.inputs[v]:
@@ -97,16 +97,13 @@ def _append_look(r: Reading, look: _Look, v: int, is_step: bool) -> None:
 def _step(r: Reading, look: _Look, v: int, after: Collection[int], rules: FusionRules) -> FusionStep:
     node, loop = r.nodes[v], _loop(r, v, rules)
     reads = []
-    only = r.order_only.get(v, ())
-    for u in r.inputs[v]:
-        if u in only:
-            continue
+    for u in r.looked_at(v):
         value = look.value[u]
         whole = r.value_bytes[value]
         nbytes = min(r.value_bytes[u], whole)
         if nbytes:
             reads.append(Read(value, look.window[u], nbytes, whole, look.aligned[u]))
-    before = tuple([look.value[u] for u in (*after, *only)])
+    before = tuple([look.value[u] for u in (*after, *r.order_only.get(v, ()))])
     if loop is None:
         return FusionStep("opaque", tuple(reads), r.value_bytes[v], after=before)
     if loop is Loop.PICKS and reads:

@@ -97,7 +97,7 @@ def _reads_and_writes(r: Reading, v: int, shared: set[int]) -> tuple[list[int], 
     """Return what a node reads of the shared storages, and what it writes without its schema saying so."""
     traits = r.traits[v]
     reads = [s for s in (r.outs[v] if traits.selects else r.takes[v]) if s in shared]
-    if traits.comm is None or traits.comm.role is not Role.WAIT:
+    if traits.role is not Role.WAIT:
         return reads, []
     for launch in r.ends.get(v, ()):
         reads += [s for s in r.takes[launch] if s in shared and s not in reads]

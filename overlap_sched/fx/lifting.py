@@ -130,7 +130,7 @@ def lift(
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
     on = None if cluster is None else cluster_given(cluster)
     machines = nodes_of_ranks(on, ranks_per_node, mesh)
-    comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
+    comms = [v for v, t in enumerate(reading.traits) if t.role in (Role.LAUNCH, Role.BLOCKING)]
     name_of, placements = groups_of(reading, comms, HOST | dict(groups or {}), carried_facts(graph), machines)
     group_table = {group: placement.group for group, placement in placements.items()}
     after = graph_hazards(reading, name_of)
@@ -143,7 +143,8 @@ def lift(
     used = {node.group for node in nodes if node.group is not None}
     used_groups = {k: g for k, g in group_table.items() if k in used}
     beside = NO_CONTENTION if on is None or not contention else contention_of(on, used_groups)
-    problem = Problem(name or _name(gm), nodes, memory.storages, used_groups, memory_model, beside)
+    name = name or (type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph")
+    problem = Problem(name, nodes, memory.storages, used_groups, memory_model, beside)
     _count(reading, after)
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
     priced = zip(nodes, stands_for, strict=True)
@@ -196,14 +197,10 @@ _KIND = {"placeholder": Kind.INPUT, "get_attr": Kind.INPUT, "output": Kind.OUTPU
 
 
 def _kind(reading: Reading, v: int) -> Kind:
-    comm = reading.traits[v].comm
-    if comm is None or comm.role is Role.BLOCKING:
+    role = reading.traits[v].role
+    if role is None or role is Role.BLOCKING:
         return _KIND.get(reading.nodes[v].op, Kind.COMPUTE)
-    return Kind.WAIT if comm.role is Role.WAIT else Kind.COLLECTIVE
-
-
-def _name(gm: fx.GraphModule | fx.Graph) -> str:
-    return type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph"
+    return Kind.WAIT if role is Role.WAIT else Kind.COLLECTIVE
 
 
 def _count(reading: Reading, after: Mapping[int, set[int]]) -> None:

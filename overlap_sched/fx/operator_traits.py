@@ -6,7 +6,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from overlap_sched.fx.collectives import Comm
+from overlap_sched.fx.collectives import Comm, Role
 from overlap_sched.fx.hazards import Ordering
 
 
@@ -49,6 +49,7 @@ class OperatorTraits:
         overwrites: What it writes it does not read first (``copy_``, ``out=``).
         nested: Runs other operators: a subgraph, or one named in its arguments.
         plain: A pure function of its arguments: nothing to look at in the node itself.
+        role: What it does with the communication streams; ``None``: it does not communicate.
     """
 
     op: str
@@ -67,10 +68,12 @@ class OperatorTraits:
     overwrites: bool = False
     nested: bool = False
     plain: bool = field(init=False)
+    role: Role | None = field(init=False)
 
     def __post_init__(self) -> None:
         demands = (self.ordering, self.comm, self.writes, self.writes_all, self.syncs, self.non_blocking, self.nested)
         object.__setattr__(self, "plain", not any(demands))
+        object.__setattr__(self, "role", None if self.comm is None else self.comm.role)
 
 
 UNKNOWN_CALL = OperatorTraits("", Ordering.BARRIER, known=False, writes_all=True)

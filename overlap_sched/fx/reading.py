@@ -75,7 +75,12 @@ class Reading:
     @property
     def launches(self) -> list[int]:
         """Ids of all collectives that run on their own streams."""
-        return [v for v, t in enumerate(self.traits) if t.comm is not None and t.comm.role is Role.LAUNCH]
+        return [v for v, t in enumerate(self.traits) if t.role is Role.LAUNCH]
+
+    def looked_at(self, v: int) -> tuple[int, ...]:
+        """Ids of the nodes that a node takes, but for those that it only comes after."""
+        only = self.order_only.get(v, ())
+        return tuple([u for u in self.inputs[v] if u not in only]) if only else self.inputs[v]
 
 
 def attribute_of(node: fx.Node) -> Any:

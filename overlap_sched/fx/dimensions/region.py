@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.dimensions.call import Told, shape
+from overlap_sched.fx.dimensions.call import Told, is_float, shape
 from overlap_sched.fx.dimensions.rules import rule_of, told
 from overlap_sched.fx.dimensions.storages import shared, writes, written_outside
 from overlap_sched.fx.operators import traits_of
@@ -146,8 +146,7 @@ def _gives(region: Region, node: fx.Node, gives: Given | tuple[Given, ...]) -> N
 
 
 def _counts(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
+    return isinstance(node.meta.get("val"), torch.Tensor) and not is_float(node)
 
 
 def _check(region: Region, node: fx.Node, said: Told, sums: bool) -> None:
@@ -175,8 +174,7 @@ def _in_flight(node: fx.Node) -> bool:
 def _role(node: fx.Node) -> Role | None:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return None
-    comm = traits_of(node.target).comm
-    return None if comm is None else comm.role
+    return traits_of(node.target).role
 
 
 def _not_whole(region: Region) -> set[fx.Node]:

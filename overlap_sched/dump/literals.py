@@ -47,7 +47,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 """As torch's printer of sizes (sympy) calls them."""
 _DEVICE = re.compile(r"[a-z]+(?::(\d{1,3}))?$")
-_DEEPEST = 200
+_DEEPEST, _WIDTH = 200, 100
 _LARGEST_EXPONENT = 64
 _LARGEST_BASE_BITS = 64
 
@@ -207,10 +207,10 @@ def dotted(expr: ast.expr) -> str | None:
     return ".".join([expr.id, *reversed(parts)]) if isinstance(expr, ast.Name) else None
 
 
-def shorten(where: ast.AST, width: int = 100) -> str:
+def shorten(where: ast.AST) -> str:
     """The text of a piece of the file, on one line."""
     try:
         text = re.sub(r"\s+", " ", ast.unparse(where))
     except (ValueError, RecursionError, AttributeError):
         text = type(where).__name__
-    return text if len(text) <= width else text[: width - 3] + "..."
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."

@@ -116,7 +116,8 @@ def graphs_in(lines: Sequence[str]) -> list[GraphText]:
         for start, end in zip(starts, [*starts, len(texts)][1:], strict=True):
             begins = _CLASS.match(texts[start])
             head = f"class {begins[1]}(torch.nn.Module):" if begins else texts[start]
-            title = _title(texts, start) or (begins[1] if begins else "graph")
+            titled = _TITLE.match(texts[start - 1]) if start else None
+            title = titled[1] if titled else begins[1] if begins else "graph"
             own = [head, *texts[start + 1 : end]]
             found.append(GraphText(title, rank, numbers[start:end], own, len(lines)))
     return sorted(found, key=lambda graph: graph.start)
@@ -145,14 +146,5 @@ def _streams(lines: Sequence[str]) -> list[tuple[int | None, list[int], list[str
 def _starts(texts: Sequence[str], i: int) -> bool:
     if _NODES.match(texts[i]):
         return i + 1 < len(texts) and texts[i + 1].lstrip().startswith("%")
-    return bool(_CLASS.match(texts[i])) and _forward_follows(texts, i)
-
-
-def _forward_follows(texts: Sequence[str], i: int) -> bool:
-    return i + 1 < len(texts) and texts[i + 1].startswith("    def forward(")
-
-
-def _title(texts: Sequence[str], start: int) -> str | None:
-    above = texts[start - 1] if start else ""
-    match = _TITLE.match(above)
-    return match[1] if match else None
+    follows = texts[i + 1] if i + 1 < len(texts) else ""
+    return bool(_CLASS.match(texts[i])) and follows.startswith("    def forward(")

@@ -89,18 +89,12 @@ class Communications:
             traits = traits_of(node.target)
             if traits.plain or traits.role in (Role.LAUNCH, Role.WAIT):
                 return None
-        launched = self.of(node)
-        if not launched:
-            return None
-        names = [tuple(name for name, _ in one.groups) or (ANY_GROUP,) for one in launched]
-        pairs = zip(launched, names, strict=True)
-        parts = [
-            Communication(
-                of_one if one.certain else (), of_one, ((one.undeclared, one.certain),) if one.undeclared else ()
-            )
-            for one, of_one in pairs
-        ]
-        return joined(parts)
+        parts = []
+        for one in self.of(node):
+            names = tuple(name for name, _ in one.groups) or (ANY_GROUP,)
+            undeclared = ((one.undeclared, one.certain),) if one.undeclared else ()
+            parts.append(Communication(names if one.certain else (), names, undeclared))
+        return joined(parts) if parts else None
 
     def _higher_order(self, node: fx.Node) -> Iterator[Launched]:
         traits = traits_of(node.target)

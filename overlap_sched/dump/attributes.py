@@ -18,11 +18,7 @@ _BY_SIZE = ("zeros", "ones", "empty", "randn", "rand", "full")
 
 
 def read_attributes(path: str, attributes: Sequence[Attribute]) -> dict[str, ast.expr | None]:
-    """The expression that each attribute is set to, by name; None where it is a submodule.
-
-    Raises:
-        DumpStatementError: A statement sets nothing.
-    """
+    """Read what each attribute is set to, by name; None where it is a submodule."""
     found: dict[str, ast.expr | None] = {}
     literals = Literals(path, {})
     for attribute in attributes:
@@ -55,11 +51,7 @@ def _is_tensor(value: ast.expr) -> bool:
 
 
 def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
-    """A fake tensor as the expression describes it; to be called under the fake mode.
-
-    Raises:
-        DumpStatementError: It is none of what torch prints.
-    """
+    """Make a fake tensor as the expression describes it; to be called under the fake mode."""
     literals = Literals(path, {"Ellipsis": ...})
     if not isinstance(value, ast.Call):
         literals.fail(value, "this constant is not understood")
@@ -71,43 +63,24 @@ def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
         return make_attribute(path, value.args[0])
     args = [literals.read(arg) for arg in value.args]
     kwargs = {keyword.arg or "**": literals.read(keyword.value) for keyword in value.keywords}
-    shape = _shape(name, args, kwargs)
-    if shape is None:
+    described = _described(name, args, kwargs)
+    if described is None:
         literals.fail(value, "this constant is not understood")
+    shape, default = described
     dtype = kwargs.get("dtype")
-    if not isinstance(dtype, torch.dtype):
-        dtype = _dtype_of(args[0]) if name.endswith("tensor") and args else None
-        dtype = dtype or (torch.int64 if name == "torch.randint" else torch.float32)
+    dtype = dtype if isinstance(dtype, torch.dtype) else default
     return torch.empty(shape, dtype=dtype, device=literals.device(value, kwargs.get("device", "cpu")))
 
 
-def _shape(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int] | None:
+def _described(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[int], torch.dtype] | None:
+    """The shape that a call makes, and the type where none is printed; None: it is not understood."""
+    default = torch.int64 if name == "torch.randint" else torch.float32
     if "size" in kwargs:
-        return list(kwargs["size"])
+        return list(kwargs["size"]), default
     if name in ("tensor", "torch.tensor") and len(args) == 1:
-        return _nested_shape(args[0])
+        data = torch.tensor(args[0])
+        return data.shape, data.dtype
     if name.removeprefix("torch.") in _BY_SIZE and args:
         sizes = list(args[0]) if isinstance(args[0], list | tuple) else list(args)
-        return sizes if all(isinstance(size, int) for size in sizes) else None
+        return (sizes, default) if all(isinstance(size, int) for size in sizes) else None
     return None
-
-
-def _nested_shape(data: Any) -> list[int]:
-    shape = []
-    while isinstance(data, list | tuple):
-        shape.append(len(data))
-        if not data:
-            break
-        data = data[0]
-    return shape
-
-
-def _dtype_of(data: Any) -> torch.dtype:
-    """Return the dtype that torch gives to a printed number without a dtype."""
-    while isinstance(data, list | tuple) and data:
-        data = data[0]
-    if isinstance(data, bool):
-        return torch.bool
-    if isinstance(data, complex):
-        return torch.complex64
-    return torch.int64 if isinstance(data, int) else torch.float32

@@ -46,12 +46,7 @@ class Contradiction(NamedTuple):
 
 
 def contradictions(nodes: Sequence[fx.Node], value_of: Callable[[fx.Node], Any]) -> list[Contradiction]:
-    """Each all_to_all with data-dependent splits that do not add to its rows.
-
-    Args:
-        nodes: The graph.
-        value_of: The value of a node.
-    """
+    """Each all_to_all with data-dependent splits that do not add to its rows."""
     found = []
     for node in uneven(nodes):
         source, sent = node.args[0], node.args[2]
@@ -93,13 +88,7 @@ def _rows_given(node: fx.Node) -> Any:
 
 
 def without_hints(inputs: Inputs, of: Mapping[fx.Node, Input], splits: Collection[fx.Node]) -> Inputs:
-    """The inputs as if the file said nothing of data-dependent sizes: symbols ``u0``, and sizes for all_to_alls.
-
-    Args:
-        inputs: What the file says.
-        of: The input of each placeholder.
-        splits: See :func:`splits_of`.
-    """
+    """The inputs as if the file said nothing of data-dependent sizes: symbols ``u0``, and ``splits`` of all_to_alls."""
     forgotten = {
         id(item)
         for node, item in of.items()
@@ -118,12 +107,9 @@ def backed(symbols: Mapping[str, int]) -> dict[str, int]:
 
 
 def note_on(first: Contradiction, taken: int | None, symbols: Sequence[str]) -> str:
-    """Say what the contradictions are.
+    """Say what the contradictions are: by the first, with names by which sizes can be given.
 
-    Args:
-        first: The first of them.
-        taken: The rows of each split that were taken instead; ``None``: the caller's own sizes contradict each other.
-        symbols: Names by which sizes can be given.
+    ``taken``: the rows of each split that were taken instead; ``None``: the caller's own sizes contradict each other.
     """
     added = f"{first.name}: splits add to {sum(first.splits):,} of {first.rows:,} rows"
     names = list(symbols or first.nodes)

@@ -8,6 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from overlap_sched.errors import InputTooLargeError
+from overlap_sched.fx.operator_traits import arguments_of
 
 _aten = torch.ops.aten
 _SPLIT_AT: Mapping[str, Callable[[int, Any], int]] = {
@@ -41,21 +42,13 @@ class ValueCount:
         self.count = 0
 
     def add(self, place: Place, value: Any) -> None:
-        """Count what a node gives.
-
-        Raises:
-            InputTooLargeError: There are more than the limit.
-        """
+        """Count what a node gives."""
         self.count += len(value) if isinstance(value, list | tuple) else 1
         if self.count > self.limit:
             raise self._too_many(f"{place()}: with this node")
 
     def check_parts(self, place: Place, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Count the parts that an operator is about to make, before it makes them.
-
-        Raises:
-            InputTooLargeError: With them there are more than the limit.
-        """
+        """Count the parts that an operator is about to make, before it makes them."""
         parts = parts_made(target, args, kwargs)
         if self.count + parts > self.limit:
             raise self._too_many(f"{place()}: its result has {parts:,} parts; with them")
@@ -75,7 +68,7 @@ def parts_made(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> i
         return 0
     overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, target.overloads()[0])
     names = [argument.name for argument in overload._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = arguments_of(overload, args, kwargs)
     source, how = given.get(names[0]), next((given[name] for name in names[1:] if name in given and name != "dim"), 0)
     if not isinstance(source, torch.Tensor) or not source.dim():
         return 0

@@ -14,17 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from overlap_sched.dump.literals import Literals, dotted, shorten
+from overlap_sched.dump.literals import ARITHMETIC, Literals, dotted, shorten
 from overlap_sched.errors import DumpError
 
 _BINARY: Mapping[type[ast.operator], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    **ARITHMETIC,
     ast.LShift: operator.lshift,
     ast.RShift: operator.rshift,
     ast.BitAnd: operator.and_,
@@ -49,14 +43,7 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[..., Any]] = {
 
 def _functions() -> dict[str, Callable[..., Any]]:
     """Plain functions that appear in graphs with symbolic sizes, by the names that torch prints."""
-    found: dict[str, Callable[..., Any]] = {
-        "max": max,
-        "min": min,
-        "abs": abs,
-        "int": int,
-        "float": float,
-        "bool": bool,
-    }
+    found: dict[str, Callable[..., Any]] = {one.__name__: one for one in (max, min, abs, int, float, bool)}
     for name in ("sym_max", "sym_min", "sym_not", "sym_ite", "sym_float", "sym_int", "sym_sum", "_sym_sqrt"):
         if hasattr(torch, name):
             found[f"torch.{name}"] = getattr(torch, name)

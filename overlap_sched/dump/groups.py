@@ -14,6 +14,7 @@ from torch import fx
 
 from overlap_sched.dump.graph import ParsedGraph
 from overlap_sched.errors import DumpGroupError, DumpNameError
+from overlap_sched.fx.operator_traits import arguments_of
 from overlap_sched.problem.quantities import MAX_RANKS, shown
 
 
@@ -25,11 +26,7 @@ class DumpGroup(NamedTuple):
 
 
 def given_groups(groups: Mapping[str, int | Sequence[int]] | None) -> dict[str, DumpGroup]:
-    """The groups that the caller gives, by their size or their ranks.
-
-    Raises:
-        DumpGroupError: A size is not a whole number of at least 1, or ranks repeat.
-    """
+    """The groups that the caller gives, by their size or their ranks."""
     found = {}
     for name, value in (groups or {}).items():
         ranks = None if isinstance(value, int) else tuple(value)
@@ -126,12 +123,7 @@ def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
         arguments = node.args[inner + 1 :]
     else:
         operator, arguments = node.target, node.args
-    by_name: dict[str, Any] = {}
-    for i, argument in enumerate(operator._schema.arguments):
-        if argument.name in node.kwargs:
-            by_name[argument.name] = node.kwargs[argument.name]
-        elif i < len(arguments):
-            by_name[argument.name] = arguments[i]
+    by_name = arguments_of(operator, arguments, node.kwargs)
     size = by_name.get("group_size")
     if not isinstance(size, int):
         splits = by_name.get("output_split_sizes") or by_name.get("input_split_sizes")

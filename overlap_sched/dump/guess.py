@@ -1,6 +1,10 @@
-"""Shapes where fake execution has none: printed annotations, data-dependent sizes, and results that depend on them."""
+"""Shapes where fake execution has none: printed annotations, data-dependent sizes, and results that depend on them.
+
+Where nothing helps: why, and what to do about it, in words.
+"""
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -10,6 +14,7 @@ from torch import fx
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from overlap_sched.dump.literals import device_named
+from overlap_sched.dump.operators import UnknownOp
 
 FALLBACK_SIZE = 8192
 """A data-dependent size about which the graph says nothing more (Inductor has the same fallback)."""
@@ -18,6 +23,7 @@ _DTYPES = {short: dtype for dtype, short in dtype_abbrs.items()}
 _TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)?)?")
 _COMMA = re.compile(r",(?![^()]*\))")
 """Between sizes, not between the arguments of ``Max(1, s0)``."""
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _UNBOUNDED = frozenset({torch.ops.aten.repeat_interleave.Tensor})
 
 
@@ -68,47 +74,32 @@ def _size(text: str, size_of: Callable[[str], int | None]) -> int | None:
     return int(text) if re.fullmatch(r"\d+", text) else size_of(text)
 
 
-def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size: int) -> tuple[Any, int]:
+def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: Callable[[], int]) -> tuple[Any, int]:
     """`value` with every data-dependent size replaced, and how many there were.
 
     A result never gets more rows than the largest input has elements, except where an operator repeats.
     """
-    most = max([tensor.numel() for tensor in inputs], default=size)
-    bounded = size if target in _UNBOUNDED else min(size, most)
     count = 0
 
     def one(item: Any) -> Any:
         nonlocal count
-        if isinstance(item, torch.SymBool):
-            count += 1
-            return True
-        if isinstance(item, torch.SymFloat):
-            count += 1
-            return 1.0
+        if not any(isinstance(n, _SYMBOLIC) for n in (item.shape if isinstance(item, torch.Tensor) else (item,))):
+            return item
+        count += 1
+        size = size_of()
         if isinstance(item, torch.SymInt):
-            count += 1
             return size
-        if isinstance(item, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in item.shape):
-            count += 1
-            shape = [bounded if isinstance(n, torch.SymInt) else n for n in item.shape]
-            return torch.empty(shape, dtype=item.dtype, device=item.device)
-        return item
+        if not isinstance(item, torch.Tensor):
+            return True if isinstance(item, torch.SymBool) else 1.0
+        most = size if target in _UNBOUNDED else max([tensor.numel() for tensor in inputs], default=size)
+        shape = [min(size, most) if isinstance(n, torch.SymInt) else n for n in item.shape]
+        return torch.empty(shape, dtype=item.dtype, device=item.device)
 
     return torch.utils._pytree.tree_map(one, value), count
 
 
-def all_to_all_splits(nodes: Iterable[fx.Node]) -> list[Sequence[Any]]:
-    """Return what each all_to_all sends to each rank, of those whose splits are data-dependent."""
-    return [node.args[2] for node in uneven(nodes)]
-
-
 def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | None]) -> int | None:
-    """The size of a split where an all_to_all spreads its rows evenly: the first whose rows are known; None: none is.
-
-    Args:
-        nodes: The graph.
-        rows_of: Rows of a node's value, or None where they are data-dependent.
-    """
+    """The size of a split where an all_to_all spreads its rows evenly: the first whose rows are known; None: none."""
     for node in uneven(nodes):
         source, sent = node.args[0], node.args[2]
         assert isinstance(source, fx.Node)
@@ -148,3 +139,32 @@ def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor
     if len(target._schema.returns) == 1 and str(target._schema.returns[0].type) == "Tensor":
         return torch.empty_like(max(tensors, key=lambda tensor: tensor.numel()))
     return None
+
+
+def missing(node: fx.Node) -> str:
+    """Why fake execution has no value for a node."""
+    name = _operator_missing(node)
+    if name is not None:
+        return f"this torch build does not know the operator {name}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return "the dump does not hold the body that this higher-order operator runs"
+    return "this torch build cannot tell the shapes of its results"
+
+
+def mend(node: fx.Node) -> str:
+    """Say what the user can do about it."""
+    parts = [user.name for user in node.users if user.target is operator.getitem]
+    annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
+    if parts:
+        annotate = annotate.replace("annotate it", "annotate each of its parts")
+    if _operator_missing(node) is not None:
+        return f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
+    return f"Load it with the torch that wrote it, or {annotate}"
+
+
+def _operator_missing(node: fx.Node) -> str | None:
+    """The operator that this torch build lacks: the node's own, or the one that a higher-order operator calls."""
+    found = [item for item in (node.target, *node.args) if isinstance(item, UnknownOp)]
+    return found[0].__name__ if found else None

@@ -47,10 +47,6 @@ def _triton_functional(*, kwargs: Mapping[str, Any], tensors_to_clone: Sequence[
     return {name: _clone(value) for name, value in kwargs.items() if name in tensors_to_clone}
 
 
-def _triton_mutation(**_: Any) -> None:
-    return None
-
-
 def _flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
     batch, heads, rows, _dim = query.shape
     statistic = query.new_empty((batch, heads, rows), dtype=torch.float32)
@@ -103,14 +99,6 @@ def _while_loop(cond: Any, body: Any, carried: Sequence[Any], *_: Any) -> tuple[
     return tuple([_clone(item) if isinstance(item, torch.Tensor) else item for item in carried])
 
 
-def _with_rng_state(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
-    return _call(op, *args, **kwargs)
-
-
-def _graphsafe_rng_state(op: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
-    return _call(op, *args, **kwargs)
-
-
 def _torch_own(name: str) -> Callable[..., Any]:
     """Run torch's own operator: those that only call the operator given as their first argument.
 
@@ -128,13 +116,13 @@ def _torch_own(name: str) -> Callable[..., Any]:
 
 _RULES: Mapping[str, Callable[..., Any]] = {
     "triton_kernel_wrapper_functional": _triton_functional,
-    "triton_kernel_wrapper_mutation": _triton_mutation,
+    "triton_kernel_wrapper_mutation": lambda **_: None,
     "flex_attention": _flex_attention,
     "flex_attention_backward": _flex_attention_backward,
     "with_effects": _with_effects,
     "run_and_save_rng_state": _save_rng_state,
-    "run_with_rng_state": _with_rng_state,
-    "graphsafe_run_with_rng_state": _graphsafe_rng_state,
+    "run_with_rng_state": lambda state, op, *args, **kwargs: _call(op, *args, **kwargs),
+    "graphsafe_run_with_rng_state": lambda op, *args, rng_state=None, **kwargs: _call(op, *args, **kwargs),
     "auto_functionalized": _torch_own("auto_functionalized"),
     "auto_functionalized_v2": _torch_own("auto_functionalized_v2"),
     "while_loop": _while_loop,

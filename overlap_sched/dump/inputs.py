@@ -184,11 +184,7 @@ class InputMaker:
         return any(_SYMBOL.match(name) and name not in self._symbols for name in _names(item))
 
     def make(self, item: Input, name: str) -> Any:
-        """The value for the placeholder `name`. To be called under the fake mode.
-
-        Raises:
-            DumpInputError: The storage is not defined, or the sizes do not fit it.
-        """
+        """Make the value for the placeholder `name`, under the fake mode."""
         match item:
             case SizeInput():
                 return self._size(item, name)

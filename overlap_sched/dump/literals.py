@@ -5,59 +5,51 @@ memory formats, devices, operators of ``torch.ops``, and names of nodes. Anythin
 """
 
 import ast
-import importlib
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
-import torch._higher_order_ops.flex_attention  # registers its operators
-import torch._higher_order_ops.triton_kernel_wrap
 from torch import fx
 
-from overlap_sched.dump.newer import stand_in
+from overlap_sched.dump.operators import operator_named
 from overlap_sched.errors import DumpStatementError
 
-# where ops of torch itself are registered that are not there after `import torch`
-_REGISTERING_MODULES = {
-    "prims": "torch._inductor.inductor_prims",
-    "_c10d_functional": "torch.distributed._functional_collectives",
-    "_c10d_functional_autograd": "torch.distributed._functional_collectives",
-    "bucketing": "torch._inductor.fx_passes.bucketing",
-    "fsdp": "torch.distributed.fsdp._fully_shard._fsdp_collectives",
-    "symm_mem": "torch.distributed._symmetric_memory",
-    "_dtensor": "torch.distributed.tensor._collective_utils",
-    "inductor": "torch._inductor.inductor_prims",
-    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
-    "streams": "torch._dynamo.variables.streams",
-    "rngprims": "torch._prims.rng_prims",
-}
 _CONSTANTS: Mapping[str, Any] = {
     name: value
     for name, value in vars(torch).items()
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme)
 }
 _NAMES: Mapping[str, Any] = {"inf": math.inf, "nan": math.nan, "NoneType": type(None)}
+ARITHMETIC: Mapping[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "slice": slice,
+    "torch.Size": torch.Size,
+    **dict.fromkeys(("Max", "max"), max),
+    **dict.fromkeys(("Min", "min"), min),
+    **dict.fromkeys(("FloorDiv", "CleanDiv"), operator.floordiv),
+    **dict.fromkeys(("Mod", "PythonMod"), operator.mod),
+    **dict.fromkeys(("IntTrueDiv", "FloatTrueDiv"), operator.truediv),
+    **dict.fromkeys(("CeilToInt", "ceiling"), math.ceil),
+    **dict.fromkeys(("TruncToInt", "floor", "FloorToInt", "Identity"), math.floor),
+    "ModularIndexing": lambda index, divisor, modulus: index // divisor % modulus,
+    "PowByNatural": operator.pow,
+}
+"""As torch's printer of sizes (sympy) calls them."""
 _DEVICE = re.compile(r"[a-z]+(?::(\d{1,3}))?$")
-_DEEPEST = 200
+_DEEPEST, _WIDTH = 200, 100
 _LARGEST_EXPONENT = 64
 _LARGEST_BASE_BITS = 64
-
-
-class UnknownOp:
-    """Stands in a graph for an operator that this torch build does not have; it cannot be called."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = self.__qualname__ = name
-        self.__module__ = "torch.ops"
-
-    def __repr__(self) -> str:
-        return f"torch.ops.{self.__name__}"  # Python: torch compiles what it prints of a graph
-
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise: there is no kernel."""
-        raise NotImplementedError(f"{self.__name__} is not known to this torch build")
 
 
 class Literals:
@@ -75,11 +67,7 @@ class Literals:
         self.name_of = name_of
 
     def read(self, expr: ast.expr, depth: int = 0) -> Any:
-        """The value of `expr`.
-
-        Raises:
-            DumpStatementError: It is something that torch does not write as an argument.
-        """
+        """The value of `expr`."""
         if depth > _DEEPEST:
             self.fail(expr, "this expression is nested too deeply")
         deeper = depth + 1
@@ -129,37 +117,19 @@ class Literals:
             value = self.read(expr.operand, depth)
             if not isinstance(value, int | float | complex):
                 self.fail(expr)
-            match expr.op:
-                case ast.USub():
-                    return -value
-                case ast.UAdd():
-                    return +value
+            if isinstance(expr.op, ast.USub | ast.UAdd):
+                return -value if isinstance(expr.op, ast.USub) else +value
             self.fail(expr)
         left, right = self.read(expr.left, depth), self.read(expr.right, depth)
         if not (isinstance(left, int | float | complex) and isinstance(right, int | float | complex)):
             self.fail(expr)
-        return self._binary(expr, left, right)
-
-    def _binary(self, expr: ast.BinOp, left: Any, right: Any) -> Any:
+        function = ARITHMETIC.get(type(expr.op))
+        if function is None or (function is operator.pow and not _computable(left, right)):
+            self.fail(expr)
         try:
-            match expr.op:
-                case ast.Add():
-                    return left + right
-                case ast.Sub():
-                    return left - right
-                case ast.Mult():
-                    return left * right
-                case ast.FloorDiv():
-                    return left // right
-                case ast.Div():
-                    return left / right
-                case ast.Mod():
-                    return left % right
-                case ast.Pow() if _computable(left, right):
-                    return left**right
+            return function(left, right)
         except (ArithmeticError, TypeError) as error:
             self.fail(expr, f"this cannot be computed ({error})")
-        self.fail(expr)
 
     def _dotted(self, expr: ast.Attribute) -> Any:
         name = dotted(expr)
@@ -173,15 +143,11 @@ class Literals:
         return constant
 
     def operator(self, where: ast.AST, name: str) -> Any:
-        """The operator called `name` (``torch.ops.aten.mm.default``), or an :class:`UnknownOp`."""
+        """The operator called `name` (``torch.ops.aten.mm.default``), or an ``UnknownOp``."""
         parts = name.split(".")[2:]
         if not 2 <= len(parts) <= 3 or any(part.startswith("__") and part.endswith("__") for part in parts[:2]):
             self.fail(where, "this is not an operator")
-        if parts[0] == "higher_order":
-            found = find_higher_order(parts[1])
-            return found if found is not None and len(parts) == 2 else UnknownOp(".".join(parts))
-        found = find_operator(*parts) or stand_in(*parts)
-        return UnknownOp(".".join(parts)) if found is None else found
+        return operator_named(parts)
 
     def device(self, where: ast.AST, value: Any) -> torch.device:
         """A device given as one, or by its name (``cuda:0``)."""
@@ -198,31 +164,12 @@ class Literals:
                 return slice(*args)
             self.fail(expr)
         try:
-            match dotted(expr.func):
-                case "device" | "torch.device":
-                    return device_named(*args, **kwargs)
-                case "slice" if not kwargs:
-                    return slice(*args)
-                case "torch.Size" if not kwargs:
-                    return torch.Size(*args)
-                case "Max" | "max" if not kwargs:
-                    return max(*args)
-                case "Min" | "min" if not kwargs:
-                    return min(*args)
-                case "FloorDiv" | "CleanDiv" if not kwargs:
-                    return args[0] // args[1]
-                case "Mod" | "PythonMod" if not kwargs:
-                    return args[0] % args[1]
-                case "ModularIndexing" if not kwargs:
-                    return args[0] // args[1] % args[2]
-                case "CeilToInt" | "ceiling" if not kwargs:
-                    return math.ceil(args[0])
-                case "TruncToInt" | "floor" | "FloorToInt" | "Identity" if not kwargs:
-                    return math.floor(args[0])
-                case "IntTrueDiv" | "FloatTrueDiv" if not kwargs:
-                    return args[0] / args[1]
-                case "PowByNatural" if not kwargs and args[1] >= 0 and _computable(args[0], args[1]):
-                    return args[0] ** args[1]
+            name = dotted(expr.func) or ""
+            if name in ("device", "torch.device"):
+                return device_named(*args, **kwargs)
+            refused = name == "PowByNatural" and not (args[1] >= 0 and _computable(args[0], args[1]))
+            if name in _FUNCTIONS and not kwargs and not refused:
+                return _FUNCTIONS[name](*args)
         except (TypeError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:
             self.fail(expr, f"this cannot be computed ({str(error).splitlines()[0]})")
         self.fail(expr)
@@ -260,46 +207,10 @@ def dotted(expr: ast.expr) -> str | None:
     return ".".join([expr.id, *reversed(parts)]) if isinstance(expr, ast.Name) else None
 
 
-def shorten(where: ast.AST, width: int = 100) -> str:
+def shorten(where: ast.AST) -> str:
     """The text of a piece of the file, on one line."""
     try:
         text = re.sub(r"\s+", " ", ast.unparse(where))
     except (ValueError, RecursionError, AttributeError):
         text = type(where).__name__
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def find_higher_order(name: str) -> torch._ops.HigherOrderOperator | None:
-    """A higher-order operator of this torch build."""
-    found = getattr(torch.ops.higher_order, name, None)
-    return found if isinstance(found, torch._ops.HigherOrderOperator) else None
-
-
-def find_operator(namespace: str, name: str, overload: str | None = None) -> Any:
-    """An operator of the dispatcher, or None.
-
-    Operators that only TorchScript's interpreter has (``aten::save`` writes files) are not operators here: fake
-    tensors do not guard them.
-    """
-    if namespace in _REGISTERING_MODULES:
-        try:
-            importlib.import_module(_REGISTERING_MODULES[namespace])
-        except ImportError:
-            return None
-    packet = getattr(getattr(torch.ops, namespace, None), name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return None
-    found = packet if overload is None else getattr(packet, overload, None)
-    if not isinstance(found, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return None
-    overloads = packet.overloads() if overload is None else [overload]
-    in_dispatcher = [_in_dispatcher(f"{namespace}::{name}", o) for o in overloads]
-    return found if overloads and all(in_dispatcher) else None
-
-
-def _in_dispatcher(name: str, overload: str) -> bool:
-    try:
-        torch._C._dispatch_find_schema_or_throw(name, "" if overload == "default" else overload)
-    except RuntimeError:
-        return False
-    return True
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."

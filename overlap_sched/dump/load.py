@@ -5,10 +5,10 @@
 groups are only names and sizes.
 
 The file is never imported or evaluated. It is parsed, and its parts are read by modules of one idea each:
-``file`` (its text), ``source`` (cut it up), ``literals`` (arguments), ``graph`` (nodes), ``inputs`` (``load_args``),
-``attributes`` (constants), ``groups`` (process groups), ``values`` (fake execution), ``higher_order`` (higher-order
-operators), ``guess`` (data-dependent sizes), ``size_names`` (what sizes may be given), ``counting`` (how many values),
-``missing`` (what to do where a shape cannot be found), put together by ``loader``.
+``text`` (what is in the file), ``source`` (cut it up), ``literals`` (arguments), ``operators`` (of ``torch.ops``),
+``graph`` (nodes), ``inputs`` (``load_args``), ``attributes`` (constants), ``groups`` (process groups), ``values`` (fake
+execution), ``higher_order`` (higher-order operators), ``guess`` (shapes that it does not find), ``size_names`` (what
+sizes may be given), ``counting`` (how many values), put together by ``loader``.
 """
 
 import warnings
@@ -21,9 +21,9 @@ from torch import fx
 
 from overlap_sched.dump.groups import DumpGroup, given_groups, stand_ins
 from overlap_sched.dump.loader import Loader
-from overlap_sched.dump.log import listed
 from overlap_sched.dump.source import DumpSource, read_source
 from overlap_sched.dump.step import one_step
+from overlap_sched.dump.text import listed
 from overlap_sched.dump.values import MisfitError, fake_execution
 from overlap_sched.fx.groups import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY

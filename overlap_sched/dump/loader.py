@@ -161,10 +161,9 @@ class Loader:
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
 
-        Args:
-            misfit: Sizes seen at the node that the default does not fit: one of them is right, perhaps.
+        ``misfit``: sizes seen at the node that the default does not fit: one of them is right, perhaps.
         """
-        ranks = [len(splits) for splits in guess.all_to_all_splits(self.parsed.graph.nodes)]
+        ranks = [len(node.args[2]) for node in guess.uneven(self.parsed.graph.nodes)]
         among = Counter(ranks).most_common(1)[0][0] if ranks else 1
         rows: Counter[int] = Counter()
         for node, value in self.values.of.items():
@@ -217,7 +216,8 @@ class Loader:
                     f"{self.source.path}, line {value.lineno}: self.{name} is no tensor "
                     f"({str(error).splitlines()[0]}): `{shorten(value)}`. Write the dump again with torch."
                 ) from None
-        if name in self._attribute_values or self._only_for_higher_order(node):
+        runs = [isinstance(user.target, torch._ops.HigherOrderOperator) for user in node.users]
+        if name in self._attribute_values or all(runs):
             return Opaque()
         text = self.parsed.annotations.get(node.name)
         printed = None if text is None else guess.annotated(text, torch.device("cpu"), self._maker.size_of)
@@ -228,20 +228,12 @@ class Loader:
             f"`self.register_buffer('{name}', torch.randn([SHAPE], dtype=...))` there."
         )
 
-    @staticmethod
-    def _only_for_higher_order(node: fx.Node) -> bool:
-        return all(isinstance(user.target, torch._ops.HigherOrderOperator) for user in node.users)
-
     def _run_body(self, module: Any, operands: Sequence[Any]) -> Any:
         """Run the printed body of a submodule; None where there is none."""
-        body = next(
-            (b for b in self._bodies.values() if isinstance(module, fx.GraphModule) and b.graph is module.graph), None
-        )
-        name = next((n for n, a in self._attributes.items() if a is module), None)
-        parsed = body or (self._bodies.get(name) if name is not None else None)
-        return None if parsed is None else self._run_graph(parsed, operands)
-
-    def _run_graph(self, parsed: ParsedGraph, operands: Sequence[Any]) -> Any:
+        graph = module.graph if isinstance(module, fx.GraphModule) else None
+        parsed = next((body for body in self._bodies.values() if body.graph is graph), None)
+        if parsed is None:
+            return None
         given = iter(operands)
         values = self._values_of(parsed, lambda _: next(given, None), lambda _: Opaque())
         result = None

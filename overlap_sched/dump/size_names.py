@@ -6,12 +6,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from overlap_sched.dump.contradictions import is_unbacked
 from overlap_sched.dump.graph import ParsedGraph
 from overlap_sched.dump.source import DumpSource
 from overlap_sched.errors import DumpNameError
 
 _SYMBOL = re.compile(r"\b[A-Za-z]+_?\d+\b")
-_UNBACKED = re.compile(r"u\d+")
 _LISTED = 20
 _SUGGESTED = 4
 
@@ -49,7 +49,7 @@ def sizes_to_give(guessed: Mapping[str, int]) -> list[str]:
     """A note on how to give sizes that were guessed, by their symbols where they have one; none where none was."""
     if not guessed:
         return []
-    names = sorted(guessed, key=lambda name: _UNBACKED.fullmatch(name) is None)  # symbols first, nodes behind them
+    names = sorted(guessed, key=lambda name: not is_unbacked(name))  # symbols first, nodes behind them
     shown = ", ".join(names[1:_SUGGESTED])
     more = f" and {len(names) - _SUGGESTED:,} more" if len(names) > _SUGGESTED else ""
     also = f" (also {shown}{more})" if shown else ""
@@ -58,11 +58,7 @@ def sizes_to_give(guessed: Mapping[str, int]) -> list[str]:
 
 
 def check_sizes(path: str, given: Mapping[str, int], names: SizeNames) -> None:
-    """Raise for a size whose name does not occur.
-
-    Raises:
-        DumpNameError: It lists the names that do.
-    """
+    """Raise for a size whose name does not occur, with the names that do."""
     for name in given:
         if name in names.symbols or name in names.nodes:
             continue

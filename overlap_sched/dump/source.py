@@ -6,7 +6,7 @@ configuration, Triton kernels), ``class Repro`` with ``__init__`` and ``forward`
 block that may name process groups. The preamble is not read: it may hold anything, also text that is not Python.
 Graphs that torch prints for reading (``GraphModule.print_readable``: ``class GraphModule``, shapes and devices in
 annotations, bodies of subgraphs, no ``load_args``) are cut up the same way, and so are those in logs
-(:mod:`overlap_sched.dump.log`) and lists of nodes (:mod:`overlap_sched.dump.node_list`).
+(:mod:`overlap_sched.dump.text`) and lists of nodes (:mod:`overlap_sched.dump.node_list`).
 """
 
 import ast
@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from overlap_sched.dump.file import read_lines
-from overlap_sched.dump.log import GraphText, graphs_in, listed
 from overlap_sched.dump.node_list import as_function
+from overlap_sched.dump.text import GraphText, graphs_in, listed, read_lines
 from overlap_sched.errors import DumpFileError, DumpNameError, DumpSyntaxError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
@@ -129,11 +128,7 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
 
 
 def _chosen(name: str, graphs: Sequence[GraphText], graph: int | None) -> int:
-    """The number of the graph to read.
-
-    Raises:
-        DumpNameError: There is none of the number that is asked for.
-    """
+    """The number of the graph to read."""
     if graph is None:
         return next((i for i, text in enumerate(graphs, 1) if text.lowered), 1)
     there = max(len(graphs), 1)
@@ -216,18 +211,12 @@ def _submodules(path: str, lines: Sequence[str], start: int, forward: int, end: 
     """``forward`` of classes nested in ``Repro``: the bodies of higher-order operators, as torch prints them."""
     found = {}
     limit = _block_end(lines, start, indent=0)
-    i = start
-    while (i := _next_class(lines, i + 1, limit)) is not None and i < limit:
-        inner = _first(lines[:limit], r"^        def forward\(", i)
-        if inner is not None and not forward <= i < end:
-            match = _NESTED_CLASS.match(lines[i])
-            assert match is not None
+    for i in [*range(start + 1, min(forward, limit)), *range(end, limit)]:
+        match = _NESTED_CLASS.match(lines[i])
+        inner = _first(lines[:limit], r"^        def forward\(", i) if match else None
+        if match and inner is not None:
             found[match[1]] = _function(path, lines, inner, _block_end(lines, inner, indent=8), indent=8)
     return found
-
-
-def _next_class(lines: Sequence[str], start: int, limit: int) -> int:
-    return next((i for i in range(start, limit) if _NESTED_CLASS.match(lines[i])), limit)
 
 
 def _symbols(lines: Sequence[str]) -> dict[str, int]:

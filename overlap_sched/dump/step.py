@@ -55,11 +55,7 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
 
 
 def _saved(forward: DumpSource, backward: DumpSource, names: Sequence[str]) -> dict[str, str]:
-    """Per input of backward that forward saves, the result that it is: by name, else by position from the end.
-
-    Raises:
-        DumpInputError: It is not known, or one of the two is not what it was given as.
-    """
+    """Per input of backward that forward saves, the result that it is: by name, else by position from the end."""
     needed = [name for name in _inputs(backward) if not name.startswith(TANGENT)]
     if len(needed) == len(_inputs(backward)) or any(name.startswith(TANGENT) for name in _inputs(forward)):
         raise DumpInputError(

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +22,7 @@ from overlap_sched.dump.counting import ValueCount
 from overlap_sched.dump.graph import MODES, ParsedGraph
 from overlap_sched.dump.groups import DumpGroup, resharded
 from overlap_sched.dump.higher_order import hop_result
-from overlap_sched.dump.literals import UnknownOp
-from overlap_sched.dump.missing import mend, missing
+from overlap_sched.dump.operators import UnknownOp
 from overlap_sched.errors import DumpShapeError, InputTooLargeError
 
 _CPU = torch.device("cpu")
@@ -58,10 +58,11 @@ class MisfitError(Exception):
         self.sizes = sizes
 
 
+@dataclass(eq=False)
 class Values:
     """Values of nodes by node, computed on demand.
 
-    Args:
+    Attributes:
         parsed: The graph.
         placeholder: Gives the value of a placeholder.
         attribute: Gives the value of a get_attr node.
@@ -72,61 +73,45 @@ class Values:
         notes: What was guessed, counted; added to.
         strict: Raise MisfitError where the value of a data-dependent size does not fit.
         count: Counts the values.
+        of: Values that are known.
     """
 
-    def __init__(
-        self,
-        parsed: ParsedGraph,
-        placeholder: Callable[[fx.Node], Any],
-        attribute: Callable[[fx.Node], Any],
-        submodule: Callable[[Any, Sequence[Any]], Any],
-        size: Callable[[fx.Node], int],
-        printed_size: Callable[[str], int | None],
-        groups: Mapping[str, DumpGroup],
-        notes: dict[str, int],
-        strict: bool,
-        count: ValueCount,
-    ) -> None:
-        self.parsed = parsed
-        self._placeholder = placeholder
-        self._attribute = attribute
-        self._submodule = submodule
-        self._size = size
-        self._printed_size = printed_size
-        self._groups = groups
-        self._notes = notes
-        self._strict = strict
-        self._count = count
-        self.of: dict[fx.Node, Any] = {}
-        self._guessed: set[fx.Node] = set()
+    parsed: ParsedGraph
+    placeholder: Callable[[fx.Node], Any]
+    attribute: Callable[[fx.Node], Any]
+    submodule: Callable[[Any, Sequence[Any]], Any]
+    size: Callable[[fx.Node], int]
+    printed_size: Callable[[str], int | None]
+    groups: Mapping[str, DumpGroup]
+    notes: dict[str, int]
+    strict: bool
+    count: ValueCount
+    of: dict[fx.Node, Any] = field(default_factory=dict)
+    _guessed: set[fx.Node] = field(default_factory=set)
 
     def note(self, text: str, count: int = 1) -> None:
         """Count something that was guessed."""
-        self._notes[text] = self._notes.get(text, 0) + count
+        self.notes[text] = self.notes.get(text, 0) + count
 
     def mark_guessed(self, node: fx.Node) -> None:
         """Its sizes are not known but taken."""
         self._guessed.add(node)
 
     def evaluate(self, node: fx.Node) -> Any:
-        """The value of a node whose inputs have theirs.
-
-        Raises:
-            DumpShapeError: It cannot be found.
-        """
+        """The value of a node whose inputs have theirs."""
         if node in self.of:
             return self.of[node]
         match node.op:
             case "placeholder":
-                value = self._placeholder(node)
+                value = self.placeholder(node)
             case "get_attr":
-                value = self._attribute(node)
+                value = self.attribute(node)
             case "output":
                 value = fx.node.map_arg(node.args[0], self.of.__getitem__)
             case _:
                 value = self._call(node)
         self.of[node] = value
-        self._count.add(lambda: self.parsed.place(node), value)
+        self.count.add(lambda: self.parsed.place(node), value)
         if node.op != "output" and not isinstance(value, torch.nn.Module):
             node.meta["val"] = value
         return value
@@ -142,7 +127,7 @@ class Values:
         if torch.Tag.inplace_view in getattr(node.target, "tags", ()):
             self._keep_metadata(node)
         reason = None
-        self._count.check_parts(lambda: self.parsed.place(node), node.target, args, kwargs)
+        self.count.check_parts(lambda: self.parsed.place(node), node.target, args, kwargs)
         try:
             value = self._run(node.target, args, kwargs, tensors)
         except InputTooLargeError:  # of a body that it runs
@@ -151,17 +136,17 @@ class Values:
             value, reason = NotImplemented, str(error).strip().splitlines()[:1]
         text = self.parsed.annotations.get(node.name)
         fixed = text is not None and not guess.depends_on_symbols(text)
-        if reason is not None and self._strict and node in self._guessed and not fixed:
+        if reason is not None and self.strict and node in self._guessed and not fixed:
             raise MisfitError([n for tensor in tensors for n in tensor.shape])
         if text is not None and fixed and _may_change(node.target) and guess.contradicts(text, value):
             value = self._printed(node, tensors)
             self.note("results whose shape is another in this torch: taken from the printed annotation")
         if value is NotImplemented:
-            value = self._guess(node, args, tensors, reason[0] if reason else missing(node))
-        value, count = guess.concrete(value, node.target, tensors, self._size_for(node, value))
+            value = self._guess(node, args, tensors, reason[0] if reason else guess.missing(node))
+        value, count = guess.concrete(value, node.target, tensors, lambda: self.size(node))
         if count:
             self._guessed.add(node)
-            self.note(f"data-dependent sizes, taken as {self._size(node)}", count)
+            self.note(f"data-dependent sizes, taken as {self.size(node)}", count)
         return value
 
     def _keep_metadata(self, node: fx.Node) -> None:
@@ -170,22 +155,13 @@ class Values:
             if isinstance(value := self.of[source], torch.Tensor):
                 source.meta["val"] = value.detach()
 
-    def _size_for(self, node: fx.Node, value: Any) -> int:
-        symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, symbolic) or (
-                isinstance(leaf, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in leaf.shape)
-            ):
-                return self._size(node)
-        return 0
-
     def _run(self, target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
         if isinstance(target, UnknownOp):
             return NotImplemented
         if isinstance(target, torch._ops.HigherOrderOperator):
-            return hop_result(target._name, args, kwargs, self._submodule)
+            return hop_result(target._name, args, kwargs, self.submodule)
         if isinstance(target, torch._ops.OpOverload) and target.name() == _RESHARD:
-            return resharded(args[0], args[1], args[2], self._groups[args[3]].size)
+            return resharded(args[0], args[1], args[2], self.groups[args[3]].size)
         if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             return run_operator(target, args, kwargs, tensors)
         if target is not operator.getitem and any(isinstance(leaf, str) for leaf in tree_leaves((args, kwargs))):
@@ -212,13 +188,14 @@ class Values:
             self.note("results that did not fit a data-dependent size: shaped like their largest input")
             return value
         raise DumpShapeError(
-            f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. " + mend(node)
+            f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
+            + guess.mend(node)
         )
 
     def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:
         def one(item: fx.Node) -> Any:
             text = self.parsed.annotations.get(item.name)
-            return None if text is None else guess.annotated(text, device, self._printed_size)
+            return None if text is None else guess.annotated(text, device, self.printed_size)
 
         device = tensors[0].device if tensors else _CPU
         own = one(node)

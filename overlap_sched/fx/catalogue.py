@@ -12,28 +12,17 @@
 | changes how what follows runs | ``FENCES`` | |
 | returns before a copy to or from the host has finished | the argument ``non_blocking`` | |
 
-Higher-order operators are in :mod:`overlap_sched.fx.higher_order`, functions of Python in
-:mod:`overlap_sched.fx.operators`. An operator that is in no class of communication, and of no namespace of torch, is
-taken for the worst that it can be, see :func:`overlap_sched.fx.declared.declare_operator`.
+Higher-order operators and functions of Python are in :mod:`overlap_sched.fx.operators`. An operator that is in no class
+of communication, and of no namespace of torch, is taken for the worst that it can be, see
+:func:`overlap_sched.fx.declared.declare_operator`.
 """
 
 FUNCTIONAL = (
-    "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced",
-    "all_gather_into_tensor_out",
-    "all_gather_into_tensor_single",
-    "all_reduce",
-    "all_reduce_",
-    "all_reduce_coalesced",
-    "all_reduce_coalesced_",
-    "all_to_all_single",
-    "broadcast",
-    "broadcast_",
-    "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced",
-    "reduce_scatter_tensor_out",
-    "reduce_scatter_tensor_single",
-)
+    "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out",
+    "all_gather_into_tensor_single", "all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_",
+    "all_to_all_single", "broadcast", "broadcast_", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_out", "reduce_scatter_tensor_single",
+)  # fmt: skip
 HOST_COPIES = ("offload", "reload")
 """Between a device and pinned host memory, on a stream of their own (``torch._functorch._activation_offloading``)."""
 POINT_TO_POINT = ("batch_p2p_ops", "irecv", "isend")
@@ -48,43 +37,23 @@ WAITS = {
     "_c10d_functional": ("wait_tensor", "wait_tensors"),
     "c10d_functional": ("wait_tensor",),
     "ao": ("wait_tensor",),
-    "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.newer
+    "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.operators
 }
 BLOCKING = {
-    "_dtensor": (
-        "shard_dim_alltoall",
-    ),  # waits for its work before it returns (torch/csrc/distributed/c10d/Functional.cpp)
+    # waits for its work before it returns (torch/csrc/distributed/c10d/Functional.cpp)
+    "_dtensor": ("shard_dim_alltoall",),
     "symm_mem": (
-        "_low_contention_all_gather_ce_multicast",  # copies on the stream that calls it, and registers no work
-        "_low_contention_all_gather_ce_multicast_out",
-        "all_to_all_vdev",
-        "all_to_all_vdev_2d",
-        "all_to_all_vdev_2d_offset",
-        "fused_all_gather_matmul",
-        "fused_all_gather_scaled_matmul",
-        "fused_matmul_reduce_scatter",
-        "fused_scaled_matmul_reduce_scatter",
-        "multi_root_tile_reduce",
-        "multimem_all_gather_out",
-        "multimem_all_reduce_",
-        "multimem_one_shot_all_reduce",
-        "multimem_one_shot_all_reduce_out",
-        "multimem_one_shot_reduce_out",
-        "nccl_all_to_all_nd",
-        "nccl_reduce_scatter_offset",
-        "nvshmem_all_to_all",
-        "nvshmem_broadcast",
-        "one_shot_all_reduce",
-        "one_shot_all_reduce_copy",
-        "one_shot_all_reduce_copy_out",
-        "one_shot_all_reduce_out",
-        "reduce_scatter_out",
-        "tile_reduce",
-        "two_shot_all_reduce_",
-        "two_shot_all_reduce_out",
+        # these two copy on the stream that calls them, and register no work
+        "_low_contention_all_gather_ce_multicast", "_low_contention_all_gather_ce_multicast_out",
+        "all_to_all_vdev", "all_to_all_vdev_2d", "all_to_all_vdev_2d_offset", "fused_all_gather_matmul",
+        "fused_all_gather_scaled_matmul", "fused_matmul_reduce_scatter", "fused_scaled_matmul_reduce_scatter",
+        "multi_root_tile_reduce", "multimem_all_gather_out", "multimem_all_reduce_", "multimem_one_shot_all_reduce",
+        "multimem_one_shot_all_reduce_out", "multimem_one_shot_reduce_out", "nccl_all_to_all_nd",
+        "nccl_reduce_scatter_offset", "nvshmem_all_to_all", "nvshmem_broadcast", "one_shot_all_reduce",
+        "one_shot_all_reduce_copy", "one_shot_all_reduce_copy_out", "one_shot_all_reduce_out", "reduce_scatter_out",
+        "tile_reduce", "two_shot_all_reduce_", "two_shot_all_reduce_out",
     ),
-}
-
+}  # fmt: skip
 
 FAMILIES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 """Nothing in these namespaces computes: what names a process group communicates."""
@@ -97,7 +66,7 @@ TORCH = frozenset({
     "flex_gemm", "flex_lib", "fsdp", "inductor", "inductor_prims", "mempool", "mkl", "mkldnn", "mkldnn_prepacked",
     "onednn", "onnx", "onnx_symbolic", "prims", "profiler", "quantization", "quantized", "quantized_decomposed",
     "rngprims", "sparse", "spmd_types", "static_runtime", "streams", "symm_mem",
-    "overlap_sched",  # stand-ins of dumps, see overlap_sched.dump.newer
+    "overlap_sched",  # stand-ins of dumps, see overlap_sched.dump.operators
 })  # fmt: skip
 """Namespaces of operators that torch itself registers (2.11 to 2.15). What communicates among them is listed above."""
 

@@ -11,16 +11,14 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from overlap_sched.fx.collectives import Role, is_undeclared, names_a_group
 from overlap_sched.fx.groups import group_of, live_ranks, name_and_group
-from overlap_sched.fx.higher_order import is_higher_order
-from overlap_sched.fx.operator_traits import Arg
-from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.reading import attribute_of
+from overlap_sched.fx.operator_traits import arguments_of
+from overlap_sched.fx.operators import is_higher_order, traits_of
+from overlap_sched.fx.wrappers import bodies_of
 from overlap_sched.problem.node import ANY_GROUP
 
 
@@ -89,20 +87,14 @@ class Communications:
         """Return what a node communicates that is no collective on a stream of its own; ``None``: nothing."""
         if node.op == "call_function":
             traits = traits_of(node.target)
-            if traits.plain or (traits.comm is not None and traits.comm.role is not Role.BLOCKING):
+            if traits.plain or traits.role in (Role.LAUNCH, Role.WAIT):
                 return None
-        launched = self.of(node)
-        if not launched:
-            return None
-        names = [tuple(name for name, _ in one.groups) or (ANY_GROUP,) for one in launched]
-        pairs = zip(launched, names, strict=True)
-        parts = [
-            Communication(
-                of_one if one.certain else (), of_one, ((one.undeclared, one.certain),) if one.undeclared else ()
-            )
-            for one, of_one in pairs
-        ]
-        return joined(parts)
+        parts = []
+        for one in self.of(node):
+            names = tuple(name for name, _ in one.groups) or (ANY_GROUP,)
+            undeclared = ((one.undeclared, one.certain),) if one.undeclared else ()
+            parts.append(Communication(names if one.certain else (), names, undeclared))
+        return joined(parts) if parts else None
 
     def _higher_order(self, node: fx.Node) -> Iterator[Launched]:
         traits = traits_of(node.target)
@@ -111,19 +103,16 @@ class Communications:
         called = next((i for i, argument in enumerate(node.args) if isinstance(argument, OpOverload)), None)
         if called is not None:  # what a wrapper calls stands in front of the arguments for that
             yield from self._call(node, node.args[called], node.args[called + 1 :], node.kwargs)
-        # what flex attention runs are functions of scores and indices
-        pure = is_higher_order(node.target, "flex_attention", "flex_attention_backward")
-        for n in node.all_input_nodes:
-            body = attribute_of(n)
-            if isinstance(body, fx.GraphModule):
-                for inner in body.graph.nodes:
-                    yield from (one._replace(op=f"{traits.op}/{one.op}") for one in self.of(inner))
-            elif n.op == "get_attr" and (body is None or (isinstance(body, torch.nn.Module) and not pure)):
+        for body in bodies_of(node):
+            if body is None:
                 yield Launched(traits.op, certain=False)
+            else:
+                inside = (one for inner in body.graph.nodes for one in self.of(inner))
+                yield from (one._replace(op=f"{traits.op}/{one.op}") for one in inside)
 
     def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Launched]:
         traits = traits_of(target)
-        if traits.comm is not None and traits.comm.role is Role.WAIT:
+        if traits.role is Role.WAIT:
             return []
         undeclared = target._schema.name if isinstance(target, OpOverload) and is_undeclared(target) else ""
         if traits.comm is not None:
@@ -159,9 +148,9 @@ def _groups_of_call(
     node: fx.Node, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[str, Any], ...]:
     """The process groups that a collective names; empty: it names none, or one that cannot be found."""
-    arguments = list(enumerate(op._schema.arguments))
-    named = [group_of(Arg((i, a.name)).of(args, kwargs)) for i, a in arguments if names_a_group(a)]
-    if not named and (op.namespace == "ao" or any(a.name == "ranks" for _, a in arguments)):
+    arguments, given = op._schema.arguments, arguments_of(op, args, kwargs)
+    named = [group_of(given.get(a.name)) for a in arguments if names_a_group(a)]
+    if not named and (op.namespace == "ao" or any(a.name == "ranks" for a in arguments)):
         return (name_and_group(node),)
     groups = tuple(group for group in named if group is not None)
     return groups if len(groups) == len(named) else ()

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
 from overlap_sched.cost.fusion.kernels import KernelShare, parts_of_kernels, shared_prices
@@ -14,13 +16,26 @@ from overlap_sched.fx.catalogue import HOST_COPIES
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import FlopCounter
 from overlap_sched.fx.fusion_steps import rules_for, steps_of
-from overlap_sched.fx.operator_traits import NO_CALL
+from overlap_sched.fx.operator_traits import NO_CALL, arguments_of
 from overlap_sched.fx.reader import read_graph
-from overlap_sched.fx.reading import Reading, attribute_of
-from overlap_sched.fx.rows import untouched_bytes
-from overlap_sched.fx.wrappers import body_of, call_of
+from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.wrappers import bodies_of, body_of, call_of
 from overlap_sched.problem import Group
 from overlap_sched.transform.host import PCIE_5
+
+_ROWS_READ = frozenset({"embedding", "index", "_unsafe_index", "index_select", "gather", "take"})
+"""Operators of ``aten`` that read of their first argument, the table, as many rows as they give.
+
+An embedding reads the rows of its tokens, not its table. What returns a new tensor of the whole size has really written
+all of it: the gradient of an embedding (``embedding_dense_backward``) is filled with zeros first, ``index_put`` copies.
+"""
+_ROWS_WRITTEN = {
+    **{"index_put_": "values", "index_copy_": "source", "index_add_": "source"},
+    **{"scatter_": "src", "scatter_add_": "src", "scatter_reduce_": "src"},
+}
+"""Operators that write rows of it, and what they write: an argument."""
+_ROWS_ADDED = frozenset({"index_add_", "scatter_add_", "scatter_reduce_"})
+"""Of these, what reads the rows, too, before it writes them; ``index_put_`` where it is told to."""
 
 Cost = Callable[[fx.Node], float | None]
 """A user's own times, in microseconds; ``None`` leaves a node to the model."""
@@ -50,7 +65,7 @@ def costs_of(
     """Costs of all nodes; inputs, waits and outputs are free.
 
     Bytes of a compute node are those of the tensors that it takes (each node once, expanded dimensions counted) and
-    gives, of a table only the rows that are touched (:mod:`overlap_sched.fx.rows`); views, ``getitem`` and ``empty``
+    gives, of a table only the rows that are touched (:func:`untouched_bytes`); views, ``getitem`` and ``empty``
     are free. Bytes of a collective are the larger of what it takes and gives. With ``fusion="inductor"`` nodes that
     become one kernel share what that moves, and its time.
 
@@ -79,13 +94,12 @@ def costs_of(
     bodies: dict[fx.GraphModule, _Total | None] = {}
     for v, traits in enumerate(reading.traits):
         comm = traits.comm
-        if traits is NO_CALL or (comm is not None and comm.role is Role.WAIT):
+        if traits is NO_CALL or traits.role is Role.WAIT:
             continue
         if comm is not None and v not in name_of:  # of a sub-graph: time on no stream of this graph
             price = FREE
         elif comm is not None:
-            before = reading.order_only.get(v, ())
-            takes = sum([reading.value_bytes[u] for u in reading.inputs[v] if u not in before])
+            takes = sum([reading.value_bytes[u] for u in reading.looked_at(v)])
             result.bytes[v] = max(takes - reading.overwritten_bytes.get(v, 0), reading.value_bytes[v])
             if comm.op in HOST_COPIES:
                 price = Price(PCIE_5.copy_us(result.bytes[v]), "table", "bandwidth")
@@ -135,10 +149,31 @@ def is_free(r: Reading, v: int) -> bool:
 
 
 def _bytes_moved(r: Reading, v: int) -> int:
-    before = r.order_only.get(v, ())
-    takes, gives = sum([r.value_bytes[u] for u in r.inputs[v] if u not in before]), r.value_bytes[v]
+    takes, gives = sum([r.value_bytes[u] for u in r.looked_at(v)]), r.value_bytes[v]
     overwritten = r.overwritten_bytes.get(v, 0)
     return takes - overwritten + max(gives, overwritten) - untouched_bytes(r, v)
+
+
+def untouched_bytes(r: Reading, v: int) -> int:
+    """Bytes of a node's table, as often as it is counted among what the node takes and gives, that it leaves alone."""
+    node = r.nodes[v]
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return 0
+    name = target.overloadpacket.__name__
+    if name not in _ROWS_READ and name not in _ROWS_WRITTEN:
+        return 0
+    bytes_of = {r.nodes[u]: r.value_bytes[u] for u in r.inputs[v]}
+    arguments = arguments_of(target, node.args, node.kwargs)
+    table = bytes_of.get(next(iter(arguments.values()), None), 0)
+    if name in _ROWS_READ:
+        return max(0, table - r.value_bytes[v])
+    source = arguments.get(_ROWS_WRITTEN[name])
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return 0  # one number for whoever is named: as many as there are rows, perhaps
+    untouched = table - min(table, bytes_of[source])
+    return untouched * 2 if name in _ROWS_ADDED or arguments.get("accumulate") else untouched + table
 
 
 def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
@@ -149,12 +184,8 @@ def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
     given = None if call.given is None else call.given(node.meta.get("val"))
     flops = counter.count(call.target, call.args, call.kwargs, given, inputs)
     if not flops:  # of what runs several sub-graphs, or one of them several times: each once
-        for body in map(attribute_of, inputs):
-            if isinstance(body, fx.GraphModule):
-                inner = read_graph(body.graph)
-                flops += sum(
-                    _flops(inner, u, counter) for u, one in enumerate(inner.nodes) if one.op == "call_function"
-                )
+        for inner in [read_graph(body.graph) for body in bodies_of(node) if body is not None]:
+            flops += sum(_flops(inner, u, counter) for u, one in enumerate(inner.nodes) if one.op == "call_function")
     return flops
 
 

@@ -49,9 +49,7 @@ def declared(name: str) -> bool | None:
 def undeclared_text(found: Mapping[str, bool], kept: bool) -> str | None:
     """One sentence on operators of other libraries of which nothing was said; ``None``: there is nothing to tell.
 
-    Args:
-        found: Their names, and whether they are taken for communication.
-        kept: Whether the order of launches is kept: then the others keep their place, too.
+    ``found``: whether they are taken for communication. ``kept``: launches keep their order, and so do the others then.
     """
     communicates = [name for name in sorted(found) if found[name]]
     may = [name for name in sorted(found) if not found[name]] if kept else []

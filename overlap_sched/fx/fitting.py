@@ -27,7 +27,6 @@ from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.fx.rewrites.planning import plan_lifted
 from overlap_sched.options import Options, check_names, on_devices
 from overlap_sched.report.words.fit import lacking_line
-from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.host import PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 
@@ -112,27 +111,13 @@ def fit_lifted(
     lifted: Lifted,
     options: Options,
     *,
-    memory_limit: int | str | None = None,
-    max_slowdown: float | None = None,
     kinds: Collection[str] = KINDS,
     host: HostLink = PCIE_5,
-    host_limit_bytes: int | None = None,
-    effort: int = 2,
+    **question: Any,
 ) -> Fit:
-    """Plan as :func:`fit_graph` does, and leave the graph as it is. Values go to the host only from CUDA devices.
+    """Plan as :func:`fit_graph` does, with its arguments, and leave the graph as it is.
 
-    Args:
-        lifted: The graph; ``lifted.model`` prices what rewrites make.
-        options: See :func:`fit_graph`, as all others.
-        memory_limit: See there.
-        max_slowdown: See there.
-        kinds: See there.
-        host: See there.
-        host_limit_bytes: See there.
-        effort: See there.
-
-    Raises:
-        OptionsError: Both questions or none, or a value that cannot be.
+    Values go to the host only from CUDA devices; ``lifted.model`` prices what rewrites make.
     """
     unknown = sorted(set(kinds) - set(ALL))
     if unknown:
@@ -140,26 +125,18 @@ def fit_lifted(
         raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {known}.{taken_out(unknown)}")
     of_values = [kind for kind in OF_VALUES if kind in kinds and (kind != "offload" or "cuda" in lifted.devices)]
     prices = Prices(lifted.model, host=host)
-    some, batches = _in_parts(lifted, kinds)
+    some = fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS] if FISSION in kinds else []
+    batches = [*batch_fissions(lifted), *expert_fissions(lifted)] if BATCH in kinds else []
     return fit(
         lifted.problem,
         prices,
         on_devices(options, lifted.devices),
-        memory_limit=memory_limit,
-        max_slowdown=max_slowdown,
         kinds=of_values,
         rerun=rerunnable(lifted.nodes[0].graph),
-        host_limit_bytes=host_limit_bytes,
         extra=some,
         fissions=batches,
-        effort=effort,
+        **question,
     )
-
-
-def _in_parts(lifted: Lifted, kinds: Collection[str]) -> tuple[list[Fission], list[Fission]]:
-    """Parts of the graph that may run in parts; and all of it along its batch, or its layers along experts' tokens."""
-    some = fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS] if FISSION in kinds else []
-    return some, [*batch_fissions(lifted), *expert_fissions(lifted)] if BATCH in kinds else []
 
 
 def _with_collectives(gm: fx.GraphModule, found: Fit, options: Options, lifting: dict[str, Any]) -> Fit:

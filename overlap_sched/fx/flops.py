@@ -71,15 +71,7 @@ class FlopCounter:
     def count(
         self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], val: Any, inputs: Sequence[fx.Node]
     ) -> int:
-        """Operations of a call; a formula that fails counts 0 and is noted as ``flops_failed``.
-
-        Args:
-            target: What is called.
-            args: With nodes.
-            kwargs: With nodes.
-            val: What it gives.
-            inputs: All nodes that it takes.
-        """
+        """Operations of a call that gives ``val``; a formula that fails counts 0 and is noted as ``flops_failed``."""
         flops_of = formula(target)
         if flops_of is None:
             return 0

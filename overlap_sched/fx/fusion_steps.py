@@ -1,9 +1,8 @@
 """What the prediction of fusion needs to know of a graph: its steps, and what they read, views looked through."""
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -12,17 +11,16 @@ from overlap_sched.cost.fusion.steps import CPP, TRITON, FusionRules, FusionStep
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.flops import formula
 from overlap_sched.fx.loops import Loop, is_slow, is_sum_by_index, loop_of
-from overlap_sched.fx.operator_traits import NO_CALL
+from overlap_sched.fx.operator_traits import NO_CALL, arguments_of
 from overlap_sched.fx.reading import Reading
 
 
-@dataclass(slots=True)
-class _Look:
-    """How each node's value is to be found in what some step has computed: see :class:`~overlap_sched.cost.Read`."""
+class _Look(NamedTuple):
+    """How a node's value is to be found in what some step has computed: see :class:`~overlap_sched.cost.Read`."""
 
-    value: list[int]
-    window: list[int]
-    aligned: list[bool]
+    value: int
+    window: int
+    aligned: bool
 
 
 def rules_for(reading: Reading) -> FusionRules:
@@ -44,23 +42,23 @@ def steps_of(
         rules: Of the back end.
     """
     steps: list[FusionStep | None] = []
-    look = _Look([], [], [])
+    looks: list[_Look] = []
     copied = _copied(reading)
     communication: list[int] = []  # the last launch and the waits behind it
     for v in range(len(reading.nodes)):
-        comm = reading.traits[v].comm
+        role = reading.traits[v].role
         is_step = v in copied or (reading.traits[v] is not NO_CALL and v not in free)
-        _append_look(reading, look, v, is_step)
-        before = [*after.get(v, ()), *(communication if comm is not None and comm.role is not Role.WAIT else ())]
-        steps.append(_step(reading, look, v, before, rules) if is_step else None)
-        if comm is not None:
-            communication = [*communication, v] if comm.role is Role.WAIT else [v]
+        looks.append(_look(reading, looks, v, is_step))
+        before = [*after.get(v, ()), *(communication if role in (Role.LAUNCH, Role.BLOCKING) else ())]
+        steps.append(_step(reading, looks, v, before, rules) if is_step else None)
+        if role is not None:
+            communication = [*communication, v] if role is Role.WAIT else [v]
     for v, node in enumerate(reading.nodes):
         if node.op == "output":
             for u in reading.inputs[v]:
-                made = steps[look.value[u]]
+                made = steps[looks[u].value]
                 if made is not None:
-                    steps[look.value[u]] = made._replace(kept=True)
+                    steps[looks[u].value] = made._replace(kept=True)
     return steps
 
 
@@ -78,35 +76,27 @@ def _copied(r: Reading) -> set[int]:
     return found
 
 
-def _append_look(r: Reading, look: _Look, v: int, is_step: bool) -> None:
+def _look(r: Reading, looks: Sequence[_Look], v: int, is_step: bool) -> _Look:
     """A view is looked through to what computes its first input with the same storage."""
     source = None if is_step else next((u for u in r.inputs[v] if not set(r.outs[u]).isdisjoint(r.outs[v])), None)
     if source is None:
-        look.value.append(v)
-        look.window.append(v)
-        look.aligned.append(loop_of(r.nodes[v].target) is not Loop.SCATTERS)
-        return
-    value, node = look.value[source], r.nodes[v]
+        return _Look(v, v, loop_of(r.nodes[v].target) is not Loop.SCATTERS)
+    value, window, aligned = looks[source]
     part = r.traits[v].selects and source == value and len(r.raw_outs[source]) > 1  # one result of several
-    straight = part or loop_of(node.target) is Loop.RESHAPE
-    look.value.append(value)
-    look.window.append(look.window[source] if straight and not part else v)
-    look.aligned.append(look.aligned[source] and straight)
+    straight = part or loop_of(r.nodes[v].target) is Loop.RESHAPE
+    return _Look(value, window if straight and not part else v, aligned and straight)
 
 
-def _step(r: Reading, look: _Look, v: int, after: Collection[int], rules: FusionRules) -> FusionStep:
+def _step(r: Reading, looks: Sequence[_Look], v: int, after: Collection[int], rules: FusionRules) -> FusionStep:
     node, loop = r.nodes[v], _loop(r, v, rules)
     reads = []
-    only = r.order_only.get(v, ())
-    for u in r.inputs[v]:
-        if u in only:
-            continue
-        value = look.value[u]
+    for u in r.looked_at(v):
+        value, window, aligned = looks[u]
         whole = r.value_bytes[value]
         nbytes = min(r.value_bytes[u], whole)
         if nbytes:
-            reads.append(Read(value, look.window[u], nbytes, whole, look.aligned[u]))
-    before = tuple([look.value[u] for u in (*after, *only)])
+            reads.append(Read(value, window, nbytes, whole, aligned))
+    before = tuple([looks[u].value for u in (*after, *r.order_only.get(v, ()))])
     if loop is None:
         return FusionStep("opaque", tuple(reads), r.value_bytes[v], after=before)
     if loop is Loop.PICKS and reads:
@@ -139,20 +129,15 @@ def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ..
 
 _aten = torch.ops.aten
 _LAST_DIMS = frozenset({_aten.native_layer_norm, getattr(_aten, "_fused_rms_norm", None)})
-_DIM_LAST = frozenset({_aten._softmax_backward_data, _aten._log_softmax_backward_data})
 
 
 def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
     """The dimensions that a reduction runs along; all where it names none."""
-    packet = node.target.overloadpacket
-    place = 2 if packet in _DIM_LAST else 1
-    given: Any = node.args[place] if len(node.args) > place else node.kwargs.get("dim")
-    if packet is _aten.linalg_vector_norm:
-        given = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim")
-    if packet in _LAST_DIMS:
-        count = len(given) if isinstance(given, list | tuple) else 1
-        return set(range(rank - count, rank))
-    dims = [given] if isinstance(given, int) and not isinstance(given, bool) else given
+    arguments = arguments_of(node.target, node.args, node.kwargs)
+    if node.target.overloadpacket in _LAST_DIMS:
+        return set(range(rank - len(arguments["normalized_shape"]), rank))
+    given: Any = arguments.get("dim", arguments.get("dims"))
+    dims = [given] if isinstance(given, int) else given
     if not isinstance(dims, list | tuple) or not dims or not all(isinstance(d, int) for d in dims):
         return set(range(rank))
     return {d % rank for d in dims} if rank else set()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.hazards import (
     Launch,
+    Ordering,
     add_hazards,
     blocking_hazards,
     chain_hazards,
@@ -19,7 +20,6 @@ from overlap_sched.fx.hazards import (
     launch_chains,
     storage_hazards,
 )
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading
 
 Access = tuple[int, list[int], list[int]]
@@ -29,11 +29,7 @@ Access = tuple[int, list[int], list[int]]
 def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, set[int]]:
     """Per node that writes or has any: the earlier nodes that it must come after, besides those whose values it takes.
 
-    Linear in the graph and its hazards; most graphs have few.
-
-    Args:
-        reading: Of the graph.
-        group_of: Per collective, the name of its process group.
+    Linear in the graph and its hazards; most graphs have few. ``group_of``: per collective, its process group.
     """
     accesses = list(_accesses(reading))
     after: dict[int, set[int]] = {v: set() for v, _, writes in accesses if writes}
@@ -101,7 +97,7 @@ def _reads_and_writes(r: Reading, v: int, shared: set[int]) -> tuple[list[int], 
     """Return what a node reads of the shared storages, and what it writes without its schema saying so."""
     traits = r.traits[v]
     reads = [s for s in (r.outs[v] if traits.selects else r.takes[v]) if s in shared]
-    if traits.comm is None or traits.comm.role is not Role.WAIT:
+    if traits.role is not Role.WAIT:
         return reads, []
     for launch in r.ends.get(v, ()):
         reads += [s for s in r.takes[launch] if s in shared and s not in reads]

@@ -9,7 +9,7 @@ from torch import fx
 from overlap_sched.cost.cluster.placement import Facts, Nodes, Placement, place
 from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
 from overlap_sched.fx.collectives import names_a_group
-from overlap_sched.fx.operator_traits import NO_CALL, Arg
+from overlap_sched.fx.operator_traits import NO_CALL, arguments_of
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.wrappers import call_of
 from overlap_sched.problem import Group
@@ -86,10 +86,7 @@ def _facts(reading: Reading, members: list[int], ranks: list[int] | None, nodes:
 def _argument(node: fx.Node, name: str) -> Any:
     """A collective's argument by the name that its schema gives it; ``None`` where it has no such one."""
     call = call_of(node)
-    for i, argument in enumerate(call.target._schema.arguments):
-        if argument.name == name:
-            return Arg((i, name)).of(call.args, call.kwargs)
-    return None
+    return arguments_of(call.target, call.args, call.kwargs).get(name)
 
 
 def name_and_group(node: fx.Node) -> tuple[str, Any]:
@@ -100,8 +97,8 @@ def name_and_group(node: fx.Node) -> tuple[str, Any]:
     if getattr(node.target, "namespace", "") == "ao":
         return OUT, None
     call = call_of(node)
-    arguments = enumerate(call.target._schema.arguments)
-    named = (Arg((i, a.name)).of(call.args, call.kwargs) for i, a in arguments if names_a_group(a))
+    given = arguments_of(call.target, call.args, call.kwargs)
+    named = (given.get(a.name) for a in call.target._schema.arguments if names_a_group(a))
     value = next((value for value in named if value is not None), None)
     if value is None:
         ranks = _listed_ranks(node)

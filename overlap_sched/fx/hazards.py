@@ -7,11 +7,26 @@ the pairs from which the others follow.
 
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.problem.node import ANY_GROUP
+
+
+class Ordering(IntEnum):
+    """The ordering constraint of an operator, besides its data; the weakest first."""
+
+    NONE = 0
+    RANDOM = 1
+    """Draws random numbers: ordered among those that do."""
+    EFFECT = 2
+    """Asserts, prints, reads a value on the host: ordered among those that do."""
+    BARRIER = 3
+    """Unknown: ordered against everything impure and everything that touches its storages."""
+    FENCE = 4
+    """Changes how what follows it runs (streams, autograd mode): ordered against everything."""
+
 
 Pair = tuple[int, int]
 """A position, and an earlier one that it must come after."""

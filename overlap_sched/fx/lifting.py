@@ -14,17 +14,16 @@ from overlap_sched.cost.cluster.description import Cluster, MeshDimension
 from overlap_sched.cost.cluster.file import cluster_given
 from overlap_sched.cost.cluster.placement import Placement, nodes_of_ranks
 from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.company import launch_times, one_collective_each, with_launches
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_facts, groups_of
+from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.inputs import Which, kept_inputs
-from overlap_sched.fx.launches import launch_times, with_launches
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import carried_sizes
-from overlap_sched.fx.waits import one_collective_each
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.node import OF_HOST
@@ -42,7 +41,7 @@ class Lifted:
     Attributes:
         problem: What is to be scheduled.
         nodes: Per problem id, its FX node: the graph's own order. A wait of several collectives has an id for each of
-            them (:mod:`overlap_sched.fx.waits`).
+            them (:mod:`overlap_sched.fx.company`).
         notes: How often something was not known or not usual, by name:
 
             - ``unknown_op``: kept as a barrier; ``fence``: a node that nothing may cross;
@@ -131,7 +130,7 @@ def lift(
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
     on = None if cluster is None else cluster_given(cluster)
     machines = nodes_of_ranks(on, ranks_per_node, mesh)
-    comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
+    comms = [v for v, t in enumerate(reading.traits) if t.role in (Role.LAUNCH, Role.BLOCKING)]
     name_of, placements = groups_of(reading, comms, HOST | dict(groups or {}), carried_facts(graph), machines)
     group_table = {group: placement.group for group, placement in placements.items()}
     after = graph_hazards(reading, name_of)
@@ -144,7 +143,8 @@ def lift(
     used = {node.group for node in nodes if node.group is not None}
     used_groups = {k: g for k, g in group_table.items() if k in used}
     beside = NO_CONTENTION if on is None or not contention else contention_of(on, used_groups)
-    problem = Problem(name or _name(gm), nodes, memory.storages, used_groups, memory_model, beside)
+    name = name or (type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph")
+    problem = Problem(name, nodes, memory.storages, used_groups, memory_model, beside)
     _count(reading, after)
     told = {k: n for k, n in sorted(reading.notes.items()) if n}
     priced = zip(nodes, stands_for, strict=True)
@@ -197,14 +197,10 @@ _KIND = {"placeholder": Kind.INPUT, "get_attr": Kind.INPUT, "output": Kind.OUTPU
 
 
 def _kind(reading: Reading, v: int) -> Kind:
-    comm = reading.traits[v].comm
-    if comm is None or comm.role is Role.BLOCKING:
+    role = reading.traits[v].role
+    if role is None or role is Role.BLOCKING:
         return _KIND.get(reading.nodes[v].op, Kind.COMPUTE)
-    return Kind.WAIT if comm.role is Role.WAIT else Kind.COLLECTIVE
-
-
-def _name(gm: fx.GraphModule | fx.Graph) -> str:
-    return type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph"
+    return Kind.WAIT if role is Role.WAIT else Kind.COLLECTIVE
 
 
 def _count(reading: Reading, after: Mapping[int, set[int]]) -> None:

@@ -86,13 +86,9 @@ def _pinned(r: Reading, kept: set[fx.Node], runtime: bool) -> set[int]:
         elif node.op == "get_attr" and (runtime or node.name.startswith("primals")):
             pinned.update(roots if runtime else raw)
     if runtime:
-        pinned.update(s for v, roots in r.writes.items() for s in roots if s in inputs and _is_mutation(r, v))
+        # the caller sees all writes but those of unknown calls, which we only suppose
+        pinned.update(s for v, roots in r.writes.items() for s in roots if s in inputs and r.traits[v].known)
     return pinned
-
-
-def _is_mutation(r: Reading, v: int) -> bool:
-    """Tell whether a write changes what the caller sees: all do but those of unknown calls, which we only suppose."""
-    return r.traits[v].known
 
 
 def _numbering(r: Reading, alloc: Iterable[tuple[int, ...]], device_filter: DeviceFilter | None) -> dict[int, int]:

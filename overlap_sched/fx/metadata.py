@@ -16,13 +16,7 @@ def own_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def copied_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """A copy of a node of another graph, at the end of this one, with metadata of its own.
-
-    Args:
-        graph: Gets the copy.
-        node: What is copied.
-        copies: Of the nodes that it takes.
-    """
+    """Copy a node of another graph to the end of this one, with metadata of its own; ``copies``: of what it takes."""
     made = graph.node_copy(node, copies.__getitem__)
     made.meta = own_meta(node.meta)
     return made

@@ -1,11 +1,13 @@
 """The traits of an operator: what is known of it before looking at a node. The vocabulary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from overlap_sched.fx.collectives import Comm
-from overlap_sched.fx.ordering import Ordering
+from torch._ops import OpOverload
+
+from overlap_sched.fx.collectives import Comm, Role
+from overlap_sched.fx.hazards import Ordering
 
 
 class Arg(tuple[int, str]):
@@ -19,6 +21,11 @@ class Arg(tuple[int, str]):
         if 0 <= position < len(args):
             return args[position]
         return kwargs.get(name, default)
+
+
+def arguments_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names that its schema gives them, but for those left to their defaults."""
+    return {**dict(zip((a.name for a in op._schema.arguments), args, strict=False)), **kwargs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class OperatorTraits:
         overwrites: What it writes it does not read first (``copy_``, ``out=``).
         nested: Runs other operators: a subgraph, or one named in its arguments.
         plain: A pure function of its arguments: nothing to look at in the node itself.
+        role: What it does with the communication streams; ``None``: it does not communicate.
     """
 
     op: str
@@ -60,10 +68,12 @@ class OperatorTraits:
     overwrites: bool = False
     nested: bool = False
     plain: bool = field(init=False)
+    role: Role | None = field(init=False)
 
     def __post_init__(self) -> None:
         demands = (self.ordering, self.comm, self.writes, self.writes_all, self.syncs, self.non_blocking, self.nested)
         object.__setattr__(self, "plain", not any(demands))
+        object.__setattr__(self, "role", None if self.comm is None else self.comm.role)
 
 
 UNKNOWN_CALL = OperatorTraits("", Ordering.BARRIER, known=False, writes_all=True)

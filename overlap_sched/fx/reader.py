@@ -12,13 +12,12 @@ from torch._ops import OpOverload
 from overlap_sched.fx.catalogue import SHAPES
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.communication import communicating
-from overlap_sched.fx.higher_order import is_higher_order
+from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operator_traits import NO_CALL, UNKNOWN_CALL, OperatorTraits
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading, attribute_of
 from overlap_sched.fx.storages import Storages
-from overlap_sched.fx.wrappers import EffectiveCall, order_only, unwrapped
+from overlap_sched.fx.wrappers import EffectiveCall, bodies_of, order_only, unwrapped
 
 _MISSING = object()
 _NONE: tuple[int, ...] = ()
@@ -33,7 +32,7 @@ def read_graph(graph: fx.Graph) -> Reading:
     reader = _Reader(reading)
     for v, node in enumerate(reading.nodes):
         reader.read(v, node)
-    on_streams = {v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.BLOCKING}
+    on_streams = {v for v, t in enumerate(reading.traits) if t.role in (Role.LAUNCH, Role.WAIT)}
     reading.communicates.update((v, one) for v, one in communicating(graph).items() if v not in on_streams)
     notes["custom_op"] = sum(not one.groups for one in reading.communicates.values())
     return reading
@@ -87,10 +86,9 @@ class _Reader:
         """
         r = self.reading
         known: dict[int, int] = {}
-        for u in self._looked_at(v):
+        for u in r.looked_at(v):
             known |= self.waited.get(u, {})
-        comm = r.traits[v].comm
-        if comm is not None and comm.role is Role.WAIT:
+        if r.traits[v].role is Role.WAIT:
             self.waited[v] = dict.fromkeys(r.takes[v], v)
             return
         kept = {s: wait for s, wait in known.items() if s in r.outs[v]}
@@ -108,7 +106,7 @@ class _Reader:
         if val is _MISSING:
             val = self._value_without_meta(node)
         if val is _MISSING:
-            launches = traits.comm is not None and traits.comm.role is Role.LAUNCH and not any(traits.returns)
+            launches = traits.role is Role.LAUNCH and not any(traits.returns)
             raw, nbytes = (storages.unknown(),) if launches else _NONE, 0  # by its result waits know a launch
             outs = raw or takes
         else:
@@ -153,7 +151,7 @@ class _Reader:
         Fake kernels of collectives allocate anew; passes that replace the argument of a view leave the view's value.
         """
         storages, pairs = self.reading.storages, []
-        if traits.comm is not None and traits.comm.role is Role.WAIT:
+        if traits.role is Role.WAIT:
             pairs.append((val, args[0] if args else next(iter(kwargs.values()), None)))
         elif len(traits.returns) == 1 and traits.returns[0] is not None:
             pairs.append((val, traits.returns[0].of(args, kwargs)))
@@ -181,7 +179,7 @@ class _Reader:
         if not traits.known:
             r.notes["unknown_op"] += 1
         if traits.writes_all or ordering >= Ordering.BARRIER:
-            written = [r.nodes[u] for u in self._looked_at(v)]
+            written = [r.nodes[u] for u in r.looked_at(v)]
         else:
             written = [n for arg in traits.writes for n in _nodes_in(arg.of(args, kwargs))]
         roots = tuple(dict.fromkeys(s for n in written for s in r.outs[self.index[n]]))
@@ -218,7 +216,7 @@ class _Reader:
             launched = [self.launched[s] for s in r.takes[v] if s in self.launched]
             outside = [s for s in r.takes[v] if s not in self.launched]
             pending = [u for s in r.takes[v] for u in self.in_flight.pop(s, ())]  # so a wait does not look early
-            if not pending and all(map(self._has_finished, self._looked_at(v))):
+            if not pending and all(map(self._has_finished, r.looked_at(v))):
                 r.traits[v] = replace(r.traits[v], comm=None, free=True)
                 return
             if launched:
@@ -229,17 +227,12 @@ class _Reader:
                 r.peeked.update(outside)
             r.notes["wait_outside"] += not launched
 
-    def _looked_at(self, v: int) -> tuple[int, ...]:
-        r = self.reading
-        only = r.order_only.get(v, ())
-        return tuple([u for u in r.inputs[v] if u not in only]) if only else r.inputs[v]
-
     def _has_finished(self, v: int) -> bool:
         """Tell whether a value is that of a wait, or a view of one: to wait for it again is to do nothing."""
         r = self.reading
-        while not ((comm := r.traits[v].comm) is not None and comm.role is Role.WAIT):
-            before = [u for u in self._looked_at(v) if not set(r.outs[u]).isdisjoint(r.outs[v])]
-            if comm is not None or len(before) != 1:
+        while (role := r.traits[v].role) is not Role.WAIT:
+            before = [u for u in r.looked_at(v) if not set(r.outs[u]).isdisjoint(r.outs[v])]
+            if role is not None or len(before) != 1:
                 return False
             (v,) = before
         return True
@@ -247,18 +240,14 @@ class _Reader:
     def _ordering_of_subgraphs(self, node: fx.Node) -> Ordering:
         """A subgraph that does more than compute, or is not at hand, makes the node that runs it a barrier."""
         ordering = Ordering.NONE
-        # what flex attention runs are functions of scores and indices: pure, whether at hand or not
-        pure = is_higher_order(node.target, "flex_attention", "flex_attention_backward")
-        for n in node.all_input_nodes:
-            attribute = attribute_of(n)
-            if isinstance(attribute, fx.GraphModule):
-                inner = read_graph(attribute.graph)
-                ordering = max([ordering, *inner.ordering.values()])
-                if inner.writes or any(traits.comm for traits in inner.traits):
-                    ordering = Ordering.BARRIER
-            elif n.op == "get_attr" and (attribute is None or (isinstance(attribute, torch.nn.Module) and not pure)):
-                ordering = Ordering.BARRIER
+        for body in bodies_of(node):
+            inner = None if body is None else read_graph(body.graph)
+            if inner is None:
                 self.reading.notes["unknown_op"] += 1
+            if inner is None or inner.writes or any(traits.comm for traits in inner.traits):
+                ordering = Ordering.BARRIER
+            else:
+                ordering = max([ordering, *inner.ordering.values()])
         return ordering
 
 

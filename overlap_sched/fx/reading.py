@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operator_traits import OperatorTraits
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.storages import Storages
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Reading:
         value_bytes: Per node, bytes of the tensors in its value.
         writes: Roots that a node writes.
         overwritten_bytes: Of nodes that write without reading first: bytes of what they write.
-        ordering: Nodes with an ordering constraint, see :class:`~overlap_sched.fx.ordering.Ordering`.
+        ordering: Nodes with an ordering constraint, see :class:`~overlap_sched.fx.hazards.Ordering`.
         launch_of: Per wait, its collective, of several the last. (A wait for one launched outside is not in it.)
         ends: Per wait in ``launch_of``, all collectives that it waits for: several where they share a storage, or where
             it waits for several storages.
@@ -75,7 +75,12 @@ class Reading:
     @property
     def launches(self) -> list[int]:
         """Ids of all collectives that run on their own streams."""
-        return [v for v, t in enumerate(self.traits) if t.comm is not None and t.comm.role is Role.LAUNCH]
+        return [v for v, t in enumerate(self.traits) if t.role is Role.LAUNCH]
+
+    def looked_at(self, v: int) -> tuple[int, ...]:
+        """Ids of the nodes that a node takes, but for those that it only comes after."""
+        only = self.order_only.get(v, ())
+        return tuple([u for u in self.inputs[v] if u not in only]) if only else self.inputs[v]
 
 
 def attribute_of(node: fx.Node) -> Any:

@@ -157,14 +157,10 @@ def _sums(relation: sympy.Basic) -> list[sympy.Expr]:
     match relation:
         case sympy.And():
             return [one for part in sorted(relation.args, key=str) for one in _sums(part)]
-        case sympy.Le():
-            return [relation.lhs - relation.rhs]
-        case sympy.Lt():
-            return [relation.lhs - relation.rhs + 1]
-        case sympy.Ge():
-            return [relation.rhs - relation.lhs]
-        case sympy.Gt():
-            return [relation.rhs - relation.lhs + 1]
+        case sympy.Le() | sympy.Ge():
+            return [relation.lts - relation.gts]
+        case sympy.Lt() | sympy.Gt():
+            return [relation.lts - relation.gts + 1]
         case sympy.Eq():
             return [relation.lhs - relation.rhs, relation.rhs - relation.lhs]
     return []

@@ -1,14 +1,14 @@
 """Operators that run another operator, or a sub-graph: which one, and what they hand to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
-from overlap_sched.fx.higher_order import is_higher_order, only_wraps
 from overlap_sched.fx.operator_traits import Arg, OperatorTraits
-from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.operators import is_higher_order, only_wraps, traits_of
 from overlap_sched.fx.reading import attribute_of
 
 
@@ -99,11 +99,19 @@ def order_only(node: fx.Node) -> list[fx.Node]:
     return [one for one in node.all_input_nodes if one not in looked_at]
 
 
+def bodies_of(node: fx.Node) -> Iterator[fx.GraphModule | None]:
+    """The sub-graphs that a node runs; ``None`` for each that is not at hand."""
+    # what flex attention runs are functions of scores and indices: pure, whether at hand or not
+    pure = is_higher_order(node.target, "flex_attention", "flex_attention_backward")
+    for one in node.all_input_nodes:
+        body = attribute_of(one)
+        if isinstance(body, fx.GraphModule):
+            yield body
+        elif one.op == "get_attr" and (body is None or (isinstance(body, torch.nn.Module) and not pure)):
+            yield None
+
+
 def body_of(node: fx.Node) -> fx.GraphModule | None:
     """The sub-graph that a node runs once, where that is all that it does; ``None`` elsewhere, or if not at hand."""
-    target = call_of(node).target
-    if not only_wraps(target):
-        return None
-    bodies = [attribute_of(one) for one in node.all_input_nodes if one.op == "get_attr"]
-    found = [body for body in bodies if isinstance(body, fx.GraphModule)]
-    return found[0] if len(found) == 1 else None
+    found = [body for body in bodies_of(node) if body is not None]
+    return found[0] if only_wraps(call_of(node).target) and len(found) == 1 else None

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from overlap_sched.distributed.uncompiled import uncompiled
 from overlap_sched.sharding.alike import compare_reads
-from overlap_sched.sharding.gather import gather, gather_unreduced
+from overlap_sched.sharding.gather import gather
 from overlap_sched.sharding.layout import Layout
 from overlap_sched.sharding.state import ShardedModule, ShardState
 
@@ -94,7 +94,7 @@ def _whole(module: nn.Module, name: str, parameter: DTensor, layout: Layout) -> 
     if state.sync or not parameter.requires_grad:
         whole = gather(part, layout, state.factor, again=again)
     else:
-        whole = gather_unreduced(part.detach(), module._collectors[name], layout, again=again)
+        whole = gather(part.detach(), layout, collector=module._collectors[name], again=again)
     inside = layout.inside
     if inside is None:
         return whole

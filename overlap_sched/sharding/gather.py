@@ -30,29 +30,21 @@ def cache_gathers() -> None:
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
 
 
-def gather(part: Tensor, layout: Layout, factor: float | None, *, again: bool) -> Tensor:
+def gather(
+    part: Tensor, layout: Layout, factor: float | None = None, collector: Tensor | None = None, *, again: bool
+) -> Tensor:
     """The whole of a parameter.
 
     Args:
         part: This rank's rows, plain.
         layout: Of the parameter.
         factor: By what the sum of gradients is divided; ``None``: by the number of ranks.
+        collector: A leaf of the whole's shape, of the reduce type, to which the gradient goes as it is: nothing is
+            communicated in backward.
         again: In a compiled graph: gather again in backward instead of keeping the whole until then.
     """
-    return _recomputed(_gather, part, layout, factor) if again else _gather(part, layout, factor)
-
-
-def gather_unreduced(part: Tensor, collector: Tensor, layout: Layout, *, again: bool) -> Tensor:
-    """The whole of a parameter, whose gradient goes to ``collector`` as it is: nothing is communicated in backward.
-
-    Args:
-        part: This rank's rows, plain.
-        collector: A leaf of the whole's shape, of the reduce type.
-        layout: Of the parameter.
-        again: As for :func:`gather`.
-    """
-    given = (part, collector, layout)
-    return _recomputed(_gather_unreduced, *given) if again else _gather_unreduced(*given)
+    given = (part, collector, layout, factor)
+    return _recomputed(_gather, *given) if again else _gather(*given)
 
 
 def whole_from_parts(part: Tensor, layout: Layout) -> Tensor:
@@ -84,38 +76,23 @@ def reduced(gradient: Tensor, rows: int, layout: Layout, factor: float | None) -
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers; its backward reduces."""
+    """Gathers; its backward reduces, or hands the gradient to the collector."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, layout: Layout, factor: float | None) -> Tensor:
+    def forward(ctx: Any, part: Tensor, collector: Tensor | None, layout: Layout, factor: float | None) -> Tensor:
         ctx.layout, ctx.factor, ctx.rows, ctx.dtype = layout, factor, part.shape[0], part.dtype
+        ctx.collects = collector is not None
         return whole_from_parts(part, layout)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return reduced(gradients[0], ctx.rows, ctx.layout, ctx.factor).to(ctx.dtype), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if ctx.collects:
+            return None, gradients[0].to(ctx.layout.reduce), None, None
+        return reduced(gradients[0], ctx.rows, ctx.layout, ctx.factor).to(ctx.dtype), None, None, None
 
 
-class _GatherUnreduced(torch.autograd.Function):
-    """Gathers; its backward hands the gradient to the collector."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, collector: Tensor, layout: Layout) -> Tensor:
-        ctx.dtype = layout.reduce
-        return whole_from_parts(part, layout)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
-        return None, gradients[0].to(ctx.dtype), None
-
-
-def _gather(part: Tensor, layout: Layout, factor: float | None) -> Tensor:
-    whole: Tensor = _Gather.apply(part, layout, factor)
-    return whole
-
-
-def _gather_unreduced(part: Tensor, collector: Tensor, layout: Layout) -> Tensor:
-    whole: Tensor = _GatherUnreduced.apply(part, collector, layout)
+def _gather(part: Tensor, collector: Tensor | None, layout: Layout, factor: float | None) -> Tensor:
+    whole: Tensor = _Gather.apply(part, collector, layout, factor)
     return whole
 
 

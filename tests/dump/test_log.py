@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from overlap_sched import errors
 from overlap_sched.dump.load import load_dump
 from overlap_sched.dump.loader import NO_SHAPES
-from overlap_sched.dump.log import graphs_in
+from overlap_sched.dump.text import graphs_in
 from overlap_sched.fx.lifting import lift
 from tests.support.command import run
 from tests.support.dump_graphs import loaded, values

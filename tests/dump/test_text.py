@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from overlap_sched.cost.cluster.placement import Facts
-from overlap_sched.dump.literals import UnknownOp
 from overlap_sched.dump.load import load_dump
+from overlap_sched.dump.operators import UnknownOp
 from overlap_sched.dump.values import Opaque
 from overlap_sched.fx.groups import carried_facts
 from overlap_sched.fx.lifting import lift

@@ -9,8 +9,8 @@ from torch._ops import OpOverload
 
 from overlap_sched.fx import catalogue
 from overlap_sched.fx.collectives import names_a_group
+from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.ordering import Ordering
 from tests.fx.test_fx_hazards import Builder, hazards_of
 from tests.support.fx_graphs import ATEN
 
@@ -108,3 +108,10 @@ def test_pools_of_memory_are_fences() -> None:
     if not hasattr(torch.ops.mempool, "begin"):
         pytest.skip("this torch has no pools in graphs")
     assert traits_of(torch.ops.mempool.begin.default).ordering is Ordering.FENCE
+
+
+@pytest.mark.slow
+def test_the_front_end_loads_no_dumps() -> None:
+    """Reading dumps is asked for by itself."""
+    script = "import sys, overlap_sched.fx; print(*[m for m in sys.modules if m.startswith('overlap_sched.dump')])"
+    assert not subprocess.check_output([sys.executable, "-W", "ignore", "-c", script], text=True).strip()

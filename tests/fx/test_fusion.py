@@ -61,19 +61,57 @@ def test_the_graph_stays_one_of_single_nodes() -> None:
         assert node.time_us == price.time_us
 
 
-def test_softmax_and_its_like_are_one_kernel_decomposed_or_not() -> None:
-    def decomposed(x: Tensor) -> Tensor:
-        e = torch.exp(x - x.amax(-1, keepdim=True))
-        return e / e.sum(-1, keepdim=True)
+def softmax(x: Tensor) -> Tensor:
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
 
-    assert kernels(fused(decomposed, (ROWS, WIDTH))) == {"div": 2 * FULL}
-    whole = fused(lambda x: ATEN._softmax.default(x * 2, -1, False) + 1, (ROWS, WIDTH))
-    assert kernels(whole) == {"add": 2 * FULL}
 
-    def backward(x: Tensor, y: Tensor) -> Tensor:
-        return ATEN._softmax_backward_data.default(x, y, -1, torch.float32).sum(-1)
+def softmax_backward(x: Tensor, y: Tensor) -> Tensor:
+    return ATEN._softmax_backward_data.default(x, y, -1, torch.float32).sum(-1)
 
-    assert kernels(fused(backward, (ROWS, WIDTH), (ROWS, WIDTH))) == {"sum_1": 2 * FULL + 4 * ROWS}
+
+def transposed(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.relu(x)
+    return y, y.t() * 2
+
+
+def halves(x: Tensor) -> Tensor:
+    left, right = x.split(WIDTH // 2, 1)
+    return left * right
+
+
+def around_a_collective(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y * wait(gather(y))[:ROWS], y
+
+
+X = (ROWS, WIDTH)
+KERNELS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], dict[str, int]]] = {
+    "softmax, decomposed": (softmax, [X], {"div": 2 * FULL}),
+    "softmax": (lambda x: ATEN._softmax.default(x * 2, -1, False) + 1, [X], {"add": 2 * FULL}),
+    "softmax backward": (softmax_backward, [X, X], {"sum_1": 2 * FULL + 4 * ROWS}),
+    "views are looked through": (
+        lambda x: ((x + 1).view(-1) * 2).view(WIDTH, ROWS).unsqueeze(0).exp(),
+        [X],
+        {"exp": 2 * FULL},
+    ),
+    "results in another order are not merged with who made them": (
+        transposed,
+        [X],
+        {"relu": 2 * FULL, "mul": 2 * FULL},
+    ),
+    "parts are read as parts": (halves, [X], {"mul": FULL + FULL // 2}),
+    "a slice is read as a part": (lambda x: x[:, :8] * 2, [X], {"mul": 2 * 4 * ROWS * 8}),
+    "broadcast values are read once": (lambda x: x.expand(ROWS, WIDTH) + 1, [(WIDTH,)], {"add": FULL + 4 * WIDTH}),
+    "what is written back is written": (lambda x, y: x.copy_(y * 2), [X, X], {"copy_": 2 * FULL}),
+    "no kernel spans a collective": (around_a_collective, [X], {"mul": 2 * FULL, "mul_1": 3 * FULL}),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels(name: str) -> None:
+    f, shapes, found = KERNELS[name]
+    assert kernels(fused(f, *shapes)) == found
 
 
 def test_matmuls_stay_alone_and_what_they_read_is_stored() -> None:
@@ -84,34 +122,6 @@ def test_matmuls_stay_alone_and_what_they_read_is_stored() -> None:
     assert kernels(found) == {"relu": 2 * FULL, "mm": 2 * FULL + 4 * WIDTH * WIDTH, "mul": 2 * FULL}
     by_name = dict(zip([node.name for node in found.problem.nodes], found.prices, strict=True))
     assert (by_name["mm"].source, by_name["relu_1"].part_of, by_name["relu_1"].time_us) == ("roofline", "mul", 0.0)
-
-
-def test_views_are_looked_through() -> None:
-    def f(x: Tensor) -> Tensor:
-        return ((x + 1).view(-1) * 2).view(WIDTH, ROWS).unsqueeze(0).exp()
-
-    assert kernels(fused(f, (ROWS, WIDTH))) == {"exp": 2 * FULL}
-
-
-def test_results_in_another_order_are_not_merged_with_who_made_them() -> None:
-    def f(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = torch.relu(x)
-        return y, y.t() * 2
-
-    assert kernels(fused(f, (ROWS, WIDTH))) == {"relu": 2 * FULL, "mul": 2 * FULL}
-
-
-def test_parts_are_read_as_parts() -> None:
-    def f(x: Tensor) -> Tensor:
-        left, right = x.split(WIDTH // 2, 1)
-        return left * right
-
-    assert kernels(fused(f, (ROWS, WIDTH))) == {"mul": FULL + FULL // 2}
-    assert kernels(fused(lambda x: x[:, :8] * 2, (ROWS, WIDTH))) == {"mul": 2 * 4 * ROWS * 8}
-
-
-def test_broadcast_values_are_read_once() -> None:
-    assert kernels(fused(lambda x: x.expand(ROWS, WIDTH) + 1, (WIDTH,))) == {"add": FULL + 4 * WIDTH}
 
 
 def test_matmuls_read_broadcast_values_from_copies() -> None:
@@ -142,13 +152,6 @@ def test_concatenations_are_written() -> None:
     assert moved == 4 * FULL  # the sum joins: nobody else reads the concatenation
 
 
-def test_what_is_written_back_is_written() -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        return x.copy_(y * 2)
-
-    assert kernels(fused(f, (ROWS, WIDTH), (ROWS, WIDTH))) == {"copy_": 2 * FULL}
-
-
 def scattered(x: Tensor, at: Tensor, values: Tensor) -> Tensor:
     return (x * 2).scatter_add(1, at.long(), values)
 
@@ -174,14 +177,6 @@ def test_complex_numbers_and_unknown_operators_stay_alone() -> None:
 
     assert set(kernels(fused(f, (ROWS, WIDTH)))) == {"mul", "mul_1", "add"}
     assert set(kernels(fused(lambda x: (x * 2).sort(1)[0] * 2, (ROWS, WIDTH)))) == {"mul", "sort", "mul_1"}
-
-
-def test_no_kernel_spans_a_collective() -> None:
-    def f(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * 2
-        return y * wait(gather(y))[:ROWS], y
-
-    assert kernels(fused(f, (ROWS, WIDTH))) == {"mul": 2 * FULL, "mul_1": 3 * FULL}
 
 
 def test_no_kernel_spans_the_order_of_the_collectives() -> None:

@@ -12,8 +12,8 @@ from torch._higher_order_ops.effects import with_effects
 from torch._subclasses import FakeTensorMode
 
 from overlap_sched.fx import lift
+from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.ordering import Ordering
 from tests.support.fx_graphs import ATEN, C10D, trace
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from overlap_sched.fx.hazards import (
     Launch,
+    Ordering,
     Pair,
     chain_hazards,
     fence_hazards,
@@ -14,7 +15,6 @@ from overlap_sched.fx.hazards import (
     launch_chains,
     storage_hazards,
 )
-from overlap_sched.fx.ordering import Ordering
 
 NONE, RANDOM, EFFECT, BARRIER, FENCE = Ordering
 Steps = list[tuple[str, str]]

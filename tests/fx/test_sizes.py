@@ -11,10 +11,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched import Options, schedule_graph
 from overlap_sched.fx.lifting import lift
+from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
-from tests.support.fx_graphs import gather, wait
+from tests.support.fx_graphs import C10D, gather, wait
 
 ROWS, WIDTH = 64, 16
 
@@ -86,6 +87,19 @@ def test_a_hint_of_the_user_is_taken_within_the_limits(env: ShapeEnv) -> None:
     sizes = Sizes((), env)
     assert [sizes.hint(size) for size in (u0, u1)] == [ROWS, 100]
     assert [sizes.largest(size) for size in (u0, u1)] == [ROWS, 100]
+
+
+def test_a_gather_of_an_unbacked_number_of_rows_is_read(env: ShapeEnv) -> None:
+    graph = torch.fx.Graph()
+    with FakeTensorMode(shape_env=env):
+        (rows,) = unbacked(env, 1)
+        sent, gathered = torch.empty(rows, 4), torch.empty(2 * rows, 4)
+    x = graph.placeholder("x")
+    launch = graph.call_function(C10D.all_gather_into_tensor.default, (x, 2, "0"))
+    waited = graph.call_function(C10D.wait_tensor.default, (launch,))
+    x.meta["val"], launch.meta["val"], waited.meta["val"] = sent, gathered, gathered
+    graph.output((waited,))
+    assert read_graph(graph).launch_of == {2: 1}
 
 
 def splits(x: torch.Tensor, w: torch.Tensor, n: torch.Tensor) -> Any:

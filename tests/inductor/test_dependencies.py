@@ -11,8 +11,8 @@ import pytest
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.collectives import Comm, Role
 from overlap_sched.fx.communication import Communication
+from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operator_traits import OperatorTraits
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.inductor.lift.dependencies import dependencies
 
 

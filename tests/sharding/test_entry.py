@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from llama_repro.capture.parallelism import fake_world
@@ -242,12 +242,6 @@ def test_each_gradient_is_reduced_once(alone: DeviceMesh) -> None:
 def test_the_default_mesh_is_all_ranks(mesh: DeviceMesh) -> None:
     model = shard(nn.Linear(3, 8))
     assert model.weight.device_mesh.size() == RANKS
-
-
-def test_two_dimensions_replicate_and_shard(mesh: DeviceMesh) -> None:
-    model = shard(nn.Linear(3, 8), square())
-    assert model.weight.placements == (Replicate(), Shard(0))
-    assert model.weight.to_local().shape == (4, 3)
 
 
 def told(*given: Any, **keywords: Any) -> str:

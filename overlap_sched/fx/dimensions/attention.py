@@ -30,11 +30,7 @@ def _backward(call: Call) -> Told:
 
 
 def _needs(call: Call, names: Sequence[str]) -> tuple[dict[fx.Node, Cut], Cut]:
-    """All tensors with batch and head are cut alike.
-
-    Raises:
-        EndsError: The cut is along another dimension, or there is a mask, dropout, or fewer heads of keys.
-    """
+    """All tensors with batch and head are cut alike."""
     if call.arg("dropout_p") != 0.0:
         raise EndsError("dropout draws other numbers for a part")
     schema = {a.name for a in call.node.target._schema.arguments}

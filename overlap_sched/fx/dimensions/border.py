@@ -31,7 +31,7 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
         return None
     stay: set[fx.Node] = set()
     leaving: dict[fx.Node, bool] = {}
-    through = {wait for node in inside if (wait := _wait_of_leaving_launch(node, inside)) is not None}
+    through = {wait for node in inside if (wait := _wait_of(node)) is not None and _outside(node, inside)}
     for node in reversed(inside):
         outside = [user for user in node.users if user not in inside or user in stay]
         if not outside and node not in through:
@@ -45,7 +45,7 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
             stay.update((node, node.args[0]))
         elif node in through:
             leaving[node] = all(user.op == "output" for user in (*outside, *_outside(node.args[0], inside)))
-        elif not _launches(node):
+        elif _wait_of(node) is None:
             leaving[node] = all(user.op == "output" for user in outside)
     leaves = []
     for node in inside:
@@ -68,18 +68,10 @@ def _outside(node: Any, inside: Collection[fx.Node]) -> list[fx.Node]:
     return [user for user in node.users if user not in inside]
 
 
-def _launches(node: fx.Node) -> bool:
-    return any(_waits_for(user, node) for user in node.users)
-
-
-def _waits_for(user: fx.Node, node: fx.Node) -> bool:
-    return user.target is torch.ops._c10d_functional.wait_tensor.default and user.args[0] is node
-
-
-def _wait_of_leaving_launch(node: fx.Node, inside: Collection[fx.Node]) -> fx.Node | None:
-    if not _launches(node) or not _outside(node, inside):
-        return None
-    return next(user for user in node.users if _waits_for(user, node))
+def _wait_of(node: fx.Node) -> fx.Node | None:
+    """The wait for a launch; ``None``: the node launches nothing, or nobody waits for it."""
+    waits = torch.ops._c10d_functional.wait_tensor.default
+    return next((user for user in node.users if user.target is waits and user.args[0] is node), None)
 
 
 def _leave(node: fx.Node, given: Cut | Uncut, returned_in_parts: bool) -> Leave:

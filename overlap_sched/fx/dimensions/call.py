@@ -1,13 +1,13 @@
 """One call of an operator, as the rules see it; and what a rule says of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Shape, is_cut_of
+from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Shape, Uncut, is_cut_of
 
 
 class Told(NamedTuple):
@@ -27,7 +27,7 @@ class Told(NamedTuple):
 
 
 class Call:
-    """A call with some inputs cut.
+    """A call with some inputs cut. What asks it for something that it is not gets an :class:`EndsError`.
 
     Attributes:
         node: The call.
@@ -40,7 +40,6 @@ class Call:
     def __init__(
         self, node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int, known: Mapping[fx.Node, Routed] | None = None
     ) -> None:
-        """See the class."""
         self.node, self.cuts, self.parts = node, cuts, parts
         self.known: Mapping[fx.Node, Routed] = known or {}
         self.routed = {u: self.known[u] for u in node.all_input_nodes if u in self.known}
@@ -56,11 +55,7 @@ class Call:
         raise EndsError(f"{self.node.target} has no argument {name!r}")
 
     def given(self, name: str) -> fx.Node:
-        """An argument that is a tensor.
-
-        Raises:
-            EndsError: It is not.
-        """
+        """An argument that must be a tensor."""
         value = self.arg(name)
         if not isinstance(value, fx.Node):
             raise EndsError(f"argument {name!r} is {value!r} and no tensor")
@@ -71,11 +66,7 @@ class Call:
         return next(iter(self.cuts.items()))
 
     def cut(self, name: str) -> Cut:
-        """The cut of a tensor argument.
-
-        Raises:
-            EndsError: It is not cut.
-        """
+        """The cut of a tensor argument, which must be cut."""
         cut = self.cuts.get(self.given(name))
         if cut is None:
             raise EndsError(f"argument {name!r} is whole while another one is cut")
@@ -88,14 +79,11 @@ class Call:
 
 
 Rule = Callable[[Call], Told]
+"""What the parts of a call are, or an :class:`EndsError`: why the dimension ends there."""
 
 
 def shape_of_value(value: Any) -> Shape:
-    """The shape of a tensor.
-
-    Raises:
-        EndsError: It is no tensor, or its shape depends on data.
-    """
+    """The shape of a tensor, if it is one and its shape does not depend on data."""
     if not isinstance(value, torch.Tensor):
         raise EndsError("no tensor")
     if not all(type(size) is int for size in value.shape):
@@ -104,20 +92,12 @@ def shape_of_value(value: Any) -> Shape:
 
 
 def shape(node: fx.Node) -> Shape:
-    """The shape of what a node gives.
-
-    Raises:
-        EndsError: It gives no tensor, or one whose shape depends on data.
-    """
+    """The shape of what a node gives."""
     return shape_of_value(node.meta.get("val"))
 
 
 def checked(call: Call, told: Told) -> Told:
-    """Return what a rule said, if it fits the call: whatever is cut is taken as it is cut, and all shapes divide.
-
-    Raises:
-        EndsError: It does not.
-    """
+    """Return what a rule said, if it fits the call: whatever is cut is taken as it is cut, and all shapes divide."""
     for node, cut in call.cuts.items():
         if told.needs.get(node) != cut:
             raise EndsError(f"it takes {node.name!r} whole, or cut otherwise than it is")
@@ -139,3 +119,25 @@ def is_pure(target: Any) -> bool:
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
     )
+
+
+def not_cut(call: Call) -> None:
+    """Refuse what is cut beside what is routed."""
+    if call.cuts:
+        raise EndsError("it takes what is cut together with what is routed")
+
+
+def is_float(node: fx.Node) -> bool:
+    """Tell whether a value is a tensor of floats."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def reckoned(*operands: Routed) -> bool:
+    """Tell whether something has been computed from numbers that name rows: nobody knows what the result names."""
+    return any(one.reckoned or one.of is not None for one in operands)
+
+
+def summed(wanted: Sequence[bool]) -> tuple[Uncut, ...]:
+    """Gradients of weights and biases, where they are asked for: sums over the batch."""
+    return tuple(Uncut.PARTIAL if one else Uncut.SAME for one in wanted)

@@ -6,7 +6,6 @@ time that the compute stream stands still at its waits, and bytes that it holds 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -26,20 +25,6 @@ LARGE = 4
 """Values at the peak that are looked at."""
 AROUND = 24
 """Nodes before and behind a large value that may run in parts with it."""
-
-
-class Heat(NamedTuple):
-    """What a fission could win.
-
-    Attributes:
-        stall_us: What the compute stream stands still at its waits, in the original order.
-        peak_bytes: What its nodes hold at the original order's peak.
-        copied_bytes: What is put together behind it.
-    """
-
-    stall_us: float
-    peak_bytes: int
-    copied_bytes: int
 
 
 def fission_candidates(
@@ -88,17 +73,12 @@ class _Heats:
             if held and problem.compute_us[v]:
                 self.held[node.name] = held
 
-    def of(self, one: Fission) -> Heat:
-        """Return the heat of a fission."""
-        copied = sum(leave.bytes for leave in one.leaves if leave.how in ("cat", "sum"))
-        stall_us = sum(self.stall_us.get(name, 0.0) for name in one.nodes)
-        return Heat(stall_us, sum(self.held.get(name, 0) for name in one.nodes), copied)
-
     def score(self, one: Fission) -> float:
         """Shares of all that stands still and of the peak that parts could save."""
-        heat = self.of(one)
-        stalls = heat.stall_us / self.total_us if self.total_us else 0.0
-        kept = max(heat.peak_bytes - heat.copied_bytes, 0)  # what leaves is held whole, too
+        stall_us = sum(self.stall_us.get(name, 0.0) for name in one.nodes)
+        stalls = stall_us / self.total_us if self.total_us else 0.0
+        copied = sum(leave.bytes for leave in one.leaves if leave.how in ("cat", "sum"))
+        kept = max(sum(self.held.get(name, 0) for name in one.nodes) - copied, 0)  # what leaves is held whole, too
         return (stalls + kept / max(self.peak_bytes, 1)) * (1 - 1 / one.parts)
 
 

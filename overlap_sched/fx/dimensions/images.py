@@ -4,11 +4,13 @@ Batches are free, and channels where each is treated alone. A batch norm in trai
 batch: the dimension ends there.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from overlap_sched.fx.dimensions.call import Call, Rule, Told, shape
+from overlap_sched.fx.dimensions.call import Call, Rule, Told, shape, summed
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Uncut
 
 _ATEN = torch.ops.aten
@@ -27,30 +29,21 @@ def _convolution_backward(call: Call) -> Told:
     if cut.dim != 0 or len(shape(source)) != len(shape(call.given("weight"))):
         raise EndsError("only the batch of a convolution is cut")
     wanted = call.arg("output_mask")
-    return Told({grad: cut, source: cut}, (cut if wanted[0] else Uncut.SAME, *_summed(wanted[1:])))
+    return Told({grad: cut, source: cut}, (cut if wanted[0] else Uncut.SAME, *summed(wanted[1:])))
 
 
-def _summed(wanted: Any) -> tuple[Uncut, ...]:
-    """Gradients of weights and biases, where they are asked for: sums over the batch."""
-    return tuple(Uncut.PARTIAL if one else Uncut.SAME for one in wanted)
-
-
-def _by_image(*others: str, first: str = "self", dims: int = 2) -> Rule:
+def _by_image(call: Call, first: str = "self", others: Sequence[str] = (), dims: int = 2) -> Told:
     """Image by image; channel by channel where ``dims`` is 2. Other tensors are cut as the first is."""
-
-    def rule(call: Call) -> Told:
-        source, cut = call.given(first), call.cut(first)
-        if cut.dim >= dims or len(shape(source)) != 4:
-            raise EndsError("a window goes over the dimension that is cut")
-        value = call.node.meta["val"]
-        needs = dict.fromkeys((source, *map(call.given, others)), cut)
-        return Told(needs, (cut,) * len(value) if isinstance(value, tuple | list) else cut)
-
-    return rule
+    source, cut = call.given(first), call.cut(first)
+    if cut.dim >= dims or len(shape(source)) != 4:
+        raise EndsError("a window goes over the dimension that is cut")
+    value = call.node.meta["val"]
+    needs = dict.fromkeys((source, *map(call.given, others)), cut)
+    return Told(needs, (cut,) * len(value) if isinstance(value, tuple | list) else cut)
 
 
 def _resized_backward(call: Call) -> Told:
-    told = _by_image(first="grad_output")(call)
+    told = _by_image(call, "grad_output")
     assert isinstance(told.gives, Cut)
     return told._replace(changes={"input_size": list(told.gives.part(call.result()))})
 
@@ -77,7 +70,7 @@ def _group_norm_backward(call: Call) -> Told:
         raise EndsError("a group norm goes over the dimension that is cut")
     needs = dict.fromkeys(map(call.given, ("grad_out", "input", "mean", "rstd")), cut)
     rows = cut.part(shape(call.given("input")))[0]
-    return Told(needs, (cut, *_summed(call.arg("output_mask")[1:])), {"N": rows})
+    return Told(needs, (cut, *summed(call.arg("output_mask")[1:])), {"N": rows})
 
 
 def _batch_norm(call: Call) -> Told:
@@ -97,7 +90,7 @@ def _batch_norm_backward(call: Call) -> Told:
     _not_channels(cut)
     wanted = call.arg("output_mask")
     first: Given = cut if wanted[0] else Uncut.SAME
-    return Told({grad: cut, source: cut}, (first, *_summed(wanted[1:])))
+    return Told({grad: cut, source: cut}, (first, *summed(wanted[1:])))
 
 
 def _not_channels(cut: Cut) -> None:
@@ -108,19 +101,19 @@ def _not_channels(cut: Cut) -> None:
 IMAGES: dict[Any, Rule] = {
     _ATEN.convolution.default: _convolution,
     _ATEN.convolution_backward.default: _convolution_backward,
-    _ATEN.max_pool2d_with_indices.default: _by_image(),
-    _ATEN.max_pool2d_with_indices_backward.default: _by_image("self", "indices", first="grad_output"),
-    _ATEN.avg_pool2d.default: _by_image(),
-    _ATEN.avg_pool2d_backward.default: _by_image("self", first="grad_output"),
-    _ATEN._adaptive_avg_pool2d.default: _by_image(),
-    _ATEN._adaptive_avg_pool2d_backward.default: _by_image("self", first="grad_output"),
-    _ATEN.upsample_nearest2d.default: _by_image(),
-    _ATEN.upsample_nearest2d.vec: _by_image(first="input"),
+    _ATEN.max_pool2d_with_indices.default: _by_image,
+    _ATEN.max_pool2d_with_indices_backward.default: partial(_by_image, first="grad_output", others=("self", "indices")),
+    _ATEN.avg_pool2d.default: _by_image,
+    _ATEN.avg_pool2d_backward.default: partial(_by_image, first="grad_output", others=("self",)),
+    _ATEN._adaptive_avg_pool2d.default: _by_image,
+    _ATEN._adaptive_avg_pool2d_backward.default: partial(_by_image, first="grad_output", others=("self",)),
+    _ATEN.upsample_nearest2d.default: _by_image,
+    _ATEN.upsample_nearest2d.vec: partial(_by_image, first="input"),
     _ATEN.upsample_nearest2d_backward.default: _resized_backward,
-    _ATEN.upsample_bilinear2d.default: _by_image(),
-    _ATEN.upsample_bilinear2d.vec: _by_image(first="input"),
+    _ATEN.upsample_bilinear2d.default: _by_image,
+    _ATEN.upsample_bilinear2d.vec: partial(_by_image, first="input"),
     _ATEN.upsample_bilinear2d_backward.default: _resized_backward,
-    _ATEN.pixel_shuffle.default: _by_image(dims=1),
+    _ATEN.pixel_shuffle.default: partial(_by_image, dims=1),
     _ATEN.constant_pad_nd.default: _padded,
     _ATEN.native_group_norm.default: _group_norm,
     _ATEN.native_group_norm_backward.default: _group_norm_backward,

@@ -1,6 +1,7 @@
 """Rules of operators that move elements: views, pieces, joins, communication."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,11 +71,8 @@ def _squeeze(call: Call) -> Told:
     return Told({source: cut}, without(cut, gone, False, len(sizes)) if gone else cut)
 
 
-def _same(name: str = "self") -> Rule:
-    def rule(call: Call) -> Told:
-        return Told({call.given(name): call.cut(name)}, call.cut(name))
-
-    return rule
+def _same(call: Call, name: str = "self") -> Told:
+    return Told({call.given(name): call.cut(name)}, call.cut(name))
 
 
 def _last_kept(call: Call) -> Told:
@@ -157,7 +155,7 @@ def _cat(call: Call) -> Told:
 
 
 def _wait(call: Call) -> Told:
-    return _same("tensor" if any(a.name == "tensor" for a in call.node.target._schema.arguments) else "self")(call)
+    return _same(call, "tensor" if any(a.name == "tensor" for a in call.node.target._schema.arguments) else "self")
 
 
 def _gather(call: Call) -> Told:
@@ -207,9 +205,9 @@ MOVES: dict[Any, Rule] = {
     _ATEN.unsqueeze.default: _unsqueeze,
     _ATEN.squeeze.dim: _squeeze,
     _ATEN.squeeze.dims: _squeeze,
-    _ATEN.alias.default: _same(),
-    _ATEN.detach.default: _same(),
-    _ATEN._conj.default: _same(),
+    _ATEN.alias.default: _same,
+    _ATEN.detach.default: _same,
+    _ATEN._conj.default: _same,
     _ATEN.view_as_complex.default: _last_kept,
     _ATEN.view_as_real.default: _last_kept,
     _ATEN.slice.Tensor: _slice,
@@ -227,8 +225,8 @@ MOVES: dict[Any, Rule] = {
     _ATEN.cat.default: _cat,
     _C10D.all_gather_into_tensor.default: _gather,
     _C10D.reduce_scatter_tensor.default: _scatter,
-    _C10D.all_reduce.default: _same("input"),
-    _C10D.broadcast.default: _same("input"),
+    _C10D.all_reduce.default: partial(_same, name="input"),
+    _C10D.broadcast.default: partial(_same, name="input"),
     _C10D.all_to_all_single.default: _all_to_all,
     _C10D.wait_tensor.default: _wait,
 }

@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.dimensions.call import Told, shape
+from overlap_sched.fx.dimensions.call import Told, is_float, shape
 from overlap_sched.fx.dimensions.rules import rule_of, told
-from overlap_sched.fx.dimensions.writes import shared, writes, written_outside
+from overlap_sched.fx.dimensions.storages import shared, writes, written_outside
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
 
@@ -92,10 +92,7 @@ def region_from(
 def followed(nodes: Sequence[fx.Node], seeds: Mapping[fx.Node, Cut], parts: int) -> Region:
     """Follow what becomes of some calls where values from outside are cut; what leaves in parts is not looked at.
 
-    Args:
-        nodes: In an order in which they can run.
-        seeds: Values from outside that are cut.
-        parts: How many.
+    ``nodes`` are in an order in which they can run.
     """
     return _forward(nodes, seeds, parts, None, (), True)
 
@@ -149,16 +146,11 @@ def _gives(region: Region, node: fx.Node, gives: Given | tuple[Given, ...]) -> N
 
 
 def _counts(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
+    return isinstance(node.meta.get("val"), torch.Tensor) and not is_float(node)
 
 
 def _check(region: Region, node: fx.Node, said: Told, sums: bool) -> None:
-    """Check that what a rule says fits the region.
-
-    Raises:
-        EndsError: It does not.
-    """
+    """Check that what a rule says fits the region."""
     gives = said.gives if isinstance(said.gives, tuple) else (said.gives,)
     if Uncut.PARTIAL in gives and not sums and not _counts(node):
         raise EndsError("its parts would have to be added")
@@ -182,8 +174,7 @@ def _in_flight(node: fx.Node) -> bool:
 def _role(node: fx.Node) -> Role | None:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return None
-    comm = traits_of(node.target).comm
-    return None if comm is None else comm.role
+    return traits_of(node.target).role
 
 
 def _not_whole(region: Region) -> set[fx.Node]:

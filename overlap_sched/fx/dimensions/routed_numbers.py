@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from overlap_sched.fx.dimensions.call import Call, Told
+from overlap_sched.fx.dimensions.call import Call, Told, is_float, not_cut, reckoned
 from overlap_sched.fx.dimensions.moves import MOVES
-from overlap_sched.fx.dimensions.routed_call import is_float, not_cut, only, reckoned
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Routed, Uncut
 
 _ATEN = torch.ops.aten
@@ -18,6 +17,15 @@ WHOLE_NUMBERS: frozenset[Any] = frozenset(
     }
 )
 """What may be done to numbers, element by element."""
+
+
+def _only(call: Call) -> tuple[fx.Node, Routed]:
+    """The one tensor that is routed, where nothing is cut; sizes may be routed, too."""
+    not_cut(call)
+    tensors = [(node, one) for node, one in call.routed.items() if isinstance(node.meta.get("val"), torch.Tensor)]
+    if len(tensors) != 1:
+        raise EndsError(f"{len(tensors)} of its tensors are routed")
+    return tensors[0]
 
 
 def pointwise(call: Call) -> Told:
@@ -59,7 +67,7 @@ def _of(call: Call) -> Cut | None:
 
 def moved(call: Call) -> Told:
     """Views and other moves: rows are followed; sizes of rows that are plain numbers are those of a part."""
-    source, routed = only(call)
+    source, routed = _only(call)
     if routed.rows is None:
         return Told({}, routed)
     size = source.meta["val"].shape[routed.rows]
@@ -88,12 +96,12 @@ def _moved_unknown(call: Call, source: fx.Node, routed: Routed) -> Routed:
 
 def like(call: Call) -> Told:
     """A tensor of the same size."""
-    return Told({}, Routed(only(call)[1].rows))
+    return Told({}, Routed(_only(call)[1].rows))
 
 
 def prefix(call: Call) -> Told:
     """Sums along a dimension that stays, of numbers alone."""
-    _, routed = only(call)
+    _, routed = _only(call)
     if is_float(call.node):
         raise EndsError("it goes along routed rows")
     return Told({}, Routed(routed.rows, None, reckoned(routed)))
@@ -101,7 +109,7 @@ def prefix(call: Call) -> Told:
 
 def summed(call: Call) -> Told:
     """Over the rows: partial; over other dimensions: row by row. Numbers are numbers."""
-    source, routed = only(call)
+    source, routed = _only(call)
     ndim, dims = source.meta["val"].ndim, call.arg("dim")
     gone = {dim % ndim for dim in dims} if dims else set(range(ndim))
     if routed.rows in gone and is_float(call.node):
@@ -114,7 +122,7 @@ def summed(call: Call) -> Told:
 
 def for_host(call: Call) -> Told:
     """A number for the host, or a size."""
-    _, routed = only(call)
+    _, routed = _only(call)
     if call.node.target is _ATEN._local_scalar_dense.default and reckoned(routed):
         raise EndsError("the host gets the number of a row")
     return Told({}, Routed(None))
@@ -122,7 +130,7 @@ def for_host(call: Call) -> Told:
 
 def unbound(call: Call) -> Told:
     """Numbers one by one."""
-    _, routed = only(call)
+    _, routed = _only(call)
     if routed.rows is not None:
         raise EndsError("it takes rows apart")
     return Told({}, (routed,) * len(call.node.meta["val"]))

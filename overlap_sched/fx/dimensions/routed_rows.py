@@ -5,11 +5,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from overlap_sched.fx.dimensions.call import Call, Told
-from overlap_sched.fx.dimensions.routed_call import is_float, not_cut, reckoned, routed_of
+from overlap_sched.fx.dimensions.call import Call, Told, is_float, not_cut, reckoned
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Routed, Uncut
 
 _ATEN = torch.ops.aten
+
+
+def _routed_of(call: Call, name: str) -> Routed:
+    """An argument that must be routed."""
+    found = call.routed.get(call.given(name))
+    if found is None:
+        raise EndsError(f"argument {name!r} is not routed while another one is")
+    return found
 
 
 def picked(call: Call) -> Told:
@@ -33,7 +40,7 @@ def picked(call: Call) -> Told:
 def gathered(call: Call) -> Told:
     """Rows of what is cut, by numbers of its rows, expanded over the other dimensions."""
     source = call.given("self")
-    cut, by = call.cuts.get(source), routed_of(call, "index")
+    cut, by = call.cuts.get(source), _routed_of(call, "index")
     if call.arg("dim") != 0 or by.rows != 0 or cut is None or by.of != cut:
         raise EndsError("it picks other rows than those of what is cut")
     return Told({source: cut}, Routed(0))
@@ -51,12 +58,12 @@ def added(call: Call) -> Told:
     """The same, added up."""
     if call.arg("dim") != 0:
         raise EndsError("it adds along another dimension than the rows")
-    return _back(call, call.given("self"), routed_of(call, "index"), call.given("src"))
+    return _back(call, call.given("self"), _routed_of(call, "index"), call.given("src"))
 
 
 def added_by_torchtitan(call: Call) -> Told:
     """``torchtitan::deterministic_scatter_add(out, index, src)``: the same along dimension 0."""
-    return _back(call, call.given("out"), routed_of(call, "index"), call.given("src"))
+    return _back(call, call.given("out"), _routed_of(call, "index"), call.given("src"))
 
 
 def _back(call: Call, source: fx.Node, by: Routed, values: fx.Node) -> Told:
@@ -99,7 +106,7 @@ def _comes_back_to(call: Call) -> Cut | None:
 
 def exchanged(call: Call) -> Told:
     """Counts go to all ranks evenly; rows by counts."""
-    routed, splits = routed_of(call, "input"), [*call.arg("output_split_sizes"), *call.arg("input_split_sizes")]
+    routed, splits = _routed_of(call, "input"), [*call.arg("output_split_sizes"), *call.arg("input_split_sizes")]
     counted = [one for one in splits if isinstance(one, fx.Node)]
     numbers = not is_float(call.given("input"))
     if routed.rows is None and not counted:
@@ -111,7 +118,7 @@ def exchanged(call: Call) -> Told:
 
 def waited(call: Call) -> Told:
     """Return what was told of the launch."""
-    return Told({}, routed_of(call, "tensor"))
+    return Told({}, _routed_of(call, "tensor"))
 
 
 def grouped(call: Call) -> Told:

@@ -43,11 +43,7 @@ def starts(call: Call) -> Told | None:
 
 
 def told_of_routed(call: Call) -> Told:
-    """Say what becomes of a call with inputs that are routed.
-
-    Raises:
-        EndsError: The dimension ends here, and why.
-    """
+    """Say what becomes of a call with inputs that are routed."""
     told = _rule(call.node.target)(call)
     value = call.node.meta.get("val")
     values = value if isinstance(value, list | tuple) else (value,)

@@ -18,8 +18,8 @@ from overlap_sched.fx.dimensions.images import IMAGES
 from overlap_sched.fx.dimensions.losses import LOSSES
 from overlap_sched.fx.dimensions.moves import MOVES, pointwise
 from overlap_sched.fx.dimensions.routing import starts, told_of_routed
+from overlap_sched.fx.dimensions.storages import functional
 from overlap_sched.fx.dimensions.sums import SUMS
-from overlap_sched.fx.dimensions.writes import functional
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Routed
 
 RULES: Mapping[Any, Rule] = {**MOVES, **SUMS, **IMAGES, **LOSSES, **ATTENTION}
@@ -28,16 +28,9 @@ RULES: Mapping[Any, Rule] = {**MOVES, **SUMS, **IMAGES, **LOSSES, **ATTENTION}
 def told(
     node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int, routed: Mapping[fx.Node, Routed] | None = None
 ) -> Told:
-    """Say what becomes of a call whose inputs are cut.
+    """Say what becomes of a call whose inputs are cut, or routed: at least one of them is.
 
-    Args:
-        node: A call of an operator, with ``meta["val"]``.
-        cuts: Of its inputs that are cut: at least one, or one is routed.
-        parts: Into how many.
-        routed: All values that are routed so far; ``None``: none are.
-
-    Raises:
-        EndsError: The dimension ends here, and why.
+    ``routed``: all values that are routed so far.
     """
     call = Call(node, cuts, parts, routed)
     if call.routed:
@@ -53,11 +46,7 @@ def told(
 
 
 def rule_of(node: fx.Node) -> Rule:
-    """The rule of a call.
-
-    Raises:
-        EndsError: There is none.
-    """
+    """The rule of a call."""
     target = node.target
     if node.op != "call_function" or target is operator.getitem:
         raise EndsError(f"{node.name!r} is no call of an operator")

@@ -1,12 +1,12 @@
 """Rules of operators that compute along dimensions: products, reductions, norms, lookups."""
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from overlap_sched.fx.dimensions.call import Call, Rule, Told, shape
+from overlap_sched.fx.dimensions.call import Call, Rule, Told, shape, summed
 from overlap_sched.fx.dimensions.moves import pointwise
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Uncut
 from overlap_sched.transform.dimension_graph.shapes import operand, without
@@ -42,7 +42,7 @@ def _addmm(call: Call) -> Told:
     return told if added is None else told._replace(needs={**told.needs, bias: added})
 
 
-def _reduction(call: Call, *, partial: bool, results: int) -> Told:
+def _reduction(call: Call, *, adds: bool = False, results: int = 1) -> Told:
     """Over some dimensions, by the arguments ``dim`` and ``keepdim``; without dimensions: over all."""
     source, cut = call.given("self"), call.cut("self")
     sizes = shape(source)
@@ -51,58 +51,44 @@ def _reduction(call: Call, *, partial: bool, results: int) -> Told:
     try:
         given = without(cut, dims or (), bool(call.arg("keepdim")), len(sizes))
     except EndsError:
-        if not partial:
+        if not adds:
             raise
         return Told({source: cut}, Uncut.PARTIAL)
     return Told({source: cut}, given if results == 1 else (given,) * results)
 
 
-def _reduces(*, partial: bool = False, results: int = 1) -> Rule:
-    def rule(call: Call) -> Told:
-        return _reduction(call, partial=partial, results=results)
-
-    return rule
-
-
-def _along(results: int = 1, *others: str) -> Rule:
+def _along(call: Call, *others: str, results: int = 1) -> Told:
     """Along the dimension ``dim``, which stays: softmax, cumsum, topk. Other tensors are as large as the first."""
-
-    def rule(call: Call) -> Told:
-        source = call.given("grad_output" if others else "self")
-        cut = call.cut("grad_output" if others else "self")
-        if call.arg("dim") % len(shape(source)) == cut.dim:
-            raise EndsError("it goes along the dimension that is cut")
-        needs = dict.fromkeys((source, *map(call.given, others)), cut)
-        return Told(needs, cut if results == 1 else (cut,) * results)
-
-    return rule
+    name = "grad_output" if others else "self"
+    source, cut = call.given(name), call.cut(name)
+    if call.arg("dim") % len(shape(source)) == cut.dim:
+        raise EndsError("it goes along the dimension that is cut")
+    return Told(dict.fromkeys((source, *map(call.given, others)), cut), cut if results == 1 else (cut,) * results)
 
 
-def _norm(results: int) -> Rule:
+def _softmax_backward(call: Call) -> Told:
+    return _along(call, "output")
+
+
+def _norm(call: Call) -> Told:
     """Over the last dimensions; means and deviations keep the others."""
-
-    def rule(call: Call) -> Told:
-        source, cut = call.given("input"), call.cut("input")
-        if cut.dim >= len(shape(source)) - len(call.arg("normalized_shape")):
-            raise EndsError("it goes over the dimension that is cut")
-        return Told({source: cut}, (cut,) * results)
-
-    return rule
+    source, cut = call.given("input"), call.cut("input")
+    _keeps_last(cut, call)
+    return Told({source: cut}, (cut,) * len(call.node.meta["val"]))
 
 
-def _norm_backward(saved: Sequence[str], results: int) -> Rule:
+def _norm_backward(call: Call) -> Told:
     """Gradients of weights are sums over the rows."""
+    cut = call.cut("grad_out")
+    _keeps_last(cut, call)
+    schema = [argument.name for argument in call.node.target._schema.arguments]
+    saved = [name for name in ("grad_out", "input", "mean", "rstd") if name in schema]
+    return Told(dict.fromkeys(map(call.given, saved), cut), (cut, *summed(call.arg("output_mask")[1:])))
 
-    def rule(call: Call) -> Told:
-        cut = call.cut("grad_out")
-        if cut.dim >= len(shape(call.given("input"))) - len(call.arg("normalized_shape")):
-            raise EndsError("it goes over the dimension that is cut")
-        needs = dict.fromkeys(map(call.given, ("grad_out", "input", *saved)), cut)
-        wanted = call.arg("output_mask")
-        rest = tuple(Uncut.PARTIAL if wanted[at] else Uncut.SAME for at in range(1, results))
-        return Told(needs, (cut, *rest))
 
-    return rule
+def _keeps_last(cut: Cut, call: Call) -> None:
+    if cut.dim >= len(shape(call.given("input"))) - len(call.arg("normalized_shape")):
+        raise EndsError("it goes over the dimension that is cut")
 
 
 def _embedding(call: Call) -> Told:
@@ -179,33 +165,33 @@ SUMS: dict[Any, Rule] = {
     _ATEN.mm.default: _mm,
     _ATEN.bmm.default: _mm,
     _ATEN.addmm.default: _addmm,
-    _ATEN.sum.dim_IntList: _reduces(partial=True),
+    _ATEN.sum.dim_IntList: partial(_reduction, adds=True),
     _ATEN.sum.default: _sum_of_all,
-    _ATEN.mean.dim: _reduces(),
-    _ATEN.max.dim: _reduces(results=2),
-    _ATEN.min.dim: _reduces(results=2),
+    _ATEN.mean.dim: _reduction,
+    _ATEN.max.dim: partial(_reduction, results=2),
+    _ATEN.min.dim: partial(_reduction, results=2),
     _ATEN.gather.default: _gather,
     _ATEN.scatter.src: _scatter,
     _ATEN.scatter.value: _scatter,
     _ATEN.scatter_.value: _scatter,
     _ATEN.scatter_add.default: _scatter,
-    _ATEN.amax.default: _reduces(),
-    _ATEN.amin.default: _reduces(),
-    _ATEN.logsumexp.default: _reduces(),
-    _ATEN.var.correction: _reduces(),
-    _ATEN.var_mean.correction: _reduces(results=2),
-    _ATEN._softmax.default: _along(),
-    _ATEN._log_softmax.default: _along(),
-    _ATEN._softmax_backward_data.default: _along(1, "output"),
-    _ATEN._log_softmax_backward_data.default: _along(1, "output"),
-    _ATEN.cumsum.default: _along(),
-    _ATEN.topk.default: _along(2),
-    _ATEN.sort.default: _along(2),
-    _ATEN.sort.stable: _along(2),
-    _ATEN.native_layer_norm.default: _norm(3),
-    _ATEN._fused_rms_norm.default: _norm(2),
-    _ATEN.native_layer_norm_backward.default: _norm_backward(("mean", "rstd"), 3),
-    _ATEN._fused_rms_norm_backward.default: _norm_backward(("rstd",), 2),
+    _ATEN.amax.default: _reduction,
+    _ATEN.amin.default: _reduction,
+    _ATEN.logsumexp.default: _reduction,
+    _ATEN.var.correction: _reduction,
+    _ATEN.var_mean.correction: partial(_reduction, results=2),
+    _ATEN._softmax.default: _along,
+    _ATEN._log_softmax.default: _along,
+    _ATEN._softmax_backward_data.default: _softmax_backward,
+    _ATEN._log_softmax_backward_data.default: _softmax_backward,
+    _ATEN.cumsum.default: _along,
+    _ATEN.topk.default: partial(_along, results=2),
+    _ATEN.sort.default: partial(_along, results=2),
+    _ATEN.sort.stable: partial(_along, results=2),
+    _ATEN.native_layer_norm.default: _norm,
+    _ATEN._fused_rms_norm.default: _norm,
+    _ATEN.native_layer_norm_backward.default: _norm_backward,
+    _ATEN._fused_rms_norm_backward.default: _norm_backward,
     _ATEN.embedding.default: _embedding,
     _ATEN.embedding_dense_backward.default: _embedding_backward,
     _ATEN.index.Tensor: _index,

@@ -67,7 +67,7 @@ def check_in_place(draft: GraphDraft, rewrite: InPlace) -> tuple[fx.Node, fx.Nod
 
 
 def _rows_are_known(node: fx.Node) -> bool:
-    """Tell whether what is written is a tensor with rows (:func:`overlap_sched.fx.rows.untouched_bytes`)."""
+    """Tell whether what is written is a tensor with rows (:func:`overlap_sched.fx.costs.untouched_bytes`)."""
     at, name = (2, "values") if node.target is torch.ops.aten.index_put.default else (3, "source")
     source = node.args[at] if len(node.args) > at else node.kwargs.get(name, node.kwargs.get("src"))
     value = source.meta.get("val") if isinstance(source, fx.Node) else None

@@ -14,6 +14,7 @@ from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.communication import Communication, joined
 from overlap_sched.fx.hazards import (
     Launch,
+    Ordering,
     add_hazards,
     blocking_hazards,
     chain_hazards,
@@ -21,7 +22,6 @@ from overlap_sched.fx.hazards import (
     launch_chains,
     storage_hazards,
 )
-from overlap_sched.fx.ordering import Ordering
 from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.lift.buffers import Buffers
 from overlap_sched.inductor.lift.costs import KernelCosts

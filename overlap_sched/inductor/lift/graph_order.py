@@ -9,9 +9,8 @@ from torch import fx
 
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.communication import Communications
-from overlap_sched.fx.higher_order import is_higher_order
-from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.ordering import Ordering
+from overlap_sched.fx.hazards import Ordering
+from overlap_sched.fx.operators import is_higher_order, traits_of
 from overlap_sched.inductor.launches import Launches
 from overlap_sched.inductor.private import V, ir, is_collective, members, runs
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from overlap_sched.cost import Collective, Compute
 from overlap_sched.cost.cluster.contention import measured_contention
 from overlap_sched.cost.measured.tabled import TableModel
-from overlap_sched.fx.launches import launch_times, with_launches
+from overlap_sched.fx.company import launch_times, with_launches
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Node, Order, Problem
 from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST

@@ -1,4 +1,4 @@
-"""Texts of graphs as terminals and logs hold them: colours, prefixes of ``TORCH_LOGS``, several graphs in one file.
+"""The text of a dump, however it was saved: gzipped, UTF-8 or UTF-16, copied out of an HTML page, coloured, logged.
 
 A line that torch logs begins with its rank, time, process and origin::
 
@@ -8,10 +8,20 @@ Ranks of one job write into one file, line by line. Each graph is given with the
 are in the file, so that errors name its lines.
 """
 
+import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from overlap_sched.errors import DumpFileError
+from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
+
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_NAMES = {"utf-8": "UTF-8", "utf-16": "UTF-16", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16"}
+_ESCAPED = re.compile(r"&(?:quot|#x27|#39);")
+_DUMP = b"class Repro"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m|\^\[\[[0-9;]*m")
 """As terminals read them, and as ``cat -v`` shows them."""
 _PREFIX = re.compile(
@@ -69,9 +79,33 @@ class GraphText:
         return f"{self.title} ({rank}line {self.start + 1:,})"
 
 
-def without_colours(text: str) -> str:
-    """The text as it was before somebody coloured it."""
-    return _COLOUR.sub("", text) if "[" in text else text
+def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
+    """The lines of a file, whatever ends them.
+
+    Bytes that are not UTF-8 are let through where the file is a dump all the same: torch copies environment variables
+    and comments into it as they are.
+
+    Raises:
+        DumpFileError: It cannot be read, or is not text.
+        InputTooLargeError: It is larger than the limit.
+    """
+    try:
+        data = read_unpacked(path, limits)
+        text = data.decode("utf-16" if data[:2] in _UTF16 else "utf-8-sig", "replace" if _DUMP in data else "strict")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DumpFileError(
+            f"{path}: cannot be read ({reason}). Check the path, and the download if it is gzipped."
+        ) from None
+    except (CutShortError, DamagedError):
+        raise DumpFileError(f"{path}: the gzip data is cut short or damaged. Fetch the file again.") from None
+    except UnicodeDecodeError as error:
+        raise DumpFileError(
+            f"{path}: is not text (byte {error.start} is not {_NAMES[error.encoding]}). A dump is a Python file."
+        ) from None
+    if "'" not in text and _ESCAPED.search(text):  # a graph with collectives has quotes
+        text = html.unescape(text)
+    return re.split(r"\r\n|\r|\n", _COLOUR.sub("", text) if "[" in text else text)
 
 
 def graphs_in(lines: Sequence[str]) -> list[GraphText]:
@@ -82,7 +116,8 @@ def graphs_in(lines: Sequence[str]) -> list[GraphText]:
         for start, end in zip(starts, [*starts, len(texts)][1:], strict=True):
             begins = _CLASS.match(texts[start])
             head = f"class {begins[1]}(torch.nn.Module):" if begins else texts[start]
-            title = _title(texts, start) or (begins[1] if begins else "graph")
+            titled = _TITLE.match(texts[start - 1]) if start else None
+            title = titled[1] if titled else begins[1] if begins else "graph"
             own = [head, *texts[start + 1 : end]]
             found.append(GraphText(title, rank, numbers[start:end], own, len(lines)))
     return sorted(found, key=lambda graph: graph.start)
@@ -111,14 +146,5 @@ def _streams(lines: Sequence[str]) -> list[tuple[int | None, list[int], list[str
 def _starts(texts: Sequence[str], i: int) -> bool:
     if _NODES.match(texts[i]):
         return i + 1 < len(texts) and texts[i + 1].lstrip().startswith("%")
-    return bool(_CLASS.match(texts[i])) and _forward_follows(texts, i)
-
-
-def _forward_follows(texts: Sequence[str], i: int) -> bool:
-    return i + 1 < len(texts) and texts[i + 1].startswith("    def forward(")
-
-
-def _title(texts: Sequence[str], start: int) -> str | None:
-    above = texts[start - 1] if start else ""
-    match = _TITLE.match(above)
-    return match[1] if match else None
+    follows = texts[i + 1] if i + 1 < len(texts) else ""
+    return bool(_CLASS.match(texts[i])) and follows.startswith("    def forward(")

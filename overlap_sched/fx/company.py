@@ -1,0 +1,89 @@
+"""Nodes of a problem that stand for no node of the graph by themselves: further waits, launches, finishes.
+
+A problem has one collective per wait. torch 2.15 has ``wait_tensors``: the compute stream stands still until all
+collectives that its tensors come from have finished. Mostly that is one collective with several outputs. Where there
+are several, the wait gets company: one more wait for each of the others, in front of it, which hold no memory and take
+no time. A replay stands still at each of them in turn, and so until the last has finished; in any order it predicts at
+least the time that the program takes, and exactly that where nothing runs between them.
+
+On a GPU the host launches ahead of time. On a CPU the thread that computes launches, too, and over gloo that takes it
+50 to 1,000 us. A cost model that knows so (``launch_us``) gives each collective a *launch node*: a compute node in
+front of it, which holds no memory and takes that long::
+
+    compute       | mm |launch|     mm      |finish|wait|
+    fsdp                      |== gather ===|
+
+A wait for a collective that is done takes time, too (gloo copies what a reduce_scatter has summed up). Where the model
+knows that (``finish_us``), a *finish node* stands in front of the wait. Without such a model no node is added.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from overlap_sched.cost import Collective, CostModel
+from overlap_sched.cost.model import FinishingModel, LaunchingModel
+from overlap_sched.problem import Group, Kind, Node
+from overlap_sched.problem.node import FINISH, LAUNCH
+
+
+def one_collective_each(
+    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]]
+) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """Nodes in which every wait has one collective, and per node the index of the one that it stands for.
+
+    Args:
+        nodes: In their original order; of a wait of several collectives, ``collective`` is one of them.
+        ends: Per wait (its index) the indices of all collectives that it waits for.
+    """
+    company = {}
+    for v in sorted(ends):
+        name, kind, op = nodes[v].name, nodes[v].kind, nodes[v].op
+        others = [u for u in ends[v] if u != nodes[v].collective]
+        company[v] = [Node(f"{name}.{nodes[u].name}", kind, deps=(u,), op=op, collective=u) for u in others]
+    return _with_company(nodes, company)
+
+
+def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, float]:
+    """Per collective and wait (its index) what launching or finishing takes, where that is not nothing."""
+    if not isinstance(model, LaunchingModel):
+        return {}
+    works = {
+        v: Collective(node.op, node.bytes, groups[node.group])
+        for v, node in enumerate(nodes)
+        if node.kind is Kind.COLLECTIVE and node.group is not None
+    }
+    times = {v: model.launch_us(work) for v, work in works.items()}
+    if isinstance(model, FinishingModel):
+        waits = {v: node.collective for v, node in enumerate(nodes) if node.kind is Kind.WAIT}
+        times |= {v: model.finish_us(works[u]) for v, u in waits.items() if u is not None}
+    return {v: us for v, us in times.items() if us > 0.0}
+
+
+def with_launches(nodes: Sequence[Node], launch_us: Mapping[int, float]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """Nodes with a launch or finish node before each that has one, and per node the index of what it stands for."""
+    company = {}
+    for v, us in launch_us.items():
+        op = FINISH if nodes[v].kind is Kind.WAIT else LAUNCH
+        company[v] = [Node(f"{nodes[v].name}.{op}", Kind.COMPUTE, nodes[v].deps, time_us=us, op=op)]
+    return _with_company(nodes, company)
+
+
+def _with_company(
+    nodes: Sequence[Node], company: Mapping[int, Sequence[Node]]
+) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """Nodes behind others that they must come after (by old indices), and per node the old index that it stands for."""
+    if not any(company.values()):
+        return tuple(nodes), tuple(range(len(nodes)))
+    result: list[Node] = []
+    stands_for: list[int] = []
+    ids: list[int] = []  # per old index
+    for v, node in enumerate(nodes):
+        first = len(result)
+        for one in (*company.get(v, ()), node):
+            deps = [ids[u] for u in one.deps]
+            deps = deps if one.kind is Kind.OUTPUT else sorted(deps)
+            before = range(first, len(result)) if one is node else ()
+            collective = None if one.collective is None else ids[one.collective]
+            result.append(one._replace(deps=(*deps, *before), collective=collective))
+            stands_for.append(v)
+        ids.append(len(result) - 1)
+    return tuple(result), tuple(stands_for)

@@ -2,9 +2,8 @@
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
-from overlap_sched.transform.bucket import WAIT
 from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.members import Member, awaited, launched, member, replaced
+from overlap_sched.transform.members import WAIT, Member, awaited, launched, member, replaced
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import again, is_view, moved
 from overlap_sched.transform.rewrites import Keep, Regather, Stream, second_group

@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ class Site(NamedTuple):
         group: Its argument, a name mostly. group_name: the name.
         reduction: ``"sum"``; ``""`` of a gather.
         ranks: Of its group; ``None`` of an all_reduce whose group is not known.
-        waits: All of them, in order.
+        waits: All of them, in order. at, place: where it is launched, and where it is first waited for.
     """
 
     node: fx.Node
@@ -43,6 +42,13 @@ class Site(NamedTuple):
     reduction: str
     ranks: int | None
     waits: tuple[fx.Node, ...]
+    at: float
+    place: float
+
+    @property
+    def columns(self) -> int:
+        """Its elements per rank."""
+        return (self.given if self.op == "reduce_scatter_tensor" else self.taken).numel()
 
     @property
     def taken(self) -> FakeTensor:
@@ -97,7 +103,8 @@ def site(draft: GraphDraft, name: str) -> Site:
     gathers = op == "all_gather_into_tensor"
     reduction = "" if gathers else str(args[1])
     ranks = draft.facts.ranks(group_name) if op == "all_reduce" else int(args[1 if gathers else 2])
-    return Site(node, op, source, args[-1], group_name, reduction, ranks, waits)
+    places = draft.at[node], draft.at[waits[0]]
+    return Site(node, op, source, args[-1], group_name, reduction, ranks, waits, *places)
 
 
 def _waits(draft: GraphDraft, node: fx.Node) -> tuple[fx.Node, ...]:
@@ -160,11 +167,6 @@ def layout(value: torch.Tensor) -> tuple[Any, ...]:
     """Return the layout of a tensor, but for the strides of dimensions of size 1, which mean nothing."""
     strides = tuple(stride if size > 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
     return tuple(value.shape), strides, value.dtype, value.device
-
-
-def ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """From and to, one behind the other: ``[2, 3]`` -> ``[(0, 2), (2, 5)]``."""
-    return list(pairwise(accumulate(sizes, initial=0)))
 
 
 def _target(node: fx.Node) -> str:

@@ -20,7 +20,7 @@ from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.members import launched
 from overlap_sched.transform.part_times import ADD, PartTimes
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.stages import places
+from overlap_sched.transform.recipes import places
 
 PERMUTE = "aten.permute.default"
 Entered = dict[StorageId, tuple[StorageId, ...]]

@@ -36,7 +36,6 @@ Form = Literal["copied", "coalesced"]
 
 BUCKETED = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor")
 """Operators that can be bucketed and split."""
-COALESCED = tuple(f"{op}_coalesced" for op in BUCKETED)
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Bucket:
 
     Attributes:
         members: Collectives by name, two or more, in the order in which they are packed: that of their parameters
-            (:mod:`overlap_sched.transform.packing`).
+            (:mod:`overlap_sched.transform.variant`).
         form: See :data:`Form`.
     """
 
@@ -87,7 +86,7 @@ class Keep:
     """The later gather of the same input is dropped; its users use the first one's result.
 
     Legal where both gather the same in one group: one node, or casts of one node that are alike
-    (:data:`overlap_sched.transform.same.WHOLE`); and where nothing writes to either result.
+    (:data:`overlap_sched.transform.again.WHOLE`); and where nothing writes to either result.
     """
 
     first: str

@@ -13,16 +13,14 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.reordering import link, with_ends
-from overlap_sched.fx.rewrites.again import keep, regather
+from overlap_sched.fx.rewrites.again import keep, regather, stream
+from overlap_sched.fx.rewrites.backends import check_exact
 from overlap_sched.fx.rewrites.bucket import bucket, split
 from overlap_sched.fx.rewrites.draft import GraphDraft
-from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.fission import fission
 from overlap_sched.fx.rewrites.in_place import in_place
-from overlap_sched.fx.rewrites.offload import offload
-from overlap_sched.fx.rewrites.recompute import recompute
+from overlap_sched.fx.rewrites.recompute import offload, recompute
 from overlap_sched.fx.rewrites.sites import LAUNCHES, Site, check_offsets, site
-from overlap_sched.fx.rewrites.stream import stream
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
 

@@ -9,9 +9,8 @@ import torch
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.rewrites.backends import check_coalesced
+from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
 from overlap_sched.fx.rewrites.draft import GraphDraft, kept_whole
-from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.sites import ATEN, C10D, GETITEM, WAIT, Site, check_offsets, check_same_value, site
 from overlap_sched.transform import recipes
 from overlap_sched.transform.members import check_alike

@@ -14,9 +14,8 @@ from torch import fx
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.metadata import own_meta
 from overlap_sched.fx.operator_traits import Arg
-from overlap_sched.fx.rewrites.hazards import Hazards
+from overlap_sched.fx.rewrites.hazards import Hazards, as_named, in_places, users_first
 from overlap_sched.fx.rewrites.known import Known, shares_storage
-from overlap_sched.fx.rewrites.placed import as_named, in_places, users_first
 from overlap_sched.fx.rewrites.values import meta_in_part, value_of
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")

@@ -17,7 +17,7 @@ from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
 from overlap_sched.transform.dimension_graph.cut import Cut, Uncut, is_cut_of
 from overlap_sched.transform.dimension_graph.shapes import through_permute
 from overlap_sched.transform.fission import Fission, How, Leave, Slice
-from overlap_sched.transform.stages import places
+from overlap_sched.transform.recipes import places
 
 
 def fission(draft: GraphDraft, rewrite: Fission) -> None:

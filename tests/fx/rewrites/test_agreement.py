@@ -15,11 +15,11 @@ from overlap_sched.fx.rewrites.planning import plan_lifted, refusals_in
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Problem
 from overlap_sched.problem.node import OF_HOST
+from overlap_sched.transform.again import WHOLE
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.keeping import twice
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split, Stream
-from overlap_sched.transform.same import WHOLE
 from tests.support.fx_graphs import gather, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, by_name, legal, refusal
 

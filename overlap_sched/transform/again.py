@@ -45,11 +45,7 @@ def looked_through(draft: Draft, v: NodeId) -> bool:
 
 
 def kept(draft: Draft, keep: Keep) -> None:
-    """Users of the later gather use the first one's wait and result; what was cast for it alone goes, too.
-
-    Raises:
-        RewriteError: They do not gather the same, or not in this order.
-    """
+    """Let users of the later gather use the first one's wait and result; what was cast for it alone goes, too."""
     first, again = _gather(draft, keep.first), _gather(draft, keep.again)
     if first.v == again.v or given(draft, first) != given(draft, again):
         raise RewriteError(f"{keep.first!r} and {keep.again!r} do not gather the same input in the same group.")
@@ -77,9 +73,6 @@ def gathered_again(draft: Draft, wanted: Regather, prices: Prices) -> None:
     """Some users of a gather's result, or of views of it, use a fresh one, launched for them.
 
     Views behind the users (what uses the same storage and comes after one of them alone) go with them.
-
-    Raises:
-        RewriteError: A user does not use a wait of the gather, or none would be left to the first one.
     """
     one = _gather(draft, wanted.gather)
     views = [draft.find(name) for name in wanted.views]
@@ -110,11 +103,7 @@ def gathered_again(draft: Draft, wanted: Regather, prices: Prices) -> None:
 
 
 def streamed(draft: Draft, stream: Stream) -> None:
-    """The collective runs in a second group of the same ranks.
-
-    Raises:
-        RewriteError: It is no collective, or there already.
-    """
+    """Let a collective run in a second group of the same ranks."""
     v = draft.find(stream.collective)
     group = draft.node(v).group
     if group is None:

@@ -1,5 +1,7 @@
 """What rewrites make of a problem: problem in, problem out.
 
+Whatever makes a part of a rewrite raises ``RewriteError`` where that is not legal here.
+
 >>> from overlap_sched.cost import Roofline
 >>> from overlap_sched.problem import EXAMPLE
 >>> from overlap_sched.transform.rewrites import Stream

@@ -29,12 +29,7 @@ CAT, CLONE = "aten.cat.default", "aten.clone.default"
 
 
 def bucketed(draft: Draft, bucket: Bucket, prices: Prices, alike: Alike) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: The members are not alike, or one cannot be rewritten. (Whether one needs another shows at the
-            end: :meth:`Draft.finished`.)
-    """
+    """Make one of several, where they are alike; whether one needs another shows in :meth:`Draft.finished`."""
     members = [member(draft, name) for name in bucket.members]
     check_alike([(one.node.name, _shared(one.node, alike)) for one in members])
     recipe = recipes.coalesced if bucket.form == "coalesced" else recipes.copied
@@ -44,11 +39,7 @@ def bucketed(draft: Draft, bucket: Bucket, prices: Prices, alike: Alike) -> None
 
 
 def split(draft: Draft, wanted: Split, prices: Prices) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: Fewer than two parts, or the collective cannot be rewritten.
-    """
+    """Make several of one."""
     one = member(draft, wanted.collective)
     if wanted.parts < 2:
         raise RewriteError(f"{wanted.collective!r} in {wanted.parts} parts: two at least.")

@@ -69,11 +69,7 @@ class Member(NamedTuple):
 
 
 def member(draft: Draft, name: str) -> Member:
-    """A collective that can be bucketed, split, kept or gathered again.
-
-    Raises:
-        RewriteError: It is none, it has no wait, or something else looks at what it returns.
-    """
+    """The collective of this name, where it has one result, and nothing but waits looks at that."""
     v = draft.find(name)
     node = draft.node(v)
     if node.kind is not Kind.COLLECTIVE or node.op not in BUCKETED:
@@ -99,15 +95,7 @@ def member(draft: Draft, name: str) -> Member:
 
 
 def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-    """Members of a bucket must be two or more, each once, and share what is said of them.
-
-    Args:
-        members: Each with its name, and what is said of it: the same things of all, in the order in which they are
-            compared, as ``"process group": "0"``.
-
-    Raises:
-        RewriteError: They are not alike; or one is listed twice, or there is only one.
-    """
+    """Members of a bucket must be two or more, each once, and share what is said of each: ``"process group": "0"``."""
     names = [name for name, _ in members]
     if len(set(names)) < max(len(names), 2):
         raise RewriteError(f"a bucket of {', '.join(names)}: two collectives at least, each once.")

@@ -30,11 +30,7 @@ _WHOLE: frozenset[Any] = frozenset({
 
 
 def keep(draft: GraphDraft, rewrite: Keep) -> None:
-    """The later gather goes; its users take the first one's result. Casts that were made for it alone go, too.
-
-    Raises:
-        RewriteError: They do not gather the same, or a result must be a tensor of its own.
-    """
+    """Drop the later gather: its users take the first one's result. Casts that were made for it alone go, too."""
     first, again = check_keep(draft, rewrite)
     kept = first.waits[0]
     for wait in again.waits:
@@ -48,11 +44,7 @@ def keep(draft: GraphDraft, rewrite: Keep) -> None:
 
 
 def check_keep(draft: GraphDraft, rewrite: Keep) -> tuple[Site, Site]:
-    """The first gather and the later one, where that may be dropped; the graph stays as it is.
-
-    Raises:
-        RewriteError: They do not gather the same, or a result must be a tensor of its own.
-    """
+    """The first gather and the later one, where they are of the same, and one result may stand for both."""
     first, again = _gather(draft, rewrite.first), _gather(draft, rewrite.again)
     names = f"{rewrite.first!r} and {rewrite.again!r}"
     alike = (first.group_name, first.rest) == (again.group_name, again.rest)
@@ -88,11 +80,7 @@ def _looked_through(node: fx.Node) -> bool:
 
 
 def regather(draft: GraphDraft, rewrite: Regather) -> None:
-    """Some users of a gather's result, or of views of it, use a fresh gather of the same tensor.
-
-    Raises:
-        RewriteError: They do not use it, or the result must be one tensor.
-    """
+    """Let some users of a gather's result, or of views of it, use a fresh gather of the same tensor."""
     one, views, users = check_regather(draft, rewrite)
     at = min(draft.at[user] for user in users)
     launch = draft.call(rewrite.name, one.node.target, (one.source, *one.rest), at, one.node)
@@ -106,11 +94,7 @@ def regather(draft: GraphDraft, rewrite: Regather) -> None:
 
 
 def check_regather(draft: GraphDraft, rewrite: Regather) -> tuple[Site, list[fx.Node], list[fx.Node]]:
-    """The gather, the views and the users, where it may be gathered again for those; the graph stays as it is.
-
-    Raises:
-        RewriteError: They do not use it, or the result must be one tensor.
-    """
+    """The gather, the views and the users, where these use it, and others do, too."""
     one = _gather(draft, rewrite.gather)
     views = [draft.find(name) for name in rewrite.views]
     for view in views:
@@ -138,11 +122,7 @@ def _gather(draft: GraphDraft, name: str) -> Site:
 
 
 def stream(draft: GraphDraft, rewrite: Stream) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: See :func:`check_stream`.
-    """
+    """Let a collective run in the second group of its ranks."""
     node, argument, group = check_stream(draft, rewrite)
     carried = _carried(draft)
     if group in carried:
@@ -151,11 +131,7 @@ def stream(draft: GraphDraft, rewrite: Stream) -> None:
 
 
 def check_stream(draft: GraphDraft, rewrite: Stream) -> tuple[fx.Node, Arg, str]:
-    """The launch, where it takes its group, and the group.
-
-    Raises:
-        RewriteError: It is no functional collective, is on a second communicator already, or there is none.
-    """
+    """The launch, where it takes its group, and the group, where that has a second communicator."""
     node = draft.find(rewrite.collective)
     argument = _group_argument(node)
     group = None if argument is None else argument.of(node.args, node.kwargs)

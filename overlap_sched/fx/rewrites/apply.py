@@ -3,7 +3,8 @@
     pending = prepare(gm, rewrites)     # RewriteError: they are not legal, the graph is as it was
     pending.commit()                    # cannot fail; or pending.undo()
 
-Between the two ranks can agree: what may fail on one of them has been done.
+Between the two ranks can agree: what may fail on one of them has been done. All that checks or makes a part of a
+rewrite raises ``RewriteError`` where it is not legal.
 """
 
 from collections.abc import Sequence
@@ -134,11 +135,7 @@ def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
 
 
 def check_member(draft: GraphDraft, name: str) -> Site:
-    """A collective that can be a member of a bucket.
-
-    Raises:
-        RewriteError: It cannot, and why.
-    """
+    """The collective of this name, where it can be a member of a bucket."""
     one = site(draft, name)
     check_exact(name, one.op, one.reduction, one.taken.dtype, one.ranks)
     check_offsets(draft, [one])

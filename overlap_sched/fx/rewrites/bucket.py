@@ -18,12 +18,7 @@ from overlap_sched.transform.rewrites import Bucket, Split
 
 
 def bucket(draft: GraphDraft, rewrite: Bucket) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: The members are not alike, or one cannot be rewritten. (Whether one needs another shows when the
-            nodes are sorted: :meth:`~overlap_sched.fx.rewrites.draft.GraphDraft.sorted`.)
-    """
+    """Make one of several, where they are alike; whether one needs another shows in :meth:`GraphDraft.sorted`."""
     members = [site(draft, name) for name in rewrite.members]
     check_alike([(one.node.name, _shared(one)) for one in members])
     for one in members:
@@ -40,11 +35,7 @@ def bucket(draft: GraphDraft, rewrite: Bucket) -> None:
 
 
 def split(draft: GraphDraft, rewrite: Split) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: The collective cannot be rewritten, or cut into so many parts.
-    """
+    """Make several of one."""
     one = site(draft, rewrite.collective)
     check_exact(one.node.name, one.op, one.reduction, one.taken.dtype, one.ranks)
     if not 2 <= rewrite.parts <= one.columns:
@@ -57,17 +48,7 @@ def split(draft: GraphDraft, rewrite: Split) -> None:
 
 
 def _stand_in(draft: GraphDraft, one: Site, first: fx.Node, out: fx.Node) -> None:
-    """Users of a collective's waits take ``out`` instead; it and its waits go.
-
-    Args:
-        draft: The graph.
-        one: The collective.
-        first: The new node that reads its input first.
-        out: What is its result now.
-
-    Raises:
-        RewriteError: The new result is not laid out as the old one is.
-    """
+    """Users of a collective's waits take ``out`` instead; ``first`` is the new node that reads its input first."""
     for wait in one.waits:
         check_same_value(one.node.name, wait, out)
         draft.replace(wait, out)

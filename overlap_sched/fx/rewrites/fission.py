@@ -21,11 +21,7 @@ from overlap_sched.transform.recipes import places
 
 
 def fission(draft: GraphDraft, rewrite: Fission) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: A node cannot be cut so, is written to, or is used outside without leaving.
-    """
+    """Run nodes in parts, where each can be cut so, and what is used outside leaves."""
     _GraphFission(draft, rewrite).run()
 
 

@@ -82,17 +82,7 @@ Place = Callable[[fx.Node], tuple[float, int]]
 
 
 def in_places(nodes: Iterable[fx.Node], place: Place, before: Before, made_by: Mapping[fx.Node, str]) -> list[fx.Node]:
-    """All nodes: each where its place is, what it needs is pulled ahead of it.
-
-    Args:
-        nodes: Those that stay.
-        place: Of each.
-        before: What each must come after.
-        made_by: Of new nodes, the rewrite: for the message.
-
-    Raises:
-        RewriteError: Nodes need each other: what was merged lies on one path.
-    """
+    """All nodes: each in its place, what it needs pulled ahead of it; ``made_by``: rewrites, for the message."""
     done: set[fx.Node] = set()
     open_: set[fx.Node] = set()
     order: list[fx.Node] = []
@@ -125,17 +115,7 @@ def _ring(open_: Sequence[fx.Node], missing: Sequence[fx.Node], made_by: Mapping
 
 
 def as_named(names: Sequence[str], by_name: Mapping[str, fx.Node], before: Before) -> list[fx.Node]:
-    """All nodes, in an order of the rewritten problem.
-
-    Args:
-        names: Of its nodes. Those with a dot stand for no node of a graph: launches, and waits of several collectives
-            that are listed once for each of them.
-        by_name: The nodes that stay.
-        before: What each must come after.
-
-    Raises:
-        RewriteError: They are not the nodes of the rewritten graph, each once, or one comes before what it needs.
-    """
+    """All nodes, in an order of the rewritten problem; names with a dot stand for no node of a graph."""
     order = [by_name[name] for name in names if name in by_name]
     unknown = [name for name in names if name not in by_name and "." not in name]
     if unknown or len(order) != len(by_name) or len(set(order)) != len(order):

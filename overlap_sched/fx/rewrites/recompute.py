@@ -23,12 +23,7 @@ from overlap_sched.transform.rewrites import Offload, Recompute
 
 
 def recompute(draft: GraphDraft, rewrite: Recompute) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: A node is no pure function, a user does not take it, or what it reads is written to before it
-            runs again.
-    """
+    """Run nodes again for some of their users."""
     nodes = [draft.find(name) for name in rewrite.nodes]
     users = check_users(draft, rewrite.nodes, nodes, rewrite.users)
     at = min(draft.at[user] for user in users)
@@ -45,11 +40,7 @@ def recompute(draft: GraphDraft, rewrite: Recompute) -> None:
 def check_users(
     draft: GraphDraft, names: tuple[str, ...], nodes: list[fx.Node], wanted: tuple[str, ...]
 ) -> list[fx.Node]:
-    """The users: each takes one of the nodes.
-
-    Raises:
-        RewriteError: They do not.
-    """
+    """The users, where each takes one of the nodes, and all are named once."""
     users = [draft.find(name) for name in wanted]
     if not nodes or not users or len(set(users)) < len(users) or len(set(nodes)) < len(nodes):
         raise RewriteError(
@@ -62,11 +53,7 @@ def check_users(
 
 
 def copied(draft: GraphDraft, node: fx.Node, name: str, new: dict[fx.Node, fx.Node], at: float) -> fx.Node:
-    """A copy of a node that takes new ones where there are such; the next writer of what it reads comes after it.
-
-    Raises:
-        RewriteError: That writer comes before it.
-    """
+    """Copy a node: it takes new ones where there are such; the next writer of what it reads comes after it."""
 
     def mapped(argument: Any) -> Any:
         return fx.node.map_arg(argument, lambda one: new.get(one, one))
@@ -90,11 +77,7 @@ _ATEN = torch.ops.aten
 
 
 def offload(draft: GraphDraft, rewrite: Offload) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: It is no tensor with a storage of its own, something writes to it, or a user does not take it.
-    """
+    """Copy a value to the host and back, where it is a whole storage that nothing writes to."""
     source = _source(draft, rewrite.node)
     views = [draft.find(name) for name in rewrite.views]
     users = check_users(draft, (rewrite.node, *rewrite.views), [source, *views], rewrite.users)

@@ -81,11 +81,7 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
 
 
 def site(draft: GraphDraft, name: str) -> Site:
-    """The collective of this name, if it can be rewritten.
-
-    Raises:
-        RewriteError: It cannot, and why.
-    """
+    """The collective of this name, where it can be rewritten."""
     node = draft.find(name)
     op = LAUNCHES.get(node.target)
     args = arguments(node) if op is not None else ()
@@ -134,11 +130,7 @@ def _check_values(name: str, source: fx.Node, waits: tuple[fx.Node, ...]) -> Non
 
 
 def check_offsets(draft: GraphDraft, members: Sequence[Site]) -> None:
-    """Results that become parts of one storage must not be looked at by address, and must start at round ones.
-
-    Raises:
-        RewriteError: One is; or a part's size is no multiple of :data:`ALIGNMENT`.
-    """
+    """Check that results that become parts of one storage are not looked at by address, and start at round ones."""
     if members[0].op == "all_gather_into_tensor":  # those are copied out
         return
     for one in members:
@@ -153,11 +145,7 @@ def check_offsets(draft: GraphDraft, members: Sequence[Site]) -> None:
 
 
 def check_same_value(name: str, old: fx.Node, new: fx.Node) -> None:
-    """A result must be what it was: shape, type, device, and strides where there is more than one step of them.
-
-    Raises:
-        RewriteError: It is not.
-    """
+    """Check that a result is what it was: shape, type, device, and strides where there is more than one step."""
     was, now = layout(old.meta["val"]), layout(new.meta["val"])
     if was != now:
         raise RewriteError(f"the result of {name!r} would be {now} and was {was}.")

@@ -18,7 +18,7 @@ from overlap_sched.errors import RewriteError, TorchVersionError
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.fx.rewrites.known import shares_storage
-from overlap_sched.fx.rewrites.sites import WAIT
+from overlap_sched.fx.rewrites.sites import WAIT, known_value
 from overlap_sched.transform.rewrites import Offload, Recompute
 
 
@@ -85,11 +85,7 @@ def offload(draft: GraphDraft, rewrite: Offload) -> None:
         raise RewriteError(
             f"{rewrite.node!r} is no node that makes a storage of its own: what makes one can be offloaded."
         )
-    value = source.meta.get("val")
-    if type(value) is not FakeTensor:
-        raise RewriteError(f"{rewrite.node!r} is no fake tensor: its shape is not known.")
-    if not all(type(size) is int for size in value.shape):
-        raise RewriteError(f"{rewrite.node!r} has a symbolic shape, {tuple(value.shape)}.")
+    value = known_value(repr(rewrite.node), source)
     if value.untyped_storage().nbytes() != value.numel() * value.dtype.itemsize:
         raise RewriteError(f"{rewrite.node!r} is a part of its storage: what is whole can be offloaded.")
     if draft.facts.written(source):

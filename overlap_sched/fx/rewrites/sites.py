@@ -118,15 +118,21 @@ def _waits(draft: GraphDraft, node: fx.Node) -> tuple[fx.Node, ...]:
 
 def _check_values(name: str, source: fx.Node, waits: tuple[fx.Node, ...]) -> None:
     for what, node in (("input", source), ("result", waits[0])):
-        value = node.meta.get("val")
-        if type(value) is not FakeTensor:
-            raise RewriteError(f"the {what} of {name!r} is no fake tensor: its shape is not known.")
-        if not all(type(size) is int for size in value.shape):
-            raise RewriteError(f"the {what} of {name!r} has a symbolic shape, {tuple(value.shape)}.")
+        value = known_value(f"the {what} of {name!r}", node)
         if not value.is_contiguous():
             raise RewriteError(f"the {what} of {name!r} is not contiguous, its strides are {tuple(value.stride())}.")
         if not value.numel():
             raise RewriteError(f"the {what} of {name!r} is empty.")
+
+
+def known_value(what: str, node: fx.Node) -> FakeTensor:
+    """The value of a node, where it is one tensor of known sizes; ``what`` it is called in messages."""
+    value = node.meta.get("val")
+    if type(value) is not FakeTensor:
+        raise RewriteError(f"{what} is no fake tensor: its shape is not known.")
+    if not all(type(size) is int for size in value.shape):
+        raise RewriteError(f"{what} has a symbolic shape, {tuple(value.shape)}.")
+    return value
 
 
 def check_offsets(draft: GraphDraft, members: Sequence[Site]) -> None:

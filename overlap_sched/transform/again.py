@@ -1,22 +1,51 @@
-"""A gathered parameter is kept for its next use, or gathered again; a collective goes to a second stream."""
+"""A gathered parameter is kept for its next use, or gathered again; a collective goes to a second stream.
+
+Two nodes give the same value, as far as a problem tells, where they are the same source, looked at and cast in the same
+way. A parameter that is gathered twice is cast twice, too, where a graph was not freed of repetitions::
+
+    w -> cast   -> gather   -> mm ...           forward
+    w -> cast_1 -> gather_1 -> mm ...           backward: `cast_1` gives what `cast` gives
+"""
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
-from overlap_sched.transform.bucket import WAIT
 from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.members import Member, awaited, launched, member, replaced
+from overlap_sched.transform.members import WAIT, Member, awaited, launched, member, replaced
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import again, is_view, moved
 from overlap_sched.transform.rewrites import Keep, Regather, Stream, second_group
-from overlap_sched.transform.same import looked_through, origin
+
+WHOLE = (
+    "aten._to_copy.default",
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.view.default",
+    "prims.convert_element_type.default",
+)
+"""Operators that give all elements of their one input, in their order; types and shapes a graph must compare."""
+
+Origin = tuple[NodeId, tuple[tuple[str, int], ...]]
+"""A node that is looked through no further; then operators and bytes of what lies behind it, the last first."""
+
+
+def origin(draft: Draft, v: NodeId) -> Origin:
+    """Where a value comes from. Nodes of equal origin give the same."""
+    steps = []
+    while looked_through(draft, v):
+        node = draft.node(v)
+        steps.append((node.op, sum(draft.storages[s].bytes for s in node.alloc)))
+        (v,) = node.deps
+    return v, tuple(steps)
+
+
+def looked_through(draft: Draft, v: NodeId) -> bool:
+    """Tell whether a node is one of :data:`WHOLE`; what must also come after others may see what they write."""
+    node = draft.node(v)
+    return node.kind is Kind.COMPUTE and node.op in WHOLE and len(node.deps) == 1
 
 
 def kept(draft: Draft, keep: Keep) -> None:
-    """Users of the later gather use the first one's wait and result; what was cast for it alone goes, too.
-
-    Raises:
-        RewriteError: They do not gather the same, or not in this order.
-    """
+    """Let users of the later gather use the first one's wait and result; what was cast for it alone goes, too."""
     first, again = _gather(draft, keep.first), _gather(draft, keep.again)
     if first.v == again.v or given(draft, first) != given(draft, again):
         raise RewriteError(f"{keep.first!r} and {keep.again!r} do not gather the same input in the same group.")
@@ -44,9 +73,6 @@ def gathered_again(draft: Draft, wanted: Regather, prices: Prices) -> None:
     """Some users of a gather's result, or of views of it, use a fresh one, launched for them.
 
     Views behind the users (what uses the same storage and comes after one of them alone) go with them.
-
-    Raises:
-        RewriteError: A user does not use a wait of the gather, or none would be left to the first one.
     """
     one = _gather(draft, wanted.gather)
     views = [draft.find(name) for name in wanted.views]
@@ -77,11 +103,7 @@ def gathered_again(draft: Draft, wanted: Regather, prices: Prices) -> None:
 
 
 def streamed(draft: Draft, stream: Stream) -> None:
-    """The collective runs in a second group of the same ranks.
-
-    Raises:
-        RewriteError: It is no collective, or there already.
-    """
+    """Let a collective run in a second group of the same ranks."""
     v = draft.find(stream.collective)
     group = draft.node(v).group
     if group is None:

@@ -1,5 +1,7 @@
 """What rewrites make of a problem: problem in, problem out.
 
+Whatever makes a part of a rewrite raises ``RewriteError`` where that is not legal here.
+
 >>> from overlap_sched.cost import Roofline
 >>> from overlap_sched.problem import EXAMPLE
 >>> from overlap_sched.transform.rewrites import Stream
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import NodeId, Problem
 from overlap_sched.transform.again import gathered_again, kept, streamed
-from overlap_sched.transform.bucket import bucketed
+from overlap_sched.transform.bucket import bucketed, split
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.in_parts import fissioned
@@ -23,7 +25,6 @@ from overlap_sched.transform.offload import offloaded
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import recomputed
 from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
-from overlap_sched.transform.split import split
 
 NOT_KNOWN: Alike = {}
 """Of a problem file: types and reductions are not known, and taken to be alike."""

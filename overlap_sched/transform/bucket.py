@@ -1,6 +1,6 @@
-"""Several collectives become one: what a bucket makes of a problem.
+"""Several collectives become one, or one several: what buckets and splits make of a problem.
 
-The nodes and their names are listed in :mod:`overlap_sched.transform.rewrites`; this is what they hold::
+The nodes are those of :mod:`overlap_sched.transform.recipes`; this is what those of a bucket hold::
 
     copied, all_gather                      ids of storages
       in       allocates the inputs, packed; uses each input            the inputs may die here
@@ -13,34 +13,38 @@ The nodes and their names are listed in :mod:`overlap_sched.transform.rewrites`;
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId
 from overlap_sched.problem.node import StorageId
+from overlap_sched.transform import recipes
 from overlap_sched.transform.draft import Draft, unique
-from overlap_sched.transform.members import Alike, Member, awaited, check_alike, launched, member, replaced
+from overlap_sched.transform.members import WAIT, Alike, Member, awaited, check_alike, launched, member, replaced
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Bucket
+from overlap_sched.transform.rewrites import Bucket, Split
 
 VIEW, SLICE, GETITEM = "aten.view.default", "aten.slice.Tensor", "getitem"
-WAIT = "_c10d_functional.wait_tensor.default"
 CAT, CLONE = "aten.cat.default", "aten.clone.default"
 
 
 def bucketed(draft: Draft, bucket: Bucket, prices: Prices, alike: Alike) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: The members are not alike, or one cannot be rewritten. (Whether one needs another shows at the
-            end: :meth:`Draft.finished`.)
-    """
+    """Make one of several, where they are alike; whether one needs another shows in :meth:`Draft.finished`."""
     members = [member(draft, name) for name in bucket.members]
     check_alike([(one.node.name, _shared(one.node, alike)) for one in members])
-    if bucket.form == "coalesced":
-        outs = _coalesced(draft, bucket.name, members, prices)
-    else:
-        outs = _copied(draft, bucket.name, members, prices)
+    recipe = recipes.coalesced if bucket.form == "coalesced" else recipes.copied
+    _, outs = recipe(_ProblemMaker(draft, prices), bucket.name, members)
     for one, out in zip(members, outs, strict=True):
-        replaced(draft, one, out)
+        _stand_in(draft, one, out)
+
+
+def split(draft: Draft, wanted: Split, prices: Prices) -> None:
+    """Make several of one."""
+    one = member(draft, wanted.collective)
+    if wanted.parts < 2:
+        raise RewriteError(f"{wanted.collective!r} in {wanted.parts} parts: two at least.")
+    _, out = recipes.split(_ProblemMaker(draft, prices), wanted.name, one, wanted.parts)
+    _stand_in(draft, one, out)
 
 
 def _shared(node: Node, alike: Alike) -> dict[str, object]:
@@ -52,99 +56,111 @@ def _shared(node: Node, alike: Alike) -> dict[str, object]:
     }
 
 
-def _coalesced(draft: Draft, name: str, members: Sequence[Member], prices: Prices) -> list[NodeId]:
-    at = max(draft.at[one.v] for one in members)
-    deps = unique(u for one in members for u in one.inputs)
-    takes = unique(s for one in members for s in one.takes)
-    gives = unique(one.gives for one in members if one.gives is not None)
-    launch = _launch(draft, name, f"{members[0].node.op}_coalesced", members, prices, (deps, takes, gives, at))
-    outs = []
-    for i, one in enumerate(members):
-        given = () if one.gives is None else (one.gives,)
-        place = min(draft.at[w] for w in one.waits)
-        get = draft.add(Node(f"{name}_get_{i}", Kind.COMPUTE, (launch,), (), gives, op=GETITEM), place)
-        wait = Node(f"{name}_out_{i}", Kind.WAIT, (get,), (), unique((*takes, *given)), op=WAIT, collective=launch)
-        outs.append(awaited(draft, wait, _finish_us(draft, launch, prices), place))
-    return outs
+class _Made(NamedTuple):
+    """A value of a problem that is being rewritten.
+
+    Attributes:
+        ids: Who gives it. held: storages that it is in. bytes: of it.
+        launch: Of what is in flight, its collective. read: what that reads until it is waited for.
+    """
+
+    ids: tuple[NodeId, ...]
+    held: tuple[StorageId, ...]
+    bytes: int = 0
+    launch: NodeId | None = None
+    read: tuple[StorageId, ...] = ()
 
 
-def _copied(draft: Draft, name: str, members: Sequence[Member], prices: Prices) -> list[NodeId]:
-    at = max(draft.at[one.v] for one in members)
-    op = members[0].node.op
-    views = [
-        draft.add(
-            Node(
-                f"{name}_{'rows' if 'scatter' in op else 'flat'}_{i}", Kind.COMPUTE, one.inputs, (), one.takes, op=VIEW
-            ),
-            at,
-        )
-        for i, one in enumerate(members)
-    ]
-    takes = unique(s for one in members for s in one.takes)
-    taken, given = sum(one.taken_bytes for one in members), sum(one.given_bytes for one in members)
-    packed = (draft.storage(taken),) if takes or members[0].gives is not None else ()
-    result = (draft.storage(given),) if members[0].gives is not None else ()
-    copy_us = prices.copy_us(CAT, 2 * taken)
-    copy = Node(f"{name}_in", Kind.COMPUTE, tuple(views), packed, takes, copy_us, CAT, bytes=2 * taken)
-    source = draft.add(copy, at)
-    launch = _launch(draft, name, op, members, prices, ((source,), packed, result, at))
-    first = min(draft.at[w] for one in members for w in one.waits)
-    ended = Node(f"{name}_wait", Kind.WAIT, (launch,), (), (*packed, *result), op=WAIT, collective=launch)
-    wait = awaited(draft, ended, _finish_us(draft, launch, prices), first)
-    unpack = _copied_out if "gather" in op else _parts
-    return unpack(draft, name, members, prices, (wait, result))
+def _stand_in(draft: Draft, one: Member, out: _Made) -> None:
+    """Users of a collective's result use what stands for it, and hold that."""
+    if one.gives is not None:
+        draft.rehouse(one.gives, out.held[0])
+    replaced(draft, one, out.ids[0])
 
 
-def _copied_out(
-    draft: Draft, name: str, members: Sequence[Member], prices: Prices, source: tuple[NodeId, tuple[StorageId, ...]]
-) -> list[NodeId]:
-    """Results of a gather: n rows, one of each rank, in which member i has some columns."""
-    wait, packed = source
-    rows = draft.add(Node(f"{name}_rows", Kind.COMPUTE, (wait,), (), packed, op=VIEW), draft.at[wait])
-    outs = []
-    for i, one in enumerate(members):
-        at, moved = min(draft.at[w] for w in one.waits), 2 * one.given_bytes
-        given = () if one.gives is None else (one.gives,)
-        part = draft.add(Node(f"{name}_part_{i}", Kind.COMPUTE, (rows,), (), packed, op=SLICE), at)
-        us = prices.copy_us(CLONE, moved)
-        copy = draft.add(Node(f"{name}_copy_{i}", Kind.COMPUTE, (part,), given, packed, us, CLONE, bytes=moved), at)
-        outs.append(draft.add(Node(f"{name}_out_{i}", Kind.COMPUTE, (copy,), (), given, op=VIEW), at))
-    return outs
+class _ProblemMaker:
+    """Makes the nodes of :mod:`overlap_sched.transform.recipes`; columns are bytes, of whichever side is larger."""
+
+    def __init__(self, draft: Draft, prices: Prices) -> None:
+        self.draft, self.prices = draft, prices
+
+    def source(self, one: Member) -> _Made:
+        return _Made(one.inputs, one.takes, one.taken_bytes)
+
+    def view(self, name: str, of: _Made, shape: recipes.Shape, at: float, like: Member) -> _Made:
+        return self._view(name, VIEW, of, at)
+
+    def piece(self, name: str, of: _Made, dim: int, columns: tuple[int, int], at: float, like: Member) -> _Made:
+        return self._view(name, SLICE, of, at)._replace(bytes=columns[1] - columns[0])
+
+    def copy(self, name: str, of: _Made, at: float, like: Member, *, result: bool = False) -> _Made:
+        into = _result(like) if result else self._fresh(of.bytes, like.gives is not None)
+        return self._copy(name, CLONE, [of], of.bytes, into, at)
+
+    def cat(self, name: str, of: Sequence[_Made], dim: int, at: float, like: Member, *, result: bool = False) -> _Made:
+        if result:
+            return self._copy(name, CAT, of, like.given_bytes, _result(like), at)
+        nbytes = sum(one.bytes for one in of)
+        counted = like.gives is not None or any(one.held for one in of)
+        return self._copy(name, CAT, of, nbytes, self._fresh(nbytes, counted), at)
+
+    def launch(self, name: str, of: _Made, members: Sequence[Member], at: float, columns: int | None = None) -> _Made:
+        nbytes, given = sum(one.node.bytes for one in members), sum(one.given_bytes for one in members)
+        if columns is not None:
+            nbytes, given = columns, given * columns // nbytes if nbytes else 0
+        result = self._fresh(given, members[0].gives is not None)
+        return self._launch(name, members[0].op, (of.ids, of.held, result), nbytes, members[0], at)
+
+    def coalesced(self, name: str, members: Sequence[Member], at: float) -> _Made:
+        ids = unique(u for one in members for u in one.inputs)
+        takes = unique(s for one in members for s in one.takes)
+        gives = unique(s for one in members for s in _result(one))
+        nbytes = sum(one.node.bytes for one in members)
+        return self._launch(name, f"{members[0].op}_coalesced", (ids, takes, gives), nbytes, members[0], at)
+
+    def got(self, name: str, launch: _Made, i: int, like: Member) -> _Made:
+        return self._view(name, GETITEM, launch, like.place)._replace(held=_result(like))
+
+    def wait(self, name: str, of: _Made, at: float, like: Member) -> _Made:
+        assert of.launch is not None
+        node = self.draft.node(of.launch)
+        us = self.prices.finish_us(node.op, node.bytes, self.draft.groups[node.group or ""])
+        use = unique((*of.read, *of.held))
+        ended = Node(name, Kind.WAIT, of.ids, (), use, op=WAIT, collective=of.launch)
+        return _Made((awaited(self.draft, ended, us, at),), of.held)
+
+    def _launch(
+        self,
+        name: str,
+        op: str,
+        what: tuple[tuple[NodeId, ...], tuple[StorageId, ...], tuple[StorageId, ...]],
+        nbytes: int,
+        like: Member,
+        at: float,
+    ) -> _Made:
+        """``what``: its deps, what it uses, what it allocates."""
+        (deps, takes, gives), group = what, like.node.group
+        assert group is not None
+        facts = self.draft.groups[group]
+        deps = launched(self.draft, name, deps, self.prices.launch_us(op, nbytes, facts), at)
+        us = self.prices.collective_us(op, nbytes, facts)
+        v = self.draft.add(Node(name, Kind.COLLECTIVE, deps, gives, takes, us, op, group, bytes=nbytes), at)
+        return _Made((v,), gives, launch=v, read=takes)
+
+    def _view(self, name: str, op: str, of: _Made, at: float) -> _Made:
+        return of._replace(ids=(self.draft.add(Node(name, Kind.COMPUTE, of.ids, (), of.held, op=op), at),))
+
+    def _copy(
+        self, name: str, op: str, of: Sequence[_Made], nbytes: int, into: tuple[StorageId, ...], at: float
+    ) -> _Made:
+        deps, use = tuple(u for one in of for u in one.ids), unique(s for one in of for s in one.held)
+        us = self.prices.copy_us(op, 2 * nbytes)
+        v = self.draft.add(Node(name, Kind.COMPUTE, deps, into, use, us, op, bytes=2 * nbytes), at)
+        return _Made((v,), into, nbytes)
+
+    def _fresh(self, nbytes: int, counted: bool) -> tuple[StorageId, ...]:
+        return (self.draft.storage(nbytes),) if counted else ()
 
 
-def _parts(
-    draft: Draft, name: str, members: Sequence[Member], prices: Prices, source: tuple[NodeId, tuple[StorageId, ...]]
-) -> list[NodeId]:
-    """Results that are contiguous parts of one storage: who used a member's result uses all of it."""
-    wait, packed = source
-    outs = []
-    for i, one in enumerate(members):
-        at = min(draft.at[w] for w in one.waits)
-        part = draft.add(Node(f"{name}_part_{i}", Kind.COMPUTE, (wait,), (), packed, op=SLICE), at)
-        outs.append(draft.add(Node(f"{name}_out_{i}", Kind.COMPUTE, (part,), (), packed, op=VIEW), at))
-        if one.gives is not None:
-            draft.rehouse(one.gives, packed[0])
-    return outs
-
-
-def _launch(
-    draft: Draft,
-    name: str,
-    op: str,
-    members: Sequence[Member],
-    prices: Prices,
-    where: tuple[tuple[NodeId, ...], tuple[StorageId, ...], tuple[StorageId, ...], float],
-) -> NodeId:
-    """The one collective; ``where``: its deps, what it uses, what it allocates, its place."""
-    deps, takes, gives, at = where
-    nbytes, group = sum(one.node.bytes for one in members), members[0].node.group
-    assert group is not None
-    facts = draft.groups[group]
-    deps = launched(draft, name, deps, prices.launch_us(op, nbytes, facts), at)
-    us = prices.collective_us(op, nbytes, facts)
-    return draft.add(Node(name, Kind.COLLECTIVE, deps, gives, takes, us, op, group, bytes=nbytes), at)
-
-
-def _finish_us(draft: Draft, launch: NodeId, prices: Prices) -> float:
-    node = draft.node(launch)
-    return prices.finish_us(node.op, node.bytes, draft.groups[node.group or ""])
+def _result(one: Member) -> tuple[StorageId, ...]:
+    return () if one.gives is None else (one.gives,)

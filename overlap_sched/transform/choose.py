@@ -25,11 +25,10 @@ from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.found import Found
 from overlap_sched.transform.keys import Key, without_latency
 from overlap_sched.transform.neighbours import neighbours
-from overlap_sched.transform.refused import reductions
 from overlap_sched.transform.rewrites import Form, Stream
 from overlap_sched.transform.trial import Trial, TrialContext, tried
 from overlap_sched.transform.variant import Base, ProblemVariant, bases
-from overlap_sched.transform.wanted import Wanted
+from overlap_sched.transform.wanted import Wanted, reductions
 
 CAPS = (32, 48, 64, 96, 16, 8, 4)
 """Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""

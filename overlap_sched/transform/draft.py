@@ -110,26 +110,18 @@ class Draft:
         """Those that depend on one node (or only some of them) depend on another one instead."""
         for w in list(self._after[old] if who is None else who):
             node = self.node(w)
-            self._change(w, node._replace(deps=tuple(dict.fromkeys(new if u == old else u for u in node.deps))))
+            self.become(w, node._replace(deps=tuple(dict.fromkeys(new if u == old else u for u in node.deps))))
 
     def rehouse(self, old: StorageId, new: StorageId, who: Iterable[NodeId] | None = None) -> None:
         """Those that use one storage (or only some of them) use another one instead."""
         for w in list(self._users[old] if who is None else who):
             node = self.node(w)
-            self._change(w, node._replace(use=tuple(dict.fromkeys(new if s == old else s for s in node.use))))
-
-    def retake(self, v: NodeId, deps: tuple[NodeId, ...], use: tuple[StorageId, ...]) -> None:
-        """A node depends on other nodes, and uses other storages, from now on."""
-        self._change(v, self.node(v)._replace(deps=deps, use=use))
-
-    def become(self, v: NodeId, node: Node) -> None:
-        """A node is another one from now on: of the same name, its deps and storages those of the draft."""
-        self._change(v, node)
+            self.become(w, node._replace(use=tuple(dict.fromkeys(new if s == old else s for s in node.use))))
 
     def depend(self, v: NodeId, before: NodeId) -> None:
         """A node comes after another one from now on."""
         node = self.node(v)
-        self._change(v, node._replace(deps=tuple(dict.fromkeys((*node.deps, before)))))
+        self.become(v, node._replace(deps=tuple(dict.fromkeys((*node.deps, before)))))
 
     def set_group(self, v: NodeId, group: str) -> None:
         """A collective runs in another group of the same ranks from now on: it uses the same wires."""
@@ -158,7 +150,8 @@ class Draft:
         before = self._ids.get(f"{self.node(v).name}.{op}")
         return before if before is not None and before in self.node(v).deps else None
 
-    def _change(self, v: NodeId, node: Node) -> None:
+    def become(self, v: NodeId, node: Node) -> None:
+        """A node is another one from now on: of the same name, its deps and storages those of the draft."""
         old = self.node(v)
         for u in set(old.deps).difference(node.deps):
             self._after[u].remove(v)

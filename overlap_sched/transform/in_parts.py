@@ -20,7 +20,7 @@ from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.members import launched
 from overlap_sched.transform.part_times import ADD, PartTimes
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.stages import places
+from overlap_sched.transform.recipes import places
 
 PERMUTE = "aten.permute.default"
 Entered = dict[StorageId, tuple[StorageId, ...]]
@@ -29,11 +29,7 @@ _KINDS = (Kind.COMPUTE, Kind.COLLECTIVE, Kind.WAIT)
 
 
 def fissioned(draft: Draft, fission: Fission, prices: Prices) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: A node is not there, or something outside uses what does not leave.
-    """
+    """Run nodes in parts, where what is used outside leaves."""
     _Fissioning(draft, fission, prices).run()
 
 
@@ -218,7 +214,7 @@ class _Fissioning:
         for w in {w for s in whole for w in self.draft.users(s) if w not in self.inside or w in self.stay}:
             node = self.draft.node(w)
             use = unique(t for s in node.use for t in (parts if s in whole else (s,)))
-            self.draft.retake(w, node.deps, use)
+            self.draft.become(w, node._replace(use=use))
 
     def _tell_users(self, outs: dict[NodeId, tuple[NodeId, ...]]) -> None:
         """Users outside depend on what leaves; those that only have to come later, on all parts."""
@@ -232,7 +228,8 @@ class _Fissioning:
                 if out is None:
                     what = self.draft.node(v).name
                     raise RewriteError(f"{node.name!r} uses {what!r}, which runs in parts and does not leave.")
-                self.draft.retake(w, unique(t for u in node.deps for t in (out if u == v else (u,))), node.use)
+                deps = unique(t for u in node.deps for t in (out if u == v else (u,)))
+                self.draft.become(w, node._replace(deps=deps))
 
     def _only_later(self, v: NodeId, user: Node) -> bool:
         """Tell whether a node takes of what another one gives only what leaves: it writes to what that has read."""

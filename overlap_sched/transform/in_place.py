@@ -38,11 +38,7 @@ COPYING = (
 
 
 def written_over(draft: Draft, wanted: InPlace, prices: Prices) -> None:
-    """The node writes over its first input; who used the result uses that.
-
-    Raises:
-        RewriteError: It cannot: the draft is as it was.
-    """
+    """Let a node write over its first input, and who used the result use that; refused, the draft is as it was."""
     v, over = draft.find(wanted.node), draft.find(wanted.over)
     old, new = _storages(draft, v, over)
     others = [w for w in draft.users(new) if w != v]

@@ -20,12 +20,11 @@ from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Position, Problem
 from overlap_sched.problem.node import StorageId
 from overlap_sched.problem.precedence import positions
-from overlap_sched.transform.again import given
+from overlap_sched.transform.again import given, looked_through
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Alike, Member, member
 from overlap_sched.transform.recompute import is_view
 from overlap_sched.transform.rewrites import Keep, Regather
-from overlap_sched.transform.same import looked_through
 
 Done = TypeVar("Done", Keep, Regather)
 

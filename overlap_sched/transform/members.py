@@ -9,6 +9,8 @@ from overlap_sched.problem.node import FINISH, LAUNCH, StorageId
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.rewrites import BUCKETED
 
+WAIT = "_c10d_functional.wait_tensor.default"
+
 Alike = Mapping[str, str]
 """Per collective, by name, what a problem does not say and members must share: ``"bfloat16"``, ``"float32 sum"``.
 
@@ -26,7 +28,7 @@ class Member(NamedTuple):
         waits: Draft ids.
         launch: Draft id of its launch node; ``None``: it has none.
         finishes: Draft ids of the finish nodes of its waits.
-        ranks: Of its group.
+        ranks: Of its group. at, place: where it is launched, and where it is first waited for.
     """
 
     node: Node
@@ -37,6 +39,18 @@ class Member(NamedTuple):
     launch: NodeId | None
     finishes: tuple[NodeId, ...]
     ranks: int
+    at: float
+    place: float
+
+    @property
+    def op(self) -> str:
+        """Its operator."""
+        return self.node.op
+
+    @property
+    def columns(self) -> int:
+        """The bytes of its larger side."""
+        return self.node.bytes
 
     @property
     def given_bytes(self) -> int:
@@ -55,11 +69,7 @@ class Member(NamedTuple):
 
 
 def member(draft: Draft, name: str) -> Member:
-    """A collective that can be bucketed, split, kept or gathered again.
-
-    Raises:
-        RewriteError: It is none, it has no wait, or something else looks at what it returns.
-    """
+    """The collective of this name, where it has one result, and nothing but waits looks at that."""
     v = draft.find(name)
     node = draft.node(v)
     if node.kind is not Kind.COLLECTIVE or node.op not in BUCKETED:
@@ -79,19 +89,13 @@ def member(draft: Draft, name: str) -> Member:
     launch = draft.launch_node(v)
     gives = node.alloc[0] if node.alloc else None
     assert node.group is not None
-    return Member(node, v, node.use, gives, waits, launch, finishes, draft.groups[node.group].size)
+    place = min(draft.at[w] for w in waits)
+    ranks = draft.groups[node.group].size
+    return Member(node, v, node.use, gives, waits, launch, finishes, ranks, draft.at[v], place)
 
 
 def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-    """Members of a bucket must be two or more, each once, and share what is said of them.
-
-    Args:
-        members: Each with its name, and what is said of it: the same things of all, in the order in which they are
-            compared, as ``"process group": "0"``.
-
-    Raises:
-        RewriteError: They are not alike; or one is listed twice, or there is only one.
-    """
+    """Members of a bucket must be two or more, each once, and share what is said of each: ``"process group": "0"``."""
     names = [name for name, _ in members]
     if len(set(names)) < max(len(names), 2):
         raise RewriteError(f"a bucket of {', '.join(names)}: two collectives at least, each once.")

@@ -25,11 +25,7 @@ OFFLOAD, RELOAD, WAIT = "offload", "reload", "ao.wait_tensor.default"
 
 
 def offloaded(draft: Draft, wanted: Offload, link: HostLink) -> None:
-    """Make the copies; the users take what comes back.
-
-    Raises:
-        RewriteError: The node does not make one storage, a user does not use it, or it is never freed.
-    """
+    """Make the copies; the users take what comes back."""
     v = draft.find(wanted.node)
     node = draft.node(v)
     if len(node.alloc) != 1 or node.kind not in (Kind.COMPUTE, Kind.INPUT, Kind.COLLECTIVE):

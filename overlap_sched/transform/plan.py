@@ -39,11 +39,10 @@ from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
-from overlap_sched.transform.refused import refused
 from overlap_sched.transform.rewrites import Form, Rewrite
 from overlap_sched.transform.search import search
 from overlap_sched.transform.trial import Refuses, Trial, TrialContext, nothing
-from overlap_sched.transform.wanted import Wanted, least_compute_us, most_gain_us, most_runs, wanted_of
+from overlap_sched.transform.wanted import Wanted, least_compute_us, most_gain_us, most_runs, refused, wanted_of
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
@@ -65,7 +64,7 @@ class Plan:
         trials: All that was tried, in this order.
         plan_s: Seconds that it took beyond ``without`` (for people; nothing depends on it).
         fell_back: Why rewrites that were found are not used; ``None``: none were, or they are.
-        refused: Why collectives stay as they are, see :func:`overlap_sched.transform.refused.refused`.
+        refused: Why collectives stay as they are, see :func:`overlap_sched.transform.wanted.refused`.
     """
 
     rewrites: tuple[Rewrite, ...]

@@ -22,11 +22,7 @@ _RANDOM = ("bernoulli", "dropout", "exponential", "multinomial", "normal", "pois
 
 
 def recomputed(draft: Draft, wanted: Recompute) -> None:
-    """Make the nodes again; the users take the new ones.
-
-    Raises:
-        RewriteError: A node may not run again, a user does not use it, or something between writes to what it reads.
-    """
+    """Make the nodes again; the users take the new ones."""
     ids = [draft.find(name) for name in wanted.nodes]
     users = check_users(draft, "running again", wanted.nodes, ids, wanted.users)
     at = min(draft.at[u] for u in users)
@@ -85,11 +81,7 @@ def is_view(node: Node) -> bool:
 def check_users(
     draft: Draft, what: str, names: Sequence[str], ids: Sequence[NodeId], users: Sequence[str]
 ) -> list[NodeId]:
-    """Draft ids of the users: each takes one of the nodes, and some other node does, too.
-
-    Raises:
-        RewriteError: They are not such.
-    """
+    """Draft ids of the users, where each takes one of the nodes, and all are named once."""
     found = [draft.find(name) for name in users]
     if not ids or not found or len(set(found)) < len(found) or len(set(ids)) < len(ids):
         raise RewriteError(f"{what} wants nodes and users, each once: {', '.join(names)} for {', '.join(users)}.")
@@ -103,11 +95,7 @@ def check_users(
 def again(
     draft: Draft, v: NodeId, name: str, new: Mapping[NodeId, NodeId], house: Mapping[StorageId, StorageId], at: float
 ) -> NodeId:
-    """A copy of a node that takes the new nodes and storages where there are such; later writers come after it.
-
-    Raises:
-        RewriteError: Something writes to what it reads before it can run again.
-    """
+    """Copy a node: it takes new nodes and storages where there are such; later writers come after it, none before."""
     node = draft.node(v)
     copy = node._replace(
         name=name,
@@ -131,11 +119,7 @@ def again(
 def moved(
     draft: Draft, users: Sequence[NodeId], new: Mapping[NodeId, NodeId], house: Mapping[StorageId, StorageId]
 ) -> None:
-    """Users take new nodes, and so do, through views, those behind them.
-
-    Raises:
-        RewriteError: One of them still looks at an old storage through something that was not made again.
-    """
+    """Let users take new nodes, and, through views, those behind them; none may look at an old storage besides."""
     for u in users:
         launch = draft.launch_node(u) if draft.node(u).kind is Kind.COLLECTIVE else None
         for old, made in new.items():

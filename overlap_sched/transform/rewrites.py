@@ -1,50 +1,13 @@
 """What may be done to the collectives of a graph, as values; nodes are named, so that a problem and a graph agree.
 
 A rewrite has two meanings that must agree: what it makes of a problem (:mod:`overlap_sched.transform.apply`) and what
-it makes of an FX graph (:mod:`overlap_sched.fx.rewrites`). Both make the nodes listed here, by these names, so that an
-order of the one is an order of the other. ``<b>`` is :meth:`Bucket.name`, ``i`` the index in ``members``, ``x_i`` the
-input of member i, ``n`` the ranks of the group::
-
-    Bucket, copied, all_gather_into_tensor          Bucket, copied, reduce_scatter_tensor
-      <b>_flat_i  view(x_i, [-1])            view     <b>_rows_i  view(x_i, [n, -1])              view
-      <b>_in      cat([flat_*])              copy     <b>_in      cat([rows_*], 1)                copy
-      <b>         all_gather(in, n, group)   launch   <b>         reduce_scatter(in, op, n, group) launch
-      <b>_wait    wait_tensor(b)             wait     <b>_wait    wait_tensor(b)                  wait
-      <b>_rows    view(wait, [n, -1])        view     <b>_part_i  slice(wait, 1, from, to)        view
-      <b>_part_i  slice(rows, 1, from, to)   view     <b>_out_i   view(part_i, shape of wait i)   view
-      <b>_copy_i  clone(part_i, contiguous)  copy
-      <b>_out_i   view(copy_i, shape of wait i) view
-
-    Bucket, copied, all_reduce                      Bucket, coalesced, any of the three
-      <b>_flat_i  view(x_i, [-1])            view     <b>         <op>_coalesced([x_*], ...)      launch
-      <b>_in      cat([flat_*])              copy     <b>_get_i   getitem(b, i)                   view
-      <b>         all_reduce(in, op, group)  launch   <b>_out_i   wait_tensor(get_i)              wait
-      <b>_wait    wait_tensor(b)             wait
-      <b>_part_i  slice(wait, 0, from, to)   view
-      <b>_out_i   view(part_i, shape of wait i) view
-
-``<b>_out_i`` stands for every wait of member i: their users use it. Members and their waits are gone. All members'
-inputs are contiguous (a functional collective wants that); the parts of ``reduce_scatter`` and ``all_reduce`` are
-contiguous views of one storage, those of ``all_gather`` are not, so they are copied.
-
-``Split`` is the inverse, ``<s>`` its name, for ``parts`` p = 0, 1, ... of as equal numbers of elements per rank as can
-be (the first ones get one more)::
-
-    Split, all_gather_into_tensor                   Split, reduce_scatter_tensor
-      <s>_flat    view(x, [-1])              view     <s>_rows    view(x, [n, -1])                view
-      <s>_part_p  slice(flat, 0, from, to)   view     <s>_part_p  slice(rows, 1, from, to)        view
-      <s>_p       all_gather(part_p, ...)    launch   <s>_in_p    clone(part_p, contiguous)       copy
-      <s>_wait_p  wait_tensor(p)             wait     <s>_p       reduce_scatter(in_p, ...)       launch
-      <s>_rows_p  view(wait_p, [n, -1])      view     <s>_wait_p  wait_tensor(p)                  wait
-      <s>_copy    cat([rows_*], 1)           copy     <s>_copy    cat([wait_*], 1)                copy
-      <s>_out     view(copy, shape of wait)  view     <s>_out     view(copy, shape of wait)       view
-
-    Split, all_reduce: as all_gather, but <s>_p all_reduce(part_p, op, group), no <s>_rows_p, <s>_copy cat([wait_*]).
+it makes of an FX graph (:mod:`overlap_sched.fx.rewrites`). Both make the same nodes by the same names, so that an order
+of the one is an order of the other: those of ``Bucket`` and ``Split`` are listed in
+:mod:`overlap_sched.transform.recipes`, those of ``Fission`` in :mod:`overlap_sched.transform.fission`.
 
 ``Stream`` makes no node: the collective keeps its name and runs in the group :func:`second_group`.
 ``Keep`` makes none either: ``again`` and its waits are gone, with casts that were made for it alone; users use the
 (first) wait of ``first``.
-What ``Fission`` makes is listed in :mod:`overlap_sched.transform.fission`.
 ``InPlace`` makes none: the node keeps its name, and what it gives is what it is written over.
 ``Regather`` makes ``<r>`` (the same operator on the same input), ``<r>_wait``, and ``<r>_<view>`` of each listed view,
 which the listed users use.
@@ -73,7 +36,6 @@ Form = Literal["copied", "coalesced"]
 
 BUCKETED = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor")
 """Operators that can be bucketed and split."""
-COALESCED = tuple(f"{op}_coalesced" for op in BUCKETED)
 
 
 @dataclass(frozen=True)
@@ -86,7 +48,7 @@ class Bucket:
 
     Attributes:
         members: Collectives by name, two or more, in the order in which they are packed: that of their parameters
-            (:mod:`overlap_sched.transform.packing`).
+            (:mod:`overlap_sched.transform.variant`).
         form: See :data:`Form`.
     """
 
@@ -124,7 +86,7 @@ class Keep:
     """The later gather of the same input is dropped; its users use the first one's result.
 
     Legal where both gather the same in one group: one node, or casts of one node that are alike
-    (:data:`overlap_sched.transform.same.WHOLE`); and where nothing writes to either result.
+    (:data:`overlap_sched.transform.again.WHOLE`); and where nothing writes to either result.
     """
 
     first: str

@@ -5,11 +5,11 @@ what is gathered saves a gather and costs memory; which of them binds shows only
 scheduled, few of them, and the best is kept::
 
     the best order without rewrites                       always a candidate
-      -> in place       results over what they were made of, where that is no longer   over
-      -> keep           gathers for their next use, where that fits                   hold
+      -> in place       results over what they were made of, where that is no longer  others
+      -> keep           gathers for their next use, where that fits                   others
       -> buckets        what is left goes together, on one stream or two; then all    choose
-      -> gather again   what is held where memory is short                            hold
-      -> split          what is waited for most, in parts                             splitting
+      -> gather again   what is held where memory is short                            others
+      -> split          what is waited for most, in parts                             others
       -> copied         the best again with copies, where both forms may be used
       -> again          the best from its own order, while that helps
       -> phases         all that the scheduler does, on the best                      scheduler.pipeline
@@ -23,11 +23,9 @@ from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.transform.choose import try_buckets
 from overlap_sched.transform.found import Found, RunsPaid
-from overlap_sched.transform.hold import try_gathering_again, try_keeping
 from overlap_sched.transform.keys import batch_time, keys_of, without_latency
-from overlap_sched.transform.over import try_in_place
+from overlap_sched.transform.others import try_gathering_again, try_in_place, try_keeping, try_splitting
 from overlap_sched.transform.rewrites import Bucket, Form
-from overlap_sched.transform.splitting import try_splitting
 from overlap_sched.transform.trial import TrialContext, again, tried
 from overlap_sched.transform.wanted import Wanted
 
@@ -56,7 +54,7 @@ def search(
         _try_both(asked, asked, wanted, found, order)
     else:
         gains = found.best_us < step_us * (1 - wanted.least)
-        _try_both(asked, over.asked, wanted, found, over.order)
+        _try_both(asked, over[0], wanted, found, over[1])
         alone = found.without_best(step_us)
         if not (gains or found.enough):  # else only what comes before what is written could be in the way
             _try_both(asked, asked, wanted, alone, order)

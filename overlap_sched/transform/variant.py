@@ -1,16 +1,104 @@
-"""A graph whose collectives are about to go together: on which streams they run, and what may join what."""
+"""A graph whose collectives are about to go together: on which streams they run, and how a bucket is packed.
 
-from collections.abc import Sequence
+Where a sum is taken by several machines, how it is rounded depends on where its summands lie in the buffer. So members
+of a bucket do not lie as they happen to be launched, but as the graph lists the parameters, as in FSDP2's buffers::
+
+    gather    what it gathers is made of one input of the graph      its place among the inputs
+    reduce    what it gives becomes one output of the graph          its place among the outputs
+
+AOTAutograd lists gradients as it lists parameters. Members with a place come first, by it; the others, and those of one
+place, in the order of the problem.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
 
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import NodeId, Order, Problem
+from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.problem.node import OF_HOST
+from overlap_sched.scheduler.fill_tail import admitted, with_deferred
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.deferred import deferred
 from overlap_sched.transform.keys import BatchTime, added_us, batch_time, host_times, host_us, keys_of
 from overlap_sched.transform.neighbours import Windows
-from overlap_sched.transform.packing import packed, places_of
 from overlap_sched.transform.rewrites import Bucket, Form, Rewrite, Stream
 from overlap_sched.transform.trial import TrialContext
+
+LONGEST = 16
+"""So many nodes (casts, pads, views) may lie between a collective and its parameter."""
+
+
+def packed(members: Iterable[NodeId], places: Mapping[NodeId, int]) -> list[NodeId]:
+    """Members by the places of their parameters (:func:`places_of`)."""
+    return sorted(members, key=lambda v: (places.get(v, math.inf), v))
+
+
+def places_of(problem: Problem) -> dict[NodeId, int]:
+    """Per collective the place of its parameter among inputs or outputs, where it has one."""
+    users: list[list[NodeId]] = [[] for _ in problem.nodes]
+    for v, node in enumerate(problem.nodes):
+        if node.op not in OF_HOST:
+            for u in node.deps:
+                users[u].append(v)
+    found = {}
+    for v in problem.collectives:
+        place = _input(problem, v) if "gather" in problem.nodes[v].op else _output(problem, v, users)
+        if place is not None:
+            found[v] = place
+    return found
+
+
+def _input(problem: Problem, v: NodeId) -> int | None:
+    """The input that alone leads to a node."""
+    for _ in range(LONGEST):
+        before = [u for u in problem.nodes[v].deps if problem.nodes[u].op not in OF_HOST]
+        if len(before) != 1 or problem.nodes[before[0]].kind in (Kind.COLLECTIVE, Kind.WAIT):
+            return None
+        v = before[0]
+        if problem.nodes[v].kind is Kind.INPUT:
+            return v
+    return None
+
+
+def _output(problem: Problem, v: NodeId, users: Sequence[Sequence[NodeId]]) -> int | None:
+    """The place of the output that alone comes of a node."""
+    for _ in range(LONGEST):
+        if len(users[v]) != 1 or problem.nodes[users[v][0]].kind is Kind.COLLECTIVE:
+            return None
+        user = problem.nodes[users[v][0]]
+        if user.kind is Kind.OUTPUT:
+            return user.deps.index(v)
+        v = users[v][0]
+    return None
+
+
+def _last_launch(problem: Problem, order: Order) -> int:
+    """The position of the last collective."""
+    return max(at for at, v in enumerate(order) if problem.nodes[v].kind is Kind.COLLECTIVE)
+
+
+def deferred(
+    live_ranges: LiveRanges, order: Order, budget_bytes: int, tail_us: float, added_us: Callable[[int], float]
+) -> tuple[Order, frozenset[int]]:
+    """An order with compute deferred behind its last launch, and the collectives deferred with it.
+
+    Its own step may be longer: it is made for somebody who will put those collectives together.
+
+    Args:
+        live_ranges: Of the problem.
+        order: A valid order with collectives, within the budget.
+        budget_bytes: What the peak may be; the order made keeps to it.
+        tail_us: How much is to be hidden.
+        added_us: By collective, what it adds to the end: of one that goes together with others, less than its time.
+    """
+    limit, last = np.array(budget_bytes, dtype=np.int64), _last_launch(live_ranges.problem, order)
+    jobs = admitted(live_ranges, order, limit, last, tail_us, added_us)
+    made = with_deferred(live_ranges.problem, order, last, jobs)
+    if not jobs or bool((live_ranges.profile(made) > limit).any()):
+        return order, frozenset()
+    return made, frozenset(v for job in jobs for v in job.nodes).intersection(live_ranges.problem.collectives)
+
 
 BINDS = 0.5
 """Neighbours are merged on streams that are at least this part as busy as the busiest."""

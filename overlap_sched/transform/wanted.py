@@ -1,4 +1,4 @@
-"""What rewrites may be tried, and whether that is worth its time: known before anything is scheduled.
+"""What rewrites may be tried, whether that is worth its time, and what is refused: known before anything is scheduled.
 
 Looking for rewrites takes time once, and what it finds is gained in every step. So what can be gained is bounded first,
 and no more is tried than that pays back soon::
@@ -10,18 +10,20 @@ and no more is tried than that pays back soon::
 """
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from overlap_sched.options import Options, rewrites_wanted
-from overlap_sched.problem import Problem
+from overlap_sched.problem import NodeId, Problem
 from overlap_sched.scheduler.portfolio import GOAL_PERCENT, busy_us
 from overlap_sched.transform.in_place import saved_us
 from overlap_sched.transform.keeping import twice
 from overlap_sched.transform.keys import batch_time, host_times, host_us, keys_of, latency_us, mates_in
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import BUCKETED, Form
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Stream
+from overlap_sched.transform.trial import Refuses
 
 GATHERS = ("all_gather_into_tensor",)
 """Operators that copy and sum nothing."""
@@ -109,3 +111,63 @@ def least_compute_us(problem: Problem, prices: Prices, alike: Alike | None, want
 def most_runs(problem: Problem, gain_us: float) -> int:
     """So many runs of the scheduler pay back soon where a step can be shorter by so much."""
     return int(PAYBACK_STEPS * gain_us / (NODE_US * max(len(problem.nodes), 1)))
+
+
+def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refuses) -> tuple[str, ...]:
+    """One sentence for each reason: the first collective that it is of, and how many more.
+
+    Only what could otherwise be had is listed: of a bucket, collectives of a group that has several of one operator.
+    """
+    found = [*_not_moved(problem, wanted, refuses)]
+    if alike is not None:
+        found = [*_alone(problem, alike, wanted, refuses), *found]
+    first: dict[str, str] = {}
+    count: dict[str, int] = defaultdict(int)
+    for name, why in found:
+        reason = why.replace(repr(name), "")
+        first.setdefault(reason, why)
+        count[reason] += 1
+    several = {reason: f" (The same of {number - 1:,} more.)" for reason, number in count.items() if number > 1}
+    sentences = (f"{why}{several.get(reason, '')}" for reason, why in first.items())
+    return (*sentences, *([] if alike is None else _of_several_types(problem, alike, wanted)))
+
+
+def reductions(problem: Problem) -> list[NodeId]:
+    """List what reduces in groups that gather, too: the two share a stream."""
+    nodes = problem.nodes
+    gathering = {nodes[v].group for v in problem.collectives if "gather" in nodes[v].op}
+    return [v for v in problem.collectives if "reduce" in nodes[v].op and nodes[v].group in gathering]
+
+
+def _not_moved(problem: Problem, wanted: Wanted, refuses: Refuses) -> Iterator[tuple[str, str]]:
+    """Yield what stays on its own communicator."""
+    for v in reductions(problem) if wanted.streams else ():
+        name = problem.nodes[v].name
+        if why := refuses(Stream(name)):
+            yield name, why
+
+
+def _alone(problem: Problem, alike: Alike, wanted: Wanted, refuses: Refuses) -> Iterator[tuple[str, str]]:
+    """Yield what goes into no bucket."""
+    for ids in _together(problem, wanted).values():
+        for v in ids:
+            name = problem.nodes[v].name
+            if name not in alike and (why := refuses(Bucket((name,)))):
+                yield name, why
+
+
+def _of_several_types(problem: Problem, alike: Alike, wanted: Wanted) -> Iterator[str]:
+    for (op, group), ids in _together(problem, wanted).items():
+        kinds = list(dict.fromkeys(alike[name] for v in ids if (name := problem.nodes[v].name) in alike))
+        if len(kinds) > 1:
+            yield f"{op} of group {group!r} comes as {', '.join(kinds)}: a bucket has one type and one reduction."
+
+
+def _together(problem: Problem, wanted: Wanted) -> dict[tuple[str, str], list[NodeId]]:
+    """Collectives that might share a bucket, by operator and group."""
+    found: dict[tuple[str, str], list[NodeId]] = defaultdict(list)
+    for v in problem.collectives if wanted.forms else ():
+        node = problem.nodes[v]
+        if node.op in wanted.ops:
+            found[node.op, node.group or ""].append(v)
+    return {key: ids for key, ids in found.items() if len(ids) > 1}

@@ -1,6 +1,6 @@
 """Graphs of functional collectives for the tests of rewrites, their sites, and problems by name."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -124,6 +124,28 @@ def by_name(problem: Problem) -> dict[str, dict[str, Any]]:
         }
         for node in problem.nodes
     }
+
+
+def check_equal(
+    lifted: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]], rewrites: Sequence[Rewrite]
+) -> None:
+    """The same nodes, and of each the same; says which are not, and in what."""
+    assert lifted.keys() == wanted.keys(), rewrites
+    differ = {
+        (name, what): (value, wanted[name][what])
+        for name, node in lifted.items()
+        for what, value in node.items()
+        if value != wanted[name][what]
+    }
+    assert not differ, rewrites
+
+
+def ancestors(problem: Problem) -> dict[str, list[str]]:
+    """Per node all that must run before it."""
+    found: list[set[int]] = []
+    for before in problem.predecessors:
+        found.append(set(before).union(*(found[u] for u in before)))
+    return {node.name: sorted(problem.nodes[u].name for u in found[v]) for v, node in enumerate(problem.nodes)}
 
 
 def described(graph: fx.Graph) -> list[tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, cuts_of,
 from overlap_sched.transform.dimension_graph.shapes import through_gather, through_scatter, through_view
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.stages import places
+from overlap_sched.transform.recipes import places
 
 MIB = 2**20
 PRICES = Prices(Roofline())

@@ -1,33 +1,36 @@
-"""Keep a gathered tensor for its next use, or gather it again: what that makes of an FX graph.
+"""Gathers kept or repeated, collectives on a second communicator: what that makes of an FX graph.
 
-Both need that the gathered tensor and the shard stay as they are: nothing in the graph writes to either.
+To keep a gathered tensor or gather it again needs that it and the shard stay as they are: nothing writes to either. A
+communicator must be there, on all ranks, before a graph is rewritten:
+:func:`overlap_sched.distributed.second_communicators`.
 """
 
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.groups import GROUPS_KEY, live_ranks
+from overlap_sched.fx.operator_traits import Arg
+from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.known import shares_storage
 from overlap_sched.fx.rewrites.recompute import copied
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, Site, check_same_value, site
-from overlap_sched.transform.rewrites import Keep, Regather
+from overlap_sched.transform.rewrites import Keep, Regather, Stream, second_group
 
 _WHOLE: frozenset[Any] = frozenset({
     ATEN._to_copy.default, ATEN.alias.default, ATEN.detach.default, ATEN.view.default,
     torch.ops.prims.convert_element_type.default,
 })  # fmt: skip
-"""The operators of :data:`overlap_sched.transform.same.WHOLE`."""
+"""The operators of :data:`overlap_sched.transform.again.WHOLE`."""
 
 
 def keep(draft: GraphDraft, rewrite: Keep) -> None:
-    """The later gather goes; its users take the first one's result. Casts that were made for it alone go, too.
-
-    Raises:
-        RewriteError: They do not gather the same, or a result must be a tensor of its own.
-    """
+    """Drop the later gather: its users take the first one's result. Casts that were made for it alone go, too."""
     first, again = check_keep(draft, rewrite)
     kept = first.waits[0]
     for wait in again.waits:
@@ -41,11 +44,7 @@ def keep(draft: GraphDraft, rewrite: Keep) -> None:
 
 
 def check_keep(draft: GraphDraft, rewrite: Keep) -> tuple[Site, Site]:
-    """The first gather and the later one, where that may be dropped; the graph stays as it is.
-
-    Raises:
-        RewriteError: They do not gather the same, or a result must be a tensor of its own.
-    """
+    """The first gather and the later one, where they are of the same, and one result may stand for both."""
     first, again = _gather(draft, rewrite.first), _gather(draft, rewrite.again)
     names = f"{rewrite.first!r} and {rewrite.again!r}"
     alike = (first.group_name, first.rest) == (again.group_name, again.rest)
@@ -81,11 +80,7 @@ def _looked_through(node: fx.Node) -> bool:
 
 
 def regather(draft: GraphDraft, rewrite: Regather) -> None:
-    """Some users of a gather's result, or of views of it, use a fresh gather of the same tensor.
-
-    Raises:
-        RewriteError: They do not use it, or the result must be one tensor.
-    """
+    """Let some users of a gather's result, or of views of it, use a fresh gather of the same tensor."""
     one, views, users = check_regather(draft, rewrite)
     at = min(draft.at[user] for user in users)
     launch = draft.call(rewrite.name, one.node.target, (one.source, *one.rest), at, one.node)
@@ -99,11 +94,7 @@ def regather(draft: GraphDraft, rewrite: Regather) -> None:
 
 
 def check_regather(draft: GraphDraft, rewrite: Regather) -> tuple[Site, list[fx.Node], list[fx.Node]]:
-    """The gather, the views and the users, where it may be gathered again for those; the graph stays as it is.
-
-    Raises:
-        RewriteError: They do not use it, or the result must be one tensor.
-    """
+    """The gather, the views and the users, where these use it, and others do, too."""
     one = _gather(draft, rewrite.gather)
     views = [draft.find(name) for name in rewrite.views]
     for view in views:
@@ -128,3 +119,49 @@ def _gather(draft: GraphDraft, name: str) -> Site:
     if draft.written(one.source):
         raise RewriteError(f"something writes to the input of {name!r}: a later gather of it may give something else.")
     return one
+
+
+def stream(draft: GraphDraft, rewrite: Stream) -> None:
+    """Let a collective run in the second group of its ranks."""
+    node, argument, group = check_stream(draft, rewrite)
+    carried = _carried(draft)
+    if group in carried:
+        carried[second_group(group)] = carried[group]
+    draft.set_argument(node, argument, second_group(group))
+
+
+def check_stream(draft: GraphDraft, rewrite: Stream) -> tuple[fx.Node, Arg, str]:
+    """The launch, where it takes its group, and the group, where that has a second communicator."""
+    node = draft.find(rewrite.collective)
+    argument = _group_argument(node)
+    group = None if argument is None else argument.of(node.args, node.kwargs)
+    if not isinstance(group, str) or argument is None:
+        raise RewriteError(f"{rewrite.collective!r} does not name its process group: it must stay there.")
+    if group.endswith(second_group("")):
+        raise RewriteError(f"{rewrite.collective!r} is on a second communicator already, {group!r}.")
+    if draft.facts.sends(group):
+        raise RewriteError(f"process group {group!r} also sends or receives: its order must stay.")
+    second, ranks = second_group(group), live_ranks(group)
+    if group not in _carried(draft) and ranks is not None and live_ranks(second) != ranks:
+        raise RewriteError(
+            f"there is no second communicator {second!r}. Make it on all ranks before compiling: "
+            "overlap_sched.distributed.second_communicators()."
+        )
+    return node, argument, group
+
+
+def _carried(draft: GraphDraft) -> dict[str, Any]:
+    """The groups that the graph of a dump carries along."""
+    found: dict[str, Any] = getattr(draft.graph.owning_module, "meta", {}).get(GROUPS_KEY) or {}
+    return found
+
+
+def _group_argument(node: fx.Node) -> Arg | None:
+    """Where a functional collective takes its group; ``None``: it is none."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return None
+    comm = traits_of(node.target).comm
+    if comm is None or comm.role is not Role.LAUNCH or comm.point_to_point:
+        return None
+    names = [argument.name for argument in node.target._schema.arguments]
+    return Arg((names.index("group_name"), "group_name")) if "group_name" in names else None

@@ -3,7 +3,8 @@
     pending = prepare(gm, rewrites)     # RewriteError: they are not legal, the graph is as it was
     pending.commit()                    # cannot fail; or pending.undo()
 
-Between the two ranks can agree: what may fail on one of them has been done.
+Between the two ranks can agree: what may fail on one of them has been done. All that checks or makes a part of a
+rewrite raises ``RewriteError`` where it is not legal.
 """
 
 from collections.abc import Sequence
@@ -13,17 +14,14 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.reordering import link, with_ends
-from overlap_sched.fx.rewrites.again import keep, regather
-from overlap_sched.fx.rewrites.bucket import bucket
+from overlap_sched.fx.rewrites.again import keep, regather, stream
+from overlap_sched.fx.rewrites.backends import check_exact
+from overlap_sched.fx.rewrites.bucket import bucket, split
 from overlap_sched.fx.rewrites.draft import GraphDraft
-from overlap_sched.fx.rewrites.exactness import check_exact
 from overlap_sched.fx.rewrites.fission import fission
 from overlap_sched.fx.rewrites.in_place import in_place
-from overlap_sched.fx.rewrites.offload import offload
-from overlap_sched.fx.rewrites.recompute import recompute
+from overlap_sched.fx.rewrites.recompute import offload, recompute
 from overlap_sched.fx.rewrites.sites import LAUNCHES, Site, check_offsets, site
-from overlap_sched.fx.rewrites.split import split
-from overlap_sched.fx.rewrites.stream import stream
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
 
@@ -137,11 +135,7 @@ def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
 
 
 def check_member(draft: GraphDraft, name: str) -> Site:
-    """A collective that can be a member of a bucket.
-
-    Raises:
-        RewriteError: It cannot, and why.
-    """
+    """The collective of this name, where it can be a member of a bucket."""
     one = site(draft, name)
     check_exact(name, one.op, one.reduction, one.taken.dtype, one.ranks)
     check_offsets(draft, [one])

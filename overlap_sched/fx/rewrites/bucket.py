@@ -1,13 +1,6 @@
-"""Several collectives become one: what a bucket makes of an FX graph.
+"""Several collectives become one, or one several: what buckets and splits make of an FX graph.
 
-The nodes and their names are listed in :mod:`overlap_sched.transform.rewrites`. A gather's result has a row for each
-rank, in which member i has some columns; a reduce_scatter's input the same, and so each rank's result has the members
-one after the other::
-
-    shards of rank r     a_r, b_r                          gradients    a (n rows), b (n rows)
-    packed               a_r b_r                           packed       a_0 b_0 a_1 b_1 ...  (a row for each rank)
-    gathered             a_0 b_0 a_1 b_1 ...               scattered    a_r b_r
-    copied               a_0 a_1 ..., b_0 b_1 ...          parts        a_r, b_r
+The nodes are those of :mod:`overlap_sched.transform.recipes`.
 """
 
 from collections.abc import Sequence
@@ -15,57 +8,47 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from overlap_sched.fx.rewrites.backends import check_coalesced
+from overlap_sched.errors import RewriteError
+from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
 from overlap_sched.fx.rewrites.draft import GraphDraft, kept_whole
-from overlap_sched.fx.rewrites.exactness import check_exact
-from overlap_sched.fx.rewrites.sites import (
-    ATEN,
-    C10D,
-    GETITEM,
-    WAIT,
-    Site,
-    check_offsets,
-    check_same_value,
-    ranges,
-    site,
-)
+from overlap_sched.fx.rewrites.sites import ATEN, C10D, GETITEM, WAIT, Site, check_offsets, check_same_value, site
+from overlap_sched.transform import recipes
 from overlap_sched.transform.members import check_alike
-from overlap_sched.transform.rewrites import Bucket
+from overlap_sched.transform.rewrites import Bucket, Split
 
 
 def bucket(draft: GraphDraft, rewrite: Bucket) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: The members are not alike, or one cannot be rewritten. (Whether one needs another shows when the
-            nodes are sorted: :meth:`~overlap_sched.fx.rewrites.draft.GraphDraft.sorted`.)
-    """
+    """Make one of several, where they are alike; whether one needs another shows in :meth:`GraphDraft.sorted`."""
     members = [site(draft, name) for name in rewrite.members]
     check_alike([(one.node.name, _shared(one)) for one in members])
     for one in members:
         check_exact(one.node.name, one.op, one.reduction, one.taken.dtype, one.ranks)
     if rewrite.form == "coalesced":
         check_coalesced(rewrite.name, members[0])
-        first, outs = _coalesced(draft, rewrite.name, members)
+        recipe = recipes.coalesced
     else:
         check_offsets(draft, members)
-        first, outs = _copied(draft, rewrite.name, members)
+        recipe = recipes.copied
+    first, outs = recipe(_GraphMaker(draft), rewrite.name, members)
     for one, out in zip(members, outs, strict=True):
-        stand_in(draft, one, first, out)
+        _stand_in(draft, one, first, out)
 
 
-def stand_in(draft: GraphDraft, one: Site, first: fx.Node, out: fx.Node) -> None:
-    """Users of a collective's waits take ``out`` instead; it and its waits go.
+def split(draft: GraphDraft, rewrite: Split) -> None:
+    """Make several of one."""
+    one = site(draft, rewrite.collective)
+    check_exact(one.node.name, one.op, one.reduction, one.taken.dtype, one.ranks)
+    if not 2 <= rewrite.parts <= one.columns:
+        raise RewriteError(
+            f"{rewrite.collective!r} has {one.columns} elements per rank and is to be split into {rewrite.parts} "
+            "parts: there must be 2 parts or more, none of them empty."
+        )
+    first, out = recipes.split(_GraphMaker(draft), rewrite.name, one, rewrite.parts)
+    _stand_in(draft, one, first, out)
 
-    Args:
-        draft: The graph.
-        one: The collective.
-        first: The new node that reads its input first.
-        out: What is its result now.
 
-    Raises:
-        RewriteError: The new result is not laid out as the old one is.
-    """
+def _stand_in(draft: GraphDraft, one: Site, first: fx.Node, out: fx.Node) -> None:
+    """Users of a collective's waits take ``out`` instead; ``first`` is the new node that reads its input first."""
     for wait in one.waits:
         check_same_value(one.node.name, wait, out)
         draft.replace(wait, out)
@@ -84,54 +67,45 @@ def _shared(one: Site) -> dict[str, object]:
     }
 
 
-def _coalesced(draft: GraphDraft, name: str, members: Sequence[Site]) -> tuple[fx.Node, list[fx.Node]]:
-    like, target = members[0].node, getattr(C10D, f"{members[0].op}_coalesced").default
-    at = max(draft.at[one.node] for one in members)
-    launch = draft.call(name, target, ([one.source for one in members], *members[0].rest), at, like)
-    outs = []
-    for i, one in enumerate(members):
-        place = draft.at[one.waits[0]]
-        get = draft.call(f"{name}_get_{i}", GETITEM, (launch, i), place, one.node)
-        outs.append(draft.call(f"{name}_out_{i}", WAIT, (get,), place, one.node))
-    return launch, outs
+class _GraphMaker:
+    """Makes the nodes of :mod:`overlap_sched.transform.recipes`; columns are elements per rank."""
 
+    def __init__(self, draft: GraphDraft) -> None:
+        self.draft = draft
 
-def _copied(draft: GraphDraft, name: str, members: Sequence[Site]) -> tuple[fx.Node, list[fx.Node]]:
-    like, op, ranks = members[0].node, members[0].op, members[0].ranks
-    at = max(draft.at[one.node] for one in members)
-    scatters = op == "reduce_scatter_tensor"
-    views = []
-    for i, one in enumerate(members):
-        shape = [ranks, one.given.numel()] if scatters else [one.taken.numel()]
-        named = f"{name}_{'rows' if scatters else 'flat'}_{i}"
-        views.append(draft.call(named, ATEN.view.default, (one.source, shape), at, one.node))
-    packed = kept_whole(draft.call(f"{name}_in", ATEN.cat.default, (views, int(scatters)), at, like))
-    launch = draft.call(name, like.target, (packed, *members[0].rest), at, like)
-    first = min(draft.at[one.waits[0]] for one in members)
-    wait = draft.call(f"{name}_wait", WAIT, (launch,), first, like)
-    outs = (
-        _columns(draft, name, members, wait) if op == "all_gather_into_tensor" else _parts(draft, name, members, wait)
-    )
-    return packed, outs
+    def source(self, one: Site) -> fx.Node:
+        return one.source
 
+    def view(self, name: str, of: fx.Node, shape: recipes.Shape, at: float, like: Site) -> fx.Node:
+        whole = of.meta["val"].numel()
+        sizes = [whole] if shape == "flat" else list(like.given.shape)
+        if shape == "rows":
+            assert like.ranks is not None
+            sizes = [like.ranks, whole // like.ranks]
+        return self.draft.call(name, ATEN.view.default, (of, sizes), at, like.node)
 
-def _columns(draft: GraphDraft, name: str, members: Sequence[Site], wait: fx.Node) -> list[fx.Node]:
-    ranks, total = members[0].ranks, sum(one.taken.numel() for one in members)
-    rows = draft.call(f"{name}_rows", ATEN.view.default, (wait, [ranks, total]), draft.at[wait], members[0].node)
-    outs = []
-    for i, (one, (begin, end)) in enumerate(zip(members, ranges([m.taken.numel() for m in members]), strict=True)):
-        at, like = draft.at[one.waits[0]], one.node
-        part = draft.call(f"{name}_part_{i}", ATEN.slice.Tensor, (rows, 1, begin, end), at, like)
+    def piece(self, name: str, of: fx.Node, dim: int, columns: tuple[int, int], at: float, like: Site) -> fx.Node:
+        return self.draft.call(name, ATEN.slice.Tensor, (of, dim, *columns), at, like.node)
+
+    def copy(self, name: str, of: fx.Node, at: float, like: Site, *, result: bool = False) -> fx.Node:
         contiguous = {"memory_format": torch.contiguous_format}
-        copy = kept_whole(draft.call(f"{name}_copy_{i}", ATEN.clone.default, (part,), at, like, contiguous))
-        outs.append(draft.call(f"{name}_out_{i}", ATEN.view.default, (copy, list(one.given.shape)), at, like))
-    return outs
+        return kept_whole(self.draft.call(name, ATEN.clone.default, (of,), at, like.node, contiguous))
 
+    def cat(
+        self, name: str, of: Sequence[fx.Node], dim: int, at: float, like: Site, *, result: bool = False
+    ) -> fx.Node:
+        return kept_whole(self.draft.call(name, ATEN.cat.default, (list(of), dim), at, like.node))
 
-def _parts(draft: GraphDraft, name: str, members: Sequence[Site], wait: fx.Node) -> list[fx.Node]:
-    outs, dim = [], int(members[0].op == "reduce_scatter_tensor")  # it gives one row
-    for i, (one, (begin, end)) in enumerate(zip(members, ranges([m.given.numel() for m in members]), strict=True)):
-        at = draft.at[one.waits[0]]
-        part = draft.call(f"{name}_part_{i}", ATEN.slice.Tensor, (wait, dim, begin, end), at, one.node)
-        outs.append(draft.call(f"{name}_out_{i}", ATEN.view.default, (part, list(one.given.shape)), at, one.node))
-    return outs
+    def launch(self, name: str, of: fx.Node, members: Sequence[Site], at: float, columns: int | None = None) -> fx.Node:
+        like = members[0]
+        return self.draft.call(name, like.node.target, (of, *like.rest), at, like.node)
+
+    def coalesced(self, name: str, members: Sequence[Site], at: float) -> fx.Node:
+        target = getattr(C10D, f"{members[0].op}_coalesced").default
+        return self.draft.call(name, target, ([one.source for one in members], *members[0].rest), at, members[0].node)
+
+    def got(self, name: str, launch: fx.Node, i: int, like: Site) -> fx.Node:
+        return self.draft.call(name, GETITEM, (launch, i), like.place, like.node)
+
+    def wait(self, name: str, of: fx.Node, at: float, like: Site) -> fx.Node:
+        return self.draft.call(name, WAIT, (of,), at, like.node)

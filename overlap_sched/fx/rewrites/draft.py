@@ -14,9 +14,8 @@ from torch import fx
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.metadata import own_meta
 from overlap_sched.fx.operator_traits import Arg
-from overlap_sched.fx.rewrites.hazards import Hazards
+from overlap_sched.fx.rewrites.hazards import Hazards, as_named, in_places, users_first
 from overlap_sched.fx.rewrites.known import Known, shares_storage
-from overlap_sched.fx.rewrites.placed import as_named, in_places, users_first
 from overlap_sched.fx.rewrites.values import meta_in_part, value_of
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
@@ -76,15 +75,12 @@ class GraphDraft(Known):
         """A new node, and its value on fake tensors.
 
         Args:
-            name: Its name.
+            name: Its name, not taken yet.
             target: What it calls.
             args: With nodes.
             at: Where it is to stand.
             like: A collective that it stands for: where in the program that comes from is where this one does.
             kwargs: With nodes.
-
-        Raises:
-            RewriteError: Its name is taken.
         """
         node = self.call_giving(name, target, args, at, like, None, kwargs)
         node.meta["val"] = value_of(target, node.args, node.kwargs)
@@ -99,18 +95,9 @@ class GraphDraft(Known):
         whole: fx.Node,
         parts: int,
     ) -> fx.Node:
-        """A node's call in one of several parts; what is known of the node is true of it.
-
-        Args:
-            name: Its name.
-            args: With nodes.
-            kwargs: With nodes.
-            at: Where it is to stand.
-            whole: The node.
-            parts: How many parts there are.
+        """A node's call in one of so many parts; what is known of the node is true of it.
 
         Raises:
-            RewriteError: Its name is taken.
             RuntimeError: The operator does not work on what a part gives it.
         """
         node = self.call_giving(name, whole.target, args, at, whole, None, kwargs)
@@ -135,11 +122,7 @@ class GraphDraft(Known):
         return node
 
     def copy(self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float) -> fx.Node:
-        """A second call of a node's function, with its metadata; what it must come after, the copy must, too.
-
-        Raises:
-            RewriteError: Its name is taken.
-        """
+        """A second call of a node's function, with its metadata; what it must come after, the copy must, too."""
         made = self._new(name, node.target, args, dict(kwargs), at)
         made.meta.update(own_meta(node.meta))
         self.stands_beside(made, node)
@@ -153,7 +136,9 @@ class GraphDraft(Known):
         node.target = target
         self._values.setdefault(node, node.meta["val"])
         node.meta["val"] = over.meta["val"]
-        self._look_again(views)
+        for view in views:
+            self._values.setdefault(view, view.meta["val"])
+            view.meta["val"] = value_of(view.target, view.args, view.kwargs)
 
     def add_hazard(self, node: fx.Node, before: fx.Node) -> None:
         """A node comes after another one, whose value it does not take."""
@@ -175,20 +160,6 @@ class GraphDraft(Known):
             self._remember(user)
             user.replace_input_with(old, new)
 
-    def stand_in(self, old: fx.Node, new: fx.Node) -> None:
-        """All users of a node take another one; views of the old value become views of the new one, in metadata, too.
-
-        A view whose schema does not say so (``_unsafe_view``) would else be read as a tensor of its own.
-        """
-        views = [reader for reader in self.readers(old) if shares_storage(reader, old)]
-        self.replace(old, new)
-        self._look_again(views)
-
-    def _look_again(self, views: Iterable[fx.Node]) -> None:
-        for view in views:
-            self._values.setdefault(view, view.meta["val"])
-            view.meta["val"] = value_of(view.target, view.args, view.kwargs)
-
     def set_argument(self, node: fx.Node, argument: Arg, value: Any) -> None:
         """A node gets another argument, given as it was."""
         self._remember(node)
@@ -199,13 +170,7 @@ class GraphDraft(Known):
             node.update_kwarg(name, value)
 
     def remove(self, node: fx.Node, first: fx.Node, last: fx.Node) -> None:
-        """Take a node away that nobody uses any more.
-
-        Args:
-            node: It.
-            first: What stands for it from now on where it must come after something.
-            last: The same, where something must come after it.
-        """
+        """Take a node away that nobody uses any more; ``first`` (after others) and ``last`` (before) stand for it."""
         assert not self.users(node), f"{node} is used by {self.users(node)}"
         self._gone[node] = (first, last)
         del self._by_name[node.name]
@@ -220,11 +185,7 @@ class GraphDraft(Known):
         return len(self._made)
 
     def sorted(self) -> list[fx.Node]:
-        """All nodes that stay: each where its place is, what it needs is pulled ahead of it.
-
-        Raises:
-            RewriteError: Nodes need each other: what was merged lies on one path.
-        """
+        """All nodes that stay: each where its place is, what it needs is pulled ahead of it."""
         stay = (node for node in self.at if node not in self._gone)
         return in_places(stay, self._place, self.hazards.before(), self._made_by)
 

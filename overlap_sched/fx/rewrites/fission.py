@@ -17,15 +17,11 @@ from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
 from overlap_sched.transform.dimension_graph.cut import Cut, Uncut, is_cut_of
 from overlap_sched.transform.dimension_graph.shapes import through_permute
 from overlap_sched.transform.fission import Fission, How, Leave, Slice
-from overlap_sched.transform.stages import places
+from overlap_sched.transform.recipes import places
 
 
 def fission(draft: GraphDraft, rewrite: Fission) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: A node cannot be cut so, is written to, or is used outside without leaving.
-    """
+    """Run nodes in parts, where each can be cut so, and what is used outside leaves."""
     _GraphFission(draft, rewrite).run()
 
 

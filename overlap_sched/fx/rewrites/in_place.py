@@ -25,11 +25,7 @@ IN_PLACE: Mapping[Any, Any] = {
 
 
 def in_place(draft: GraphDraft, rewrite: InPlace) -> None:
-    """Do it.
-
-    Raises:
-        RewriteError: It is not legal, see :func:`check_in_place`.
-    """
+    """Let a node write over its first input."""
     node, over, before = check_in_place(draft, rewrite)
     draft.write_over(node, IN_PLACE[node.target], over)
     for one in before:
@@ -37,12 +33,7 @@ def in_place(draft: GraphDraft, rewrite: InPlace) -> None:
 
 
 def check_in_place(draft: GraphDraft, rewrite: InPlace) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
-    """The node, what it may be written over, and who must come before; the graph stays as it is.
-
-    Raises:
-        RewriteError: It is no such operator, its first argument is not what is named, not a whole storage that the
-            graph makes, laid out otherwise, kept by somebody, written to, or taken by what comes after.
-    """
+    """The node, whose whole storage it may be written over, and who must come before."""
     node, over = draft.find(rewrite.node), draft.find(rewrite.over)
     if node.op != "call_function" or node.target not in IN_PLACE:
         op = traits_of(node.target).op if node.op == "call_function" else node.op
@@ -86,11 +77,7 @@ def _alike_and_whole(one: Any, other: Any) -> bool:
 
 
 def _others(draft: GraphDraft, node: fx.Node, over: fx.Node) -> list[fx.Node]:
-    """All others that look at what is to be written over; waits of collectives that read it, too.
-
-    Raises:
-        RewriteError: One of them comes after the node, or the node takes it, too, or a collective is not waited for.
-    """
+    """Others that look at what is to be written over, and waits of collectives that read it: all can come before."""
     others = [one for one in draft.lookers(over) if one is not node]
     if sum(arg is over for arg in _flat(node)) > 1:
         raise RewriteError(f"{node.name!r} takes {over.name!r} twice: it would read what it writes.")

@@ -8,22 +8,20 @@ from torch import fx
 from overlap_sched.cost import Collective
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.rewrites.again import check_keep, check_regather
+from overlap_sched.fx.rewrites.again import check_keep, check_regather, check_stream
 from overlap_sched.fx.rewrites.apply import check_member
 from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.in_place import check_in_place
 from overlap_sched.fx.rewrites.sites import LAUNCHES, arguments
-from overlap_sched.fx.rewrites.stream import check_stream
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Group
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.refused import refused
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, InPlace, Keep, Regather, Rewrite, Stream
 from overlap_sched.transform.trial import Refuses
-from overlap_sched.transform.wanted import wanted_of
+from overlap_sched.transform.wanted import refused, wanted_of
 
 
 def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
@@ -112,7 +110,7 @@ def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
 
 
 def refused_in(lifted: Lifted, options: Options, alike: Alike) -> tuple[str, ...]:
-    """Why collectives are not rewritten, see :func:`overlap_sched.transform.refused.refused`."""
+    """Why collectives are not rewritten, see :func:`overlap_sched.transform.wanted.refused`."""
     wanted = wanted_of(options, forms_for(lifted.nodes[v] for v in lifted.problem.collectives))
     return refused(lifted.problem, alike, wanted, refusals_in(lifted))
 

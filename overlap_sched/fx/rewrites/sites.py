@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ class Site(NamedTuple):
         group: Its argument, a name mostly. group_name: the name.
         reduction: ``"sum"``; ``""`` of a gather.
         ranks: Of its group; ``None`` of an all_reduce whose group is not known.
-        waits: All of them, in order.
+        waits: All of them, in order. at, place: where it is launched, and where it is first waited for.
     """
 
     node: fx.Node
@@ -43,6 +42,13 @@ class Site(NamedTuple):
     reduction: str
     ranks: int | None
     waits: tuple[fx.Node, ...]
+    at: float
+    place: float
+
+    @property
+    def columns(self) -> int:
+        """Its elements per rank."""
+        return (self.given if self.op == "reduce_scatter_tensor" else self.taken).numel()
 
     @property
     def taken(self) -> FakeTensor:
@@ -75,11 +81,7 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
 
 
 def site(draft: GraphDraft, name: str) -> Site:
-    """The collective of this name, if it can be rewritten.
-
-    Raises:
-        RewriteError: It cannot, and why.
-    """
+    """The collective of this name, where it can be rewritten."""
     node = draft.find(name)
     op = LAUNCHES.get(node.target)
     args = arguments(node) if op is not None else ()
@@ -97,7 +99,8 @@ def site(draft: GraphDraft, name: str) -> Site:
     gathers = op == "all_gather_into_tensor"
     reduction = "" if gathers else str(args[1])
     ranks = draft.facts.ranks(group_name) if op == "all_reduce" else int(args[1 if gathers else 2])
-    return Site(node, op, source, args[-1], group_name, reduction, ranks, waits)
+    places = draft.at[node], draft.at[waits[0]]
+    return Site(node, op, source, args[-1], group_name, reduction, ranks, waits, *places)
 
 
 def _waits(draft: GraphDraft, node: fx.Node) -> tuple[fx.Node, ...]:
@@ -115,23 +118,25 @@ def _waits(draft: GraphDraft, node: fx.Node) -> tuple[fx.Node, ...]:
 
 def _check_values(name: str, source: fx.Node, waits: tuple[fx.Node, ...]) -> None:
     for what, node in (("input", source), ("result", waits[0])):
-        value = node.meta.get("val")
-        if type(value) is not FakeTensor:
-            raise RewriteError(f"the {what} of {name!r} is no fake tensor: its shape is not known.")
-        if not all(type(size) is int for size in value.shape):
-            raise RewriteError(f"the {what} of {name!r} has a symbolic shape, {tuple(value.shape)}.")
+        value = known_value(f"the {what} of {name!r}", node)
         if not value.is_contiguous():
             raise RewriteError(f"the {what} of {name!r} is not contiguous, its strides are {tuple(value.stride())}.")
         if not value.numel():
             raise RewriteError(f"the {what} of {name!r} is empty.")
 
 
-def check_offsets(draft: GraphDraft, members: Sequence[Site]) -> None:
-    """Results that become parts of one storage must not be looked at by address, and must start at round ones.
+def known_value(what: str, node: fx.Node) -> FakeTensor:
+    """The value of a node, where it is one tensor of known sizes; ``what`` it is called in messages."""
+    value = node.meta.get("val")
+    if type(value) is not FakeTensor:
+        raise RewriteError(f"{what} is no fake tensor: its shape is not known.")
+    if not all(type(size) is int for size in value.shape):
+        raise RewriteError(f"{what} has a symbolic shape, {tuple(value.shape)}.")
+    return value
 
-    Raises:
-        RewriteError: One is; or a part's size is no multiple of :data:`ALIGNMENT`.
-    """
+
+def check_offsets(draft: GraphDraft, members: Sequence[Site]) -> None:
+    """Check that results that become parts of one storage are not looked at by address, and start at round ones."""
     if members[0].op == "all_gather_into_tensor":  # those are copied out
         return
     for one in members:
@@ -146,11 +151,7 @@ def check_offsets(draft: GraphDraft, members: Sequence[Site]) -> None:
 
 
 def check_same_value(name: str, old: fx.Node, new: fx.Node) -> None:
-    """A result must be what it was: shape, type, device, and strides where there is more than one step of them.
-
-    Raises:
-        RewriteError: It is not.
-    """
+    """Check that a result is what it was: shape, type, device, and strides where there is more than one step."""
     was, now = layout(old.meta["val"]), layout(new.meta["val"])
     if was != now:
         raise RewriteError(f"the result of {name!r} would be {now} and was {was}.")
@@ -160,11 +161,6 @@ def layout(value: torch.Tensor) -> tuple[Any, ...]:
     """Return the layout of a tensor, but for the strides of dimensions of size 1, which mean nothing."""
     strides = tuple(stride if size > 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
     return tuple(value.shape), strides, value.dtype, value.device
-
-
-def ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """From and to, one behind the other: ``[2, 3]`` -> ``[(0, 2), (2, 5)]``."""
-    return list(pairwise(accumulate(sizes, initial=0)))
 
 
 def _target(node: fx.Node) -> str:

@@ -15,13 +15,13 @@ from overlap_sched.fx.rewrites.planning import plan_lifted, refusals_in
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Problem
 from overlap_sched.problem.node import OF_HOST
+from overlap_sched.transform.again import WHOLE
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.keeping import twice
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split, Stream
-from overlap_sched.transform.same import WHOLE
 from tests.support.fx_graphs import gather, trace, wait
-from tests.support.rewrite_graphs import GRAPHS, by_name, legal, refusal
+from tests.support.rewrite_graphs import GRAPHS, ancestors, by_name, check_equal, legal, refusal
 
 GROUPS = {name: Group(2, True) for name in ("0", "1", "0/2", "1/2")}
 SEVERAL: dict[str, list[Rewrite]] = {
@@ -75,14 +75,6 @@ def rewritten_problem(gm: fx.GraphModule, rewrites: list[Rewrite], model: Roofli
         return None
 
 
-def ancestors(problem: Problem) -> dict[str, set[str]]:
-    """Per node all that must run before it."""
-    found: list[set[int]] = []
-    for before in problem.predecessors:
-        found.append(set(before).union(*(found[u] for u in before)))
-    return {node.name: {problem.nodes[u].name for u in found[v]} for v, node in enumerate(problem.nodes)}
-
-
 def comparable(problem: Problem, hazards: bool, merged: set[str]) -> dict[str, dict[str, Any]]:
     """Nodes by name. With hazards, what must run before counts, and not by which of the pairs that say so.
 
@@ -92,7 +84,7 @@ def comparable(problem: Problem, hazards: bool, merged: set[str]) -> dict[str, d
     nodes = by_name(problem)
     for name, node in nodes.items():
         if hazards:
-            node["deps"] = sorted(before[name])
+            node["deps"] = before[name]
         if name in merged:
             node["bytes"] = node["time_us"] = None
     return nodes
@@ -117,20 +109,8 @@ def check(name: str, rewrites: list[Rewrite], model: Roofline = MODELS["device"]
     if want is None:
         return False
     hazards = name == "hazards"
-    _equal(comparable(problem_of(gm, model), hazards, merged), comparable(want, hazards, merged), rewrites)
+    check_equal(comparable(problem_of(gm, model), hazards, merged), comparable(want, hazards, merged), rewrites)
     return True
-
-
-def _equal(lifted: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]], rewrites: list[Rewrite]) -> None:
-    """The same nodes, and of each the same; says which are not, and in what."""
-    assert lifted.keys() == wanted.keys(), rewrites
-    differ = {
-        (name, what): (value, wanted[name][what])
-        for name, node in lifted.items()
-        for what, value in node.items()
-        if value != wanted[name][what]
-    }
-    assert not differ, rewrites
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.rewrites.exactness import check_exact, keeps_bits
+from overlap_sched.fx.rewrites.backends import check_exact, keeps_bits
 
 F32, I64 = torch.float32, torch.int64
 

@@ -4,7 +4,6 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from overlap_sched.transform.prices import Prices
 from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
 from tests.support.fx_graphs import RANKS, reordered, tensors, trace
 from tests.support.ranks import run_ranks
-from tests.support.rewrite_graphs import by_name, described, refusal
+from tests.support.rewrite_graphs import by_name, check_equal, described, refusal
 
 GROUPS = {"0": Group(RANKS, True)}
 
@@ -84,15 +83,7 @@ def test_the_problem_of_the_rewritten_graph_is_the_rewritten_problem(model: str,
         want = apply(problem_of(gm, MODELS[model]), [one], Prices(MODELS[model]))
         assert violation(want, want.original_order) is None
         rewrite_graph(gm, [one])
-        got, expected = by_name(problem_of(gm, MODELS[model])), by_name(want)
-        assert got.keys() == expected.keys()
-        differ: dict[Any, Any] = {
-            (node, what): (value, expected[node][what])
-            for node, facts in got.items()
-            for what, value in facts.items()
-            if value != expected[node][what]
-        }
-        assert not differ, one
+        check_equal(by_name(problem_of(gm, MODELS[model])), by_name(want), [one])
 
 
 def batch(gm: fx.GraphModule, parts: int = 2, **more: bool) -> Fission:

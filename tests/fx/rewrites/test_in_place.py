@@ -33,7 +33,7 @@ from tests.support.fx_graphs import (
     trace,
     wait,
 )
-from tests.support.rewrite_graphs import by_name, described, refusal
+from tests.support.rewrite_graphs import ancestors, by_name, described, refusal
 from tests.support.written import COLUMNS, ROWS, WRITES, at, distinct, put, zeros
 
 pytestmark = pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")  # said once per process
@@ -45,26 +45,18 @@ def problem_of(gm: fx.GraphModule) -> Problem:
     return lift(gm, groups=GROUPS).problem
 
 
-def ancestors(problem: Problem) -> dict[str, list[str]]:
-    found: list[set[int]] = []
-    for before in problem.predecessors:
-        found.append(set(before).union(*(found[u] for u in before)))
-    return {node.name: sorted(problem.nodes[u].name for u in found[v]) for v, node in enumerate(problem.nodes)}
-
-
 def agree(gm: fx.GraphModule, rewrites: list[Rewrite]) -> None:
     """The rewritten graph, lifted, is the rewritten problem; by bytes it takes no longer than the problem says."""
     wanted = apply(problem_of(gm), rewrites, Prices(Roofline()), alike_of(gm))
     written = {one.node for one in rewrites if isinstance(one, InPlace)}
     rewrite_graph(gm, rewrites)
     gm.graph.lint()
-    lifted = problem_of(gm)
-    have, want = by_name(lifted), by_name(wanted)
-    before = ancestors(lifted), ancestors(wanted)
+    problems = problem_of(gm), wanted
+    have, want = map(by_name, problems)
     for name in written:
         assert have[name]["bytes"] <= want[name]["bytes"]
         assert have[name]["time_us"] <= want[name]["time_us"]
-    for nodes, needed in zip((have, want), before, strict=True):
+    for nodes, needed in zip((have, want), map(ancestors, problems), strict=True):
         for name, node in nodes.items():
             node["deps"] = needed[name]
             if name in written:

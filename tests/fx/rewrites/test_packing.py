@@ -9,11 +9,10 @@ from overlap_sched import Kind
 from overlap_sched.cost import Roofline
 from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.rewrites import rewrite_graph
-from overlap_sched.transform.packing import packed, places_of
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket
 from overlap_sched.transform.trial import TrialContext
-from overlap_sched.transform.variant import ProblemVariant
+from overlap_sched.transform.variant import ProblemVariant, packed, places_of
 from tests.support.fx_graphs import RANKS, gather, scatter, trace, wait
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.fx.rewrites.exactness import keeps_bits
+from overlap_sched.fx.rewrites.backends import keeps_bits
 from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 from tests.support.rewrite_ranks import DTYPES, REDUCTIONS

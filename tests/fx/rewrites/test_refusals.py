@@ -12,8 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.rewrites import alike_of, backends, prepare, rewrite_graph
-from overlap_sched.fx.rewrites import stream as stream_module
+from overlap_sched.fx.rewrites import again, alike_of, backends, prepare, rewrite_graph
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
 from tests.support.fx_graphs import ATEN, C10D, WAIT_TENSORS, gather, scatter, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, described, reduce, refusal
@@ -335,7 +334,7 @@ def test_what_was_written_to_between_two_casts_is_not_gathered_once() -> None:
 
 def test_a_second_communicator_must_be_there() -> None:
     known = {"0": [0, 1]}
-    with mock.patch.object(stream_module, "live_ranks", known.get):
+    with mock.patch.object(again, "live_ranks", known.get):
         assert why(two, PLAIN, Stream(GATHER)) == (
             "there is no second communicator '0/2'. Make it on all ranks before compiling: "
             "overlap_sched.distributed.second_communicators()."

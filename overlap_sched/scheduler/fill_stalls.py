@@ -17,7 +17,8 @@ from dataclasses import replace
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Order, Position
 from overlap_sched.problem.precedence import neighbours, positions
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
+from overlap_sched.scheduler.needs import NOTHING
 from overlap_sched.scheduler.result import Reason
 from overlap_sched.scheduler.stage import Context
 from overlap_sched.scheduler.step_time import StepTrail
@@ -32,15 +33,15 @@ MOST_NODES = 16
 """What moves with one compute node, at most: weight gradients are needed by few."""
 TRIED_NODES = 2_000_000
 """A unit of effort is so many nodes of orders that are tried."""
-MOST_IN_VAIN = 20
-"""So many in turn that gain nothing are the last: where the network binds, compute stands still elsewhere instead."""
+MOST_IN_VAIN = 60
+"""So many in turn that make no step shorter are the last: where the network binds, compute stands still elsewhere instead."""
 
 
 def stalls_filled(context: Context, best: Candidate) -> Candidate:
     """The stage: the order with its stalls filled, the first one first, over and over until nothing is gained."""
     if not best.reasons:
         return best
-    filler = _Filler(context.task, best, context.task.options.effort * TRIED_NODES // len(best.order))
+    filler = _StallFiller(context, best, context.task.options.effort * TRIED_NODES // len(best.order))
     while filler.fill_all():
         pass
     if filler.order is best.order:
@@ -49,12 +50,14 @@ def stalls_filled(context: Context, best: Candidate) -> Candidate:
     return replace(context.task.remeasured(best, filler.order), reasons=reasons)
 
 
-class _Filler:
+class _StallFiller:
     """The best order so far, its step, and the collectives that went behind another."""
 
-    def __init__(self, task: Task, best: Candidate, tries: int) -> None:
-        self._task, self._nodes = task, task.problem.nodes
-        _, self._after = neighbours(task.problem, task.pairs)
+    def __init__(self, context: Context, best: Candidate, tries: int) -> None:
+        self._task, self._reserve = context.task, context.reserve
+        self._nodes = self._task.problem.nodes
+        self._may_break = NOTHING if self._reserve is None else self._reserve.overdraft(best.order)
+        _, self._after = neighbours(self._task.problem, self._task.pairs)
         self._tries, self._in_vain = tries, 0
         self.step_us, self.deferred = best.step_us, set[NodeId]()
         self._take(best.order)
@@ -115,13 +118,19 @@ class _Filler:
         front = self.order[first:at]
         stay, go = (v for v in front if v not in moved), (v for v in front if v in moved)
         order = (*self.order[:first], *stay, launch, *go, *self.order[at + 1 :])
-        self._tries, self._in_vain = self._tries - 1, self._in_vain + 1
+        self._tries -= 1
         if not self._task.within_budget(order):
             return False
         step_us = self._trail.of(order)
         if step_us >= self.step_us * (1 - SAME_STEP):
+            self._in_vain += 1
+            return False
+        if not self._may_be_held(order):
             return False
         self.step_us, self._in_vain = step_us, 0
         self.deferred |= moved.intersection(self._task.problem.collectives)
         self._take(order)
         return True
+
+    def _may_be_held(self, order: Order) -> bool:
+        return self._reserve is None or self._reserve.no_worse(self._reserve.overdraft(order), self._may_break)

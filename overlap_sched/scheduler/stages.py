@@ -27,11 +27,6 @@ ALL = Stages(
         Stage("second runs", "which policy suits a graph is known only afterwards", more_runs),
         Stage("runs as if alone", "under contention: what is made as if there were none may be shorter", as_if_alone),
         Stage("beam search", "small graphs: all that looks promising, beside one greedy choice", search_small),
-        Stage(
-            "fill stalls",
-            "compute from in front of a launch that is waited for at once hides it",
-            stalls_filled,
-        ),
         Stage(SHIFT, "waits later and launches sooner: robust against wrong predictions", shifted),
         Stage(FILL_TAIL, "compute deferred behind the last launch hides the end", tail_filled),
         Stage("relink", "far from the bound: what a run moves too far, moved part of the way", relinked),
@@ -51,7 +46,14 @@ ALL = Stages(
         Stage("halving walks", "to steps between the best and the shortest that runs", halved),
     ),
     fitted=(Stage("shorter shifts", "as far as the allocator lets them go", shifted_less_far),),
-    last=(Stage("fill links", "the network binds: launches moved to where the busiest link is idle", links_filled),),
+    last=(
+        Stage(
+            "fill stalls",
+            "compute from in front of a launch that is waited for at once hides it",
+            stalls_filled,
+        ),
+        Stage("fill links", "the network binds: launches moved to where the busiest link is idle", links_filled),
+    ),
 )
 QUICK = ALL.without("random walk", "fill links")
 """Without what takes longest: where orders are only compared."""

@@ -1,5 +1,8 @@
 """Stalls: compute from in front of a launch goes behind it where that makes the step shorter and memory admits it."""
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,17 +17,18 @@ from overlap_sched.scheduler.fill_stalls import stalls_filled
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.stage import Context
 from overlap_sched.scheduler.stages import ALL
+from overlap_sched.scheduler.step_time import StepTrail
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition, random_order, step_by_definition
 
 
-def filled(problem: Problem, order: Order, options: Options) -> Candidate:
+def filled(problem: Problem, order: Order, options: Options, reserve: Any = None) -> Candidate:
     """What the stage makes of an order, within what that takes and the headroom."""
     task = Task(problem, options, max(peak_by_definition(problem, list(order))))
     best = task.measured(order)
     found = Candidate(best.order, best.step_us, best.peak_bytes, dict.fromkeys(problem.collectives, "reference"))
-    return stalls_filled(Context(task, Reference(problem, order, task.live_ranges), ALL), found)
+    return stalls_filled(Context(task, Reference(problem, order, task.live_ranges), ALL, reserve), found)
 
 
 @examples(600)
@@ -95,18 +99,37 @@ def test_where_memory_refuses_it_nothing_is_moved() -> None:
 
 
 def test_what_is_tried_in_vain_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = list[int]()
-    real = fill_stalls._Filler._try_behind
+    tried = list[Order]()
 
-    def watched(filler: fill_stalls._Filler, launch: int, jobs: list[frozenset[int]]) -> bool:
-        tried.append(launch)
-        return real(filler, launch, jobs)
+    def never_shorter(trail: StepTrail, order: Order) -> float:
+        tried.append(order)
+        return math.inf
 
-    monkeypatch.setattr(fill_stalls._Filler, "_try_behind", watched)
-    problem = routed(60, size=8)
-    filled(problem, problem.original_order, Options(budget="profile"))
+    monkeypatch.setattr(StepTrail, "of", never_shorter)
+    problem = routed(60)
+    assert filled(problem, problem.original_order, Options(headroom=99)).order == problem.original_order
     assert len(tried) == fill_stalls.MOST_IN_VAIN
-    monkeypatch.setattr(fill_stalls, "TRIED_NODES", 5 * len(problem.nodes))
     tried.clear()
-    filled(problem, problem.original_order, Options(budget="profile", effort=1))
+    monkeypatch.setattr(fill_stalls, "TRIED_NODES", 5 * len(problem.nodes))
+    filled(problem, problem.original_order, Options(headroom=99, effort=1))
     assert len(tried) == 5
+
+
+class Picky:
+    """An allocator that holds only what it was told: an order breaks one limit, or none."""
+
+    def __init__(self, holds: Order) -> None:
+        self._holds = holds
+
+    def overdraft(self, order: Order) -> int:
+        return int(order != self._holds)
+
+    def no_worse(self, one: int, other: int) -> bool:
+        return one <= other
+
+
+def test_what_the_allocator_cannot_hold_is_not_taken() -> None:
+    problem = routed(3)
+    order = problem.original_order
+    assert filled(problem, order, Options(headroom=99)).order != order
+    assert filled(problem, order, Options(headroom=99), Picky(order)).order == order

@@ -32,7 +32,7 @@ def allocator(settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> 
 
 
 def in_python(settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> CachingAllocator:
-    """The one that is not compiled: ten times slower and more, and what the other one is checked against."""
+    """The one that is not compiled: slower, and what the other one is checked against."""
     kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
     return kind(settings, capacity)
 

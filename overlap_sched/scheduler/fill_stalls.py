@@ -34,7 +34,7 @@ MOST_NODES = 16
 TRIED_NODES = 2_000_000
 """A unit of effort is so many nodes of orders that are tried."""
 MOST_IN_VAIN = 60
-"""So many in turn that make no step shorter are the last: where the network binds, compute just stands still elsewhere."""
+"""So many in turn that make no step shorter are the last: where the network binds, compute stands still elsewhere."""
 
 
 def stalls_filled(context: Context, best: Candidate) -> Candidate:

@@ -31,7 +31,7 @@ FARTHEST = 1_000
 """Compute is looked for so many positions in front of the launch."""
 MOST_NODES = 16
 """What moves with one compute node, at most: weight gradients are needed by few."""
-TRIED_NODES = 2_000_000
+TRIED_NODES = 1_000_000
 """A unit of effort is so many nodes of orders that are tried."""
 MOST_IN_VAIN = 60
 """So many in turn that make no step shorter are the last: where the network binds, compute stands still elsewhere."""

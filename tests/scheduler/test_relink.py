@@ -81,10 +81,8 @@ def test_where_network_and_memory_bind_the_step_is_shorter(monkeypatch: pytest.M
         return after
 
     monkeypatch.setattr(relink, "_round", watched)
-    options, stages = (
-        Options(allocator="none", strict=True),
-        ALL.without("fill links", "fill stalls"),
-    )  # they gain much of the same
+    options = Options(allocator="none", strict=True)
+    stages = ALL.without("fill links", "fill stalls")  # they gain much of the same
     with_it, without = (schedule(problem, options, stages=those) for those in (stages, stages.without("relink")))
     assert with_it.scheduled.step_us < 0.975 * without.scheduled.step_us
     assert with_it.scheduled.peak_bytes <= with_it.original.peak_bytes

@@ -71,7 +71,7 @@ class _StallFiller:
                 continue
             jobs = self._movable(launch, self._stall_us[wait])
             while jobs and not self._try_behind(launch, jobs):
-                if self._tries == 0 or self._in_vain == MOST_IN_VAIN:
+                if self._tries <= 0 or self._in_vain == MOST_IN_VAIN:
                     return False
                 jobs = jobs[: len(jobs) // 2]
         return self.step_us < before_us * (1 - SAME_STEP)

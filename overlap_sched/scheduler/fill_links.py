@@ -24,7 +24,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Order, Position, Problem
 from overlap_sched.problem.precedence import neighbours, positions
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
-from overlap_sched.scheduler.needs import NOTHING, Reserve
+from overlap_sched.scheduler.needs import Reserve, holds_as_well
 from overlap_sched.scheduler.priority import CHEAP
 from overlap_sched.scheduler.stage import Context
 from overlap_sched.scheduler.step_time import StepTrail
@@ -110,8 +110,8 @@ class _Filler:
     def __init__(
         self, task: Task, launches: Sequence[NodeId], best: Candidate, reserve: Reserve | None, seed: int
     ) -> None:
-        self._task, self._launches, self._reserve = task, launches, reserve
-        self._may_break = NOTHING if reserve is None else reserve.overdraft(best.order)
+        self._task, self._launches = task, launches
+        self._may_be_held = holds_as_well(reserve, best.order)
         self._before, self._after = neighbours(task.problem, task.pairs)
         self._cheap_us = CHEAP * sum(task.problem.compute_us)
         self._rng = random.Random(seed)
@@ -130,9 +130,6 @@ class _Filler:
         if step_us < self.step_us * (1 - SAME_STEP):
             self.step_us, self.in_vain = step_us, 0
         self._take(order)
-
-    def _may_be_held(self, order: Order) -> bool:
-        return self._reserve is None or self._reserve.no_worse(self._reserve.overdraft(order), self._may_break)
 
     def _take(self, order: Order) -> None:
         self.order, self._position = order, positions(order)

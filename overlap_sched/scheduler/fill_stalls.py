@@ -18,7 +18,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Order, Position
 from overlap_sched.problem.precedence import neighbours, positions
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
-from overlap_sched.scheduler.needs import NOTHING
+from overlap_sched.scheduler.needs import holds_as_well
 from overlap_sched.scheduler.result import Reason
 from overlap_sched.scheduler.stage import Context
 from overlap_sched.scheduler.step_time import StepTrail
@@ -54,9 +54,8 @@ class _StallFiller:
     """The best order so far, its step, and the collectives that went behind another."""
 
     def __init__(self, context: Context, best: Candidate, tries: int) -> None:
-        self._task, self._reserve = context.task, context.reserve
-        self._nodes = self._task.problem.nodes
-        self._may_break = NOTHING if self._reserve is None else self._reserve.overdraft(best.order)
+        self._task, self._nodes = context.task, context.task.problem.nodes
+        self._may_be_held = holds_as_well(context.reserve, best.order)
         _, self._after = neighbours(self._task.problem, self._task.pairs)
         self._tries, self._in_vain = tries, 0
         self.step_us, self.deferred = best.step_us, set[NodeId]()
@@ -94,7 +93,7 @@ class _StallFiller:
                 if moved and taken.isdisjoint(moved):
                     found.append(moved)
                     taken |= moved
-                    stall_us -= sum(self._nodes[u].time_us for u in moved if self._nodes[u].kind is Kind.COMPUTE)
+                    stall_us -= sum(self._task.problem.compute_us[u] for u in moved)
                     if stall_us <= 0.0:
                         break
         return found
@@ -131,6 +130,3 @@ class _StallFiller:
         self.deferred |= moved.intersection(self._task.problem.collectives)
         self._take(order)
         return True
-
-    def _may_be_held(self, order: Order) -> bool:
-        return self._reserve is None or self._reserve.no_worse(self._reserve.overdraft(order), self._may_break)

@@ -1,9 +1,9 @@
 """What the original order needs of the caching allocator, what another order breaks of it, and gates for runs."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
@@ -165,3 +165,14 @@ class Reserve:
     def repaired(self, found: Candidate, rooms: int) -> Candidate:
         """The candidate mended where it breaks something, as far as that can be had, by so many rooms for a request."""
         return repaired(self.task, found, self.growth, self._spare_bytes, self.most_capacity, rooms)
+
+
+def holds_as_well(reserve: Reserve | None, order: Order) -> Callable[[Order], bool]:
+    """Return a test of orders: does the allocator hold one as well as this one? Without a reserve it holds any.
+
+    What this one breaks is looked up when it is first asked for: mostly it never is.
+    """
+    if reserve is None:
+        return lambda other: True
+    most = cache(lambda: reserve.overdraft(order))
+    return lambda other: reserve.no_worse(reserve.overdraft(other), most())

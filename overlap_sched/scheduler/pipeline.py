@@ -5,7 +5,7 @@
     base order       the original one, or the one with the lowest peak                   Options.base
       -> live        the best order by live bytes: runs of the main loop, then polished  list_scheduler
       -> fitting     where torch's allocator cannot hold it: one near it that it can     reserve
-      -> last        where the network binds: launches moved to where it would be idle   fill_links
+      -> last        compute behind launches that it hides, launches to idle links      fill_stalls, fill_links
       -> apart       groups that must not be in flight together                          apart
       -> verify      the judges look at the order; they share no code with the above     judge
       -> explain     why each collective is where it is                                  explain

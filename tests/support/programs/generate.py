@@ -38,7 +38,8 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
             assert registers.take(step)
             steps.append(step)
             if step.is_of.waits and STALE in without:
-                _forget(registers, step)
+                for v in registers.older_names(step):
+                    registers.letter[v] = "."  # which no kind takes
     several = rng.random() < 0.25 and not grad
     open_ends = several and rng.random() < 0.7
     program = Program(seed, tuple(steps), grad=grad)
@@ -49,14 +50,6 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
     if rng.random() < 0.4:
         program = replace(program, odd=_odd(rng, program))
     return program
-
-
-def _forget(registers: Registers, wait: Step) -> None:
-    """All older names of what a wait has completed."""
-    storage = registers.storage[wait.takes[0]]
-    for v, found in enumerate(registers.storage[: wait.makes[0]]):
-        if found == storage and v >= len(INPUTS):
-            registers.letter[v] = "."
 
 
 def _next(

@@ -47,6 +47,11 @@ class Registers:
         others = [s for i, s in enumerate(stores) if i not in kind.writes]
         return len(set(written)) == len(written) and set(written).isdisjoint(others)
 
+    def older_names(self, wait: Step) -> set[int]:
+        """Registers, inputs apart, that had what a wait completes before it."""
+        storage = self.storage[wait.takes[0]]
+        return {v for v, found in enumerate(self.storage[: wait.makes[0]]) if found == storage and v >= len(INPUTS)}
+
     def take(self, step: Step) -> bool:
         """Do a step; whether it was allowed."""
         kind = step.is_of
@@ -100,8 +105,7 @@ def reads_by_older_names(program: Program) -> bool:
         if older.intersection(step.takes):
             return True
         if step.is_of.waits:
-            storage = registers.storage[step.takes[0]]
-            older |= {v for v, s in enumerate(registers.storage) if s == storage and v >= len(INPUTS)}
+            older |= registers.older_names(step)
         registers.take(step)
     return False
 

@@ -15,7 +15,7 @@ _SAME = 1e-12
 
 @dataclass(frozen=True)
 class Question:
-    """One of both.
+    """One of the two questions.
 
     Attributes:
         memory_limit: The peak that must not be passed: bytes, text with a unit (``"40GiB"``), or ``"80%"`` of the
@@ -52,7 +52,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Limit:
-    """One of the two.
+    """What an answer must keep to.
 
     Attributes:
         bytes: Of the peak: the shortest step is looked for; ``None``: the other question.
@@ -92,8 +92,9 @@ def halve(
     for _ in range(most):
         middle = (low + enough) // 2
         enough = reach(middle)
-        missed = missed + 1 if enough > middle else 0
         if enough > middle:
-            low = middle
+            low, missed = middle, missed + 1
+        else:
+            missed = 0
         if low >= enough * close or missed == most_misses:
             break

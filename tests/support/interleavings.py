@@ -51,8 +51,21 @@ class Rank(NamedTuple):
     next: StoreCall | tuple[Verdict, ...] | None
 
 
-State = tuple[int, tuple[int, ...]]
+State = tuple[int, ...]
 """Numbers of the store's contents and, per rank, of what it has received: a million of them are quick."""
+
+
+class Moves(NamedTuple):
+    """What a rank may do next: it does one thing for good, see above, or any of these.
+
+    Attributes:
+        for_good: It reads what nobody can change.
+        lives: The store and the rank's number behind it. to: the same, and where it dies before it writes.
+    """
+
+    for_good: bool
+    lives: tuple[tuple[int, int], ...]
+    to: tuple[tuple[int, int], ...]
 
 
 class End(NamedTuple):
@@ -97,40 +110,54 @@ class Checker:
     _told: dict[tuple[int, int, Any], int] = field(default_factory=dict)
     _done: dict[tuple[int, StoreCall], tuple[Any, int]] = field(default_factory=dict)
     _read: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    _moves: dict[tuple[int, int], Moves | None] = field(default_factory=dict)
 
     def ends(self) -> Iterator[End]:
         """Every end that can be reached."""
         starts = [self._number_of(r, Known()) for r in range(len(self.graphs))]
         self._dead = len(self._ranks)
         self._ranks.append(Rank(Known(), None))
-        start = (self._number(()), tuple(starts))
+        start = (self._number(()), *starts)
         seen, left = {start}, [start]
         while left:
             state = left.pop()
             self.states += 1
-            steps = [self._ranks[i].next for i in state[1]]
-            if not any(isinstance(step, StoreCall) for step in steps):
-                yield End(tuple(s for s in steps if not isinstance(s, StoreCall)), dict(self._stores[state[0]]))
+            store, *ranks = state
+            moves = [self._moves_of(store, r, known) for r, known in enumerate(ranks)]
+            if not any(moves):
+                ended = (self._ranks[known].next for known in ranks)
+                yield End(tuple(e for e in ended if not isinstance(e, StoreCall)), dict(self._stores[store]))
                 continue
-            going = [(r, step) for r, step in enumerate(steps) if isinstance(step, StoreCall)]
-            going = next(([one] for one in going if self._reads_for_good(state[0], one[1])), going)
-            after = [s for r, step in going for s in self._after(state, r, step)]
-            if not after:
-                raise StuckError(f"nobody can go on: {steps} with {self._stores[state[0]]}")
-            new = [s for s in after if s not in seen]
-            seen.update(new)
-            left.extend(dict.fromkeys(new))
+            alone = next((r for r, one in enumerate(moves) if one and one.for_good), None)
+            may_die = ranks.count(self._dead) < self.deaths
+            stuck = True
+            for r, one in enumerate(moves):
+                if one and (alone is None or alone == r):
+                    before, behind = state[1 : r + 1], state[r + 2 :]
+                    for there, known in one.to if may_die else one.lives:
+                        stuck, after = False, (there, *before, known, *behind)
+                        if after not in seen:
+                            seen.add(after)
+                            left.append(after)
+            if stuck:
+                raise StuckError(f"nobody can go on: {ranks} with {self._stores[store]}")
 
-    def _after(self, state: State, rank: int, step: StoreCall) -> Iterator[State]:
-        store, ranks = state
-        if step.call in WRITES and ranks.count(self._dead) < self.deaths:
-            yield store, (*ranks[:rank], self._dead, *ranks[rank + 1 :])
-        may_fail = self._ranks[ranks[rank]].known.faults < self.faults
-        for result, store_after in self._results(store, rank, step):
-            yield store_after, (*ranks[:rank], self._tell(rank, ranks[rank], result), *ranks[rank + 1 :])
-            if may_fail:
-                failed = (*ranks[:rank], self._tell(rank, ranks[rank], FAULT), *ranks[rank + 1 :])
-                yield from dict.fromkeys([(store, failed), (store_after, failed)])
+    def _moves_of(self, store: int, rank: int, known: int) -> Moves | None:
+        """What a rank may do next: found once for a store and what the rank knows, whatever the others know."""
+        if (store, known) not in self._moves:
+            step = self._ranks[known].next
+            self._moves[store, known] = self._found(store, rank, known, step) if isinstance(step, StoreCall) else None
+        return self._moves[store, known]
+
+    def _found(self, store: int, rank: int, known: int, step: StoreCall) -> Moves:
+        lives = dict[tuple[int, int], None]()
+        for result, there in self._results(store, rank, step):
+            lives[there, self._tell(rank, known, result)] = None
+            if self._ranks[known].known.faults < self.faults:
+                failed = self._tell(rank, known, FAULT)
+                lives |= {(store, failed): None, (there, failed): None}
+        dies = [(store, self._dead)] if step.call in WRITES else []
+        return Moves(self._reads_for_good(store, step), tuple(lives), (*dies, *lives))
 
     def _reads_for_good(self, store: int, step: StoreCall) -> bool:
         """Whether a step writes nothing, and gives the same whenever it is done from here on."""

@@ -83,6 +83,7 @@ def ours(operator: str, way: str) -> tuple[Tensor, list[bool], list[str], list[s
 
 def found() -> dict[tuple[str, str], Any]:
     """What is saved."""
+    torch._inductor.config.fx_graph_cache = False  # what is found there is not reported graph by graph
     saved = {}
     for operator in ("dispatch", "mix"):
         alone = results(operator, backend="aot_eager")

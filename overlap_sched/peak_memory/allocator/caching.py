@@ -34,11 +34,10 @@ do not touch, per pool, to be found by their size, their begin and their end.
 """
 
 import copy
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple, Self
-
-from sortedcontainers import SortedList
 
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
@@ -68,11 +67,13 @@ class Ranges:
     """Ranges of addresses that do not touch: joined where they would.
 
     Attributes:
-        sizes: By first address. begins: by the address behind the last, the first. by_size: ``(size, address)``.
+        sizes: By first address. begins: by the address behind the last, the first. by_size: ``(size, address)`` in
+            order; a plain list, since there are a few hundred.
     """
 
     def __init__(self) -> None:
-        self.sizes, self.begins, self.by_size = dict[Address, int](), dict[Address, Address](), SortedList()
+        self.sizes, self.begins = dict[Address, int](), dict[Address, Address]()
+        self.by_size = list[tuple[int, Address]]()
 
     def add(self, address: Address, size: int) -> None:
         """One more, joined with its neighbours."""
@@ -83,14 +84,18 @@ class Ranges:
             size += self.take(before)
             address = before
         self.sizes[address], self.begins[address + size] = size, address
-        self.by_size.add((size, address))
+        insort(self.by_size, (size, address))
 
     def take(self, address: Address) -> int:
         """One less; its size."""
         size = self.sizes.pop(address)
         del self.begins[address + size]
-        self.by_size.remove((size, address))
+        del self.by_size[bisect_left(self.by_size, (size, address))]
         return size
+
+    def from_size(self, size: int) -> list[Block]:
+        """All that have so many bytes or more, the smallest first, of equal ones the lowest."""
+        return [Block(at, have) for have, at in self.by_size[bisect_left(self.by_size, (size, 0)) :]]
 
     def copied(self) -> "Ranges":
         """The same, to go another way."""
@@ -230,8 +235,9 @@ class CachingAllocator:
 
     def _smallest(self, size: int) -> Block | None:
         """The smallest free block that is large enough; of equal ones the lowest."""
-        found = next(self._free[size <= SMALL_SIZE].by_size.irange((size,)), None)
-        return None if found is None else Block(found[1], found[0])
+        by_size = self._free[size <= SMALL_SIZE].by_size
+        first = bisect_left(by_size, (size, 0))
+        return Block(*by_size[first][::-1]) if first < len(by_size) else None
 
     def _grown(self, size: int) -> Block:
         """A block from the device, after a retry where it has no more; it is in no pool."""
@@ -282,7 +288,7 @@ class CachingAllocator:
         if limit == NO_LIMIT:
             return False
         wanted, released = max(size, limit), 0
-        large = [Block(at, have) for have, at in self._free[size <= SMALL_SIZE].by_size.irange((limit,))]
+        large = self._free[size <= SMALL_SIZE].from_size(limit)
         whole = [block for block in large if self._segment_sizes.get(block.address) == block.size]
         enough = next((block for block in whole if block.size >= wanted), None)
         for block in whole[::-1] if enough is None else [enough]:

@@ -45,7 +45,7 @@ class ExpandableAllocator(CachingAllocator):
     def _smallest(self, size: int) -> Block | None:
         """By the size to which a free block can grow, as far as that falls from one to the next."""
         small = size <= SMALL_SIZE
-        blocks = [Block(at, have) for have, at in self._free[small].by_size.irange((size,))]
+        blocks = self._free[small].from_size(size)
         can_grow_to = [have + self._unmapped[small].sizes.get(at + have, 0) for at, have in blocks]
         stop = next((k for k, (one, other) in enumerate(pairwise(can_grow_to)) if other >= one), -1)
         return blocks[stop] if blocks else None

@@ -9,6 +9,7 @@ import pytest
 from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.protocol import StoreCall, agreement_steps
 from overlap_sched.distributed.verdict import Verdict, judge
+from tests.support.examples import at_night
 from tests.support.interleavings import Checker, End, Fault, StuckError
 
 A, B, C = (
@@ -105,7 +106,7 @@ def test_two_ranks_of_which_one_may_die_whatever_the_timing(graphs: list[list[Di
 
 @pytest.mark.parametrize(
     "graphs",
-    [[[A], [A]], [[A], [OTHER_OPTIONS]], pytest.param([[A, A], [A]], marks=pytest.mark.slow)],
+    [[[A], [A]], [[A], [OTHER_OPTIONS]], at_night([[A, A], [A]])],
     ids=shown,
 )
 def test_a_step_that_fails_on_a_rank_leaves_all_alike(graphs: list[list[Digest]]) -> None:
@@ -118,7 +119,12 @@ def test_a_step_that_fails_on_a_rank_leaves_all_alike(graphs: list[list[Digest]]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("graphs", "deaths"),
-    [([[A], [A], [A]], 1), ([[A], [A], [OTHER_OPTIONS]], 1), ([[A], [A], [B]], 1), ([[A], [B], [C]], 0)],
+    [
+        ([[A], [A], [A]], 1),
+        at_night([[A], [A], [OTHER_OPTIONS]], 1),
+        at_night([[A], [A], [B]], 1),
+        ([[A], [B], [C]], 0),
+    ],
     ids=shown,
 )
 def test_three_ranks_whatever_the_timing(graphs: list[list[Digest]], deaths: int) -> None:

@@ -16,6 +16,7 @@ from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import reporting
 from overlap_sched.inductor.reporting import GraphReport, record
 from tests.inductor.conftest import Compiled
+from tests.support.examples import at_night
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,7 +110,7 @@ def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("logs", "seen", "said"),
-    [(None, 0, 1), ("overlap_sched", 1, 1), ("+overlap_sched", 2, 1), ("-overlap_sched", 0, 0)],
+    [at_night(None, 0, 1), at_night("overlap_sched", 1, 1), ("+overlap_sched", 2, 1), ("-overlap_sched", 0, 0)],
 )
 def test_torch_logs_knows_our_name(logs: str | None, seen: int, said: int) -> None:
     """What is logged of a graph, and what is said in any case unless torch is told to be quiet."""

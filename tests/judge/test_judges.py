@@ -17,6 +17,7 @@ from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
+from tests.support.examples import at_night
 from tests.support.graphs import problems
 from tests.support.modules import module_at
 from tests.support.oracle import INSTANCES, JUDGE, all_orders, peak_by_definition, random_order, step_by_definition
@@ -167,7 +168,7 @@ NAMES = ("llama3_8b_bw_64_1d", "llama3_8b_bw_64_2d", "llama3_8b_fw_64_2d", "dsv3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [1.0, at_night(4.0)])
 @pytest.mark.parametrize("name", NAMES)
 def test_judges_agree_with_the_independent_one(name: str, scale: float) -> None:
     other = judge()

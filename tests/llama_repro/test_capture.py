@@ -101,6 +101,7 @@ def test_unknown_configurations_are_told_what_there_is():
     assert str(caught.value) == ("config is 'llama4'; it is one of llama1d, llama3-8b, llama3-8b-2d, tiny, tiny-2d.")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_llama1d_is_the_published_graph():
     with captured(find_config("llama1d")) as graphs:

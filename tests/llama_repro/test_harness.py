@@ -57,6 +57,7 @@ def test_a_pass_that_fails_is_left_out_and_said(tiny, monkeypatch):
     assert not [entry for entry in result.entries if entry.name.startswith("torch")]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_regression_of_the_heap_is_largest_on_the_graph_with_two_groups():
     stored = harness.load_graph("llama2d")

@@ -279,6 +279,7 @@ def test_a_long_chain() -> None:
     assert violation(problem, schedule(problem, Options(effort=1)).order) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_long_ring() -> None:
     n = 250_000

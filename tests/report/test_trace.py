@@ -22,6 +22,7 @@ from overlap_sched.report.words.reserved import settings_shown
 from overlap_sched.scheduler.pipeline import schedule as scheduled
 from overlap_sched.scheduler.result import Schedule
 from tests.report.conftest import schedule_by_hand
+from tests.support.examples import at_night
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, random_order
 from tests.support.trace_format import violations
@@ -257,7 +258,7 @@ def test_any_order_of_any_graph(problem: Problem, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama3_8b_bw_64_2d", "dsv3_bw_64"])
+@pytest.mark.parametrize("name", ["llama3_8b_bw_64_2d", at_night("dsv3_bw_64")])
 def test_real_graphs(by_hand: ByHand, name: str, tmp_path: Path) -> None:
     problem = read_problem(INSTANCES / f"{name}.json.gz")
     schedule = by_hand(problem, problem.original_order)

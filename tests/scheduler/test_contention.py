@@ -102,6 +102,7 @@ def test_beside_another_no_earlier_than_asked() -> None:
     assert (early.reasons[4], late.reasons[4]) == ("beside another", "latest start")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_on_a_real_graph_too() -> None:
     """Greedy runs that know of the contention end at 255.1 ms; those that ignore it, shifted at the end, at 248.2."""

@@ -24,7 +24,7 @@ from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.portfolio import lowest_peak
 from overlap_sched.scheduler.stages import ALL
-from tests.support.examples import examples
+from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
 from tests.support.oracle import INSTANCES, all_orders, peak_by_definition
@@ -357,7 +357,7 @@ def test_real_graphs_reach_their_figures(name: str, scale: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", ["peak", "profile"])
-@pytest.mark.parametrize("headroom", [0, "1GiB"])
+@pytest.mark.parametrize("headroom", [0, at_night("1GiB")])
 @pytest.mark.parametrize("preserve", ["none", "group", "all"])
 def test_real_graphs_under_every_option(budget: str, headroom: int | str, preserve: str) -> None:
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz")

@@ -36,6 +36,7 @@ from overlap_sched.scheduler.reserve_runs import TIGHT, TIGHTER, tighter_runs
 from overlap_sched.scheduler.result import Faster
 from overlap_sched.scheduler.room import Growth
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
+from tests.support.examples import at_night
 from tests.support.graphs import problems
 from tests.support.layers import layers
 
@@ -197,7 +198,7 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "slower", "enough"), [(12, 1, 4), (6, 3, 8)])
+@pytest.mark.parametrize(("count", "slower", "enough"), [at_night(12, 1, 4), (6, 3, 8)])
 def test_what_keeping_to_the_allocator_may_cost(count: int, slower: int, enough: int) -> None:
     """Where an order fits at that price, never more; and a higher cost gives no longer order than a lower one."""
     before_us = math.inf
@@ -280,7 +281,7 @@ def scheduled(name: str, allocator: str) -> tuple[Problem, Schedule]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["plain", "expandable"])
-@pytest.mark.parametrize("name", ["llama3_8b_bw_64_1d", "llama3_8b_fw_64_2d", "dsv3_bw_64"])
+@pytest.mark.parametrize("name", [at_night("llama3_8b_bw_64_1d"), "llama3_8b_fw_64_2d", "dsv3_bw_64"])
 def test_real_graphs_run_in_what_their_original_order_needs(name: str, allocator: str) -> None:
     (problem, free), (_, held) = (scheduled(name, kind) for kind in ("none", allocator))
     found = reserved_change(problem, problem.original_order, held.order, PLAIN if allocator == "plain" else EXPANDABLE)
@@ -291,7 +292,7 @@ def test_real_graphs_run_in_what_their_original_order_needs(name: str, allocator
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama3_8b_bw_64_1d", "llama3_8b_fw_64_2d", "dsv3_bw_64"])
+@pytest.mark.parametrize("name", [at_night("llama3_8b_bw_64_1d"), "llama3_8b_fw_64_2d", "dsv3_bw_64"])
 def test_the_judge_agrees(name: str, allocator_judge: Any) -> None:
     with gzip.open(INSTANCES / f"{name}.json.gz", "rt") as file:
         data = json.load(file)

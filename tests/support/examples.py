@@ -1,7 +1,9 @@
-"""On how many examples a property is tried: all of them at night, a fifth for each commit."""
+"""What nights try beyond each commit: more examples of a property, and more cases of a test."""
 
 import os
 
+import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import settings
 
 NIGHTLY = "OVERLAP_SCHED_NIGHTLY"
@@ -11,3 +13,8 @@ NIGHTLY = "OVERLAP_SCHED_NIGHTLY"
 def examples(often: int) -> settings:
     """Settings of a property that is tried so often at night."""
     return settings(max_examples=often if os.environ.get(NIGHTLY) else often // 5)
+
+
+def at_night(*values: object, id: str | None = None) -> ParameterSet:
+    """A case that takes long and is like others that each commit tries."""
+    return pytest.param(*values, marks=(pytest.mark.slow, pytest.mark.nightly), id=id)

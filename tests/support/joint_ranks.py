@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import overlap_sched
+from overlap_sched import Options
 from overlap_sched.distributed import shard
 from overlap_sched.inductor import partitioning
 from tests.support.joint_models import WIDTH, blocks
@@ -28,7 +29,7 @@ def one(**how: Any) -> dict[str, Any]:
     for block in model:
         shard(block, init_device_mesh("cpu", (dist.get_world_size(),)))
     given = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
-    with overlap_sched.enabled(timeout_s=60.0, **how), warnings.catch_warnings():
+    with overlap_sched.enabled(Options(effort=1), timeout_s=60.0, **how), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = torch.compile(model, backend=overlap_sched.backend)(given)
         made.square().sum().backward()

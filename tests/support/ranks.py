@@ -36,8 +36,10 @@ IMPORTED = [
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "overlap_sched.inductor",
+    "overlap_sched.distributed",
 ]
-"""By the server; none of ours: a rank imports those as they are now. None of these starts a thread."""
+"""By the server. None of these starts a thread, or reads the environment that a rank has of its own."""
 THREADS, POOL = "OMP_NUM_THREADS", "TORCH_WARM_POOL"
 """Read when torch is imported, by the server already. Inductor's pool, where there is Triton, would start threads."""
 

@@ -14,37 +14,46 @@ RANKS_2 = ("--parallelism.data_parallel_shard_degree", "2")
 
 
 def test_two_ranks(titan: None, tmp_path: Path) -> None:
-    """FSDP, FSDP with experts, with regions that Inductor compiles, with a fault, with a precompiled artifact.
-
-    One test, since starting ranks takes longer than all these jobs.
-    """
+    """FSDP, FSDP with experts, with a fault, with a precompiled artifact; ranks start once for all of them."""
     folder = tmp_path
     order = precompile(folder, *LLAMA, "--compile.pass_pipeline", "overlap_sched")
     loaded = (*LLAMA, *OURS, *RANKS_2, "--compile.precompile_artifact_dir", str(folder))
     jobs = [
         Job("plain", LLAMA),
         Job("ours", LLAMA + OURS),
-        Job("fitted", LLAMA + FITTED),
-        Job("regions", LLAMA + OURS, "regions"),
         Job("fault", LLAMA + OURS, "fault"),
         Job("loaded", loaded),
         Job("experts_plain", DEEPSEEK + EP),
         Job("experts", DEEPSEEK + EP + OURS),
-        Job("layers_in_parts", DEEPSEEK + EP + OURS, "layers_in_parts"),
-        Job("experts_in_parts", DEEPSEEK + EP + OURS, "experts_in_parts"),
     ]
     found = train(folder, jobs)
     check_better(found["plain"], found["ours"])
     check_better(found["experts_plain"], found["experts"])
-    check_experts_in_parts(found["experts"], found["layers_in_parts"])
-    check_experts_in_parts(found["experts"], found["experts_in_parts"])
     check_that_the_planned_order_is_the_one_that_runs(found["ours"])
-    check_fitted(found["plain"], found["ours"], found["fitted"])
-    check_regions(found["plain"], found["regions"])
     check_fault(found["plain"], found["fault"])
     check_artifact(found["plain"], found["loaded"], order)
 
 
+@pytest.mark.nightly
+def test_what_else_is_done_to_a_graph(titan: None, tmp_path: Path) -> None:
+    """It is fitted; Inductor compiles regions of it; experts run in parts."""
+    jobs = [
+        Job("plain", LLAMA),
+        Job("ours", LLAMA + OURS),
+        Job("fitted", LLAMA + FITTED),
+        Job("regions", LLAMA + OURS, "regions"),
+        Job("experts", DEEPSEEK + EP + OURS),
+        Job("layers_in_parts", DEEPSEEK + EP + OURS, "layers_in_parts"),
+        Job("experts_in_parts", DEEPSEEK + EP + OURS, "experts_in_parts"),
+    ]
+    found = train(tmp_path, jobs)
+    check_fitted(found["plain"], found["ours"], found["fitted"])
+    check_regions(found["plain"], found["regions"])
+    check_experts_in_parts(found["experts"], found["layers_in_parts"])
+    check_experts_in_parts(found["experts"], found["experts_in_parts"])
+
+
+@pytest.mark.nightly
 def test_fsdp_with_tensor_parallelism(titan: None, tmp_path: Path) -> None:
     """FSDP 2 x TP 2."""
     found = train(tmp_path, [Job("plain", LLAMA + TP), Job("ours", LLAMA + TP + OURS)], ranks=4)
@@ -155,6 +164,7 @@ def test_the_jit_mode(titan: None, tmp_path: Path) -> None:
         assert "forward 0/0 of SimpleFSDPGraphTrainerLlama3Model" in changed
 
 
+@pytest.mark.nightly
 def test_full_compilation(titan: None, tmp_path: Path) -> None:
     """Inductor compiles the whole step, and our plug-in orders what it has fused."""
     found = train(tmp_path, [Job("plain", LLAMA + FULL), Job("ours", LLAMA + FULL + OURS)])

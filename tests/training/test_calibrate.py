@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from llama_repro.training import calibrate
 from llama_repro.training.calibrate import device_of, measured_model
 from llama_repro.training.slow_network import with_slow_links
 from llama_repro.training.world import world_of
 from overlap_sched.cost import H100, Collective, Compute, Roofline
 from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables
 from overlap_sched.cost.measured.tabled import TableModel
+from overlap_sched.distributed.calibration.kernels import Grid
 from overlap_sched.problem import Group
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
@@ -35,6 +37,7 @@ def test_the_rates_of_a_model():
 @pytest.mark.slow
 def test_a_rank_alone_measures_compute(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(calibrate, "_GRID", Grid(((64, 64, 64), (256, 256, 256)), ((1, 4, 64, 32),), (2**12, 2**20)))
     with world_of("cpu") as world:
         model = measured_model(world, torch.bfloat16)
     ops = {one.op for one in model.tables.kernels}

@@ -1,6 +1,7 @@
 """``scripts/train.py --trace``: fresh traces of gloo ranks, matched against the graphs of the same run."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from overlap_sched.dump import load_dump
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift
 from overlap_sched.fx.profile import lifted_with_profile
-from tests.training.test_two_ranks import fsdp_runs
+from tests.training.test_two_ranks import SCHEDULED, SCRIPT, common, torchrun
 
 
 def test_emulated_collectives_are_not_traced() -> None:
@@ -24,11 +25,12 @@ def test_emulated_collectives_are_not_traced() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_fresh_traces_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_fresh_traces_of_two_ranks(tmp_path: Path) -> None:
     """What ran is in our order, the graph that is written in its own: harder than without us."""
-    runs = fsdp_runs(tmp_path_factory)
-    folder = runs / "traces"
-    assert len(json.loads((runs / "ours.json").read_text())["losses"]) == 2  # those traced are not among them
+    folder, out = tmp_path / "traces", tmp_path / "out.json"
+    how = (*common("fsdp", "bf16", 2), *SCHEDULED, "--steps", "2")
+    torchrun(SCRIPT, *how, "--trace", str(folder), "--json", str(out))
+    assert len(json.loads(out.read_text())["losses"]) == 2  # those traced are not among them
     traces = read_traces([folder / "rank0.json.gz", folder / "rank1.json.gz"])
     assert [len(trace.steps) for trace in traces] == [3, 3]
 

@@ -22,6 +22,7 @@ from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut, range_cut
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices
+from tests.support.examples import at_night
 from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
 from tests.support.fx_graphs import RANKS, reordered, tensors, trace
 from tests.support.ranks import run_ranks
@@ -54,7 +55,9 @@ def check_results(before: fx.GraphModule, after: fx.GraphModule, bitwise: bool =
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "parts"), [*((name, 2) for name in EXAMPLES), ("experts", 4), ("backward", 4)])
+@pytest.mark.parametrize(
+    ("name", "parts"), [*((name, 2) for name in EXAMPLES), ("experts", 4), at_night("backward", 4)]
+)
 def test_results_stay(name: str, parts: int) -> None:
     """From every dimension of every input: batches, tokens, columns of weights.
 
@@ -76,7 +79,7 @@ def test_results_stay(name: str, parts: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("model", ["device", "host"])
+@pytest.mark.parametrize("model", [at_night("device"), "host"])
 def test_the_problem_of_the_rewritten_graph_is_the_rewritten_problem(model: str, name: str, sums: bool) -> None:
     for one in fissions(traced(name), 2, sums=sums).values():
         gm = traced(name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
@@ -24,6 +24,7 @@ from overlap_sched.transform.in_place import COPYING, in_place_op, places
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Form, InPlace, Recompute, Regather, Rewrite
 from tests.fx.rewrites.test_results import check_results
+from tests.support.examples import examples
 from tests.support.fx_graphs import (
     ATEN,
     C10D,
@@ -422,7 +423,7 @@ def program(steps: list[tuple[str, int, int]], *inputs: Tensor) -> list[Tensor]:
 
 @pytest.mark.slow
 @given(programs(), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@examples(100)
 def test_random_graphs(steps: list[tuple[str, int, int]], seed: int) -> None:
     original, gm = (trace(lambda *xs: program(steps, *xs), (4, COLUMNS)) for _ in range(2))
     rng = random.Random(seed)

@@ -1,10 +1,10 @@
 """What each rank of a job does: ``python -m tests.support.inductor.cached_runs FOLDER JOB STEP...``.
 
-Each step compiles and runs a training step and a function that does not communicate, with torch's caches in
-``FOLDER/cache<rank>`` unless the step has others. Writes ``FOLDER/JOB<rank>.pt``: per step what came of it.
+Each step compiles and runs a training step and a function that does not communicate, with torch's caches of graphs in
+``FOLDER/cache<rank>`` unless the step has others; kernels are compiled once for all of them. Writes
+``FOLDER/JOB<rank>.pt``: per step what came of it.
 """
 
-import os
 import sys
 import warnings
 from contextlib import ExitStack
@@ -16,6 +16,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._inductor.codecache import FxGraphCache
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -66,7 +68,9 @@ def run(name: str, folder: Path) -> dict[str, Any]:
         cache = folder / ("wiped" if "wiped" in name and here else f"cache{dist.get_rank()}")
         if "mega" in name:
             cache = folder / f"mega{dist.get_rank()}"
-        stack.enter_context(mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(cache)}))
+        for kind in (FxGraphCache, AOTAutogradCache):
+            graphs = str(cache / kind.__name__)
+            stack.enter_context(mock.patch.object(kind, "_get_tmp_dir", return_value=graphs))
         if "version" in name and here:
             stack.enter_context(mock.patch.object(cache_key, "_package", return_value=name))
         if "mega" in name:

@@ -4,16 +4,18 @@ Layers of one shape, gathered by hand; where ranks are ``mixed``, rank 1 takes t
 ``FOLDER/rank<r>.pt``: per scene what was warned of before its first step ran, and the names that were shown.
 """
 
-import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._inductor.codecache import FxGraphCache
 from torch.utils.checkpoint import checkpoint
 
 import overlap_sched
@@ -83,10 +85,14 @@ def found() -> dict[tuple[str, str], Any]:
         saved[way, "alike"] = step(way, mixed=False)
         saved[way, "mixed"] = step(way, mixed=True)
         saved[way, "mixed again"] = step(way, mixed=True, again=True)
-    torch._inductor.config.fx_graph_cache, os.environ["TORCHINDUCTOR_CACHE_DIR"] = True, sys.argv[1]
-    saved["inductor", "mixed, cold cache"] = step("inductor", mixed=True)
-    saved["inductor", "alike, warm cache"] = step("inductor", mixed=False)
-    saved["inductor", "mixed, warm cache"] = step("inductor", mixed=True)
+    with ExitStack() as stack:  # graphs are cached from here on; kernels have been compiled
+        stack.enter_context(torch._inductor.config.patch(fx_graph_cache=True))
+        for kind in (FxGraphCache, AOTAutogradCache):
+            folder = f"{sys.argv[1]}/{kind.__name__}"
+            stack.enter_context(mock.patch.object(kind, "_get_tmp_dir", return_value=folder))
+        saved["inductor", "mixed, cold cache"] = step("inductor", mixed=True)
+        saved["inductor", "alike, warm cache"] = step("inductor", mixed=False)
+        saved["inductor", "mixed, warm cache"] = step("inductor", mixed=True)
     return saved
 
 

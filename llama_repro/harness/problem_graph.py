@@ -148,6 +148,8 @@ class _Rebuild:
         A compute node may stand for several storages (one result of several, that aliases them all).
         """
         made, values = self.made[u], self.made[u].meta.get("val")
+        if values is None and self.problem.nodes[u].kind is Kind.INPUT:
+            return []  # no tensor: a graph that the operator runs, a number
         if self.problem.nodes[u].kind is not Kind.COMPUTE or not isinstance(values, tuple):
             return [made]
         parts = [self.graph.call_function(operator.getitem, (made, k)) for k in range(len(values))]

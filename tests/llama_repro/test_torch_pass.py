@@ -74,6 +74,16 @@ def test_a_result_that_stands_for_several_storages_is_taken_apart_for_opaque_ope
     assert len(rebuilt.node_ids) == len(nodes)
 
 
+def test_an_input_that_is_no_tensor_is_not_handed_to_an_opaque_operator():
+    """A graph that attention runs, a number: torch runs heavy operators on fake tensors, and they take nothing else."""
+    mask, x = Node("mask_graph", Kind.INPUT), Node("x", Kind.INPUT, alloc=(0,))
+    attention = Node("attention", Kind.COMPUTE, (0, 1), (1,), (0,), 5.0, "flex_attention", flops=1)
+    output = Node("output", Kind.OUTPUT, (2,), (), (1,))
+    problem = Problem("mask", (mask, x, attention, output), (Storage(64), Storage(64)), {})
+    ids = {v: node for node, v in problem_to_graph(problem).node_ids.items()}
+    assert ids[2].args == ([ids[1]],)
+
+
 @needs_pass
 def test_torchs_order_is_a_valid_order_of_the_problem(tiny):
     problem = tiny.problems["tracker"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.examples import at_night
 from tests.support.inductor.models import FORWARD_GAINS
 from tests.support.once import found_once
 
@@ -26,7 +27,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return scenes_of(4, tmp_path_factory, "equal", "one rank fails", "pipeline", "uneven", "dies", *ODD)
 
 
-@pytest.fixture(params=["two", pytest.param("four", marks=pytest.mark.nightly)])
+@pytest.fixture(params=["two", at_night("four")])
 def found(request: pytest.FixtureRequest) -> Found:
     """On two ranks, and at night on four."""
     ranks: Found = request.getfixturevalue(request.param)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.examples import at_night
 from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
@@ -16,7 +17,7 @@ LOW_PRECISION, FP16_SUMS = 3e-2, 1e-5
 Seen = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=[2, at_night(4)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each rank saw."""
 

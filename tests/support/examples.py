@@ -1,9 +1,9 @@
 """What nights try beyond each commit: more examples of a property, and more cases of a test."""
 
 import os
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 from hypothesis import settings
 
 NIGHTLY = "OVERLAP_SCHED_NIGHTLY"
@@ -15,6 +15,6 @@ def examples(often: int) -> settings:
     return settings(max_examples=often if os.environ.get(NIGHTLY) else often // 5)
 
 
-def at_night(*values: object, id: str | None = None) -> ParameterSet:
+def at_night(*values: object, id: str | None = None) -> Any:
     """A case that takes long and is like others that each commit tries."""
     return pytest.param(*values, marks=(pytest.mark.slow, pytest.mark.nightly), id=id)

@@ -140,7 +140,8 @@ class Checker:
                             seen.add(after)
                             left.append(after)
             if stuck:
-                raise StuckError(f"nobody can go on: {ranks} with {self._stores[store]}")
+                steps = [self._ranks[known].next for known in ranks]
+                raise StuckError(f"nobody can go on: {steps} with {self._stores[store]}")
 
     def _moves_of(self, store: int, rank: int, known: int) -> Moves | None:
         """What a rank may do next: found once for a store and what the rank knows, whatever the others know."""

@@ -19,7 +19,6 @@ from llama_repro.training.arguments import parse
 from llama_repro.training.sizes import SIZES
 from llama_repro.training.trainer import make_trainer
 from llama_repro.training.world import world_of
-from tests.support.once import filled_once
 from tests.support.one_layer import ONE_LAYER
 from tests.support.ranks import run_ranks
 
@@ -69,21 +68,15 @@ class Runs(NamedTuple):
     said: str
 
 
-@pytest.fixture(scope="module")
-def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+@pytest.fixture
+def fsdp(tmp_path: Path) -> Runs:
     """Two ranks, in bfloat16; ours goes on, under torchrun, where the first run was after three steps."""
-
-    def train(folder: Path) -> None:
-        keep = (*common("fsdp", "bf16", 2), "--checkpoint", str(folder / "checkpoint"), "--checkpoint-every", "3")
-        none = (*keep, "--scheduler", "none", "--json", str(folder / "none.json"))
-        run_ranks("tests.support.one_layer", *none, ranks=2, limit_s=600)
-        shutil.rmtree(folder / "checkpoint" / f"step-{STEPS:08}")
-        said = torchrun(SHORT, *keep, *SCHEDULED, *SLOW, "--json", str(folder / "ours.json"))
-        (folder / "said").write_text(said)
-
-    folder = filled_once(tmp_path_factory, "fsdp-runs", train)
-    none, ours = (json.loads((folder / f"{who}.json").read_text()) for who in ("none", "ours"))
-    return Runs(none, ours, (folder / "said").read_text())
+    none, ours, checkpoint = tmp_path / "none.json", tmp_path / "ours.json", tmp_path / "checkpoint"
+    keep = (*common("fsdp", "bf16", 2), "--checkpoint", str(checkpoint), "--checkpoint-every", "3")
+    run_ranks("tests.support.one_layer", *keep, "--scheduler", "none", "--json", none, ranks=2, limit_s=600)
+    shutil.rmtree(checkpoint / f"step-{STEPS:08}")
+    said = torchrun(SHORT, *keep, *SCHEDULED, *SLOW, "--json", str(ours))
+    return Runs(json.loads(none.read_text()), json.loads(ours.read_text()), said)
 
 
 @pytest.fixture

@@ -237,7 +237,10 @@ class CachingAllocator:
         """The smallest free block that is large enough; of equal ones the lowest."""
         by_size = self._free[size <= SMALL_SIZE].by_size
         first = bisect_left(by_size, (size, 0))
-        return Block(*by_size[first][::-1]) if first < len(by_size) else None
+        if first == len(by_size):
+            return None
+        have, address = by_size[first]
+        return Block(address, have)
 
     def _grown(self, size: int) -> Block:
         """A block from the device, after a retry where it has no more; it is in no pool."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from overlap_sched.fx.rewrites.backends import keeps_bits
+from tests.support.examples import at_night
 from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 from tests.support.rewrite_ranks import DTYPES, REDUCTIONS
@@ -15,7 +16,7 @@ from tests.support.rewrite_ranks import DTYPES, REDUCTIONS
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=[2, at_night(4)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[dict[str, Any]]]:
     ranks: int = request.param
 

@@ -16,8 +16,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
-from torch._inductor.codecache import FxGraphCache
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -27,6 +25,7 @@ from overlap_sched import Options
 from overlap_sched.distributed import agreement, membership
 from overlap_sched.inductor import agree, cache_key
 from tests.support.inductor.generated import events
+from tests.support.inductor.graph_caches import graph_caches_in
 from tests.support.inductor.models import Swapped, step
 
 WIDTH = 8
@@ -68,9 +67,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
         cache = folder / ("wiped" if "wiped" in name and here else f"cache{dist.get_rank()}")
         if "mega" in name:
             cache = folder / f"mega{dist.get_rank()}"
-        for kind in (FxGraphCache, AOTAutogradCache):
-            graphs = str(cache / kind.__name__)
-            stack.enter_context(mock.patch.object(kind, "_get_tmp_dir", return_value=graphs))
+        stack.enter_context(graph_caches_in(cache))
         if "version" in name and here:
             stack.enter_context(mock.patch.object(cache_key, "_package", return_value=name))
         if "mega" in name:

@@ -7,20 +7,19 @@ Layers of one shape, gathered by hand; where ranks are ``mixed``, rank 1 takes t
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
-from torch._inductor.codecache import FxGraphCache
 from torch.utils.checkpoint import checkpoint
 
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.inductor import agree
+from tests.support.inductor.graph_caches import graph_caches_in
 from tests.support.inductor.models import gathered
 from tests.support.ranks import save_found
 
@@ -85,11 +84,7 @@ def found() -> dict[tuple[str, str], Any]:
         saved[way, "alike"] = step(way, mixed=False)
         saved[way, "mixed"] = step(way, mixed=True)
         saved[way, "mixed again"] = step(way, mixed=True, again=True)
-    with ExitStack() as stack:  # graphs are cached from here on; kernels have been compiled
-        stack.enter_context(torch._inductor.config.patch(fx_graph_cache=True))
-        for kind in (FxGraphCache, AOTAutogradCache):
-            folder = f"{sys.argv[1]}/{kind.__name__}"
-            stack.enter_context(mock.patch.object(kind, "_get_tmp_dir", return_value=folder))
+    with torch._inductor.config.patch(fx_graph_cache=True), graph_caches_in(Path(sys.argv[1])):
         saved["inductor", "mixed, cold cache"] = step("inductor", mixed=True)
         saved["inductor", "alike, warm cache"] = step("inductor", mixed=False)
         saved["inductor", "mixed, warm cache"] = step("inductor", mixed=True)
